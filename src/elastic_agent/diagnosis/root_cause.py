@@ -65,7 +65,7 @@ def root_cause(
     others = describe_others(cause, findings, missing)
     host = cause.host or next((_host(one) for one in reports if one.node_id == cause.node_id), "")
     host = host or addresses.get(cause.node_id, "")
-    return replace(cause, others=others, host=host)
+    return replace(cause, generation=generation, others=others, host=host)
 
 
 def _generation(reports: Sequence[NodeReport], world: World | None) -> int:
@@ -97,31 +97,39 @@ def _choose(
             return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
         early = _exited_before(failures, consequences, first)
         if early is not None:
-            return _exited_early(generation, early, consequences, findings)
+            return _exited_early(early, consequences, findings)
         if _name(first) in ERRORS:
-            return _mismatched(generation, first, findings)
-        return _worker_failed(generation, first, findings)
+            return _mismatched(first, findings)
+        return _worker_failed(first, findings)
     if lost is not None:
         return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
     if not consequences:
         return None
     if first is not None and first.standing is Standing.EXITED:
-        return _exited_early(generation, first, consequences, findings)
-    return _only_consequences(generation, consequences, findings)
+        return _exited_early(first, consequences, findings)
+    return _only_consequences(consequences, findings)
 
 
 # -- candidates -----------------------------------------------------------------------------------
 
 
-def _worker_failed(generation: int, first: Finding, findings: list[Finding]) -> RootCause:
+def _blamed(one: Finding, kind: CauseKind, what: str) -> RootCause:
+    """The worker of this finding is the cause."""
+    report, worker = one.report, one.worker
     return RootCause(
-        generation,
-        first.kind,
-        first.what,
-        node_id=first.report.node_id,
-        host=_host(first.report),
-        slot=first.worker.slot,
-        rank=first.worker.rank,
+        report.generation,
+        kind,
+        what,
+        node_id=report.node_id,
+        host=_host(report),
+        slot=worker.slot,
+        rank=worker.rank,
+    )
+
+
+def _worker_failed(first: Finding, findings: list[Finding]) -> RootCause:
+    return replace(
+        _blamed(first, first.kind, first.what),
         where=where(first, findings),
         line=first.line,
         meaning=_with_fact(first),
@@ -132,37 +140,29 @@ def _worker_failed(generation: int, first: Finding, findings: list[Finding]) -> 
     )
 
 
-def _mismatched(generation: int, first: Finding, findings: list[Finding]) -> RootCause:
+def _mismatched(first: Finding, findings: list[Finding]) -> RootCause:
     """``first``: the worker with the error that says that the collectives differ."""
     mismatch = find_mismatch(first, findings)
     if mismatch is not None:
-        return _called_another(generation, mismatch, first, findings)
-    found = _worker_failed(generation, first, findings)
+        return _called_another(mismatch, first)
+    found = _worker_failed(first, findings)
     if first.worker.returncode != -signal.SIGABRT:
         return found
     next_step = "gloo may abort another worker than the one that is wrong: compare what all ranks do there"
     return replace(found, next_step=next_step, is_certain=False)
 
 
-def _called_another(
-    generation: int, mismatch: Mismatch, first: Finding, findings: list[Finding]
-) -> RootCause:
+def _called_another(mismatch: Mismatch, first: Finding) -> RootCause:
     """``first``: the worker with the error that says that the collectives differ."""
-    found = _worker_failed(generation, first, findings)
-    found = replace(found, what=mismatch.what, where="", line="", tail="", is_certain=True)
-    odd = mismatch.odd
-    if odd is None:
-        next_step = "compare what these ranks do there: it cannot be told which of them is wrong"
-        return replace(found, node_id="", host="", slot=None, rank=None, next_step=next_step)
-    where_it_is = _worker_failed(generation, odd, findings)
-    return replace(
-        found,
-        node_id=where_it_is.node_id,
-        host=where_it_is.host,
-        slot=where_it_is.slot,
-        rank=where_it_is.rank,
-        is_certain=mismatch.is_certain,
+    found = replace(
+        _blamed(mismatch.odd or first, first.kind, mismatch.what),
+        meaning=_with_fact(first),
+        remedy=first.remedy,
     )
+    if mismatch.odd is not None:
+        return replace(found, next_step=_next_step(first), is_certain=mismatch.is_certain)
+    next_step = "compare what these ranks do there: it cannot be told which of them is wrong"
+    return replace(found, node_id="", host="", slot=None, rank=None, next_step=next_step)
 
 
 def _with_fact(first: Finding) -> str:
@@ -189,19 +189,11 @@ def _next_step(first: Finding) -> str:
     return f"read the end of the output of worker {first.id}{file} on {_host(first.report)}"
 
 
-def _exited_early(
-    generation: int, first: Finding, consequences: list[Finding], findings: list[Finding]
-) -> RootCause:
+def _exited_early(first: Finding, consequences: list[Finding], findings: list[Finding]) -> RootCause:
     others = [one for one in findings if one.standing is not Standing.EXITED]
     waiting = consequences[0]
-    return RootCause(
-        generation,
-        CauseKind.EARLY_EXIT,
-        first.what,
-        node_id=first.report.node_id,
-        host=_host(first.report),
-        slot=first.worker.slot,
-        rank=first.worker.rank,
+    return replace(
+        _blamed(first, CauseKind.EARLY_EXIT, first.what),
         where=where(first, findings),
         meaning=f"its connections closed while {len(others)} other worker{'s' * (len(others) > 1)} still needed it",
         remedy="give all ranks the same number of batches and collectives, and let none return or call sys.exit(0) "
@@ -232,28 +224,21 @@ def _node_lost(generation: int, seat: Seat, *, is_certain: bool) -> RootCause:
     )
 
 
-def _only_consequences(generation: int, consequences: list[Finding], findings: list[Finding]) -> RootCause:
+def _only_consequences(consequences: list[Finding], findings: list[Finding]) -> RootCause:
     """No worker failed by itself, as far as is known."""
     first = consequences[0]
     absent = _absent(consequences, findings)
     if absent is not None and _name(first) not in _CONNECTING:
-        return _absentee(generation, absent, first)
+        return _absentee(absent, first)
     is_peer = first.recognised is not None and first.recognised.nature is Nature.PEER
-    connecting = is_peer or _name(first) in _CONNECTING
-    peer = first.recognised.peer if first.recognised is not None else ""
+    kind = CauseKind.NETWORK if is_peer or _name(first) in _CONNECTING else CauseKind.UNKNOWN
+    peer = _peer(first)
+    lost_peer = first.standing is Standing.LOST_PEER
     broke = f"{first.id} lost its connection to {peer or 'another worker'}"
-    return RootCause(
-        generation,
-        CauseKind.NETWORK if connecting else CauseKind.UNKNOWN,
-        broke if first.standing is Standing.LOST_PEER else first.what,
-        node_id=first.report.node_id,
-        host=_host(first.report),
-        slot=first.worker.slot,
-        rank=first.worker.rank,
+    return replace(
+        _blamed(first, kind, broke if lost_peer else first.what),
         where=where(first, findings),
-        meaning=first.meaning
-        if first.standing is not Standing.LOST_PEER
-        else "no worker is known to have failed before",
+        meaning="no worker is known to have failed before" if lost_peer else first.meaning,
         remedy=first.remedy
         or "check the network between these machines, and look at the output of the other worker",
         next_step=f"compare with the output of the workers on {peer}" if peer else "",
@@ -285,15 +270,10 @@ def _name(one: Finding) -> str:
     return one.recognised.name if one.recognised is not None else ""
 
 
-def _absentee(generation: int, absent: Finding, first: Finding) -> RootCause:
-    return RootCause(
-        generation,
-        CauseKind.HANG,
-        "did not take part in a collective for which the other workers waited",
-        node_id=absent.report.node_id,
-        host=_host(absent.report),
-        slot=absent.worker.slot,
-        rank=absent.worker.rank,
+def _absentee(absent: Finding, first: Finding) -> RootCause:
+    did = "did not take part in a collective for which the other workers waited"
+    return replace(
+        _blamed(absent, CauseKind.HANG, did),
         meaning=f"{first.id} reported: {first.what}",
         remedy=first.remedy,
         next_step=f"see what worker {absent.id} did: saving, evaluating, loading data, or one batch less",

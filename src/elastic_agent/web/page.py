@@ -64,7 +64,7 @@ def _template() -> jinja2.Template:
     loader = jinja2.PackageLoader(__package__, ".")
     texts = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     texts.globals |= {"count": count, "text": status_text, "zip": zip}
-    texts.filters |= {"clock": _clock, "quoted": functools.partial(quote, safe="")}
+    texts.filters |= {"clock": _clock, "quoted": functools.partial(quote, safe="", errors="replace")}
     return texts.get_template("page.html")
 
 

@@ -222,6 +222,7 @@ def _requests() -> tuple[bytes, ...]:
     head = b" HTTP/1.1\r\nHost: localhost:8080\r\nAccept: */*\r\n\r\n"
     paths = (
         b"/",
+        b"/?run=run&all=1",
         b"/api/status?run=run",
         b"/api/runs",
         b"/metrics",
@@ -242,6 +243,9 @@ class _Pages:
         if run_id not in (None, "run"):
             raise LookupError("there is no run of this name here")
         return support.statuses()[1]
+
+    def run_ids(self) -> list[str]:
+        return ["run"]
 
     def statuses(self) -> list[object]:
         return list(support.statuses())
