@@ -696,7 +696,7 @@ def test_a_second_agent_with_a_live_nodes_id_is_refused() -> None:
     table = running("a", "b")
     table.comes("b", life=2)
     table.wait(4 * STEP_S)
-    assert "is held by a living agent at b.example" in table.plan.refused["b-2"]
+    assert "is held by a living agent at b.example" in table.plan.refused["b-2"].why
     assert table.stand == (RUNNING, 1)
     assert table.revoked == []
 
@@ -730,7 +730,7 @@ def test_a_longer_lease_than_the_runs_is_refused_and_a_shorter_one_is_not() -> N
     table.comes("c", ttl_s=TTL_S + 1)
     table.comes("d", ttl_s=TTL_S - 1)
     assert set(table.plan.refused) == {"c-1"}
-    assert "start every agent with the same --lease-ttl" in table.plan.refused["c-1"]
+    assert "start every agent with the same --lease-ttl" in table.plan.refused["c-1"].why
     table.wait(SETTLE_S)
     table.all_say(State.READY, "a", "b", "d")
     assert table.world == ["a", "b", "d"]

@@ -20,7 +20,7 @@ from elastic_agent.protocol.node import (
     StopWorkers,
     misquoted,
 )
-from elastic_agent.protocol.records import Failure, FailureKind, History, Phase, Plan, State
+from elastic_agent.protocol.records import Failure, FailureKind, History, Phase, Plan, Refusal, State
 from tests.protocol.support import CRASH, HANG, NO_START, member, plan, world
 
 UNREACHABLE = Failure(FailureKind.BOOTSTRAP, "b:29500 could not be reached", unreachable_node="b")
@@ -373,14 +373,12 @@ def test_an_outcome_is_acknowledged_at_once_by_a_node_without_workers() -> None:
 
 def test_a_refused_node_departs_with_the_reason() -> None:
     node = waiting()
-    refusal = forming(1, 2, refused={"a-1": "node id a is held by a living agent at h"})
-    assert node.plan_changed(refusal)[-1] == Depart(
-        Outcome.REFUSED, "node id a is held by a living agent at h"
-    )
+    refusal = forming(1, 2, refused={"a-1": Refusal("another agent has the id", is_node_id_held=True)})
+    assert node.plan_changed(refusal)[-1] == Depart(Outcome.NODE_ID_HELD, "another agent has the id")
 
 
 def test_the_refusal_of_another_incarnation_changes_nothing() -> None:
-    assert waiting().plan_changed(forming(1, 2, refused={"a-2": "held"})) == []
+    assert waiting().plan_changed(forming(1, 2, refused={"a-2": Refusal("held")})) == []
 
 
 def test_a_node_with_an_unkillable_worker_publishes_left_and_departs_stuck() -> None:

@@ -8,13 +8,13 @@ from elastic_agent.protocol.codec import decode, encode
 from elastic_agent.protocol.forming import STOP_SLACK_S
 from elastic_agent.protocol.node import Activity
 from elastic_agent.protocol.records import (
-    NODE_ID_HELD,
     FailureKind,
     History,
     Lease,
     Member,
     Phase,
     Plan,
+    Refusal,
     State,
     World,
 )
@@ -710,12 +710,12 @@ class Checker:
                 self.cluster.check_refusal(incarnation, plan.refused[incarnation])
                 self._keeps_its_id(before, incarnation, plan.refused[incarnation])
 
-    def _keeps_its_id(self, before: Plan | None, incarnation: str, why: str) -> None:
+    def _keeps_its_id(self, before: Plan | None, incarnation: str, refusal: Refusal) -> None:
         """Other agents with a node's id are refused, and not the one that has a seat."""
         world = before.world if before is not None and before.phase is Phase.RUNNING else None
-        if world is not None and NODE_ID_HELD in why:
+        if world is not None and refusal.is_node_id_held:
             seatless = world.seat_of(incarnation) is None
-            self.require(seatless, "a node keeps its id", f"{incarnation} has a seat: {why}")
+            self.require(seatless, "a node keeps its id", f"{incarnation} has a seat: {refusal.why}")
 
 
 def interrupted(member: Member) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from elastic_agent.protocol.node import Grace, Outcome
-from elastic_agent.protocol.records import Address, Phase, Plan, Policy
+from elastic_agent.protocol.records import Address, Phase, Plan, Policy, Refusal
 from elastic_agent.transport.etcd.leadership import LEAST_LEADER_S
 from elastic_agent.values import SHORTEST_LEASE_S
 
@@ -587,12 +587,13 @@ class Cluster:
         if calm_for_s > self.scenario.bound_s and self.enough_healthy():
             self.checker.broken("liveness", f"{len(self.healthy())} nodes are well, yet: {plan.reason}")
 
-    def check_refusal(self, incarnation: str, why: str) -> None:
+    def check_refusal(self, incarnation: str, refusal: Refusal) -> None:
         """Only a second agent with the id of a living one may be refused, or one that comes with a longer lease."""
         agent = self.agents.get(incarnation)
         if agent is None:
             return
-        if "longer than" in why:
+        why = refusal.why
+        if not refusal.is_node_id_held:
             group = agent.guard.group
             trained = group is not None and group.born_s > self.checker.ended_s  # in this life of the run
             self.checker.require(

@@ -34,7 +34,6 @@ from elastic_agent.linux import boot_id, pid_namespace, start_ticks
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import (
     FINISHED_BEFORE,
-    NODE_ID_HELD,
     History,
     Outcome,
     Phase,
@@ -235,8 +234,7 @@ class Agent:
                     f"{lock.node_id}. If the other one is left from an earlier start, stop it"
                 )
             ending = await self._take_part(run_id, lock)
-            taken = ending.outcome is Outcome.REFUSED and NODE_ID_HELD in ending.reason
-            if lock.explicit or not taken:
+            if lock.explicit or ending.outcome is not Outcome.NODE_ID_HELD:
                 return ending
             self._log.info(f"{ending.reason}; trying the next free node id")
             refused |= {lock.node_id}

@@ -18,7 +18,7 @@ from elastic_agent.config.secret_variables import SecretVariables
 from elastic_agent.config.settings import Settings
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
-from elastic_agent.protocol import NODE_ID_HELD, FailureKind, Outcome
+from elastic_agent.protocol import FailureKind, Outcome
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.workers.guard.client import Guard
 
@@ -136,8 +136,9 @@ def _exit_code(ending: Ending) -> int:
             return ExitCode.DRAINED
         case Outcome.STOPPED:
             return ExitCode.STOPPED
-        case Outcome.REFUSED:
-            hint = "; give each agent another --node-id, or none" if NODE_ID_HELD in ending.reason else ""
+        case Outcome.REFUSED | Outcome.NODE_ID_HELD:
+            is_held = ending.outcome is Outcome.NODE_ID_HELD
+            hint = "; give each agent another --node-id, or none" if is_held else ""
             log.error(f"the run refused this node: {ending.reason}{hint}")
             return ExitCode.REFUSED
         case Outcome.UNREACHABLE:

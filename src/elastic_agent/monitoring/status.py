@@ -302,7 +302,13 @@ class _Nodes:
         if is_twin and refusal is None:
             role = "rejoining"
         row = self._row(
-            member.node_id, role, member.state.value, member.address, member.slots, None, refusal or ""
+            member.node_id,
+            role,
+            member.state.value,
+            member.address,
+            member.slots,
+            None,
+            refusal.why if refusal is not None else "",
         )
         return replace(row, lease_age_s=self._ages_s.get(member.incarnation))
 

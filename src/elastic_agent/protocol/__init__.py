@@ -37,7 +37,6 @@ from .node import (
     misquoted,
 )
 from .records import (
-    NODE_ID_HELD,
     RECORD_VERSION,
     Address,
     Cause,
@@ -57,6 +56,7 @@ from .records import (
     Phase,
     Plan,
     Policy,
+    Refusal,
     Seat,
     Seconds,
     Signature,
@@ -73,7 +73,6 @@ __all__ = [
     "MAX_AHEAD",
     "MAX_PLAN_BYTES",
     "MAX_REPORTED_GENERATION",
-    "NODE_ID_HELD",
     "RECORD_VERSION",
     "RENEWALS_PER_LEASE",
     "TRANSITIONS",
@@ -111,6 +110,7 @@ __all__ = [
     "Policy",
     "Prepare",
     "RecordError",
+    "Refusal",
     "Rejoin",
     "RequestStop",
     "RevisionTimes",

@@ -32,7 +32,7 @@ from .codec import RecordError, check_readable
 from .forming import await_clearing, decide_forming, forming_plan
 from .leases import LeaseLedger, Sighting
 from .notices import acknowledge
-from .records import NODE_ID_HELD, RECORD_VERSION, History, Lease, Member, Phase, Plan, State, World
+from .records import RECORD_VERSION, History, Lease, Member, Phase, Plan, Refusal, State, World
 from .running import decide_running, whole_world_runs
 
 FINISHED_BEFORE = "the run has already finished and is not repeated under the same id"
@@ -412,34 +412,37 @@ class Coordinator:
 
     def _refusals(self, now: ClusterView) -> Plan | None:
         """Incarnations to refuse: a second agent with a live node's id, a lease longer than the run's."""
-        refused = {key: why for key, why in now.plan.refused.items() if key in now.ledger.sightings}
+        before = now.plan.refused
+        refused = {key: refusal for key, refusal in before.items() if key in now.ledger.sightings}
         for one in now.ledger.sightings.values():
             if not one.alive or one.member.incarnation in refused or one.member.state is State.LEFT:
                 continue
-            why = self._why_refused(now, one) if len(refused) < MAX_REFUSED else None
-            if why is not None:
-                refused[one.member.incarnation] = why[:512]
-        if set(refused) <= set(now.plan.refused):
+            refusal = self._refusal(now, one) if len(refused) < MAX_REFUSED else None
+            if refusal is not None:
+                refused[one.member.incarnation] = refusal
+        if set(refused) <= set(before):
             return None
-        reason = f"refused: {names(why for key, why in refused.items() if key not in now.plan.refused)}"
+        reason = f"refused: {names(refusal.why for key, refusal in refused.items() if key not in before)}"
         return msgspec.structs.replace(
             now.plan, version=now.plan.version + 1, reason=reason[:512], refused=refused
         )
 
     @staticmethod
-    def _why_refused(now: ClusterView, one: Sighting) -> str | None:
+    def _refusal(now: ClusterView, one: Sighting) -> Refusal | None:
         member = one.member
         if leased_too_long(one, now.policy):
-            return (
+            why = (
                 f"{member.node_id} requests a lease of {one.lease.ttl_s:g} s, longer than the run's "
                 f"{now.policy.lease_ttl_s:g} s; start every agent with the same --lease-ttl"
             )
+            return Refusal(why[:512])
         holder = now.by_node.get(member.node_id)
         if holder is None or holder is one or member.incarnation in holder.member.replaces:
             return None
         if holder.member.incarnation in member.replaces or not holder.seen_alive_since(one.first_seen_s):
             return None  # perhaps the newcomer is the holder's node, restarted
-        return f"node id {member.node_id} {NODE_ID_HELD} at {holder.member.address}"
+        why = f"node id {member.node_id} is held by a living agent at {holder.member.address}"
+        return Refusal(why[:512], is_node_id_held=True)
 
     @staticmethod
     def _with_departures(now: ClusterView, decision: Decision) -> Decision:

@@ -34,6 +34,8 @@ class Outcome(enum.StrEnum):
     STOPPED = "stopped"
     """The run was stopped on request."""
     REFUSED = "refused"
+    NODE_ID_HELD = "node id held"
+    """Refused, because a living agent has the node's id."""
     UNREACHABLE = "unreachable"
     """The store could not be reached, or the endpoint is not a store."""
     STUCK = "stuck"
@@ -223,7 +225,9 @@ class Node:
         if self._lease_lost is not None:
             return []  # it concerns an incarnation that is over; only the stop counts now
         if self.incarnation in plan.refused:
-            return self._end(Depart(Outcome.REFUSED, plan.refused[self.incarnation]), Grace.NONE)
+            refusal = plan.refused[self.incarnation]
+            outcome = Outcome.NODE_ID_HELD if refusal.is_node_id_held else Outcome.REFUSED
+            return self._end(Depart(outcome, refusal.why), Grace.NONE)
         if plan.is_terminal:
             return self._over(plan)
         if self.announced.state is State.STOPPED:  # it stayed only to read how the stop went

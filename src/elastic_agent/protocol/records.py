@@ -23,7 +23,7 @@ from elastic_agent.values import (
     smallest_world,
 )
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 """Version of the record formats; a record of another version is rejected by name. As unknown fields are rejected, it
 changes with every field (a test says so)."""
 
@@ -377,8 +377,12 @@ class Lease(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
         return msgspec.structs.replace(self, revoked=True, why=why[:512])
 
 
-NODE_ID_HELD = "is held by a living agent"
-"""Part of every refusal for a node id that is in use."""
+class Refusal(Struct, frozen=True, omit_defaults=True):
+    """Why an incarnation may not take part."""
+
+    why: Text
+    is_node_id_held: bool = False
+    """A living agent has its node id."""
 
 
 class Plan(
@@ -415,8 +419,8 @@ class Plan(
     """Incarnations whose success in this generation is kept although they are gone."""
     order: tuple[Name, ...] = ()
     """Every node that ever had a seat, in the order its ranks follow."""
-    refused: dict[Name, Text] = {}
-    """Incarnations that may not take part, and why."""
+    refused: dict[Name, Refusal] = {}
+    """Incarnations that may not take part."""
     joining: tuple[Name, ...] = ()
     """Forming: the nodes to let in which the previous generation was ended."""
     losses: dict[Name, Count] = {}

@@ -21,7 +21,7 @@ from elastic_agent.diagnosis.records import (
 )
 from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus, Standstill
 from elastic_agent.protocol import Cause, History, Lease, Member, Phase, Plan, StopRequest, World, encode
-from elastic_agent.protocol.records import Budget, Failure, FailureKind, Fingerprint, Notice
+from elastic_agent.protocol.records import Budget, Failure, FailureKind, Fingerprint, Notice, Refusal
 from elastic_agent.transport.sealing import Secret
 from tests.fuzz.target import ViolationError
 from tests.transport.support import lease, member, plan, world
@@ -144,7 +144,7 @@ def plans() -> tuple[Plan, ...]:
         uncleared=sealed.seats,
         charged=2,
         budget=Budget(1, 3.0, 1, "ff"),
-        refused={"n9": "twice"},
+        refused={"n9": Refusal("twice")},
         losses={"n1": 2},
         order=tuple(f"n{number}" for number in range(20)),
     )
