@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.agent.doctor_request import doctor_request
+from elastic_agent.config.settings import Settings
+from elastic_agent.diagnosis.compared import POLICY_OPTIONS
 from elastic_agent.doctor.connections import connection_findings
 from elastic_agent.doctor.differences import clock_findings, difference_findings, differing
 from elastic_agent.doctor.meeting import FOLDER, Meeting
 from elastic_agent.doctor.pairs import EchoServer, Problem, connect_to_all, targets
 from elastic_agent.doctor.paths import SharedFolders, path_findings
 from elastic_agent.doctor.records import Attendance, Connection, MachineFacts
+from elastic_agent.protocol import Policy
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint, PortRange
 from tests.ports import free_port
@@ -233,6 +237,20 @@ def test_of_two_machines_that_differ_none_is_the_odd_one() -> None:
     (finding,) = difference_findings(machines, differing(machines))
     assert finding.machine == ""
     assert "NCCL_ALGO differs: Ring on a; - on b" in finding.cause
+
+
+@pytest.mark.parametrize("field", sorted({*Policy.__struct_fields__} - {"min_nodes", "max_nodes"}))
+def test_options_of_which_the_run_uses_one_value_are_compared(field: str) -> None:
+    """Agents compare the same ones when they start."""
+    option = POLICY_OPTIONS[field]
+    compared = dict(doctor_request(Settings(), {}).compared)
+    other = {**compared, option: "another"}
+    machines = [
+        MachineFacts(name, "10.0.0.1", facts=values) for name, values in (("a", compared), ("b", other))
+    ]
+    (finding,) = difference_findings(machines, differing(machines))
+    assert finding.cause.startswith(f"{option} differs: {compared[option]} on a; another on b")
+    assert finding.remedy == "start all agents with the same command"
 
 
 def test_differences_that_are_usual_are_only_shown() -> None:

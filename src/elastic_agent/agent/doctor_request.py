@@ -8,27 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from elastic_agent.config.etcd_password import etcd_access
-from elastic_agent.config.settings import Settings, spec_by_name
+from elastic_agent.config.settings import Settings, specs
 from elastic_agent.config.value_types import ETCD
+from elastic_agent.diagnosis.compared import POLICY_OPTIONS
 from elastic_agent.doctor.request import Request
 
 from .devices import likely_slots
 from .slurm.nodes import reachable_endpoint
 from .worker_group.command import job_fingerprint
 
-_COMPARED = (
-    "nnodes",
-    "rdzv_backend",
-    "rdzv_id",
-    "lease_ttl",
-    "fence_margin",
-    "max_restarts",
-    "hang_timeout",
-    "node_unit",
-    "port_range",
-    "module",
-)
-"""Settings that are to be the same on all machines."""
+_COMPARED = ("nnodes", "rdzv_backend", "rdzv_id", "hang_timeout", "port_range", "module")
+"""Settings that are compared besides those of which the run uses one value."""
 
 
 def doctor_request(
@@ -82,6 +72,9 @@ def doctor_request(
 
 
 def _compared(settings: Settings) -> dict[str, str]:
-    known = spec_by_name()
-    values = {known[name].flag: getattr(settings, name) for name in _COMPARED}
+    values = {
+        spec.flag: getattr(settings, spec.name)
+        for spec in specs()
+        if spec.name in _COMPARED or spec.flag in POLICY_OPTIONS.values()
+    }
     return {flag: "not set" if value is None else str(value) for flag, value in values.items()}

@@ -1,4 +1,4 @@
-"""What the nodes of a run are compared by: which environment variables, and which value is the usual one. Pure."""
+"""Compare nodes by options and environment variables, before a run and at its start. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,25 @@ LONGEST_NAME = 100
 
 INSTALL_THE_SAME = "install the same version on all machines"
 USE_THE_SAME_COMMAND = "start all agents with the same command"
+
+POLICY_OPTIONS = {
+    "max_restarts": "--max-restarts",
+    "lease_ttl_s": "--lease-ttl",
+    "fence_margin_s": "--fence-margin",
+    "settle_s": "--settle",
+    "join_timeout_s": "--join-timeout",
+    "start_timeout_s": "--start-timeout",
+    "grow": "--grow",
+    "grow_delay_s": "--grow-delay",
+    "notice_s": "--notice-time",
+    "node_counts": "--node-unit",
+    "finishes_once": "--finish-once",
+    "restart_window_s": "--restart-window",
+    "restart_backoff_s": "--restart-backoff",
+    "desired_nodes": "--desired-nodes",
+    "desired_wait_s": "--desired-wait",
+}
+"""Fields of the policy and their options; the numbers of nodes are shown together, as ``--nnodes``."""
 
 _COMPARED = re.compile(
     r"(?:NCCL|GLOO|OMP|MKL|KMP|TORCH|PYTORCH|CUDA|UCX|TP)_|(?i:(?:https?|all|no|grpc)_proxy$)"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from elastic_agent.protocol import Member, Policy, names
 
-from .compared import INSTALL_THE_SAME, USE_THE_SAME_COMMAND, may_differ, usual_value
+from .compared import INSTALL_THE_SAME, POLICY_OPTIONS, USE_THE_SAME_COMMAND, may_differ, usual_value
 
 _SOFTWARE = {
     "script": ("the script", "copy the same version to all machines"),
@@ -15,25 +15,6 @@ _SOFTWARE = {
     "package": ("elastic-agent", INSTALL_THE_SAME),
 }
 """Fields of the fingerprint: what it is, and what to do if it differs."""
-
-_OPTIONS = {
-    "max_restarts": "--max-restarts",
-    "lease_ttl_s": "--lease-ttl",
-    "fence_margin_s": "--fence-margin",
-    "settle_s": "--settle",
-    "join_timeout_s": "--join-timeout",
-    "start_timeout_s": "--start-timeout",
-    "grow": "--grow",
-    "grow_delay_s": "--grow-delay",
-    "notice_s": "--notice-time",
-    "node_counts": "--node-unit",
-    "finishes_once": "--finish-once",
-    "restart_window_s": "--restart-window",
-    "restart_backoff_s": "--restart-backoff",
-    "desired_nodes": "--desired-nodes",
-    "desired_wait_s": "--desired-wait",
-}
-"""Fields of the policy and their options; the numbers of nodes are shown together, as ``--nnodes``."""
 
 ARGUMENTS = "arguments"
 """The fact that holds the arguments of the script."""
@@ -77,7 +58,7 @@ def _of_software(members: Sequence[Member]) -> list[str]:
 
 def _of_options(members: Sequence[Member], used: Policy | None) -> list[str]:
     found: list[str] = []
-    for option in ("--nnodes", *_OPTIONS.values()):
+    for option in ("--nnodes", *POLICY_OPTIONS.values()):
         values = {one.node_id: _option(one.policy, option) for one in members}
         if line := _line(option, values):
             uses = f"; the run uses {_option(used, option)}" if used is not None else ""
@@ -89,7 +70,7 @@ def _option(policy: Policy, option: str) -> str:
     if option == "--nnodes":
         least, most = policy.min_nodes, policy.max_nodes
         return f"{least}" if least == most else f"{least}:{most}"
-    field = next(field for field, name in _OPTIONS.items() if name == option)
+    field = next(field for field, name in POLICY_OPTIONS.items() if name == option)
     value = getattr(policy, field)
     return f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_agent.diagnosis.compared import INSTALL_THE_SAME, USE_THE_SAME_COMMAND, may_differ, usual_value
+from elastic_agent.diagnosis.compared import (
+    INSTALL_THE_SAME,
+    POLICY_OPTIONS,
+    USE_THE_SAME_COMMAND,
+    may_differ,
+    usual_value,
+)
 
 from .findings import Finding, Severity
 from .records import MachineFacts
@@ -76,11 +82,12 @@ _RULES = {
         "set the same MTU on all machines and switches",
     ),
 }
-"""For facts that are to be equal. One for the environment is added to these."""
+"""For facts that are to be equal. One for the other options of the run and one for the environment are added."""
 
 _ENVIRONMENT = Rule(
     Severity.WARNING, "libraries of the workers may behave differently", "set it alike on all machines"
 )
+_OPTION = Rule(Severity.WARNING, "the run uses one of these for all machines", USE_THE_SAME_COMMAND)
 _SHOWN_ONLY = Rule(Severity.NOTE, "", "")
 
 
@@ -118,7 +125,7 @@ def _column(name: str, values: Sequence[str]) -> Column:
 def _rule(name: str) -> Rule:
     if name.startswith("$"):
         return _SHOWN_ONLY if may_differ(name) else _ENVIRONMENT
-    return _RULES.get(name, _SHOWN_ONLY)
+    return _RULES.get(name, _OPTION if name in POLICY_OPTIONS.values() else _SHOWN_ONLY)
 
 
 def difference_findings(machines: Sequence[MachineFacts], columns: Sequence[Column]) -> Iterator[Finding]:
