@@ -9,17 +9,38 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parent / "scripts"
+CORRECT = Path(__file__).parent / "scripts" / "correct.py"
+SAVE_AND_RENAME = """torch.save(state, path + ".new")
+        os.replace(path + ".new", path)"""
+MISTAKES = {
+    "checkpoint named after a rank": {'"model.pt"': 'f"model-{rank}.pt"', "if rank == 0:": "if True:"},
+    "checkpoint is not replaced atomically": {SAVE_AND_RENAME: "torch.save(state, path)"},
+    "no resume": {"if os.path.exists(path):": "if False:"},
+    "notice ignored": {
+        "agreement = client.Agreement()\n": "",
+        "if (step + 1) % 5 == 0:": "if (step + 1) % 20 == 0:",
+        """    if agreement.notice():
+        save(step + 1)
+        dist.barrier()
+        client.leave()
+""": "",
+    },
+    "checkpoint in a node-local folder": {
+        "import time\n": "import tempfile\nimport time\n",
+        "sys.argv[1]": "tempfile.gettempdir()",
+    },
+}
+"""What is changed in the correct script, by the name of the mistake."""
 PRELOAD = ("--preload", "torch._dynamo")
 """What torch's optimizers import when they are used first, once for each node instead of once for each worker."""
 
 
-def chaos(folder: Path, script: str, steps: int, *options: str) -> tuple[int, str]:
+def chaos(folder: Path, script: Path, steps: int, *options: str) -> tuple[int, str]:
     """Exit code and output of the command."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "elastic_agent", "chaos", *PRELOAD, *options),
-            *("--", str(SCRIPTS / f"{script}.py"), "{checkpoints}", str(steps)),
+            *("--", str(script), "{checkpoints}", str(steps)),
         ],
         cwd=folder,
         stdout=subprocess.PIPE,
@@ -33,7 +54,7 @@ def chaos(folder: Path, script: str, steps: int, *options: str) -> tuple[int, st
 @pytest.mark.faults
 @pytest.mark.timeout(300)
 def test_a_correct_script_passes(tmp_path: Path) -> None:
-    code, said = chaos(tmp_path, "correct", 200, "--nodes", "2", "--faults", "worker-killed-saving,drain")
+    code, said = chaos(tmp_path, CORRECT, 200, "--nodes", "2", "--faults", "worker-killed-saving,drain")
     assert code == 0, said
     assert "mistake" not in said
     assert len(re.findall(r"^chaos: fault \d: .* next training step after [\d.]+ s", said, re.M)) == 2, said
@@ -47,18 +68,24 @@ def test_a_correct_script_passes(tmp_path: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("script", "fault", "workers", "mistake", "remedy"),
+    ("mistake", "fault", "workers", "remedy"),
     [
-        ("named_after_rank", "worker-killed", 2, "checkpoint named after a rank", "named after the run"),
-        ("saved_in_place", "worker-killed-saving", 1, "checkpoint is not replaced atomically", "os.replace"),
-        ("no_resume", "worker-killed", 1, "no resume", "load the latest checkpoint"),
-        ("notice_ignored", "stop", 1, "notice ignored", "client.leave()"),
-        ("saved_locally", "worker-killed", 1, "checkpoint in a node-local folder", "all nodes share"),
+        ("checkpoint named after a rank", "worker-killed", 2, "named after the run"),
+        ("checkpoint is not replaced atomically", "worker-killed-saving", 1, "os.replace"),
+        ("no resume", "worker-killed", 1, "load the latest checkpoint"),
+        ("notice ignored", "stop", 1, "client.leave()"),
+        ("checkpoint in a node-local folder", "worker-killed", 1, "all nodes share"),
     ],
 )
 def test_a_mistake_is_named_with_its_remedy(
-    tmp_path: Path, script: str, fault: str, workers: int, mistake: str, remedy: str
+    tmp_path: Path, mistake: str, fault: str, workers: int, remedy: str
 ) -> None:
+    text = CORRECT.read_text()
+    for right, wrong in MISTAKES[mistake].items():
+        assert right in text
+        text = text.replace(right, wrong)
+    script = tmp_path / "train.py"
+    script.write_text(text)
     options = ("--nodes", "1", "--nproc-per-node", str(workers), "--no-baseline", "--every", "0.5")
     code, said = chaos(tmp_path, script, 90, *options, "--folder", "out", "--faults", fault)
     assert code == 1, said

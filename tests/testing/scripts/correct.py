@@ -1,4 +1,4 @@
-"""Trains with DDP and makes none of the mistakes of the scripts beside it."""
+"""Trains with DDP and makes none of the mistakes that test_chaos.py puts into it."""
 
 import os
 import sys
