@@ -31,6 +31,21 @@ def different(at: Mapping[int, Collective], *, all_sizes: bool = False) -> list[
     return sorted(parts.values(), key=len, reverse=True)
 
 
+def first_difference(
+    calls: Mapping[int, Iterable[Collective]], *, all_sizes: bool = False
+) -> tuple[int, dict[int, Collective], list[list[int]]] | None:
+    """The lowest sequence number at which ranks called different collectives, their calls, and :func:`different`."""
+    by_serial: dict[int, dict[int, Collective]] = {}
+    for rank, known in calls.items():
+        for call in known:
+            by_serial.setdefault(call.serial, {})[rank] = call
+    for serial in sorted(by_serial):
+        parts = different(by_serial[serial], all_sizes=all_sizes)
+        if len(parts) > 1:
+            return serial, by_serial[serial], parts
+    return None
+
+
 def described(one: Collective) -> str:
     """Such as ``all_reduce of 25 MB``."""
     return one.name if not one.size_bytes else f"{one.name} of {size_words(one.size_bytes)}"

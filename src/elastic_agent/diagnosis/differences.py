@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from elastic_agent.protocol import Member, Policy, names
 
 from .compared import INSTALL_THE_SAME, POLICY_OPTIONS, USE_THE_SAME_COMMAND, may_differ, usual_value
 
+_SCRIPT = "the script"
 _SOFTWARE = {
-    "script": ("the script", "copy the same version to all machines"),
+    "script": (_SCRIPT, "copy the same version to all machines"),
     "python": ("Python", INSTALL_THE_SAME),
     "torch": ("torch", INSTALL_THE_SAME),
     "package": ("elastic-agent", INSTALL_THE_SAME),
@@ -21,6 +22,10 @@ ARGUMENTS = "arguments"
 
 VARIABLE = "env."
 """Prefix of the facts that hold environment variables."""
+
+
+_Compared = tuple[str, Mapping[str, str], str]
+"""What is compared, its value on each node, and what to do if it differs."""
 
 
 def differences(
@@ -36,34 +41,21 @@ def differences(
             (:data:`VARIABLE` and the name), of those nodes for which they are known.
         used: the rules by which the run goes; None: not known yet.
     """
-    return [*_of_software(members), *_of_options(members, used), *_of_facts(members, facts or {})]
+    compared = (*_software(members), *_options(members, used), *_facts(members, facts or {}))
+    return [f"{line}; {remedy}" for what, values, remedy in compared if (line := _line(what, values))]
 
 
-def _of_software(members: Sequence[Member]) -> list[str]:
-    found: list[str] = []
+def _software(members: Sequence[Member]) -> Iterator[_Compared]:
     for field, (what, remedy) in _SOFTWARE.items():
         values = {one.node_id: str(getattr(one.fingerprint, field)) for one in members}
-        known = {node: value for node, value in values.items() if value}
-        if field == "script":
-            odd = _odd(known)
-            others = [node for node in known if node not in odd]
-            if odd:
-                found.append(
-                    f"nodes differ in {what}: {names(odd)} and {names(others)} have different files; {remedy}"
-                )
-        elif line := _line(what, known):
-            found.append(f"{line}; {remedy}")
-    return found
+        yield what, {node: value for node, value in values.items() if value}, remedy
 
 
-def _of_options(members: Sequence[Member], used: Policy | None) -> list[str]:
-    found: list[str] = []
+def _options(members: Sequence[Member], used: Policy | None) -> Iterator[_Compared]:
     for option in ("--nnodes", *POLICY_OPTIONS.values()):
+        uses = f"the run uses {_option(used, option)}; " if used is not None else ""
         values = {one.node_id: _option(one.policy, option) for one in members}
-        if line := _line(option, values):
-            uses = f"; the run uses {_option(used, option)}" if used is not None else ""
-            found.append(f"{line}{uses}; {USE_THE_SAME_COMMAND}")
-    return found
+        yield option, values, f"{uses}{USE_THE_SAME_COMMAND}"
 
 
 def _option(policy: Policy, option: str) -> str:
@@ -75,28 +67,15 @@ def _option(policy: Policy, option: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _of_facts(members: Sequence[Member], facts: Mapping[str, Mapping[str, str]]) -> list[str]:
+def _facts(members: Sequence[Member], facts: Mapping[str, Mapping[str, str]]) -> Iterator[_Compared]:
     nodes = [one.node_id for one in members if one.node_id in facts]
-    keys = dict.fromkeys(key for node in nodes for key in sorted(facts[node]))
-    found: list[str] = []
-    for key in keys:
+    for key in dict.fromkeys(key for node in nodes for key in sorted(facts[node])):
         if key == ARGUMENTS:
             values = {node: facts[node].get(key, "") or "none" for node in nodes}
-            line, remedy = (
-                _line("the arguments of the script", values),
-                USE_THE_SAME_COMMAND,
-            )
+            yield "the arguments of the script", values, USE_THE_SAME_COMMAND
         elif key.startswith(VARIABLE) and not may_differ(key):
             values = {node: facts[node].get(key, "not set") for node in nodes}
-            line, remedy = (
-                _line(key.removeprefix(VARIABLE), values),
-                "set it alike everywhere unless this is intended",
-            )
-        else:
-            continue
-        if line:
-            found.append(f"{line}; {remedy}")
-    return found
+            yield key.removeprefix(VARIABLE), values, "set it alike everywhere unless this is intended"
 
 
 def _line(what: str, values: Mapping[str, str]) -> str:
@@ -104,6 +83,9 @@ def _line(what: str, values: Mapping[str, str]) -> str:
     odd = _odd(values)
     if not odd:
         return ""
+    if what == _SCRIPT:
+        others = [node for node in values if node not in odd]
+        return f"nodes differ in {what}: {names(odd)} and {names(others)} have different files"
     usual = next(value for node, value in values.items() if node not in odd)
     groups: dict[str, list[str]] = {}
     for node in odd:

@@ -15,7 +15,7 @@ import msgspec
 
 from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
 
-from .collective_calls import described, different, known_calls, rank_words, size_words
+from .collective_calls import described, first_difference, known_calls, rank_words, size_words
 
 DATA_LOADER = "torch/utils/data/"
 """Part of the path of every module of torch's data loader, in a stack."""
@@ -180,14 +180,9 @@ class _Comparison:
 
     def _mismatch(self) -> Hang | None:
         for group in self.groups.values():
-            calls = {
-                rank: {one.serial: one for one in known_calls(progress)} for rank, progress in group.items()
-            }
-            for serial in sorted({serial for known in calls.values() for serial in known}):
-                at = {rank: known[serial] for rank, known in calls.items() if serial in known}
-                parts = different(at)
-                if len(parts) > 1:
-                    return self._mismatched(serial, at, parts)
+            found = first_difference({rank: known_calls(progress) for rank, progress in group.items()})
+            if found is not None:
+                return self._mismatched(*found)
         return None
 
     def _mismatched(self, serial: int, at: Mapping[int, Collective], parts: list[list[int]]) -> Hang:

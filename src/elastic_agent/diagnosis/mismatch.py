@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .collective_calls import described, different, known_calls, rank_words
+from .collective_calls import described, first_difference, known_calls, rank_words
 from .findings import Finding
 from .records import Collective
 
@@ -52,16 +52,14 @@ def _by_last_collectives(first: Finding, findings: Sequence[Finding]) -> Mismatc
     by_rank = {one.worker.rank: one for one in findings}
     for name in sorted({group.group for one in findings for group in one.worker.progress}):
         calls = {
-            rank: {call.serial: call for call in known_calls(group)}
+            rank: known_calls(group)
             for rank, one in by_rank.items()
             for group in one.worker.progress
             if group.group == name
         }
-        for serial in sorted({serial for known in calls.values() for serial in known}):
-            at = {rank: known[serial] for rank, known in calls.items() if serial in known}
-            parts = different(at, all_sizes=True)
-            if len(parts) > 1:
-                return _judged(serial, at, parts, by_rank)
+        found = first_difference(calls, all_sizes=True)
+        if found is not None:
+            return _judged(*found, by_rank)
         alike = _all_but_the_first(first, calls, len(findings))
         if alike is not None:
             return alike
@@ -82,19 +80,21 @@ def _judged(
 
 
 def _all_but_the_first(
-    first: Finding, calls: Mapping[int, Mapping[int, Collective]], world_size: int
+    first: Finding, calls: Mapping[int, Sequence[Collective]], world_size: int
 ) -> Mismatch | None:
     """If the others are known to have called the same, the worker that was aborted has called something else.
 
     Of some of the others nothing may be known, because they were stopped first; most of those that are known count.
     """
     ranks = sorted(calls)
-    common = set.intersection(*(set(known) for known in calls.values())) if calls else set()
+    common = (
+        set.intersection(*({call.serial for call in known} for known in calls.values())) if calls else set()
+    )
     if first.worker.rank in calls or not common or (len(ranks) == 1 and world_size > 2):
         return None
     serial = max(common)
     other = f"another collective{f' at {first.worker.line}' if first.worker.line else ''}, or one of another size,"
-    usual = f"called {_call(calls[ranks[0]][serial])}"
+    usual = f"called {_call(next(call for call in calls[ranks[0]] if call.serial == serial))}"
     if len(ranks) == 1:
         both = f"{rank_words(ranks)} {usual}, and rank {first.worker.rank} called {other}"
         return Mismatch(None, f"{both} with sequence number {serial}", is_certain=False)
