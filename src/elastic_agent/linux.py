@@ -171,14 +171,6 @@ def forget_job_signals() -> None:
         pass
 
 
-def close_all_but(kept: set[int]) -> None:
-    """Close every descriptor above 2 but these. Only for a process that forgets all that it had."""
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd > 2 and fd not in kept:
-            with contextlib.suppress(OSError):  # the one that listed them
-                os.close(fd)
-
-
 def flush_c_streams() -> None:
     """Write what C code of this process has printed and not written yet."""
     _libc.fflush(None)
@@ -256,12 +248,6 @@ def transferred_bytes(pid: int) -> int:
 def resident_bytes(pid: int) -> int:
     """Its memory, shared or not; roughly. Raises OSError: it is gone."""
     return int(_read(f"/proc/{pid}/statm").split()[1]) * mmap.PAGESIZE
-
-
-def own_bytes(pid: int) -> int:
-    """Memory that its own data take, swapped or not, without files that are mapped. Raises OSError: it is gone."""
-    lines = (line.split() for line in _read(f"/proc/{pid}/status").splitlines())
-    return sum(int(line[1]) for line in lines if line[0] in (b"RssAnon:", b"VmSwap:")) * 1024
 
 
 def threads(pid: int) -> list[int]:

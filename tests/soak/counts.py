@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from elastic_agent import linux
 
@@ -61,7 +62,7 @@ def agent_of(cluster: SoakCluster, name: str, now_s: float) -> Agent:
     return Agent(
         pid,
         now_s,
-        linux.own_bytes(pid),
+        _own_bytes(pid),
         len(os.listdir(f"/proc/{pid}/fd")),
         len(linux.threads(pid)),
     )
@@ -78,3 +79,9 @@ def counts(cluster: SoakCluster) -> Counts:
         files=[str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()],
         keys=cluster.keys(),
     )
+
+
+def _own_bytes(pid: int) -> int:
+    """Memory that its own data take, swapped or not, without files that are mapped. Raises OSError: it is gone."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_bytes().splitlines())
+    return sum(int(line[1]) for line in lines if line[0] in (b"RssAnon:", b"VmSwap:")) * 1024
