@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.testing.node import NodeProcess, freeze, thaw
-from elastic_agent.testing.processes import PATIENCE_S
+from elastic_agent.testing.processes import WAIT_TIMEOUT_S
 from tests.etcd import EtcdCluster
 
 from .cluster import LEASE_S, MARGIN_S, Cluster
@@ -273,7 +273,7 @@ def test_a_node_that_missed_the_end_of_its_run_joins_the_next_one(
     b.freeze_node()
     last = cluster.wait_training("a", after=first)
     cluster.let_finish()
-    assert a.process.wait(PATIENCE_S) == 0, cluster.story()
+    assert a.process.wait(WAIT_TIMEOUT_S) == 0, cluster.story()
     (cluster.folder / "finish").unlink()
 
     cluster.start("a")

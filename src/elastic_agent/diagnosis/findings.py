@@ -38,7 +38,7 @@ class Standing(enum.IntEnum):
     EXITED = 2
     """It exited with 0; others may have needed it."""
     GOT_NO_ANSWER = 3
-    """It waited for another worker in vain."""
+    """It timed out waiting for another worker."""
     LOST_PEER = 4
     """A connection to another worker or to the bootstrap store broke."""
     STOPPED = 5

@@ -35,7 +35,7 @@ def describe_others(
     own = [one for one in rest if one.standing <= Standing.FAILED_WHILE_STOPPED]
     lines = _own_failures(cause, own, findings)
     for standing, words in (
-        (Standing.GOT_NO_ANSWER, "waited for other workers in vain"),
+        (Standing.GOT_NO_ANSWER, "timed out waiting for other workers"),
         (Standing.LOST_PEER, "lost the connection to another worker or to the store"),
         (Standing.EXITED, "exited with code 0"),
     ):

@@ -17,7 +17,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.course import Course
 from elastic_agent.testing.node import NodeProcess, freeze, thaw
 from elastic_agent.testing.ports import free_port
-from elastic_agent.testing.processes import JOURNAL, PATIENCE_S, Agents
+from elastic_agent.testing.processes import JOURNAL, WAIT_TIMEOUT_S, Agents
 from elastic_agent.testing.records import Line, Lines
 from elastic_agent.testing.relay import Relay
 from elastic_agent.worker_variables import PREFIX
@@ -205,7 +205,7 @@ class LocalCluster(Agents):
         draft.write_text(content)
         return draft.rename(self.folder / name)
 
-    def command(self, *words: str, timeout_s: float = PATIENCE_S) -> str:
+    def command(self, *words: str, timeout_s: float = WAIT_TIMEOUT_S) -> str:
         """Run ``elastic-agent`` with these words, for this run; what it printed."""
         done = subprocess.run(
             [sys.executable, "-m", "elastic_agent", *words, "--run", self.run_id],
@@ -251,7 +251,7 @@ class LocalCluster(Agents):
         return any(one.process.poll() == ExitCode.FINISHED for one in self.agents.values())
 
     def wait_training(
-        self, *nodes: str, after: int = 0, steps: int = 2, timeout_s: float = PATIENCE_S
+        self, *nodes: str, after: int = 0, steps: int = 2, timeout_s: float = WAIT_TIMEOUT_S
     ) -> int:
         """Until exactly these nodes made ``steps`` steps in a generation above ``after``.
 

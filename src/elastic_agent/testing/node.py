@@ -11,7 +11,7 @@ from pathlib import Path
 
 from elastic_agent import linux
 
-PATIENCE_S = 10.0
+FREEZE_TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -100,7 +100,7 @@ def freeze(pid: int) -> None:
         TimeoutError: it does not stop.
     """
     linux.send_signal(pid, signals.SIGSTOP)
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + FREEZE_TIMEOUT_S
     while any(linux.thread_state(tid) not in ("T", "t", "Z", "X", "") for tid in linux.threads(pid)):
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"process {pid} does not stop")

@@ -20,7 +20,7 @@ from elastic_agent.worker_variables import PREFIX
 T = TypeVar("T")
 
 JOURNAL = "journal.jsonl"
-PATIENCE_S = 90.0
+WAIT_TIMEOUT_S = 90.0
 """How long anything may take by default; on a busy machine importing torch takes much of it."""
 
 
@@ -111,7 +111,7 @@ class Agents:
 
     # -- waiting --------------------------------------------------------------------------------
 
-    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
+    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = WAIT_TIMEOUT_S) -> T:
         """Wait until ``look`` finds something.
 
         Raises:
@@ -132,14 +132,14 @@ class Agents:
 
         return self.wait(f"{event} of {node or 'any node'} {values or ''}", look)
 
-    def wait_said(self, name: str, *words: str, timeout_s: float = PATIENCE_S) -> str:
+    def wait_said(self, name: str, *words: str, timeout_s: float = WAIT_TIMEOUT_S) -> str:
         """Until this agent logged a line with all of these words."""
         agent = {**self.agents, **self.servers}[name]
         return self.wait(
             f"{name} to say {' … '.join(words)}", lambda: next(iter(agent.lines(*words)), None), timeout_s
         )
 
-    def wait_end(self, *names: str, timeout_s: float = PATIENCE_S) -> dict[str, int]:
+    def wait_end(self, *names: str, timeout_s: float = WAIT_TIMEOUT_S) -> dict[str, int]:
         """Until these agents (all by default) ended; their exit codes."""
         wanted = {name: self.agents[name] for name in names or self.agents}
         self.wait(
