@@ -1,7 +1,7 @@
 # Every target sets up what it needs by itself. Start with `make demo`, then `make test`.
 #
 #   PYTHON=python3.11        which Python makes the virtual environment (3.11 or newer)
-#   PYTEST_ARGS="-k client"  passed to pytest by `make test`
+#   PYTEST_ARGS="-k client"  passed to pytest by `make test` and `make prove`
 #   SYSTEM_PACKAGES=no       `make test` installs no Debian packages
 #   LANES=                   `make test` runs one test at a time
 #   TORCH=2.15.0             another version of torch, in a virtual environment of its own
@@ -19,17 +19,18 @@ INPUTS ?= 1000000
 SEED ?= 0
 HOURS ?= 1
 SYSTEM_PACKAGES ?= yes
-# Most of the tests' time is waiting for leases; a file's tests stay together, for what they share.
+# Most of the tests' time is waiting for leases; what stays together is said in tests/selection.py.
 LANES ?= -n 3 --dist loadfile
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lint-rules lint-format lint-types format fuzz simulate soak bench bench-full evaluate lock wheel check-wheel sbom clean distclean system-packages
+.PHONY: help demo test prove lint lint-rules lint-format lint-types format fuzz simulate soak bench bench-full evaluate lock wheel check-wheel sbom clean distclean system-packages
 
 help:
 	@echo 'make demo       train on two agents on this machine; a worker is killed halfway'
 	@echo 'make test       run the test suite; as root on Debian, first install the system packages it needs'
+	@echo 'make prove      run every test, also those that make test takes in turn or leaves out, then simulate and fuzz'
 	@echo 'make lint       run ruff, its formatter check and mypy --strict'
 	@echo 'make format     format the code'
 	@echo 'make simulate   simulate faults in the protocol, SEEDS=$(SEEDS) seeds'
@@ -48,6 +49,10 @@ demo: $(READY)
 
 test: $(READY) system-packages
 	$(PY) -m pytest $(LANES) $(PYTEST_ARGS)
+
+prove: $(READY) system-packages
+	$(PY) -m pytest $(LANES) --prove $(PYTEST_ARGS)
+	$(MAKE) simulate fuzz
 
 lint: lint-rules lint-format lint-types
 

@@ -17,12 +17,27 @@ import pytest
 
 import elastic_agent
 from tests.processes import ended_with_this_process
+from tests.selection import (
+    choose_turn,
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_report_header,
+    pytest_xdist_make_scheduler,
+)
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_report_header",
+    "pytest_xdist_make_scheduler",
+]
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # set in many containers, and it hides what is never flushed
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the package: with PYTHONDONTWRITEBYTECODE, set in many containers, every agent would do it anew."""
+    choose_turn(config)
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(elastic_agent.__file__).parent, quiet=2)
 

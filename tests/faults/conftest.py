@@ -24,17 +24,21 @@ def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield cluster.endpoints
 
 
-@pytest.fixture(params=["c10d", "etcd"])
+@pytest.fixture
 def etcd(request: pytest.FixtureRequest) -> str | None:
-    """Where the agents meet: the members of an etcd, or None for a c10d store.
+    """Return where the agents meet: the members of an etcd, or None for a c10d store, as most tests do.
 
-    Tests of what only one of the stores does say so by a fixture of this name of their own.
+    What happens on the nodes, and what the coordinator decides, is the same with either.
     """
-    return str(request.getfixturevalue("shared_etcd")) if request.param == "etcd" else None
+    store = getattr(request, "param", "c10d")
+    return str(request.getfixturevalue("shared_etcd")) if store == "etcd" else None
 
 
-on_c10d = pytest.mark.parametrize("etcd", ["c10d"], indirect=True)
-"""For tests of what happens on the nodes, where it does not matter which store they meet in."""
+on_both = pytest.mark.parametrize("etcd", ["c10d", "etcd"], indirect=True)
+"""For tests that stand for all others in etcd."""
+on_both_in_turn = pytest.mark.parametrize(
+    "etcd", ["c10d", pytest.param("etcd", marks=pytest.mark.rotates(4))], indirect=True
+)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A worker that fails again and again: 200 restarts in a row, and what each left behind.
+"""A worker that fails again and again: many restarts in a row, and what each left behind.
 
 Every generation meets in one collective; then rank 0 writes down what the agent and its helpers hold, and exits with 1,
 until the generation given as the last argument.

@@ -40,11 +40,6 @@ def read(data: bytes) -> Any:
     return json.loads(data[HEAD_BYTES:] if data.startswith(b"EA2") else data)
 
 
-@pytest.fixture
-def etcd() -> None:
-    """etcd authenticates its clients itself."""
-
-
 def secret_file(folder: Path, name: str) -> str:
     file = folder / name
     file.touch(mode=0o600)

@@ -27,11 +27,6 @@ from .rules import check_nothing_left, see_it_end
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def etcd() -> None:
-    """These are about the c10d store."""
-
-
 ROOT = "elastic-agent/1"
 
 

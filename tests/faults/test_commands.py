@@ -20,18 +20,12 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.node import freeze, thaw
 
 from .cluster import Cluster
-from .conftest import MakeCluster
+from .conftest import MakeCluster, on_both, on_both_in_turn
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 SAVING = Path(__file__).parent / "saving_on_sigterm.py"
 SAVE_S = 6.0
-
-
-@pytest.fixture(params=["c10d"])
-def etcd(request: pytest.FixtureRequest) -> str | None:
-    """A c10d store for most tests; some name etcd too."""
-    return str(request.getfixturevalue("shared_etcd")) if request.param == "etcd" else None
 
 
 def typed(*words: str) -> subprocess.CompletedProcess[str]:
@@ -78,7 +72,7 @@ def is_alive(pid: int) -> bool:
 # -- when they return ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("etcd", ["c10d", "etcd"], indirect=True)
+@on_both_in_turn
 def test_drain_of_another_node_returns_when_its_worker_has_saved(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:2", run_id="slow-drain")
     work(cluster, a=0.0, b=SAVE_S)
@@ -89,7 +83,7 @@ def test_drain_of_another_node_returns_when_its_worker_has_saved(make_cluster: M
     assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
 
 
-@pytest.mark.parametrize("etcd", ["c10d", "etcd"], indirect=True)
+@on_both
 def test_stop_returns_when_the_last_worker_of_every_node_has_saved(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2", run_id="slow-stop")
     work(cluster, a=0.0, b=SAVE_S)

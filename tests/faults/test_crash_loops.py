@@ -11,10 +11,10 @@ import pytest
 from elastic_agent.exit_codes import ExitCode
 
 from .cluster import Cluster
-from .conftest import MakeCluster, on_c10d
+from .conftest import MakeCluster
 from .rules import charged, check_nothing_left, check_safety, see_it_end
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300), on_c10d]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 WINDOW_S = 1.0
 

@@ -15,11 +15,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def etcd() -> None:
-    """These are about the c10d store."""
-
-
-@pytest.fixture
 def machines() -> Iterator[Machines]:
     with built("a", "b") as found:
         yield found

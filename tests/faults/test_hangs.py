@@ -9,9 +9,9 @@ import pytest
 
 from tests.cli.support import elastic_agent
 
-from .conftest import MakeCluster, on_c10d
+from .conftest import MakeCluster
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300), on_c10d]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 HANGING = Path(__file__).parent / "hanging.py"
 

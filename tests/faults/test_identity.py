@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import MakeCluster
+from .conftest import MakeCluster, on_both_in_turn
 from .rules import see_it_end
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
+@on_both_in_turn
 def test_a_second_agent_with_a_live_nodes_id_is_refused_without_effect_on_the_run(
     make_cluster: MakeCluster,
 ) -> None:

@@ -18,11 +18,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def etcd() -> None:
-    """Such a secret is told by the host of a store."""
-
-
-@pytest.fixture
 def daemon() -> Iterator[MungeDaemon]:
     need_munge()
     with MungeDaemon() as running:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from .cluster import LEASE_S, MARGIN_S, SETTLE_S
-from .conftest import MakeCluster, on_c10d
+from .conftest import MakeCluster, on_both, on_both_in_turn
 from .rules import charged, check_nothing_left, check_safety, see_it_end
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -16,6 +16,7 @@ LIVENESS_S = 2 * LEASE_S + MARGIN_S + 3 * SETTLE_S + 1.0
 """The design's promise: how long after a fault the next world is there at the latest."""
 
 
+@on_both
 def test_the_run_continues_without_a_killed_node_which_gets_its_seat_back(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2:3")
     cluster.start("a")
@@ -34,6 +35,7 @@ def test_the_run_continues_without_a_killed_node_which_gets_its_seat_back(make_c
     see_it_end(cluster, restarts=0)
 
 
+@on_both_in_turn
 def test_a_node_that_thaws_after_its_lease_rejoins_without_effect_on_others(
     make_cluster: MakeCluster,
 ) -> None:
@@ -54,7 +56,6 @@ def test_a_node_that_thaws_after_its_lease_rejoins_without_effect_on_others(
     see_it_end(cluster, restarts=0, paused={"b"})
 
 
-@on_c10d
 def test_workers_of_a_frozen_agent_are_stopped_before_the_others_continue(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3")
     cluster.start_host("a")
@@ -73,6 +74,7 @@ def test_workers_of_a_frozen_agent_are_stopped_before_the_others_continue(make_c
     see_it_end(cluster, restarts=0)
 
 
+@on_both_in_turn
 def test_joining_and_leaving_by_sigterm_is_not_charged(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3")
     cluster.start("a", 3)
@@ -93,6 +95,7 @@ def test_joining_and_leaving_by_sigterm_is_not_charged(make_cluster: MakeCluster
     see_it_end(cluster, restarts=0, b=6)
 
 
+@on_both_in_turn
 def test_nodes_that_leave_at_the_same_time_do_not_wait_for_each_other(
     make_cluster: MakeCluster,
 ) -> None:
@@ -112,7 +115,6 @@ def test_nodes_that_leave_at_the_same_time_do_not_wait_for_each_other(
     check_nothing_left(cluster)
 
 
-@on_c10d
 def test_survivors_below_min_wait_and_then_continue(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2:3")
     a = cluster.start("a")
@@ -129,7 +131,6 @@ def test_survivors_below_min_wait_and_then_continue(make_cluster: MakeCluster) -
     see_it_end(cluster, restarts=0, b=-signal.SIGKILL)
 
 
-@on_c10d
 def test_too_few_nodes_for_too_long_end_the_run(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("3", "--rdzv-conf", "join_timeout=2")
     a, b = cluster.start("a", 2), cluster.start("b")
@@ -143,7 +144,6 @@ def test_too_few_nodes_for_too_long_end_the_run(make_cluster: MakeCluster) -> No
     check_nothing_left(cluster)
 
 
-@on_c10d
 def test_a_node_above_max_stands_by_and_replaces_one_that_leaves(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2")
     cluster.start("a")
@@ -158,6 +158,7 @@ def test_a_node_above_max_stands_by_and_replaces_one_that_leaves(make_cluster: M
     see_it_end(cluster, restarts=0, b=6)
 
 
+@on_both_in_turn
 def test_a_run_starts_with_the_desired_nodes_and_continues_with_fewer(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3", "--desired-nodes", "2", "--desired-wait", "1000")
     cluster.start("a")

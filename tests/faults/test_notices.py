@@ -18,19 +18,10 @@ from elastic_agent.testing.node import NodeProcess
 from tests.processes import status_field
 
 from .cluster import HANDLING_NOTICES, Cluster
-from .conftest import MakeCluster
+from .conftest import MakeCluster, on_both, on_both_in_turn
 from .rules import check_nothing_left
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(params=["c10d"])
-def etcd(request: pytest.FixtureRequest) -> str | None:
-    """A c10d store for most tests, whose coordinator is the same one; some name etcd too."""
-    return str(request.getfixturevalue("shared_etcd")) if request.param == "etcd" else None
-
-
-on_both = pytest.mark.parametrize("etcd", ["c10d", "etcd"], indirect=True)
 
 
 def train(cluster: Cluster, *nodes: str, after: int = 0, arguments: tuple[str, ...] = (), **how: Any) -> int:
@@ -225,7 +216,7 @@ def test_after_sigterm_all_save_one_node_leaves_and_the_others_continue(make_clu
     check_restarts(cluster)
 
 
-@on_both
+@on_both_in_turn
 def test_a_drained_node_that_returns_is_let_in_with_a_notice(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:2", run_id="drained-by-command")
     first = train(cluster, "a", "b")

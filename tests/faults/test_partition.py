@@ -14,11 +14,6 @@ from .rules import see_it_end
 pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def etcd() -> None:
-    """These are about the c10d store."""
-
-
 NODES = ("a", "b", "c")
 
 

@@ -30,12 +30,6 @@ ARGUMENTS = (
 )
 
 
-@pytest.fixture
-def etcd() -> str | None:
-    """The store makes no difference to what is tested here."""
-    return None
-
-
 def start(cluster: Cluster, name: str, slots: int, *more: str) -> None:
     first = not cluster.agents
     how = cluster.start_host if first else cluster.start

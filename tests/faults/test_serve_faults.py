@@ -21,11 +21,6 @@ LONG_LEASE = ("--lease-ttl", "30")
 
 
 @pytest.fixture
-def etcd() -> None:
-    """These are about the c10d store."""
-
-
-@pytest.fixture
 def machines() -> Iterator[Machines]:
     with built("head", "a", "b") as found:
         yield found

@@ -12,11 +12,6 @@ from .rules import check_nothing_left, check_safety, see_it_end
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def etcd() -> None:
-    """These are about the c10d store."""
-
-
 def test_another_agent_takes_over_the_store_and_the_old_host_gets_its_seat_back(
     make_cluster: MakeCluster,
 ) -> None:

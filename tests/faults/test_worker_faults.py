@@ -11,12 +11,13 @@ import sys
 import pytest
 
 from .cluster import MARGIN_S, Cluster
-from .conftest import MakeCluster, on_c10d
+from .conftest import MakeCluster, on_both, on_both_in_turn
 from .rules import charged, check_nothing_left, check_safety, see_it_end
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
+@on_both
 def test_training_resumes_after_a_killed_worker_and_after_an_exception(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2")
     a, b = cluster.start("a"), cluster.start("b", 2)
@@ -39,6 +40,7 @@ def test_training_resumes_after_a_killed_worker_and_after_an_exception(make_clus
     see_it_end(cluster, restarts=2)
 
 
+@on_both_in_turn
 def test_a_crash_loop_exhausts_the_budget_and_ends_the_run_on_all_nodes(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2", "--max-restarts", "1")
     cluster.order("b/0", "always-exception")
@@ -59,7 +61,6 @@ def test_a_crash_loop_exhausts_the_budget_and_ends_the_run_on_all_nodes(make_clu
     check_nothing_left(cluster)
 
 
-@on_c10d
 def test_a_hanging_worker_is_detected_and_all_workers_dump_their_stacks(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2", "--hang-timeout", "3", "--redirects", "2")
     a, b = cluster.start("a"), cluster.start("b")
@@ -76,7 +77,6 @@ def test_a_hanging_worker_is_detected_and_all_workers_dump_their_stacks(make_clu
     see_it_end(cluster, restarts=1)
 
 
-@on_c10d
 def test_stacks_can_be_dumped_at_any_time_without_stopping_training(make_cluster: MakeCluster) -> None:
     run_id = f"job-{secrets.token_hex(4)}"
     cluster = make_cluster("2", "--redirects", "2", run_id=run_id)
@@ -101,7 +101,6 @@ def wait_more_steps(cluster: Cluster) -> None:
     cluster.wait("more steps", lambda: cluster.steps()[-1]["step"] > reached + 5 or None)
 
 
-@on_c10d
 def test_a_daemon_left_by_a_worker_is_gone_before_the_next_generation(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1")
     cluster.start("a")
@@ -115,7 +114,6 @@ def test_a_daemon_left_by_a_worker_is_gone_before_the_next_generation(make_clust
     see_it_end(cluster, restarts=1)
 
 
-@on_c10d
 def test_no_worker_process_outlives_a_killed_agent(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1")
     a = cluster.start("a")
@@ -127,7 +125,6 @@ def test_no_worker_process_outlives_a_killed_agent(make_cluster: MakeCluster) ->
     check_nothing_left(cluster)
 
 
-@on_c10d
 def test_the_workers_of_a_killed_guard_are_killed_and_it_is_replaced(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2")
     a = cluster.start("a")
@@ -141,6 +138,7 @@ def test_the_workers_of_a_killed_guard_are_killed_and_it_is_replaced(make_cluste
     see_it_end(cluster, restarts=1)
 
 
+@on_both_in_turn
 def test_a_worker_and_another_node_lost_at_once_cost_no_restart(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3")
     cluster.start("a")

@@ -49,7 +49,7 @@ ONLY = {
     "transformers": ["seeded_before_training", "explicit_at_the_last_step", "accelerated"],
 }
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.faults, pytest.mark.rotates(len(FRAMEWORKS)), pytest.mark.timeout(400)]
 
 
 class Results:

@@ -64,6 +64,7 @@ def loss_of_steps(cluster: Cluster) -> dict[int, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(2)
 def test_an_epoch_with_five_membership_changes_uses_each_sample_once_with_the_losses_of_one_worker(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_an_epoch_with_five_membership_changes_uses_each_sample_once_with_the_lo
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(2)
 def test_stopped_and_crashed_training_continues_with_the_same_losses_and_samples(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from .scenario import ETCD, FAULTS
 
 SEEDS = 300
 PAIR_SEEDS = 200
-SLICE = 100
+SLICE = 50
 FORGED_SEEDS = 5
 FORGED_ETCD_SEEDS = 8
 
@@ -26,6 +26,7 @@ def story(seed: int) -> str:
     return f"{told.what}\n{story_of(told)}\nreplay: python -m tests.simulator --seed {seed} --story"
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("first", range(0, SEEDS, SLICE))
 def test_every_rule_holds_for_every_seed(first: int) -> None:
     verdicts: set[str] = set()
@@ -44,6 +45,7 @@ def test_every_pair_of_faults_occurs_in_turn() -> None:
         assert any(kind in one.focus for one in drawn), kind
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("first", range(0, PAIR_SEEDS, SLICE))
 def test_every_rule_holds_for_pairs_of_fault_kinds(first: int) -> None:
     for seed in range(first, first + SLICE):

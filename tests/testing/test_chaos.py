@@ -66,6 +66,7 @@ def test_a_correct_script_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.rotates(3)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("mistake", "fault", "workers", "remedy"),
