@@ -141,7 +141,8 @@ class Preloaded:
         if changed := self._path.changed_startup_file():
             return changed
         records = [self._records[name] for name in self._reached_from("torch") if name in self._records]
-        return self._other_variable(records) or self._other_search(records)  # no code has changed anything else
+        # Nothing else can have changed yet.
+        return self._other_variable(records) or self._other_search(records)
 
     def renew(self) -> None:
         """Have modules draw again, in a forked process, what they have drawn from the system for themselves."""
