@@ -23,28 +23,6 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
-def create_atomically(path: Path, data: bytes) -> None:
-    """Create the file, for this user only (mode 0600), in one step; a file that is there already stays as it is.
-
-    Several machines may do so at the same time over a network file system: one link wins, and no reader sees a part of
-    a file. Which content won is known only by reading: a file server may have carried out what it reports as failed.
-
-    Raises:
-        OSError: the directory cannot be written, or its file system has no hard links.
-    """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(handle)
-        with contextlib.suppress(FileExistsError):
-            os.link(name, path)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-
-
 def is_at(handle: int, path: Path) -> bool:
     """Whether the open file is still the one at this path."""
     try:

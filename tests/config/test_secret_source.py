@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.run_secret import check_only_source
+from elastic_agent.config.run_secret import check_only_munge
 from tests.config.support import Shell
 
 
@@ -21,9 +21,9 @@ def test_a_second_source_is_refused(shell: Shell, tmp_path: Path) -> None:
         ({}, "0" * 32, "the variable ELASTIC_AGENT_SECRET"),
         ({"CREDENTIALS_DIRECTORY": str(tmp_path)}, None, "the credential elastic-agent-secret"),
     ):
-        with pytest.raises(UsageError, match=f"--secret-source slurm: got {what} as well"):
-            check_only_source("slurm", None, environ, variable)
-    check_only_source("slurm", None, {}, None)
+        with pytest.raises(UsageError, match=f"--secret-source munge: got {what} as well"):
+            check_only_munge(None, environ, variable)
+    check_only_munge(None, {}, None)
 
 
 def test_munge_is_refused_where_no_agent_hosts_the_store(shell: Shell) -> None:

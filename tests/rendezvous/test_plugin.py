@@ -63,9 +63,8 @@ def test_a_key_without_effect_is_named(
 @pytest.mark.parametrize(
     ("creator", "source", "wrong"),
     [
-        (create_handler, "slrum", 'secret_source: got "slrum"; expected auto, slurm or munge'),
-        (create_handler, "slurm", "expected a step of a Slurm job"),
-        (create_etcd_handler, "munge", "expected slurm, or a secret_file, for a run in etcd"),
+        (create_handler, "slrum", 'secret_source: got "slrum"; expected auto or munge'),
+        (create_etcd_handler, "munge", "expected a secret_file, for a run in etcd"),
     ],
 )
 def test_a_source_without_a_secret_is_a_value_error(

@@ -28,7 +28,6 @@ def configured_backend(settings: Settings, variables: SecretVariables) -> Rendez
 
     Raises:
         UsageError: the password for etcd or the run's secret cannot be read.
-        NoSecretError: the run's secret was not created in time; see :func:`configured_secret`.
     """
     # Then the backend makes a secret for this agent.
     alone = settings.standalone and settings.secret_source != "auto"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config, why_cold
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.job_secret import NoSecretError
 from elastic_agent.config.load import Resolved
 from elastic_agent.config.secret_variables import SecretVariables
 from elastic_agent.config.settings import Settings
@@ -108,9 +107,6 @@ def _run(
     try:
         backend = configured_backend(settings, variables)
         agent = Agent(settings, slots, guard, backend, manager, stop_signals)
-    except NoSecretError as error:
-        log.error(str(error))
-        return ExitCode.NO_STORE
     except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs
         raise UsageError(str(error)) from None
     try:

@@ -79,7 +79,6 @@ def _serve(resolved: Resolved) -> int:
     from elastic_agent.agent.launch import import_torch_quietly
     from elastic_agent.agent.limits import check_open_files
     from elastic_agent.agent.secret import configured_secret
-    from elastic_agent.config.job_secret import NoSecretError
     from elastic_agent.config.secret_variables import take_secret_variables
     from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
     from elastic_agent.rendezvous.backends.c10d import store_server
@@ -91,11 +90,7 @@ def _serve(resolved: Resolved) -> int:
     for note in resolved.notes:
         (log.warning if note.level == "warning" else log.info)(note.text)
     variables = take_secret_variables()
-    try:
-        secret = configured_secret(settings, os.environ, variables.secret())
-    except NoSecretError as error:
-        log.error(str(error))
-        return ExitCode.NO_STORE
+    secret = configured_secret(settings, os.environ, variables.secret())
     stop = store_server.StopRequests()
     try:
         import_torch_quietly()

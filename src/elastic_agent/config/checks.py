@@ -100,7 +100,7 @@ def check_secret_source(builder: SettingsBuilder) -> None:
         raise builder.wrong(
             "secret_source",
             "but a run in etcd has no host that could tell the secret",
-            "--secret-file, or slurm",
+            "--secret-file or ELASTIC_AGENT_SECRET",
         )
 
 

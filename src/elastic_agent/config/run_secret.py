@@ -1,6 +1,6 @@
 """Where the secret of a run comes from: a file, a credential of systemd, or a variable.
 
-The other sources (``--secret-source``) are in :mod:`.job_secret` and in :mod:`elastic_agent.transport.munge`.
+The other one (``--secret-source munge``) is in :mod:`elastic_agent.transport.munge`.
 """
 
 from __future__ import annotations
@@ -40,17 +40,15 @@ def run_secret(file: Path | None, environ: Mapping[str, str], variable: str | No
         UsageError: it cannot be read, others can read it, or it is none.
     """
     if file is not None:
-        return parsed_secret(_read(file, is_private=True), f"--secret-file {file}")
+        return _parsed(_read(file, is_private=True), f"--secret-file {file}")
     folder = environ.get("CREDENTIALS_DIRECTORY")
     if folder and (credential := Path(folder, CREDENTIAL)).exists():
-        return parsed_secret(_read(credential, is_private=False), f"the credential {CREDENTIAL}")
-    return parsed_secret(variable.encode("utf-8", "surrogateescape"), SECRET) if variable is not None else ()
+        return _parsed(_read(credential, is_private=False), f"the credential {CREDENTIAL}")
+    return _parsed(variable.encode("utf-8", "surrogateescape"), SECRET) if variable is not None else ()
 
 
-def check_only_source(
-    chosen: str, file: Path | None, environ: Mapping[str, str], variable: str | None
-) -> None:
-    """No secret is given besides the source that ``--secret-source`` names; arguments as for :func:`run_secret`.
+def check_only_munge(file: Path | None, environ: Mapping[str, str], variable: str | None) -> None:
+    """Check that no secret is given besides ``--secret-source munge``; arguments as for :func:`run_secret`.
 
     Raises:
         UsageError: there is one. Which of the two the other nodes would take is unknown.
@@ -63,39 +61,22 @@ def check_only_source(
     ]
     if given:
         raise UsageError(
-            f"--secret-source {chosen}: got {given[0]} as well; expected only one of the two, the same on every node"
+            f"--secret-source munge: got {given[0]} as well; expected only one of the two, the same on every node"
         )
 
 
 def _read(file: Path, *, is_private: bool) -> bytes:
+    shown = f"--secret-file {file}"
     try:
-        return read_private(file, f"--secret-file {file}", is_private=is_private)
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            found = os.fstat(opened.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise UsageError(f"{shown}: not a regular file; {REMEDY}")
+            if is_private:
+                _check_access(file, shown, found)
+            return opened.read(MOST_BYTES + 1)
     except OSError as error:
-        raise UsageError(
-            f"--secret-file {file}: {error.strerror}; expected a file that this user can read"
-        ) from None
-
-
-def read_private(file: Path, shown: str, *, is_private: bool = True, flags: int = 0) -> bytes:
-    """The content of a file that only this user, or root, can read or write.
-
-    Args:
-        file: the file.
-        shown: what errors call it.
-        is_private: whether its owner and mode are checked.
-        flags: more flags for opening it.
-
-    Raises:
-        UsageError: it is another kind of file, or others can read or write it.
-        OSError: it cannot be read.
-    """
-    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags), "rb") as opened:
-        found = os.fstat(opened.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"{shown}: not a regular file; {REMEDY}")
-        if is_private:
-            _check_access(file, shown, found)
-        return opened.read(MOST_BYTES + 1)
+        raise UsageError(f"{shown}: {error.strerror}; expected a file that this user can read") from None
 
 
 def _check_access(file: Path, shown: str, found: os.stat_result) -> None:
@@ -110,7 +91,7 @@ def _check_access(file: Path, shown: str, found: os.stat_result) -> None:
         )
 
 
-def parsed_secret(data: bytes, source: str) -> tuple[bytes, ...]:
+def _parsed(data: bytes, source: str) -> tuple[bytes, ...]:
     """The secret in the content of a file, or of what else is called ``source``. Raises ``UsageError``: it is none."""
     lines = [line.strip() for line in data.splitlines() if line.strip()]
     if not lines or len(lines) > MOST_LINES or len(data) > MOST_BYTES:

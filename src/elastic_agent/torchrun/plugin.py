@@ -22,8 +22,7 @@ from elastic_agent.config.derive import ETCD_ONLY
 from elastic_agent.config.directories import default_state_dir, make_state_dir
 from elastic_agent.config.errors import BadValueError, UsageError, masked
 from elastic_agent.config.etcd_password import etcd_access, exposures
-from elastic_agent.config.job_secret import NoSecretError
-from elastic_agent.config.secret_source import SecretSource
+from elastic_agent.config.run_secret import check_only_munge, run_secret
 from elastic_agent.config.secret_variables import take_secret_variables
 from elastic_agent.config.settings import Settings, spec_by_name
 from elastic_agent.config.sources.base import Given, Layer, Source
@@ -60,8 +59,7 @@ def create_etcd_handler(params: RendezvousParameters) -> RendezvousHandler:
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """A handler for torchrun's options; ``--rdzv-conf`` has the keys that it has for elastic-agent.
 
-    The secret and the password for etcd may be in their variables instead. Blocks while another agent creates the
-    secret.
+    The secret and the password for etcd may be in their variables instead.
 
     Raises:
         ValueError: the endpoint or a key is malformed or unknown, or a secret or password cannot be read.
@@ -75,7 +73,7 @@ def _create(params: RendezvousParameters, *, is_etcd: bool) -> RendezvousHandler
         raise ValueError(f"--rdzv-endpoint {endpoint} names several endpoints; this backend uses only one")
     try:
         return _create_with(params, endpoint, _settings(params, is_etcd=is_etcd), is_etcd=is_etcd)
-    except (UsageError, NoSecretError) as error:
+    except UsageError as error:
         raise ValueError(str(error)) from None
     except MungeError as error:
         raise ValueError(f"--rdzv-conf secret_source=munge: {error}") from None
@@ -109,7 +107,7 @@ def _create_with(
         state_dir,
         params.local_addr,
         _log_level(os.environ.get("LOGLEVEL", "")),
-        *_secret(settings, state_dir, is_etcd=is_etcd),
+        *_secret(settings, is_etcd=is_etcd),
         port_range=settings.port_range,
     )
     return ElasticRendezvous(params.backend, params.run_id, begin, policy.join_timeout_s)
@@ -141,18 +139,17 @@ def _parsed(name: str, given: Given) -> Any:
         raise usage_error(given, spec, bad) from None
 
 
-def _secret(settings: Settings, state_dir: Path, *, is_etcd: bool) -> tuple[tuple[bytes, ...], int | None]:
+def _secret(settings: Settings, *, is_etcd: bool) -> tuple[tuple[bytes, ...], int | None]:
     """The run's secret, and this user's id if it is told with MUNGE.
 
     Its variable is removed from the environment, so that no worker inherits it.
     """
-    source = SecretSource(settings.secret_source, settings.secret_file, state_dir, settings.join_timeout)
-    if source.is_told and is_etcd:
-        raise UsageError(
-            "--rdzv-conf secret_source: got munge; expected slurm, or a secret_file, for a run in etcd"
-        )
-    found = source.find(os.environ, _secret_variable(), logging.getLogger(__name__).warning)
-    return found, Munge.of_this_user().uid if source.is_told else None
+    if settings.secret_source != "munge":
+        return run_secret(settings.secret_file, os.environ, _secret_variable()), None
+    if is_etcd:
+        raise UsageError("--rdzv-conf secret_source: got munge; expected a secret_file, for a run in etcd")
+    check_only_munge(settings.secret_file, os.environ, _secret_variable())
+    return (), Munge.of_this_user().uid
 
 
 @functools.cache

@@ -11,7 +11,6 @@ from elastic_agent.agent.slurm.nodes import parse_node
 from elastic_agent.client._environment import MalformedEnvironmentError, read_worker
 from elastic_agent.config.errors import BadValueError, UsageError, quoted
 from elastic_agent.config.etcd_password import read_password_file
-from elastic_agent.config.job_secret import FOLDER, JobSecret
 from elastic_agent.config.run_secret import run_secret
 from elastic_agent.config.settings import specs
 from elastic_agent.config.sources.base import Given, Layer, Source
@@ -216,7 +215,6 @@ def _secret(folder: support.Folder) -> Callable[[bytes], None]:
         path.write_bytes(data)
         _refused(lambda: _usable(run_secret(path, {}, None)))
         _refused(lambda: _usable(run_secret(None, {}, _text(data))))
-        _refused(lambda: _usable(JobSecret(path, creates=False, first_host="n1").look() or ()))
 
     return feed
 
@@ -239,13 +237,6 @@ def _password(folder: support.Folder) -> Callable[[bytes], None]:
 
 def _slurm(data: bytes) -> None:
     _refused(lambda: slurm(_variables(data)))
-    _refused(lambda: _job_secret(_variables(data)))
-
-
-def _job_secret(variables: dict[str, str]) -> None:
-    file = JobSecret.of_step(Path("/state"), variables).file
-    if file.parent != Path("/state", FOLDER) or not file.name.isascii() or len(file.name) > 255:
-        raise ViolationError(f"{file} may be elsewhere")
 
 
 def _hosts(data: bytes) -> None:

@@ -102,12 +102,11 @@ class RendezvousSettings:
         shown_default="none; an agent without an endpoint makes one for itself",
     )
     secret_source: str = setting(
-        value_types.choice(("auto", "slurm", "munge"), metavar="SOURCE"),
+        value_types.choice(("auto", "munge"), metavar="SOURCE"),
         "auto",
         "Where the secret of the run comes from; the same on every node. auto: from --secret-file, the credential or "
-        "the variable, if one of them is there. slurm: the agent on the first node of a Slurm step creates a file in "
-        "--state-dir, which all nodes must share, and the others read it. munge: the host of the store creates a "
-        "secret and tells it to agents of its user with MUNGE, which must run on every node (not with etcd).",
+        "the variable, if one of them is there. munge: the host of the store creates a secret and tells it to agents "
+        "of its user with MUNGE, which must run on every node (not with etcd).",
     )
     port_range: PortRange | None = setting(
         value_types.PORT_RANGE,
