@@ -36,7 +36,7 @@ LIGHTLY_TRAIN_DISABLE = PREFIX + "LIGHTLY_TRAIN_DISABLE"
 """Likewise, of the LightlyTrain integration."""
 
 LAUNCH_FOLDER = PREFIX + "LAUNCH_FOLDER"
-"""Set by `elastic_agent.launch`: where workers find the function, and leave what it returns."""
+"""Set by `elastic_agent.launch`: where workers find the function, and leave what it returns; the agent, its outcome."""
 
 READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE, TRANSFORMERS_DISABLE, LIGHTLY_TRAIN_DISABLE, LAUNCH_FOLDER))
 """Variables that are meant for workers. The agent passes them on; they are not settings of its own."""

@@ -30,7 +30,7 @@ async def main():
     shown = "host0:0"
     narrator = ConsoleReporter(lambda: shown, nothing)
     tell = narrator.on_event
-    tell(AgentStarted("me", 1, 2, "boot", "pid:[1]"))
+    tell(AgentStarted("me", 1, 2))
     print(narrator.headline())
     shown = "host0:29400"  # the port is known when the store is hosted
     tell(Disconnected("refused"))
@@ -48,7 +48,7 @@ async def main():
     print(narrator.headline(1300))
     tell(PlanSeen(replace(sealed, version=8, phase=Phase.FORMING, generation=5, world=None)))
     print(narrator.headline())
-    tell(AgentStarted("other", 1, 2, "boot", "pid:[1]"))
+    tell(AgentStarted("other", 1, 2))
     tell(PlanSeen(replace(sealed, version=9, generation=5, world=replace(world, generation=5))))
     print(narrator.headline())
     tell(PlanSeen(replace(sealed, version=10, phase=Phase.FINISHED, generation=5, reason="done")))
@@ -110,7 +110,7 @@ async def main(scene):
     configure_logging("console", "info", sys.stderr)
     reporter = console.ConsoleReporter(lambda: "host0:29400", read_status)
     tell = reporter.on_event
-    tell(AgentStarted("me", 1, 2, "boot", "pid:[1]"))
+    tell(AgentStarted("me", 1, 2))
     world = World(3, (Seat("n1", "me", "10.0.0.1", 2, 0),), Address("10.0.0.1", 1234), "n1")
     plan = Plan(RECORD_VERSION, 5, Phase.RUNNING, 3, "1 node, 2 workers", Policy(), world=world)
     boom = Failure(FailureKind.WORKER, "worker n1/0 exited with code 1: boom", tail="the traceback")
@@ -137,11 +137,11 @@ async def main(scene):
         tell(PlanSeen(replace(after, reason="n2 is leaving", failure=None)))
         await asked.wait()
     elif scene == "is left out":
-        tell(AgentStarted("other", 1, 2, "boot", "pid:[1]"))
+        tell(AgentStarted("other", 1, 2))
         tell(PlanSeen(plan))
         await asyncio.sleep(0.1)
     elif scene in ("comes back", "was lost", "does not start", "is new"):
-        tell(AgentStarted("other", 1, 2, "boot", "pid:[1]"))
+        tell(AgentStarted("other", 1, 2))
         reporter.node_id = "n3"
         policy = replace(plan.policy, max_nodes=3)
         changes = {

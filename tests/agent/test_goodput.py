@@ -111,7 +111,7 @@ def test_a_restart_writes_nothing_before_the_next_workers_run_and_the_end_of_the
 
     async def play() -> None:
         recorder = GoodputRecorder(GoodputFiles(tmp_path, "run", "n1"), lambda: None)
-        recorder.on_event(events.AgentStarted("incarnation", 1, 1, "boot", "namespace"))
+        recorder.on_event(events.AgentStarted("incarnation", 1, 1))
         await recorder._tasks.settle(10.0)
         recorder.on_event(Registered("incarnation", 1000.0))
         recorder.on_event(Spawned(1, {0: 2}))

@@ -33,7 +33,7 @@ def reads_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loads_the_goodput(monkeypatch: pytest.MonkeyPatch) -> None:
     files: Any = SimpleNamespace(load=broken)
-    GoodputRecorder(files, lambda: None).on_event(events.AgentStarted("me", 1, 2, "boot", "pid:[1]"))
+    GoodputRecorder(files, lambda: None).on_event(events.AgentStarted("me", 1, 2))
 
 
 def asks_slurm_about_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:

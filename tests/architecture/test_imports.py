@@ -25,7 +25,7 @@ FLOORS = [
     {"integrations", "monitoring"},
     {"transport", "config", "data", "diagnosis"},
     {"protocol", "client", "logs"},
-    {"exit_codes", "exit_note", "sd_notify", "values"},
+    {"exit_codes", "exit_note", "launch_outcome", "sd_notify", "values"},
     {"files", "installed", "linux", "printable", "worker_variables"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""

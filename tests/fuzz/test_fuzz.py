@@ -21,7 +21,6 @@ from elastic_agent.config.sources.base import Layer, Source
 from elastic_agent.config.sources.slurm import expand_hosts
 from elastic_agent.config.sources.toml_file import _load
 from elastic_agent.diagnosis.known_errors import known_error, possible_error
-from elastic_agent.launcher.journal import Journal
 from elastic_agent.rendezvous.backends.c10d.job_files import _run_in
 from elastic_agent.workers import facts
 
@@ -40,7 +39,8 @@ OWN_PROCESSES = {
     "doctor/pairs.py _converse": "eight bytes are a number, whatever they are",
     "integrations/collectives/private_names.py Recorders._status": "torch, in this process",
     "integrations/collectives/private_names.py Recorders._entries": "torch, in this process",
-    "launcher/agent_process.py _results": "its own workers' results, in a folder of its own; they are pickled",
+    "launch_outcome.py LaunchOutcome.read": "its own agent, in a folder of its own",
+    "launcher/agent_process.py _result": "its own workers' results, in a folder of its own; they are pickled",
     "launcher/function.py _call": "its own launcher, in a folder of its own; the function is pickled",
     "logs/journald.py JournalHandler.emit": "its own formatter",
     "workers/guard/warm.py WarmPool._read_one": "its own spawner, over a socket pair",
@@ -114,7 +114,6 @@ def test_deep_nesting_in_a_file_counts_as_damage(tmp_path: Path) -> None:
     assert saved_statuses(tmp_path) == []
     assert _run_in(path) is None
     assert identity._holder(tmp_path, "n0") == ""
-    assert Journal.read(path, 0, 1).generation == 0
     with path.open("rb") as file:
         assert _read(file.fileno()) is None
         assert identity._proven_gone(file.fileno(), 0.0) is None
@@ -177,27 +176,6 @@ def test_an_impossible_time_in_the_kernel_log_is_passed_over(
     monkeypatch.setattr(facts, "_KERNEL_LOG", str(log))
     monkeypatch.setattr(facts, "_MOST_RECORDS", 1)
     assert list(facts._kernel_messages()) == []
-
-
-def test_a_damaged_event_of_the_own_agent_is_passed_over(tmp_path: Path) -> None:
-    about = {"node": "n0", "pid": 1, "boot": linux.boot_id(), "pid_namespace": linux.pid_namespace()}
-    events: list[dict[str, object]] = [
-        {**about, "event": "agent_started", "incarnation": "i0"},
-        {**about, "event": "plan", "generation": 1, "world": [["n0", "i0", 2, 0]]},
-        {**about, "event": "plan", "generation": 1, "world": [["n0", "i0"]]},
-        {**about, "event": "workers_started", "generation": 1},
-        {**about, "event": "workers_started"},
-        {**about, "event": "worker_exited", "generation": 1, "returncode": 1, "pid": 7},
-        {**about, "event": "worker_exited", "generation": 1, "returncode": 1, "slot": 1, "pid": 8},
-        {**about, "event": "agent_started", "pid": True, "incarnation": "i1"},
-        {**about, "event": "agent_ended"},
-        {**about, "event": ["agent_ended"]},
-    ]
-    path = tmp_path / "journal"
-    path.write_text("\n".join(map(json.dumps, events)))
-    journal = Journal.read(path, 0, 1)
-    assert (journal.generation, journal.reason) == (1, "")
-    assert [one.rank for one in journal.failed_workers()] == [1]
 
 
 def test_a_number_of_thousands_of_digits_in_a_settings_file_is_a_mistake_of_the_user(tmp_path: Path) -> None:

@@ -110,6 +110,15 @@ def test_a_program_returns_none_for_each_rank(settings: dict[str, Any], tmp_path
     assert (tmp_path / "ran.1").exists()
 
 
+def test_a_run_whose_outcome_could_not_be_written_is_an_error(
+    settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    away = f"import os; os.rename(os.environ['ELASTIC_AGENT_LAUNCH_FOLDER'], {str(tmp_path / 'away')!r})"
+    with pytest.raises(LaunchError, match=r"did not write .*/outcome\.json; expected a disk with free space"):
+        elastic_agent.launch(sys.executable, "-c", away, **settings | {"nproc_per_node": 1})
+    assert "cannot tell elastic_agent.launch how the run ended" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("cloudpickle", ["with cloudpickle", "without cloudpickle"])
 def test_a_program_may_launch_a_function_of_its_own(tmp_path: Path, cloudpickle: str) -> None:
     script = tmp_path / "program.py"

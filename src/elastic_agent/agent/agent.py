@@ -18,6 +18,7 @@ from elastic_agent.agent.reporting.copies import CopiesWatch
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.goodput_recorder import GoodputRecorder
 from elastic_agent.agent.reporting.log_lines import log_event
+from elastic_agent.agent.reporting.outcome_file import OutcomeFile
 from elastic_agent.agent.reporting.start_check import StartCheck
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
@@ -30,13 +31,14 @@ from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
-from elastic_agent.linux import boot_id, pid_namespace, start_ticks
+from elastic_agent.linux import start_ticks
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import (
     FINISHED_BEFORE,
     History,
     Outcome,
     Phase,
+    Seat,
 )
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
@@ -45,6 +47,7 @@ from elastic_agent.rendezvous.session import Session
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.transport import NotAStoreError, TransportError
 from elastic_agent.values import new_incarnation
+from elastic_agent.worker_variables import LAUNCH_FOLDER
 from elastic_agent.workers.context import BackgroundCloser
 from elastic_agent.workers.guard.client import Guard, kill_orphans
 from elastic_agent.workers.output.generation_logs import GenerationLogs
@@ -108,6 +111,8 @@ class Agent:
         self._console: ConsoleReporter | None = None
         self._systemd = SystemdReporter(manager, self._headline)
         self._publish = events.Publisher(log_event, self._event_log.on_event, self._systemd.on_event)
+        if folder := os.environ.get(LAUNCH_FOLDER):
+            self._publish.subscribe(OutcomeFile(Path(folder), self._seat).on_event)
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
         self._goodput: GoodputRecorder | None = None
@@ -185,7 +190,7 @@ class Agent:
             self._backend.close()
 
     def _not_started(self, reason: str) -> None:
-        self._publish(events.NotStarted(os.getpid(), boot_id(), pid_namespace(), reason))
+        self._publish(events.NotStarted(reason))
 
     async def _agree_on_run(self, console: ConsoleReporter) -> str | Ending:
         """The run's id: given, or agreed with the other agents at the endpoint."""
@@ -285,7 +290,7 @@ class Agent:
         self._goodput = observation.goodput
         copies = CopiesWatch(settings, lambda: supervisor.world, lambda: collectives.workers)
         self._publish.subscribe(copies.on_event)
-        self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots, boot_id(), pid_namespace()))
+        self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots))
         self._signals.attend(supervisor, lock.node_id)
         commands = Commands(
             supervisor,
@@ -391,6 +396,13 @@ class Agent:
         if self._goodput is not None:
             self._goodput.status_read(status)
         return status
+
+    def _seat(self) -> Seat | None:
+        """Return this node's seat in the world whose workers it runs or ran last."""
+        supervisor = self._supervisor
+        if supervisor is None or supervisor.world is None:
+            return None
+        return supervisor.world.seat_of(supervisor.node.incarnation)
 
     def _headline(self) -> str:
         """The agent's status, for systemd."""

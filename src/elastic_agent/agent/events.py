@@ -41,9 +41,6 @@ class AgentStarted(AgentEvent):
     incarnation: str
     pid: int
     slots: int
-    boot: str
-    pid_namespace: str
-    """With ``boot``, tells agents apart that have the same pid on other hosts or in other containers."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,6 @@ class AgentEnded(AgentEvent):
 class NotStarted(AgentEvent):
     """The node takes no part in a run: the store did not answer, the node id is in use, or the run has finished."""
 
-    pid: int
-    boot: str
-    pid_namespace: str
     reason: str
 
 

@@ -17,11 +17,9 @@ from elastic_agent.config.load import load_settings
 from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources.base import Layer
 from elastic_agent.exit_codes import MEANINGS, ExitCode
-from elastic_agent.launcher.journal import Journal
+from elastic_agent.launch_outcome import FILE, LaunchOutcome
 from elastic_agent.launcher.pickling import pickler
 from elastic_agent.worker_variables import LAUNCH_FOLDER
-
-JOURNAL = "journal.jsonl"
 
 _ENDS_WITH_PARENT = (
     "import os, sys; from elastic_agent import linux; linux.set_parent_death_signal(15); "
@@ -46,19 +44,16 @@ def run_agent(
     environ = {**os.environ, **_switched_off(settings)}
     with tempfile.TemporaryDirectory(prefix="elastic-agent-launch-") as name:
         folder = Path(name)
-        journal = Path(settings.get("event_journal") or folder / JOURNAL)
-        begins = journal.stat().st_size if journal.exists() else 0
-        options.append(f"--event-journal={journal}")
+        # The folder is not an argument: those should be the same on all nodes.
+        environ[LAUNCH_FOLDER] = name
         if isinstance(entrypoint, str):
             script = ["--no-python", entrypoint, *map(str, args)]
         else:
             write_call(folder, entrypoint, args)
-            # The folder is not an argument: those should be the same on all nodes.
             script = ["--module", "elastic_agent.launcher.function", _name(entrypoint)]
-            environ[LAUNCH_FOLDER] = name
         more, wrong = _look_ahead([*options, *script], environ)
-        code, pid = _run([*more, *options, *script], environ)
-        return outcome(entrypoint, folder, Journal.read(journal, begins, pid), code, wrong)
+        code = _run([*more, *options, *script], environ)
+        return _result(entrypoint, folder, code, wrong)
 
 
 def _options(settings: Mapping[str, Any]) -> list[str]:
@@ -70,7 +65,7 @@ def _options(settings: Mapping[str, Any]) -> list[str]:
             raise TypeError(f"got setting {name!r}; expected one of {', '.join(known)}")
         if spec.kind.is_switch:
             options += [spec.flag] if value else []
-        elif name != "event_journal" and value is not None:
+        elif value is not None:
             text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             options.append(f"{spec.flag}={text}")
     return options
@@ -117,8 +112,8 @@ def write_call(folder: Path, function: Callable[..., Any], args: Sequence[Any]) 
         (folder / kind).mkdir()
 
 
-def _run(words: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int]:
-    """The agent's exit code and process id.
+def _run(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the agent and return its exit code.
 
     An interrupt (Ctrl-C) makes the node leave the run, and is raised when it has left.
     """
@@ -126,7 +121,7 @@ def _run(words: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int]:
     # In a process group of its own: a terminal's Ctrl-C would reach it twice.
     agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ, process_group=0)
     try:
-        return agent.wait(), agent.pid
+        return agent.wait()
     except KeyboardInterrupt:
         agent.send_signal(signal.SIGINT)
         agent.wait()
@@ -137,43 +132,40 @@ def _run(words: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int]:
             agent.wait()
 
 
-def outcome(
-    entrypoint: Callable[..., Any] | str, folder: Path, journal: Journal, code: int, wrong: str = ""
-) -> dict[int, Any]:
-    """What the launch returns or raises, after the agent has exited with this code.
+def _result(entrypoint: Callable[..., Any] | str, folder: Path, code: int, wrong: str) -> dict[int, Any]:
+    """Return what the launch returns, or raise its error, after the agent has exited with this code.
 
     ``wrong``: what is wrong with the settings, if anything is.
     """
+    outcome = LaunchOutcome.read(folder)
     if code == ExitCode.FINISHED:
+        if outcome is None:
+            raise LaunchError(
+                f"the run finished, but its agent did not write {folder / FILE}; expected a disk with free space",
+                code,
+            )
         if isinstance(entrypoint, str):
-            return dict.fromkeys(journal.ranks())
-        if journal.not_started:
-            raise LaunchError(f"there are no results: {journal.reason}", code)
-        return _results(folder / "results", journal.generation)
-    if code == ExitCode.FAILED and (failed := journal.failed_workers()):
+            return dict.fromkeys(outcome.ranks)
+        if not outcome.started:
+            raise LaunchError(f"there are no results: {outcome.reason}", code)
+        results = _by_rank(folder / "results" / str(outcome.generation))
+        return {int(file.name): pickle.loads(file.read_bytes()) for file in results}
+    reason = outcome.reason if outcome is not None else ""
+    if code == ExitCode.FAILED and outcome is not None and outcome.failed:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
         failures = {
-            one.rank: ProcessFailure(one.local_rank, one.pid, one.returncode, _error_file(folder, one.pid))
-            for one in failed
+            worker.rank: ProcessFailure(
+                worker.local_rank, worker.pid, worker.returncode, _error_file(folder, worker.pid)
+            )
+            for worker in outcome.failed
         }
         error = ChildFailedError(_name(entrypoint), failures)
-        error.add_note(f"elastic-agent: the run failed: {journal.reason}")
+        error.add_note(f"elastic-agent: the run failed: {reason}")
         raise error
     meanings = {int(known): meaning for known, meaning in MEANINGS.items()}
-    reason = journal.reason or wrong or meanings.get(code, "see its messages")
-    raise LaunchError(f"elastic-agent exited with code {code}: {reason}", code)
-
-
-def _results(folder: Path, generation: int) -> dict[int, Any]:
-    last = max((int(one.name) for one in folder.iterdir()), default=0)
-    if last > generation:
-        raise LaunchError(
-            f"the run finished and generation {last} has results, but the event journal has no later one of this node "
-            f"than {generation}; expected a journal with all events, as on a local disk with free space",
-            ExitCode.FINISHED,
-        )
-    return {int(file.name): pickle.loads(file.read_bytes()) for file in _by_rank(folder / str(generation))}
+    why = reason or wrong or meanings.get(code, "see its messages")
+    raise LaunchError(f"elastic-agent exited with code {code}: {why}", code)
 
 
 def _by_rank(folder: Path) -> list[Path]:

@@ -22,7 +22,6 @@ from elastic_agent.doctor.interpreter import Installed, ask_interpreter
 from elastic_agent.doctor.script import check_source, top_level_imports
 from elastic_agent.integrations import trainings
 from elastic_agent.integrations.transformers.checkpoints import saved
-from elastic_agent.launcher.journal import Journal
 from elastic_agent.linux import boot_id, pid_namespace
 from elastic_agent.monitoring.goodput import Account, SavedGoodput
 from elastic_agent.monitoring.status_text import status_text
@@ -99,13 +98,6 @@ def targets() -> list[Target]:
             0.2,
         ),
         Target("file-claim", _claims(), _claim(folder), ("agent/run_claim.py _read",), 0.2),
-        Target(
-            "file-journal",
-            (_journal(),),
-            from_file("journal", _read_journal),
-            ("launcher/journal.py _event",),
-            0.2,
-        ),
         Target(
             "file-records",
             (b'{"boottime_s":9.5,"kind":"step","loss":0.5}\n{"boottime_s":9.25,"kind":"save"}\n',),
@@ -252,30 +244,6 @@ def _claim(folder: support.Folder) -> Callable[[bytes], None]:
             str(run_claim.RunElsewhereError(found.shown))
 
     return feed
-
-
-def _journal() -> bytes:
-    about = {"run": "run", "node": "n0", "pid": 1, "boot": boot_id(), "pid_namespace": pid_namespace()}
-    world = [["n0", "i0", 2, 0], ["n1", "i1", 1, 2]]
-    events = (
-        {**about, "event": "agent_started", "incarnation": "i0"},
-        {**about, "event": "plan", "generation": 1, "world": world},
-        {**about, "event": "workers_started", "generation": 1},
-        {**about, "event": "worker_exited", "generation": 1, "returncode": 1, "slot": 0, "pid": 7},
-        {**about, "event": "agent_ended", "reason": "failed"},
-    )
-    return b"".join(json.dumps(one).encode() + b"\n" for one in events)
-
-
-def _read_journal(path: os.PathLike[str]) -> None:
-    """Written by the launcher's own agent; only its last line may be incomplete, and others may write to the file."""
-    for data in (support.Path(path).read_bytes(), b""):
-        support.Path(path).write_bytes(
-            _journal() + data.replace(b'"run": "run"', b'"run": "other"').replace(b'"pid": 1', b'"pid": 2')
-        )
-        journal = Journal.read(support.Path(path), 0, 1)
-        support.same(journal.generation >= 1, True)
-        journal.failed_workers()
 
 
 def _error_files() -> tuple[bytes, ...]:

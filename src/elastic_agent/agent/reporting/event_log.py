@@ -25,8 +25,8 @@ from elastic_agent.workers.guard.client import (
 )
 
 _RECORDS: dict[type, tuple[str, ...]] = {
-    events.AgentStarted: ("agent_started", "incarnation", "pid", "slots", "boot", "pid_namespace"),
-    events.NotStarted: ("not_started", "pid", "boot", "pid_namespace", "reason"),
+    events.AgentStarted: ("agent_started", "incarnation", "pid", "slots"),
+    events.NotStarted: ("not_started", "reason"),
     events.AgentEnded: ("agent_ended", "outcome", "reason"),
     events.Requeued: ("requeued", "failed", "words"),
     events.Rejoining: ("rejoin", "incarnation"),
