@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from elastic_agent.cli.main import COMMANDS
 from elastic_agent.config.settings import GROUPS, Spec, specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from elastic_agent.worker_variables import PREFIX
@@ -15,17 +16,7 @@ _INDENT = 26
 
 _HEAD = """\
 Usage: elastic-agent [run] [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]
-       elastic-agent serve [OPTIONS]               host the rendezvous store on a machine that does not train
-       elastic-agent doctor [OPTIONS] [SCRIPT]     examine the machines of a run before it starts
-       elastic-agent chaos [OPTIONS] -- SCRIPT     test a script with faults on a simulated cluster
-       elastic-agent settings [OPTIONS] [--json]   print the effective settings and the source of each
-       elastic-agent status [RUN]                  show the status of a run: nodes, workers, restarts, history
-       elastic-agent why [RUN]                     print why the generations of a run failed
-       elastic-agent drain [NODE]                  gracefully remove a node from its run
-       elastic-agent stop                          gracefully shut down a run on all nodes
-       elastic-agent stacks [RUN]                  dump the Python stacks of this machine's workers
-       elastic-agent secret [FILE]                 create a secret by which the agents of a run know each other
-       elastic-agent version                       print the versions of elastic-agent, Python and torch
+{commands}
 
 Run one agent per machine, with the same command on every machine:
 
@@ -60,7 +51,12 @@ Sources of a setting, in order of precedence: the option; the environment variab
 def help_page(width: int | None = None) -> str:
     """The whole page, folded to ``width`` columns (None: those of the terminal, at most 110)."""
     columns = min(width or _columns(), 110)
-    parts = [_HEAD]
+    commands = (
+        f"       elastic-agent {f'{name} {arguments}':<28}  {summary}"
+        for name, (_, arguments, summary) in COMMANDS.items()
+        if summary
+    )
+    parts = [_HEAD.format(commands="\n".join(commands))]
     for group in GROUPS:
         parts.append(f"{group}\n")
         parts += [_entry(spec, columns) for spec in specs() if spec.group == group]

@@ -27,21 +27,21 @@ Command = Callable[..., int]
 """Called with the words after its name."""
 
 COMMANDS = {
-    "chaos": "chaos",
-    "doctor": "doctor",
-    "drain": "control",
-    "run": "run",
-    "secret": "secret",
-    "serve": "serve",
-    "settings": "settings",
-    "stacks": "stacks",
-    "status": "status",
-    "stop": "control",
-    "version": "version",
-    "why": "status",
+    "run": ("run", "", ""),
+    "serve": ("serve", "[OPTIONS]", "host the rendezvous store on a machine that does not train"),
+    "doctor": ("doctor", "[OPTIONS] [SCRIPT]", "examine the machines of a run before it starts"),
+    "chaos": ("chaos", "[OPTIONS] -- SCRIPT", "test a script with faults on a simulated cluster"),
+    "settings": ("settings", "[OPTIONS] [--json]", "print the effective settings and the source of each"),
+    "status": ("status", "[RUN]", "show the status of a run: nodes, workers, restarts, history"),
+    "why": ("status", "[RUN]", "print why the generations of a run failed"),
+    "drain": ("control", "[NODE]", "gracefully remove a node from its run"),
+    "stop": ("control", "", "gracefully shut down a run on all nodes"),
+    "stacks": ("stacks", "[RUN]", "dump the Python stacks of this machine's workers"),
+    "secret": ("secret", "[FILE]", "create a secret by which the agents of a run know each other"),
+    "version": ("version", "", "print the versions of elastic-agent, Python and torch"),
 }
-"""By command, the module beside this one that has a function of the command's name. Only the one that is needed is
-imported: users wait for it."""
+"""By command, the module beside this one that has a function of the command's name (only the one that is needed is
+imported: users wait for it), and its arguments and summary, as the help page lists them in this order."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,8 +116,8 @@ def _answer(words: list[str]) -> int:
 
 
 def _command(name: str) -> Command:
-    module = importlib.import_module(f"elastic_agent.cli.{COMMANDS[name]}")
-    command: Command = getattr(module, name)
+    module, *_ = COMMANDS[name]
+    command: Command = getattr(importlib.import_module(f"elastic_agent.cli.{module}"), name)
     return command
 
 
