@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_agent.cli.users import name_of, uid_of
 from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.parser import HelpRequested, Parser
+from elastic_agent.config.parser import HelpRequested, Parser, name_of, uid_of
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 from elastic_agent.values import LONGEST_TIME_S

@@ -8,9 +8,8 @@ import time
 from argparse import ArgumentError
 from collections.abc import Sequence
 
-from elastic_agent.cli.users import name_of, uid_of
 from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.parser import HelpRequested, Parser
+from elastic_agent.config.parser import HelpRequested, Parser, name_of, uid_of
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.linux import catches
 from elastic_agent.printable import escaped

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_agent.cli.users import name_of, uid_of
 from elastic_agent.config.directories import default_state_dir
 from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.parser import HelpRequested, Parser
+from elastic_agent.config.parser import HelpRequested, Parser, name_of, uid_of
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 

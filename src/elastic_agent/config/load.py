@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -24,10 +24,25 @@ from elastic_agent.config.sources.base import Given, Layer, Source
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
 from elastic_agent.config.sources.environment import doubtful_variables, read_environment
 from elastic_agent.config.sources.rdzv_conf import expand
-from elastic_agent.config.sources.site_defaults import SITE_DEFAULTS, SiteDefaults
+from elastic_agent.config.sources.slurm import slurm
 from elastic_agent.config.sources.toml_file import SettingsFile, read_settings_file
 
 _DEFAULT = Source(Layer.DEFAULT, "default")
+
+
+def _systemd(environ: Mapping[str, str]) -> dict[str, Given]:
+    """Return the directories that systemd makes for a service with ``StateDirectory=`` and ``LogsDirectory=``."""
+    given = {}
+    for name, variable in (("state_dir", "STATE_DIRECTORY"), ("log_dir", "LOGS_DIRECTORY")):
+        first = environ.get(variable, "").split(":")[0]
+        if first:
+            given[name] = Given(first, Source(Layer.SITE, f"systemd's {variable}"))
+    return given
+
+
+SiteDefaults = Callable[[Mapping[str, str]], Mapping[str, Given]]
+SITE_DEFAULTS: tuple[SiteDefaults, ...] = (slurm, _systemd)
+"""Settings from the machine's manager, used where the user set none; the first one that gives a setting wins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources.base import Layer
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from elastic_agent.launch_outcome import FILE, LaunchOutcome
-from elastic_agent.launcher.pickling import pickler
 from elastic_agent.worker_variables import LAUNCH_FOLDER
 
 _ENDS_WITH_PARENT = (
@@ -89,6 +89,14 @@ def _look_ahead(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[
         return [], str(error)
     is_set = sources["log_format"].layer is not Layer.DEFAULT or "JOURNAL_STREAM" in environ
     return ([] if is_set else ["--log-format=console"]), ""
+
+
+def pickler() -> tuple[Callable[[Any], bytes], bool]:
+    """A function that pickles, and whether it pickles functions of the main module by value, as cloudpickle does."""
+    try:
+        return import_module("cloudpickle").dumps, True
+    except ImportError:
+        return pickle.dumps, False
 
 
 def write_call(folder: Path, function: Callable[..., Any], args: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ import sys
 import types
 from pathlib import Path
 
-from elastic_agent.launcher.pickling import pickler
+from elastic_agent.launcher.agent_process import pickler
 from elastic_agent.worker_variables import GENERATION, LAUNCH_FOLDER
 
 
