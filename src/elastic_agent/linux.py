@@ -24,8 +24,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MCL_CURRENT = 1
 _TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 _TFD_TIMER_ABSTIME = 1
-_PF_ENDING = 0x4 | 0x200 | 0x400
-"""Of the flags of a task in /proc/PID/stat: it exits, dumps core, was killed by a signal (include/linux/sched.h)."""
 _CPUCLOCK_SCHED = 2
 """The kind of clock in the number of another process's clock, as clock_getcpuclockid(3) makes it."""
 
@@ -322,18 +320,6 @@ def ignores(pid: int, signum: int) -> bool | None:
 def ends_by(pid: int, signum: int) -> bool:
     """Whether this signal would end the process: it neither catches nor ignores nor blocks it. False: it is gone."""
     return not any(_in_mask(pid, mask, signum) is not False for mask in (b"SigCgt:", b"SigIgn:", b"SigBlk:"))
-
-
-def is_ending(pid: int) -> bool:
-    """Whether the process exits or was killed, although the kernel may not have freed its memory yet, or is gone."""
-    try:
-        fields = stat_fields(pid)
-    except OSError:
-        return True
-    is_exiting = fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_ENDING)
-    return (
-        is_exiting or _in_mask(pid, b"SigPnd:", signal.SIGKILL) is True
-    )  # its threads get one, for any reason
 
 
 def _in_mask(pid: int, mask: bytes, signum: int) -> bool | None:

@@ -35,7 +35,6 @@ NESTED = b"[" * 5000
 OWN_PROCESSES = {
     "agent/control/socket.py _peer": "the kernel writes it",
     "agent/worker_group/datagrams.py _is_own": "the kernel writes it",
-    "agent/worker_group/exit_moments.py ExitMoment.at_boottime_s": "the kernel writes it",
     "doctor/pairs.py _converse": "eight bytes are a number, whatever they are",
     "integrations/collectives/private_names.py Recorders._status": "torch, in this process",
     "integrations/collectives/private_names.py Recorders._entries": "torch, in this process",

@@ -220,7 +220,7 @@ class WorkerEnd:
     origin: str = ""
     """The exception that led to the one that ended its script, if there is one; a traceback need not show it."""
     failed_s: float | None = None
-    """When its script ended, or the process began to end; None: not known."""
+    """When its script ended, or its process without it; None: not known."""
     progress: tuple[GroupProgress, ...] = ()
     """Its last collectives, if an exception ended its script or gloo aborted another worker; empty: not known."""
     stdout: str = ""

@@ -115,7 +115,7 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     origin: Text = ""
     """The exception that led to the one that ended its script, if there is one; a traceback need not show it."""
     failed_s: Moment | None = None
-    """When its script ended, or the process began to end; up to half a second before ``ended_s``. None: not known."""
+    """When its script ended, up to half a second before ``ended_s``, or its process without it; None: not known."""
     waits: Annotated[float, Meta(ge=0, le=1)] | None = None
     """The part of the last minutes in which it waited in a collective; None: not known yet."""
 

@@ -6,7 +6,7 @@ A worker introduces itself when it makes its first process group (`integrations/
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -114,8 +114,6 @@ class Collectives:
         """Where each slot is asked."""
         self._workers: dict[int, WorkerCollectives] = {}
         self._is_ending = False
-        self.on_introduced: Callable[[int], None] = lambda slot: None
-        """Called when the worker of this slot makes its first process group."""
 
     @property
     def address(self) -> str | None:
@@ -174,7 +172,6 @@ class Collectives:
         if answer.groups is None:
             self._peers[answer.slot] = peer
             self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s)
-            self.on_introduced(answer.slot)
         elif known is not None and self._peers[answer.slot] == peer:
             answer.is_last |= self._is_ending and answer.details
             self._workers[answer.slot] = _updated(known, answer, now_s)

@@ -34,8 +34,6 @@ class Left:
     """The last step that it reported by a heartbeat; 0: none."""
     note: Note | None = None
     """On the end of its script."""
-    began_s: float | None = None
-    """When its process began to end (CLOCK_BOOTTIME); None: not known."""
     progress: tuple[GroupProgress, ...] = ()
     """Its last collectives, if an exception ended its script or gloo aborted another worker; empty: not known."""
 
@@ -81,7 +79,7 @@ def _worker_end(
     context: WorkerContext, exit_: Exited, left: Left, stopped_s: float | None, offset_s: float
 ) -> events.WorkerEnd:
     note = valid_note(left.note, exit_)
-    failed_s = _failed_s(exit_, note, left.began_s)
+    failed_s = _failed_s(exit_, note)
     exit_ = _by_itself(exit_, note, failed_s, stopped_s)
     errors = tuple(plain(one)[:_LONGEST_ERROR] for one in note.errors) if note is not None else ()
     failure = None
@@ -118,12 +116,10 @@ def noted_error(note: Note | None) -> str:
     return plain(note.errors[0])[:_LONGEST_ERROR] if note is not None and note.errors else ""
 
 
-def _failed_s(exit_: Exited, note: Note | None, began_s: float | None) -> float:
-    """When its script ended; when its process began to end, if that was killed, or crashed after the script."""
+def _failed_s(exit_: Exited, note: Note | None) -> float:
+    """Return when its script ended, or its process if that was killed or crashed after the script."""
     has_crashed = exit_.returncode < 0 and (note is None or not note.code)
-    if note is not None and not has_crashed:
-        return note.at_boottime_s
-    return began_s if began_s is not None else exit_.at_boottime_s
+    return note.at_boottime_s if note is not None and not has_crashed else exit_.at_boottime_s
 
 
 def _by_itself(exit_: Exited, note: Note | None, failed_s: float, stopped_s: float | None) -> Exited:

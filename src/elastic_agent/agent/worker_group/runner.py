@@ -32,7 +32,6 @@ from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 from .collectives import Collectives
-from .early_ends import EarlyEnds
 from .endings import Left, has_not_saved, noted_error, report_endings, valid_note
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 from .stalls import Progress, StallWatch
@@ -59,7 +58,6 @@ class _Running:
     heartbeats: HeartbeatFile
     cleanup: Cleanup
     interruptions: Interruptions
-    early_ends: EarlyEnds = field(default_factory=EarlyEnds)
     held: list[guard_events.Exited] = field(default_factory=list)
     """Ends that a signal may have caused which the agent has not received yet."""
     interrupted: bool = False
@@ -109,7 +107,6 @@ class Runner:
         self._report = report
         self._hang_timeout_s = hang_timeout_s
         self._collectives = collectives if collectives is not None else Collectives()
-        self._collectives.on_introduced = self._watch_end
         self._stop_signals = stop_signals
         self._gpu = GpuMemory()
         self._running: _Running | None = None
@@ -280,12 +277,9 @@ class Runner:
         if running is None or running.generation != event.generation:
             return
         running.cleanup.started(event.pids.values())
-        running.early_ends.date(event.pids)
         self._report(event)
         if not running.stopping:
             self._collectives.begin(running.generation)
-            for slot in self._collectives.workers:
-                self._watch_end(slot)
             running.stalls = StallWatch(
                 running.generation,
                 partial(self._watched, running),
@@ -431,24 +425,17 @@ class Runner:
             progressed=any(self._progressed(running, slot) for slot in running.pids),
         )
 
-    def _watch_end(self, slot: int) -> None:
-        running = self._running
-        if running is not None and not running.gone and slot in running.pids:
-            running.early_ends.watch(slot, running.pids[slot])
-
     def _progressed(self, running: _Running, slot: int) -> bool:
         """Whether the worker has reported a step that no earlier generation reached, or heartbeats without steps."""
         beats, step = running.heartbeats.read(slot)
         return step > self._highest_step if step else bool(beats)
 
     def _report_endings(self, running: _Running, then: Callable[[], None] = lambda: None) -> None:
-        cells, early = running.heartbeats, running.early_ends
-        early.close()
+        cells = running.heartbeats
         left = {
             slot: Left(
                 cells.read(slot)[1],
                 cells.note(slot),
-                early.began_s(slot, running.exited[slot].at_boottime_s),
                 self._collectives.last_of(slot, running.exited[slot].pid),
             )
             for slot in running.exited
