@@ -1,4 +1,4 @@
-"""A generation's workers as a torch process context."""
+"""A generation's workers: how they ended, and their output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from torch.distributed.elastic.multiprocessing import Std
 
 from elastic_agent.workers import torch_adapter
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
-from elastic_agent.workers.guard.client import Exited, GuardLost, Spawned, SpawnFailed, Stopped
+from elastic_agent.workers.failure import WorkerFailure
+from elastic_agent.workers.guard.client import Exited, GuardLost, Spawned, Stopped
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from tests.workers.support import SLEEP, Driver
 
@@ -79,50 +79,20 @@ def contexts(driver: Driver, tmp_path: Path) -> Iterator[Contexts]:
     assert made.closer.drain_closing(10.0)
 
 
-def test_the_result_of_succeeding_workers_is_returned(contexts: Contexts) -> None:
-    context = contexts.start("pass", "pass")
-    assert context.wait(0) is None
-    contexts.feed(context, Spawned)
-    assert set(context.pids()) == {0, 1}
-    contexts.feed(context, Exited)
-    assert context.wait(0) is None
-    contexts.feed(context, Exited)
-    result = context.wait(0)
-    assert result is not None
-    assert not result.is_failed()
-    assert result.return_values == {0: None, 1: None}
-    assert context.failures == []
-    contexts.stop(context)
-    context.close_later()
+def reported(context: WorkerContext, slot: int = 0) -> WorkerFailure:
+    return context.failure(context.exits[slot], context.final_output(slot))
 
 
-def test_the_first_failure_is_reported_and_no_worker_is_stopped(contexts: Contexts) -> None:
+def test_the_exits_of_workers_are_known_and_none_is_stopped(contexts: Contexts) -> None:
     context = contexts.start("import time; time.sleep(1000)", RAISE)
     contexts.feed(context, Exited)
-    result = context.wait(0)
-    assert result is not None
-    assert set(result.failures) == {1}
-    assert result.failures[1].exitcode == 1
-    assert result.failures[1].message == "RuntimeError: boom"
-    assert [failure.summary("n2") for failure in context.failures] == [
-        "worker n2/1 exited with code 1: RuntimeError: boom"
-    ]
+    assert set(context.pids()) == {0, 1}
+    assert {slot: exited.returncode for slot, exited in context.exits.items()} == {1: 1}
+    assert reported(context, 1).summary("n2") == "worker n2/1 exited with code 1: RuntimeError: boom"
     assert not context.stopped
     contexts.stop(context)
     assert context.stopped
-    assert len(context.failures) == 1, "a worker that was stopped has not failed"
     context.close_later()
-
-
-def test_failures_are_in_the_order_of_the_exits(contexts: Contexts) -> None:
-    context = contexts.start_program("sleep", dict.fromkeys(range(3), SLEEP[1:]))
-    contexts.feed(context, Spawned)
-    for slot in (2, 0, 1):
-        os.kill(context.pids()[slot], signal.SIGKILL)
-        contexts.feed(context, Exited)
-    assert [failure.slot for failure in context.failures] == [2, 0, 1]
-    assert context.failures[0].summary("n2") == "worker n2/2 was killed by SIGKILL"
-    contexts.stop(context)
 
 
 def test_the_error_file_of_record_is_read(contexts: Contexts) -> None:
@@ -134,8 +104,8 @@ def test_the_error_file_of_record_is_read(contexts: Contexts) -> None:
     """
     context = contexts.start(code)
     contexts.feed(context, Exited)
-    assert context.failures[0].message == "ValueError: seen"
-    assert context.failures[0].tail == "Traceback\n  here"
+    assert reported(context).message == "ValueError: seen"
+    assert reported(context).tail == "Traceback\n  here"
     contexts.stop(context)
 
 
@@ -148,49 +118,22 @@ def test_a_malformed_error_file_is_ignored(contexts: Contexts, content: str) -> 
     """
     context = contexts.start(code)
     contexts.feed(context, Exited)
-    result = context.wait(0)
-    assert result is not None
-    assert result.failures[0].message == context.failures[0].words == "gave up"
+    assert reported(context).words == "gave up"
     contexts.stop(context)
 
 
-def test_a_program_that_does_not_exist_is_a_result(contexts: Contexts) -> None:
-    context = contexts.start_program("/no/such/python", {0: ("train.py",), 1: ("train.py",)})
-    contexts.feed(context, Stopped)
-    result = context.wait(0)
-    assert result is not None
-    assert any("'/no/such/python'" in failure.message for failure in result.failures.values())
-    assert context.stopped
-
-
-def test_workers_lost_with_the_guard_have_failed(contexts: Contexts) -> None:
+def test_workers_lost_with_the_guard_are_stopped(contexts: Contexts) -> None:
     context = contexts.start_program("sleep", {0: SLEEP[1:]})
     contexts.feed(context, Spawned)
     os.kill(contexts.driver.guard.pid, signal.SIGKILL)
     contexts.feed(context, GuardLost)
-    result = context.wait(0)
-    assert result is not None
-    assert result.failures[0].exitcode == -signal.SIGKILL
     assert context.stopped
 
 
 def test_events_of_another_generation_are_ignored(contexts: Contexts) -> None:
     context = contexts.start("pass")
-    context.handle(SpawnFailed(99, 0, "other"))
     context.handle(Stopped(99, ()))
-    assert context.wait(0) is None
     assert not context.stopped
-    contexts.feed(context, Exited)
-    assert context.wait(0) is not None
-    contexts.stop(context)
-
-
-def test_starting_does_not_change_signal_handlers(contexts: Contexts) -> None:
-    assert threading.current_thread() is threading.main_thread()
-    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-    before = {name: signal.getsignal(getattr(signal, name)) for name in names}
-    context = contexts.start("pass")
-    assert {name: signal.getsignal(getattr(signal, name)) for name in names} == before
     contexts.feed(context, Exited)
     contexts.stop(context)
 

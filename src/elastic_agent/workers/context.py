@@ -1,21 +1,18 @@
-"""The workers of one generation as a torch process context, on a guard instead of `subprocess`.
+"""The workers of one generation: what starts them, where their output goes, and how they ended.
 
-torch's redirects, tee, filters and error files work as usual. The difference: nothing here waits. The guard's
-events are passed in (`handle`), `_poll` evaluates them, the guard stops the workers, and the part of `close` that
-waits for torch's log threads can be left to a `BackgroundCloser`.
+Nothing here waits. The guard's events are passed in (`handle`), the guard stops the workers, and closing the log files,
+which waits for the readers of `--tee`, is left to a `BackgroundCloser`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
-
-from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, ProcessFailure, RunProcsResult
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
 
 from elastic_agent.workers import facts, failure, torch_adapter
 from elastic_agent.workers.guard.client import (
@@ -25,19 +22,18 @@ from elastic_agent.workers.guard.client import (
     GuardLost,
     Launch,
     Spawned,
-    SpawnFailed,
     Stopped,
 )
 from elastic_agent.workers.output.final_output import FinalOutput, read_final_output
+from elastic_agent.workers.output.tee import Tee
 
 if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
     from torch.numa.binding import NumaOptions
-
-_COULD_NOT_START = 127  # the exit codes of shells for a command that they cannot run
 
 
 class BackgroundCloser:
-    """Closes contexts in threads of their own: torch's log threads need up to 0.2 s to end."""
+    """Closes contexts in threads of their own: the readers of `--tee` need up to 0.1 s to end."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
@@ -57,17 +53,20 @@ class BackgroundCloser:
         return not self._threads
 
 
-class WorkerContext(PContext):
+class WorkerContext:
     """One generation's workers.
 
     Args:
         guard: Starts the processes; its deadline must be set.
         generation: The generation's number, by which events are matched.
         name: Header of shown lines, as in "[name0]:", without `log_line_prefixes`.
-        entrypoint: Program to run; `args` are its arguments by local rank.
+        program: Program to run; `args` are its arguments by local rank.
         envs: Variables by local rank, on top of this process's own.
         logs_specs: Makes the log files; adds to `envs`.
         closer: Runs `close_later`.
+        log_line_prefixes: Header of shown lines by local rank.
+        duplicate_stdout_filters: Shown lines that contain one of these also go to a file for all workers.
+        duplicate_stderr_filters: The same for standard error.
         warm: Fork them from the guard's spawner, if it has one; not together with `numa_options`.
         warm_patience_s: How long they wait for a spawner that still imports.
         ignored_signals: Which signals they begin with ignored.
@@ -79,33 +78,25 @@ class WorkerContext(PContext):
         guard: Guard,
         generation: int,
         name: str,
-        entrypoint: str,
+        program: str,
         args: Mapping[int, tuple[object, ...]],
         envs: Mapping[int, dict[str, str]],
         logs_specs: LogsSpecs,
         closer: BackgroundCloser,
         *,
-        log_line_prefixes: dict[int, str] | None = None,
-        duplicate_stdout_filters: list[str] | None = None,
-        duplicate_stderr_filters: list[str] | None = None,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        duplicate_stdout_filters: Sequence[str] = (),
+        duplicate_stderr_filters: Sequence[str] = (),
         numa_options: NumaOptions | None = None,
         warm: bool = False,
         warm_patience_s: float = 10.0,
         ignored_signals: tuple[int, ...] = (),
         startup_hook: bool = False,
     ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            dict(args),
-            dict(envs),
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
         self.generation = generation
-        self._program = entrypoint
+        self._program = program
+        self._args = args
+        self._envs = dict(envs)
         self._guard = guard
         self._closer = closer
         self._numa_options = numa_options
@@ -116,14 +107,33 @@ class WorkerContext(PContext):
         self._before: facts.Baseline | None = None
         self._started = False
         self._stopped = False
-        self._lost: GuardLost | None = None
-        self._spawn_failed: SpawnFailed | None = None
         self._spawned_pids: dict[int, int] = {}
         self._exits: dict[int, Exited] = {}
-        self._failed: list[int] = []
-        self._result: RunProcsResult | None = None
+        logs = logs_specs.reify(self._envs)
+        self.stdouts, self.stderrs = logs.stdouts, logs.stderrs
+        self._error_files = logs.error_files
+        headers = {slot: f"[{name}{slot}]:" for slot in args} | dict(log_line_prefixes or {})
+        self._filtered: list[TextIO] = []
+        self._tees = self._make_tees(logs, headers, duplicate_stdout_filters, duplicate_stderr_filters)
 
-    # --- what is known ----------------------------------------------------------------------------
+    def _make_tees(
+        self,
+        logs: LogsDest,
+        headers: Mapping[int, str],
+        stdout_filters: Sequence[str],
+        stderr_filters: Sequence[str],
+    ) -> list[Tee]:
+        """Return the readers that show the files of ``--tee``, and those that copy matching lines to one file."""
+        header = headers.__getitem__
+        tees = [Tee(logs.tee_stdouts, sys.stdout, header), Tee(logs.tee_stderrs, sys.stderr, header)]
+        for filters, files, path in (
+            (stdout_filters, logs.tee_stdouts, logs.filtered_stdout),
+            (stderr_filters, logs.tee_stderrs, logs.filtered_stderr),
+        ):
+            if filters:
+                self._filtered.append(open(path, "w", errors="replace", buffering=1))  # noqa: SIM115
+                tees.append(Tee(files, self._filtered[-1], header, _contains_one_of(filters)))
+        return tees
 
     @property
     def exits(self) -> Mapping[int, Exited]:
@@ -139,24 +149,19 @@ class WorkerContext(PContext):
         """Whether this worker writes to the agent's own standard error."""
         return not self.stderrs[slot]
 
-    @property
-    def failures(self) -> list[failure.WorkerFailure]:
-        """Workers that failed by themselves, the first one first; not those that a stop ended. Reads their files."""
-        return [self.failure(self._exits[slot], self.final_output(slot)) for slot in self._failed]
-
     def final_output(self, slot: int) -> FinalOutput:
         """What is known of the end of a worker: its files, and memory. May block as long as a file system hangs."""
         streams = {"stdout": self.stdouts[slot], "stderr": self.stderrs[slot]}
         files = {name: path for name, path in streams.items() if path not in ("", os.devnull)}
         memory = facts.memory_facts(self._before) if self._before is not None else {}
-        return dataclasses.replace(read_final_output(self.error_files[slot], files), facts=memory)
+        return dataclasses.replace(read_final_output(self._error_files[slot], files), facts=memory)
 
     def machine_facts(self) -> dict[str, str]:
         """Facts about the machine, compared with when the workers were started. Takes at most about a second."""
         if self._before is None:
             return {}
         killed = [one.pid for one in self._exits.values() if one.returncode < 0]
-        folders = {os.path.dirname(path) for path in self.error_files.values()}
+        folders = {os.path.dirname(path) for path in self._error_files.values()}
         return facts.machine_facts(self._before, killed, [os.getcwd(), *sorted(folders)])
 
     def failure(self, event: Exited, words: FinalOutput, noted: str = "") -> failure.WorkerFailure:
@@ -175,29 +180,24 @@ class WorkerContext(PContext):
         """Process ids by local rank; empty until all are started."""
         return dict(self._spawned_pids)
 
-    # --- torch's extension points -----------------------------------------------------------------
-
     def start(self) -> None:
-        """Have the guard start the workers. Installs no signal handlers, unlike torch's contexts.
+        """Have the guard start the workers.
 
         Raises RuntimeError when the guard's last generation is not stopped yet.
         """
-        torch_adapter.start_context(self)
-
-    def _start(self) -> None:
-        if self._started:
-            raise RuntimeError(f"the workers of generation {self.generation} have already been started")
-        launches = [self._launch(slot) for slot in range(self.nprocs)]
+        launches = [self._launch(slot) for slot in range(len(self._args))]
         self._before = facts.baseline()
         self._guard.spawn(self.generation, launches, self._warm_patience_s)
         self._started = True
+        for tee in self._tees:
+            tee.start()
 
     def _launch(self, slot: int) -> Launch:
-        argv = (self._program, *(str(argument) for argument in self.args[slot]))
+        argv = (self._program, *(str(argument) for argument in self._args[slot]))
         return Launch(
             slot=slot,
             argv=torch_adapter.with_numa_binding(argv, slot, self._numa_options),
-            env={**os.environ, **{name: str(value) for name, value in self.envs[slot].items()}},
+            env={**os.environ, **{name: str(value) for name, value in self._envs[slot].items()}},
             stdout=self.stdouts[slot] or None,
             stderr=self.stderrs[slot] or None,
             warm=self._warm,
@@ -205,81 +205,34 @@ class WorkerContext(PContext):
             startup_hook=self._startup_hook,
         )
 
-    def _poll(self) -> RunProcsResult | None:
-        """None while all run; the result once all succeeded or one failed. Unlike torch's it stops no worker."""
-        if self._result is None:
-            self._result = self._conclude()
-        return self._result
-
-    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        """Have what runs stopped; its end comes as an event."""
-        if not self.stopped:
-            self._guard.stop(0.0 if death_sig == signal.SIGKILL else float(timeout), death_sig)
-
-    def close_later(self) -> None:
-        """`close` in the background. Raises RuntimeError when processes of the generation are still there."""
-        if not self.stopped:
-            raise RuntimeError(f"generation {self.generation} must be stopped before its logs are closed")
-        self._closer.submit(self.close)
-
-    # --- events -----------------------------------------------------------------------------------
-
     def handle(self, event: GuardEvent) -> None:
         """Take note of an event; those of other generations are ignored."""
         if isinstance(event, GuardLost):
-            self._lost = event
             self._stopped = True
         elif getattr(event, "generation", None) != self.generation:
             return
         elif isinstance(event, Spawned):
             self._spawned_pids = event.pids
-        elif isinstance(event, SpawnFailed):
-            self._spawn_failed = event
         elif isinstance(event, Exited):
             self._exits[event.slot] = event
-            if event.returncode != 0 and not event.stopping:
-                self._failed.append(event.slot)
         elif isinstance(event, Stopped):
             self._stopped = True
 
-    # --- torch's result ---------------------------------------------------------------------------
+    def close_later(self) -> None:
+        """Show the rest of the output and close the log files, in the background.
 
-    def _conclude(self) -> RunProcsResult | None:
-        failures = {
-            slot: self._process_failure(slot, self._exits[slot].pid, self._exits[slot].returncode)
-            for slot in self._failed
-        }
-        if self._spawn_failed is not None:
-            slot = max(0, self._spawn_failed.slot)
-            failures[slot] = self._process_failure(slot, 0, _COULD_NOT_START, self._spawn_failed.error)
-        elif self._lost is not None or (self._stopped and len(self._exits) < self.nprocs):
-            for slot in set(range(self.nprocs)) - set(self._exits):
-                failures[slot] = self._process_failure(slot, self._spawned_pids.get(slot, 0), -signal.SIGKILL)
-        if not failures and len(self._exits) < self.nprocs:
-            return None
-        for slot, event in self._exits.items():
-            if event.returncode != 0 and slot not in failures:  # ended by a stop, which is no success either
-                failures[slot] = self._process_failure(slot, event.pid, event.returncode)
-        return RunProcsResult(
-            return_values={} if failures else dict.fromkeys(range(self.nprocs)),
-            failures=failures,
-            stdouts=self.stdouts,
-            stderrs=self.stderrs,
-        )
+        Raises RuntimeError when processes of the generation are still there.
+        """
+        if not self.stopped:
+            raise RuntimeError(f"generation {self.generation} must be stopped before its logs are closed")
+        self._closer.submit(self._close)
 
-    def _process_failure(self, slot: int, pid: int, exitcode: int, message: str = "") -> ProcessFailure:
-        error_file = self.error_files[slot]
-        try:
-            result = ProcessFailure(slot, pid, exitcode, error_file if os.path.isfile(error_file) else "")
-        except Exception:  # the worker wrote something there that torch does not expect
-            result = ProcessFailure(slot, pid, exitcode, "")
-        if message:
-            result.message = message
-        elif slot in self._failed and (
-            reported := self.failure(self._exits[slot], self.final_output(slot)).words
-        ):
-            result.message = reported
-        # torch finds the first failure by whole seconds, of which the error file's are the worker's own;
-        # the order of the deaths, in which these are made, decides among equal ones.
-        result.timestamp = int(time.time())
-        return result
+    def _close(self) -> None:
+        for tee in self._tees:
+            tee.stop()
+        for file in self._filtered:
+            file.close()
+
+
+def _contains_one_of(filters: Sequence[str]) -> Callable[[str], bool]:
+    return lambda line: any(needle in line for needle in filters)
