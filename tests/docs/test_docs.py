@@ -185,7 +185,6 @@ def test_stated_defaults_are_correct() -> None:
     defaults = {spec.flag: spec.default for spec in specs()}
     stated = re.findall(r"`(--[a-z-]+)(?: [A-Z]+)?`\s*\((\d+)(?: m?s)?\b", text_of("docs/troubleshooting.md"))
     stated += re.findall(r"^\| `(--[a-z-]+)` \| (\d+)(?: s)? \|", text_of("docs/troubleshooting.md"), re.M)
-    stated += re.findall(r"^\| `(--[a-z-]+) (?:N|SECONDS)` \| (\d+) \|", text_of("README.md"), re.M)
     assert len(stated) > 15
     wrong = [(flag, told) for flag, told in stated if float(defaults[flag] or "nan") != float(told)]
     assert wrong == []
@@ -249,7 +248,7 @@ def test_rules_that_the_protocol_page_attributes_to_the_simulator_are_there() ->
 # -- what is stated as a table ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/troubleshooting.md", "docs/settings.md"])
+@pytest.mark.parametrize("page", ["docs/troubleshooting.md", "docs/settings.md"])
 def test_the_table_of_exit_codes_is_complete(page: str) -> None:
     table = re.split(r"^#+ Exit codes$", text_of(page), flags=re.M)[1]
     table = re.split(r"^#+ ", table, flags=re.M)[0]

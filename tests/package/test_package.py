@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import subprocess
 import sys
 import tomllib
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import elastic_agent
-from elastic_agent.exit_codes import ExitCode
 from elastic_agent.installed import installed_version
 
 
@@ -63,18 +61,3 @@ def test_the_tested_versions_of_python_are_declared() -> None:
     classifiers = tomllib.loads((root / "pyproject.toml").read_text())["project"]["classifiers"]
     declared = [entry.split()[-1] for entry in classifiers if entry.startswith("Programming Language")]
     assert f"(tested are {' and '.join(declared)})" in (root / "README.md").read_text()
-
-
-def test_the_readme_lists_every_page() -> None:
-    root = Path(__file__).parents[2]
-    readme = (root / "README.md").read_text()
-    pages = [f"docs/{page.name}" for page in (root / "docs").glob("*.md")]
-    assert [page for page in pages if f"({page})" not in readme] == []
-
-
-def test_the_readme_lists_every_exit_code() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    table = readme.partition("## Exit codes")[2].partition("\n## ")[0]
-    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)] == [
-        int(code) for code in ExitCode
-    ]
