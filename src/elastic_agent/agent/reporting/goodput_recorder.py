@@ -13,7 +13,6 @@ import msgspec
 
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
-from elastic_agent.agent.timers import call_periodically
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.records import Activity, Goodput
 from elastic_agent.files import all_but_newest, write_atomically
@@ -179,11 +178,8 @@ class GoodputRecorder:
             self._save()
         since_s, (shortest_s, longest_s) = now_s - self._started_s, LOOKS_AT_START_S
         is_early = self._account.awaits_step and since_s < FIRST_LOOKS_S
-        if is_early:
-            pause_s = min(max(shortest_s, since_s / 10), longest_s)
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
-        else:
-            self._timer = call_periodically(LOOK_EVERY_S, self._look)
+        pause_s = min(max(shortest_s, since_s / 10), longest_s) if is_early else LOOK_EVERY_S
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
 
     def _read_step(self, now_s: float) -> None:
         progress = self._progress()

@@ -12,7 +12,6 @@ import msgspec
 
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
-from elastic_agent.agent.timers import call_periodically
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.records import Goodput, NodeReport, WorkerReport
 from elastic_agent.monitoring.rates import StepRate
@@ -25,9 +24,6 @@ from .worker_reports import ended_worker, present_workers
 
 REPORT_EVERY_S = 5.0
 """How often a node reports the progress of its workers, if there was any."""
-
-ANSWERED_S = 0.02
-"""How long after they were asked about their collectives, so that a report holds what they answered."""
 
 KEPT_REPORTS = 3
 
@@ -99,7 +95,7 @@ class NodeReports:
         known = self._own.get(progress.generation)
         if known is None or (not known.is_final and _is_news(known, workers, progress)):
             self._write(progress.generation, workers, stalled_s=progress.stalled_s)
-        self._timer = call_periodically(REPORT_EVERY_S, self.on_progress, offset_s=ANSWERED_S)
+        self._timer = asyncio.get_running_loop().call_later(REPORT_EVERY_S, self.on_progress)
 
     def refresh(self) -> None:
         """Report the present workers now, if they are reported from time to time."""

@@ -11,7 +11,6 @@ import faulthandler
 from collections.abc import Callable
 
 from elastic_agent.agent import events
-from elastic_agent.agent.timers import call_periodically
 from elastic_agent.protocol import Announce, State
 from elastic_agent.rendezvous.events import LeaseLost, Registered
 from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, extend, status
@@ -111,11 +110,10 @@ class SystemdReporter:
     def _tick(self) -> None:
         self._send_status()
         if self._trains_undisturbed:
-            period_s = min(LOOK_EVERY_RUNNING_S, self._manager.alive_every_s / 2)
-            self._timer = call_periodically(period_s, self._tick)
+            pause_s = min(LOOK_EVERY_RUNNING_S, self._manager.alive_every_s / 2)
         else:
             pause_s = LOOK_EVERY_S if self._up else LOOK_EVERY_AT_START_S
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._tick)
 
     def _send_status(self) -> None:
         now_s = asyncio.get_running_loop().time()

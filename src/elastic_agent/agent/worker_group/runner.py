@@ -19,7 +19,6 @@ from functools import partial
 import msgspec
 
 from elastic_agent.agent import events
-from elastic_agent.agent.timers import call_periodically
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s, catches, is_frozen
 from elastic_agent.protocol import Failure, FailureKind, Notice
@@ -553,7 +552,7 @@ class Runner:
         if self.handles_notices:
             self._report(events.NoticesHandled(running.generation))
             return
-        longest_s = NOTICE_POLL_EVERY_S[1]
-        call_later = call_periodically if pause_s >= longest_s else asyncio.get_running_loop().call_later
-        longer_s = min(1.2 * pause_s, longest_s)
-        self._notice_poll_timer = call_later(pause_s, self._poll_notice_handling, longer_s)
+        longer_s = min(1.2 * pause_s, NOTICE_POLL_EVERY_S[1])
+        self._notice_poll_timer = asyncio.get_running_loop().call_later(
+            pause_s, self._poll_notice_handling, longer_s
+        )

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from elastic_agent.agent import events
-from elastic_agent.agent.timers import call_periodically
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.workers.guard.client import Exited
 
@@ -156,10 +155,8 @@ class StallWatch:
             self._timer = loop.call_later(self._answer_s, self._tell, over, silent, idle_s)
         else:
             self._collectives.ask(details=False)
-            if quiet_s == 0:
-                self._timer = call_periodically(self._pause_s, self._look)
-            else:
-                self._timer = loop.call_later(min(self._pause_s, STALLED_LOOK_EVERY_S), self._look)
+            pause_s = self._pause_s if quiet_s == 0 else min(self._pause_s, STALLED_LOOK_EVERY_S)
+            self._timer = loop.call_later(pause_s, self._look)
 
     def _newly_idle_s(self, alive: Mapping[int, int], now_s: float) -> float:
         """For how long the workers have done nothing, if that is to be told now, which it is at doubling intervals."""
