@@ -1,6 +1,6 @@
 """Run a command and fail if it leaves a process behind.
 
-    python3 run_and_leave_nothing.py [--limit-s SECONDS] -- COMMAND ARG...
+    python3 run_and_leave_nothing.py [--limit-s SECONDS] [--grace-s SECONDS] -- COMMAND ARG...
 
 This process becomes a child subreaper (Linux): whatever the command starts, in whatever session or process
 group, stays below it in the process tree. When the command has ended, every descendant that is still alive is
@@ -22,8 +22,9 @@ from pathlib import Path
 from types import FrameType
 
 PR_SET_CHILD_SUBREAPER = 36
-# What is already on its way out when the command ends (the reader of a pipe, a logger) may take this long.
-GRACE_S = 3.0
+# What is already on its way out when the command ends (the reader of a pipe, a logger) may take this long: a slow
+# machine is no reason to fail, and a clean end does not wait.
+GRACE_S = 30.0
 # SIGKILL is not instant: tearing down a large process takes a while.
 KILL_S = 10.0
 TIMED_OUT = 124
@@ -32,6 +33,9 @@ TIMED_OUT = 124
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run a command; fail if it leaves a process behind.")
     parser.add_argument("--limit-s", type=int, default=0, help="kill the command after this long (0: never)")
+    parser.add_argument(
+        "--grace-s", type=float, default=GRACE_S, help="how long what is left may take to end"
+    )
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
 
@@ -45,7 +49,7 @@ def main() -> int:
     try:
         code = wait_for(start(options.command))
         signal.alarm(0)
-        left = still_running(GRACE_S)
+        left = still_running(options.grace_s)
         for pid in left:
             print(f"left running: {pid}: {command_line(pid)}", file=sys.stderr)
         return code or (1 if left else 0)
