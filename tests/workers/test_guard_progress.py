@@ -52,9 +52,11 @@ def stop(driver: Driver, news: News, launch: Launch, grace_s: float = LONG_S) ->
     return exited
 
 
+TAKES_GIGABYTES = "computes and allocates for longer than computing alone counts"
+
 SAVES = {
     "writes a file": "open(sys.argv[1] + '.state', 'wb').write(bytes(10_000_000))",
-    "computes and allocates for longer than computing alone counts": """
+    TAKES_GIGABYTES: """
         states, ends = [], time.monotonic() + 1.5
         while time.monotonic() < ends:
             states.append(bytes(range(256)) * 40)
@@ -93,7 +95,13 @@ SAVES = {
 }
 
 
-@pytest.mark.parametrize("handler", SAVES.values(), ids=SAVES)
+@pytest.mark.parametrize(
+    "handler",
+    [
+        pytest.param(code, id=name, marks=[pytest.mark.prove] if name == TAKES_GIGABYTES else [])
+        for name, code in SAVES.items()
+    ],
+)
 def test_a_handler_that_saves_may_complete(driver: Driver, news: News, handler: str) -> None:
     assert stop(driver, news, saving(news, handler)).returncode == 5
     assert news.line() == "saved"
@@ -150,11 +158,9 @@ def test_an_interpreter_that_frees_its_modules_is_not_waited_for(driver: Driver,
     """It has reset its signal handlers by then."""
     body = """
         class Large:
-            def __del__(self, clock=time.monotonic, write=os.write, fd=os.open(sys.argv[1], os.O_WRONLY)):
-                ends = clock() + 0.6
-                while clock() < ends:
+            def __del__(self):
+                while True:
                     pass
-                write(fd, b"freed\\n")
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         large = Large()
@@ -164,7 +170,6 @@ def test_an_interpreter_that_frees_its_modules_is_not_waited_for(driver: Driver,
     """
     launch = python(0, TELL + dedent(body), str(news.path), "")
     assert stop(driver, news, launch).returncode == -signal.SIGKILL
-    assert news.silent()
 
 
 def test_a_worker_that_ignores_the_signal_is_killed_whatever_it_does(driver: Driver, news: News) -> None:
@@ -221,7 +226,7 @@ def test_a_worker_that_hangs_does_not_end_the_grace_period_of_one_that_saves(
     assert [news.line(), news.line()] == ["ready", "ready"]
     driver.guard.stop(LONG_S, idle_s=IDLE_S)
     driver.until(Stopped)
-    assert {one.slot: one.returncode for one in driver.of(Exited)} == {0: 5, 1: -signal.SIGKILL}
+    assert {exited.slot: exited.returncode for exited in driver.of(Exited)} == {0: 5, 1: -signal.SIGKILL}
 
 
 def test_the_grace_period_remains_the_limit(driver: Driver, news: News) -> None:

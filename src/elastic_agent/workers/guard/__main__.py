@@ -39,6 +39,8 @@ from elastic_agent.workers.guard.spawn import LaunchSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_agent.workers.guard.messages import Message
     from elastic_agent.workers.guard.warm import WarmPool
 
@@ -52,7 +54,8 @@ _LAST_OUTPUT_S = 1.0
 class Lease:
     """The deadline in shared memory, and a timer that goes off at it."""
 
-    def __init__(self, memory_fd: int) -> None:
+    def __init__(self, memory_fd: int, clock_ns: Callable[[], int] = linux.boottime_ns) -> None:
+        self._clock_ns = clock_ns
         self._cell = memoryview(mmap.mmap(memory_fd, mmap.PAGESIZE, prot=mmap.PROT_READ))[
             :DEADLINE_BYTES
         ].cast("Q")
@@ -76,7 +79,7 @@ class Lease:
         if deadline != self._armed_for:
             self._timer.arm(deadline)
             self._armed_for = deadline
-        return linux.boottime_ns() - deadline if deadline else None
+        return self._clock_ns() - deadline if deadline else None
 
 
 class GuardProcess:

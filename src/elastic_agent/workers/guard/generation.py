@@ -310,10 +310,11 @@ class Generation:
             self.kill()
         elif self.phase == RUNNING:
             self.phase = TERMINATING
-            self._kill_at = time.monotonic() + grace_s
+            now = time.monotonic()
+            self._kill_at = now + grace_s
             if idle_s is not None:
                 self._progress = Progress(
-                    list(self._workers), signum, idle_s, self._remaining, self._is_terminated
+                    list(self._workers), signum, idle_s, self._remaining, self._is_terminated, now
                 )
                 self._next_look = time.monotonic() + LOOK_EVERY_S
             for worker in self._workers.values():

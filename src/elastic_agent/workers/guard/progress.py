@@ -20,7 +20,6 @@ Small activity in the background (threads that poll, heartbeats) counts as nothi
 from __future__ import annotations
 
 import os
-import time
 
 from elastic_agent import linux
 
@@ -67,7 +66,7 @@ class Progress:
     Make it just before the signal is sent. `workers` are the processes that get it; those that ignore it are not
     awaited. `remaining` lists all processes of the generation; that takes a while, so it is not called before. Of those
     that are no workers, the ones count that a handler has started, and those that were sent SIGTERM themselves
-    (`is_terminated`): a data loader that goes on does not save.
+    (`is_terminated`): a data loader that goes on does not save. `now`: by time.monotonic().
     """
 
     def __init__(
@@ -77,13 +76,14 @@ class Progress:
         idle_s: float,
         remaining: Callable[[], list[Process]],
         is_terminated: Callable[[Process], bool],
+        now: float,
     ) -> None:
         self._idle_limit_s = idle_s
         self._unclear_limit_s = max(UNCLEAR_S, idle_s)
         self._remaining = remaining
         self._is_terminated = is_terminated
         self._idle_s = 0.0
-        self._looked_at = time.monotonic()
+        self._looked_at = now
         self._ignoring = {pid for pid in workers if linux.ignores(pid, signum)}
         self._signalled_at_s = linux.boottime_s()
         self._looked = False
@@ -177,7 +177,7 @@ class _Activity:
         if self._ends():
             return False
         if UNCLEAR in shown:
-            self.unclear_s += elapsed_s
+            self.unclear_s += min(elapsed_s, _LONGEST_INTERVAL_S)
         return shown != {NOTHING} and bool(shown)
 
     def _shown_by(self, tid: int) -> str:
