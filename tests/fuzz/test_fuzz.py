@@ -1,4 +1,4 @@
-"""No input crashes a decoder: a short run of ``make fuzz``, inputs that once did, and no decoder is left out."""
+"""No input crashes a decoder: a few of those of ``make fuzz``, and inputs that once did."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elastic_agent.diagnosis.known_errors import known_error, possible_error
 from elastic_agent.rendezvous.backends.c10d.job_files import _run_in
 from elastic_agent.workers import facts
 
-from .runner import fuzz
+from .mutator import Mutator
 from .targets import all_targets
 from .targets.sockets import _converse, _Loop, _Progress
 
@@ -82,6 +82,7 @@ def _decodes(function: ast.Attribute) -> bool:
     )
 
 
+@pytest.mark.prove
 def test_every_decoder_is_fuzzed() -> None:
     targets = all_targets()
     covered = {one for target in targets for one in target.covers}
@@ -90,19 +91,16 @@ def test_every_decoder_is_fuzzed() -> None:
     assert decoding_functions() == covered | set(OWN_PROCESSES), "add a target to tests/fuzz/targets"
 
 
-def test_a_short_run_finds_nothing() -> None:
+def test_valid_inputs_and_damaged_ones_are_decoded_or_refused() -> None:
+    """``make fuzz`` feeds more, and also looks at the time and the memory that they take."""
     with structlog.testing.capture_logs():
         for target in all_targets():
-            if (
-                target.name == "script"
-            ):  # very deep sources leave Python's own parser unusable, which pytest needs
-                continue
-            report = fuzz(target, 40, seed=1, sampled=0)
+            mutator = Mutator(target.samples, target.name)
+            damaged = [mutator.next() for _ in range(40)]
+            # Very deep sources leave Python's own parser unusable, which pytest needs.
+            for data in () if target.name == "script" else (*target.samples, *damaged):
+                target.feed(data)
             target.close()
-            problems = {
-                what: one for what, one in report.findings.items() if what not in ("slow", "memory grows")
-            }
-            assert not problems, target.name
 
 
 def test_deep_nesting_in_a_file_counts_as_damage(tmp_path: Path) -> None:
@@ -158,12 +156,17 @@ def test_too_many_ranges_in_a_host_name_are_refused() -> None:
     assert expand_hosts("n[" + "9" * 5000 + "-1]") == ["n" + "9" * 5000 + "-1"]
 
 
-def test_long_values_are_refused_without_delay() -> None:
-    begun_s = time.process_time()
+def test_long_values_are_refused() -> None:
     with pytest.raises(BadValueError):
         spec_by_name()["lease_ttl"].kind.parse("9" * 50_000 + "x")
     assert nearest("x" * 70_000, ["nnodes"]) is None
     assert "secret" not in quoted("//a:" * 20_000 + "secret@host")
+
+
+@pytest.mark.prove
+def test_long_values_are_refused_without_delay() -> None:
+    begun_s = time.process_time()
+    test_long_values_are_refused()
     assert time.process_time() - begun_s < 5  # minutes before
 
 
@@ -189,6 +192,7 @@ def test_a_host_name_that_no_host_can_have_is_refused() -> None:
         expand_hosts("[1-99999]" + "x" * 70_000)
 
 
+@pytest.mark.prove
 def test_long_lines_in_the_output_of_a_worker_are_understood_without_delay() -> None:
     begun_s = time.process_time()
     for text in ("Rank 2" + "9" * 40_000, "pair.cc:534] " * 4000, "TCPStore.cpp:106] " * 4000):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hypothesis
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -117,16 +116,7 @@ def store_of(data: st.DataObject, coordinator: Coordinator, *, steps: int = 8) -
     return published
 
 
-thorough = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    phases=(
-        hypothesis.Phase.explicit,
-        hypothesis.Phase.generate,
-    ),  # a failure is reported before the time-out
-    suppress_health_check=[HealthCheck.too_slow],
-)
+thorough = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 @thorough

@@ -10,7 +10,7 @@ from elastic_agent.protocol.ranks import natural_key, remember, seat_members, se
 from elastic_agent.protocol.records import Member
 from tests.protocol.support import member
 
-light = settings(max_examples=60, deadline=None)
+light = settings(max_examples=60)
 
 nodes = st.lists(st.integers(0, 30).map(lambda number: f"n{number}"), min_size=1, max_size=8, unique=True)
 names = st.text("abzAZ0129._:@+-", min_size=1, max_size=20)

@@ -29,7 +29,7 @@ from elastic_agent.protocol.records import (
 from tests.protocol.strategies import histories, records, texts
 from tests.protocol.support import POLICY, member, plan, world
 
-light = settings(max_examples=40, deadline=None)
+light = settings(max_examples=40)
 KINDS = (Member, Lease, Plan, World, History)
 
 anything = st.recursive(

@@ -39,6 +39,7 @@ from elastic_agent.protocol import (
     Outcome,
     Phase,
     Seat,
+    Waiting,
 )
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
@@ -391,8 +392,8 @@ class Agent:
         if ending.outcome is Outcome.STOPPED and has_run and not decision.requeued:
             self._log.info(how_to_resume(self._settings, self._backend.run_id or "", self._job))
 
-    async def _status(self) -> str:
-        status = await self._session.status() if self._session is not None else ""
+    async def _status(self) -> Waiting:
+        status = await self._session.status() if self._session is not None else Waiting()
         if self._goodput is not None:
             self._goodput.status_read(status)
         return status

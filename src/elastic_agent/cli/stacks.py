@@ -16,7 +16,7 @@ from elastic_agent.printable import escaped
 from elastic_agent.workers.find_workers import RunningWorker, find_workers
 
 APART_S = 0.1
-"""Between workers that share an output: the stacks of one are written when the next one's begin."""
+"""Between workers that share an output, so that their stacks seldom mix; each begins with the name of its worker."""
 
 PAGE = """\
 Usage: elastic-agent stacks [RUN] [--user USER]

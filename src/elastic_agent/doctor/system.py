@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .findings import Finding, error, warning
@@ -22,9 +22,14 @@ LEAST_TASKS = 1024
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
-def check_limits(request: Request) -> Iterator[Finding]:
-    """Open files, processes and locked memory."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+def soft_limit(which: int) -> int:
+    """Return a soft limit of this process."""
+    return resource.getrlimit(which)[0]
+
+
+def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) -> Iterator[Finding]:
+    """Check the limits of open files, processes and locked memory."""
+    files = limit_of(resource.RLIMIT_NOFILE)
     needed = 3 * request.most * (request.slots or 8) + FILES_BESIDE_PEERS
     if files != resource.RLIM_INFINITY and files < needed:
         yield warning(
@@ -33,14 +38,14 @@ def check_limits(request: Request) -> Iterator[Finding]:
             'and data loaders ("Too many open files")',
             "raise the limit: ulimit -n, in a service LimitNOFILE",
         )
-    tasks, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    tasks = limit_of(resource.RLIMIT_NPROC)
     if tasks != resource.RLIM_INFINITY and tasks < LEAST_TASKS and os.geteuid() != 0:
         yield warning(
             "processes",
             f"this user can have only {tasks} processes and threads",
             "raise the limit: ulimit -u, in a service TasksMax",
         )
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    locked = limit_of(resource.RLIMIT_MEMLOCK)
     if locked != resource.RLIM_INFINITY and _INFINIBAND.is_dir() and any(_INFINIBAND.iterdir()):
         yield warning(
             "memlock",
@@ -52,16 +57,21 @@ def check_limits(request: Request) -> Iterator[Finding]:
 
 
 def check_shared_memory(folder: str = "/dev/shm") -> Iterator[Finding]:
-    """Size of /dev/shm."""
+    """Check that /dev/shm exists and is large enough."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError as failure:
         yield error("shared-memory", f"{folder}: {failure.strerror}", "mount a tmpfs there")
         return
-    if usage.total < LEAST_SHM or usage.free < LEAST_SHM // 2:
+    yield from check_shared_memory_size(folder, usage.total, usage.free)
+
+
+def check_shared_memory_size(folder: str, total: int, free: int) -> Iterator[Finding]:
+    """Check these numbers of bytes."""
+    if total < LEAST_SHM or free < LEAST_SHM // 2:
         yield warning(
             "shared-memory",
-            f"{folder} has {size(usage.free)} free of {size(usage.total)}; data loaders with workers, and NCCL, "
+            f"{folder} has {size(free)} free of {size(total)}; data loaders with workers, and NCCL, "
             'fail when it is full ("Bus error", "No space left on device")',
             "enlarge it: docker run --shm-size=8g, in Kubernetes an emptyDir with medium Memory, else mount -o "
             "remount,size=8G; or remove old files from it",
@@ -108,7 +118,7 @@ def size(number: float) -> str:
 
 def limit_text(which: int) -> str:
     """A soft limit of this process, as text."""
-    value, _ = resource.getrlimit(which)
+    value = soft_limit(which)
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
 
 

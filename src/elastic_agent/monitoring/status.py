@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from elastic_agent.diagnosis.hangs import find_standstill
 from elastic_agent.diagnosis.records import Goodput, GroupProgress, NodeReport, WorkerReport, WorkerState
-from elastic_agent.protocol import Lease, Member, Phase, Plan, Seat, State, lacks_nodes
+from elastic_agent.protocol import Lease, Member, Phase, Plan, Seat, State, Waiting
 
 from .goodput import RunGoodput, sum_goodput
 from .rates import find_stragglers
@@ -128,13 +128,9 @@ class RunStatus(Struct, frozen=True):
         return self.phase in ("finished", "failed", "stopped")
 
 
-def join_causes(waiting_for: str) -> str:
-    """What usually keeps nodes from joining a run for the first time, if too few have; empty otherwise.
-
-    Args:
-        waiting_for: what the coordinator waits for, in words.
-    """
-    return JOIN_CAUSES if lacks_nodes(waiting_for) else ""
+def join_causes(waiting: Waiting) -> str:
+    """Return what usually keeps nodes from joining a run for the first time, if too few have; empty otherwise."""
+    return JOIN_CAUSES if waiting.lacks_nodes else ""
 
 
 def run_status(
@@ -143,7 +139,7 @@ def run_status(
     endpoint: str,
     asked_s: float,
     plan: Plan | None,
-    waiting_for: str = "",
+    waiting: Waiting | None = None,
     members: Mapping[str, Member] | None = None,
     leases: Mapping[str, Lease] | None = None,
     lease_ages_s: Mapping[str, float] | None = None,
@@ -160,7 +156,7 @@ def run_status(
         endpoint: of its store, as users write it.
         asked_s: the present time; seconds since 1970.
         plan: the newest, or None before the first.
-        waiting_for: what the coordinator waits for, in words.
+        waiting: what the coordinator waits for, if that is known.
         members: member records by incarnation.
         leases: the same of leases.
         lease_ages_s: by incarnation, how long ago leases were renewed, where that is known.
@@ -177,8 +173,8 @@ def run_status(
         run_id,
         endpoint,
         asked_s,
-        waiting_for=waiting_for,
-        common_causes=join_causes(waiting_for),
+        waiting_for=waiting.reason if waiting is not None else "",
+        common_causes=join_causes(waiting) if waiting is not None else "",
         nodes=nodes.all(),
         goodput=goodput,
         run_goodput=sum_goodput([one.goodput for one in reports if one.goodput is not None]),

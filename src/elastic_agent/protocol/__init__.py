@@ -19,7 +19,6 @@ from .codec import (
     encode,
 )
 from .coordinator import FINISHED_BEFORE, Coordinator
-from .forming import lacks_nodes
 from .leases import ANSWERS_PER_LEASE, RENEWALS_PER_LEASE, FirstSent, HeldLease, next_renewal_s
 from .node import (
     Action,
@@ -66,6 +65,7 @@ from .records import (
     World,
 )
 from .revisions import RevisionTimes
+from .waiting import Waiting
 
 __all__ = [
     "ANSWERS_PER_LEASE",
@@ -122,13 +122,13 @@ __all__ = [
     "StopRequest",
     "StopWorkers",
     "Text",
+    "Waiting",
     "World",
     "check_follows",
     "check_whole",
     "count",
     "decode",
     "encode",
-    "lacks_nodes",
     "misquoted",
     "names",
     "next_renewal_s",

@@ -34,6 +34,8 @@ class Decision:
     wake_s: float = FAR_S
     done: bool = False
     """The run is over and every live node has acknowledged it."""
+    lacks_nodes: bool = False
+    """It is to wait because fewer nodes than required have joined."""
 
 
 @dataclass

@@ -28,9 +28,6 @@ from .records import Failure, FailureKind, Member, Phase, Plan, State, World
 LONGEST_REASON = 512
 """Characters of a plan's reason."""
 
-_REQUIRED = "(at least"
-"""In the reason of a decision to wait for nodes without which no world can form."""
-
 STOP_SLACK_S = 5.0
 """How much longer than announced a node may take to stop its workers before it is revoked."""
 
@@ -187,11 +184,6 @@ def _with_a_host(now: ClusterView, chosen: list[Sighting], ready: list[Sighting]
     return hosts[:1] + chosen[:-1] if hosts else chosen
 
 
-def lacks_nodes(waiting_for: str) -> bool:
-    """Whether a decision waits because fewer nodes than required have joined. ``waiting_for``: its reason."""
-    return _REQUIRED in waiting_for
-
-
 def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     """Below min: wait, with a limit."""
     now.clock.enough_since_s = None
@@ -206,8 +198,9 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
         )
         return _fail(now, reason, Failure(FailureKind.TOO_FEW, reason[:512]))
     return Decision(
-        f"waiting for {count(missing, 'more node')} {_REQUIRED} {least} required); joined: {came}",
+        f"waiting for {count(missing, 'more node')} (at least {least} required); joined: {came}",
         wake_s=until_s,
+        lacks_nodes=True,
     )
 
 

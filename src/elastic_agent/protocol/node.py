@@ -120,8 +120,8 @@ def misquoted(plan: Plan, member: Member) -> str:
 
     A node starts as many workers as its seat has slots, so the seat must not have more than the node offers.
     """
-    runs = plan.world if plan.phase is Phase.RUNNING else None
-    seat = runs.seat_of(member.incarnation) if runs is not None else None
+    world = plan.world if plan.phase is Phase.RUNNING else None
+    seat = world.seat_of(member.incarnation) if world is not None else None
     if seat is None or (seat.node_id, seat.slots) == (member.node_id, member.slots):
         return ""
     return (
@@ -155,16 +155,19 @@ class Node:
         self.generation = 0
         """The generation the activity belongs to."""
         self.announced = Announce(State.READY, 0)
-        self.plan: Plan | None = None
-        self._draining: str | None = None
-        self._stop_request: tuple[StopRequest, int] | None = None
         """The state in the member record, and its generation."""
+        self.plan: Plan | None = None
+        """The plan that this node has last read."""
+        self._draining: str | None = None
+        """Why this node is to leave, once it is."""
+        self._stop_request: tuple[StopRequest, int] | None = None
+        """The request that the coordinator has not acknowledged yet, and the generation in which it was made."""
         self._life: int | None = None
         """The life of the run that this node has last read."""
         self._stop_requests = 0
         """Serial of the newest request."""
         self._end_known: Notice | None = None
-        """The plan from which this node knows that the run is to end."""
+        """The notice from which this node knows that the run is to end."""
         self._given = 0
         """Serial of the newest notice that the present workers were given."""
         self._handles_notices = False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from elastic_agent.diagnosis.differences import differences
-from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Member, Plan
+from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Member, Plan, Waiting
 from elastic_agent.transport import Snapshot
 
 from .coordinator_effects import (
@@ -294,7 +294,7 @@ class RunDriver:
         if decision.reason != self._reason:
             self._reason = decision.reason
             self._log.debug("coordinator", decision=decision.reason)
-            yield from WriteStatus(decision.reason)
+            yield from WriteStatus(Waiting(decision.reason, decision.lacks_nodes).to_text())
 
     def _revoke(self, incarnations: Mapping[str, str]) -> Steps[bool]:
         """End these leases, unless they were renewed meanwhile; whether any has ended."""

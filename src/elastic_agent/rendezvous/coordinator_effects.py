@@ -95,7 +95,7 @@ class Forget(StoreEffect[None]):
 
 @dataclass(frozen=True)
 class WriteStatus(StoreEffect[None]):
-    """Write, in words, what the coordinator waits for."""
+    """Write what the coordinator waits for (see :class:`~elastic_agent.protocol.Waiting`)."""
 
     text: str
 

@@ -38,6 +38,7 @@ from elastic_agent.protocol import (
     Plan,
     State,
     StopRequest,
+    Waiting,
     World,
     misquoted,
     next_renewal_s,
@@ -210,14 +211,14 @@ class NodeSession:
             return True
         return (yield from Wait(self._all_written, timeout_s))
 
-    def read_status(self) -> Steps[str]:
-        """What the coordinator waits for, in words; empty if it cannot be read."""
+    def read_status(self) -> Steps[Waiting]:
+        """Read what the coordinator waits for; without a reason if it cannot be read."""
         if self._commands is None:
-            return ""
+            return Waiting()
         try:
-            return (yield from self._ask(self._commands, ReadStatus()))
+            return Waiting.from_text((yield from self._ask(self._commands, ReadStatus())))
         except StoreLostError:
-            return ""
+            return Waiting()
 
     # -- the session's life ---------------------------------------------------------------------
 

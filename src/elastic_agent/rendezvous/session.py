@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Member
+from elastic_agent.protocol import Member, Waiting
 from elastic_agent.transport import AbandonableThread, NodeLink
 
 from .asyncio_runner import call, run_abandonable, run_async, until_one_ends
@@ -53,8 +53,8 @@ class Session(NodeSession):
         """Wait until the store has the newest member record; False if that takes longer."""
         return await run_async(self.until_written(timeout_s), self._perform)
 
-    async def status(self) -> str:
-        """What the coordinator waits for, in words; empty if it cannot be read."""
+    async def status(self) -> Waiting:
+        """Read what the coordinator waits for; without a reason if it cannot be read."""
         return await run_async(self.read_status(), self._perform)
 
     async def _perform(self, effect: Effect[Any]) -> Any:

@@ -148,7 +148,7 @@ class ReadPlan(Request[Plan | None]):
 
 @dataclass(frozen=True)
 class ReadStatus(Request[str]):
-    """What the coordinator waits for, in words."""
+    """Read what the coordinator waits for (see :class:`~elastic_agent.protocol.Waiting`)."""
 
     def perform(self, link: NodeLink) -> str:
         return link.read_status()

@@ -12,10 +12,10 @@ FIRST, LAST = 10_000, 32_000
 could take the port between the choice and the server's start."""
 
 
-def free_port(taken: Container[int] = ()) -> int:
-    """A port of the loopback interface without a listener, not one of ``taken``."""
+def free_port(taken: Container[int] = (), *, within: range = range(FIRST, LAST)) -> int:
+    """Return a port of the loopback interface without a listener, one of ``within`` and not of ``taken``."""
     while True:
-        port = FIRST + secrets.randbelow(LAST - FIRST)
+        port = secrets.choice(within)
         if port in taken:
             continue
         with socket.socket() as probe, contextlib.suppress(OSError):

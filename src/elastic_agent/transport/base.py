@@ -88,7 +88,7 @@ class NodeLink(Protocol):
         """The newest plan, or None before the first."""
 
     def read_status(self) -> str:
-        """What the coordinator is waiting for, in words; empty if it wrote nothing."""
+        """Return the text that tells what the coordinator is waiting for; empty if it wrote nothing."""
 
     def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
         """Wait, without polling, until a plan newer than ``after_version`` is there; None at the time-out.
@@ -130,7 +130,7 @@ class CoordinatorLink(Protocol):
         """Write the plan if its version still follows the newest; False if another writer was first."""
 
     def write_status(self, text: str) -> None:
-        """Write, in words, what is awaited; overwrites the text before."""
+        """Write a text that tells what is awaited; overwrites the text before."""
 
     def revoke(self, lease: Lease, why: str = "") -> bool:
         """Compare-and-set the lease to its revoked form; False if it was renewed meanwhile."""
@@ -145,7 +145,7 @@ class RunView:
 
     plan: Plan | None = None
     status: str = ""
-    """What the coordinator is waiting for, in words."""
+    """What the coordinator is waiting for (see :class:`~elastic_agent.protocol.Waiting`)."""
     snapshot: Snapshot = field(default_factory=Snapshot)
     reports: Mapping[str, bytes] = field(default_factory=dict)
     """The reports of each node, by node id, as the node wrote them."""

@@ -15,7 +15,7 @@ from elastic_agent.doctor.findings import error
 from elastic_agent.monitoring.status import run_status
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.printable import escaped
-from elastic_agent.protocol import RecordError, decode, encode
+from elastic_agent.protocol import RecordError, Waiting, decode, encode
 from elastic_agent.rendezvous.reports import run_reports
 from elastic_agent.transport import RunView
 from elastic_agent.transport.sealing import Unverified
@@ -40,11 +40,13 @@ def targets() -> list[Target]:
         for kind, samples in support.record_samples().items()
     ]
     bulletin = encode_bulletin(support.reports())
+    waiting = (Waiting("waiting for n1", lacks_nodes=True).to_text().encode(),)
     examination = [_doctor(record) for record in _doctor_records()]
     sealed = tuple(_SEAL.close(_PATH, one, 7) for one in support.record_samples()[support.Member])
     return [
         *kinds,
         Target("report", (bulletin,), _report, ("diagnosis/records.py decode_bulletin",)),
+        Target("waiting", waiting, _waiting, ("protocol/waiting.py Waiting.from_text",)),
         Target("report-shown", (bulletin,), _report_shown, weight=0.2),
         Target("sealed-record", sealed, _sealed),
         *examination,
@@ -62,6 +64,13 @@ def _record(kind: type[Any]) -> Callable[[bytes], object]:
         return record
 
     return feed
+
+
+def _waiting(data: bytes) -> object:
+    read = Waiting.from_text(data.decode("utf-8", "replace"))
+    check_shown(read.reason)
+    support.same(Waiting.from_text(read.to_text()).lacks_nodes, read.lacks_nodes)
+    return read
 
 
 def _report(data: bytes) -> object:

@@ -9,7 +9,17 @@ from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.logs import bind_context, get_logger, is_console, waiting_reporter
 from elastic_agent.monitoring.status import join_causes
-from elastic_agent.protocol import Depart, Failure, Growth, Phase, Plan, World, count, readmission_delay_s
+from elastic_agent.protocol import (
+    Depart,
+    Failure,
+    Growth,
+    Phase,
+    Plan,
+    Waiting,
+    World,
+    count,
+    readmission_delay_s,
+)
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
 from elastic_agent.transport import Obstacle
 
@@ -24,7 +34,10 @@ class ConsoleReporter:
     """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
 
     def __init__(
-        self, endpoint: Callable[[], str], read_status: Callable[[], Awaitable[str]], dial_causes: str = ""
+        self,
+        endpoint: Callable[[], str],
+        read_status: Callable[[], Awaitable[Waiting]],
+        dial_causes: str = "",
     ) -> None:
         """Prepare; nothing is shown yet.
 
@@ -264,12 +277,12 @@ class ConsoleReporter:
         self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
 
     async def _fetch_status(self) -> None:
-        words = await self._read_status()
+        waiting = await self._read_status()
         if not self._awaits_status:
             return
-        if words:
-            self._text, self._facts = words, {"awaited": words}
-            self._causes = "" if self._has_run else join_causes(words)
+        if waiting.reason:
+            self._text, self._facts = waiting.reason, {"awaited": waiting.reason}
+            self._causes = "" if self._has_run else join_causes(waiting)
         self._report()
 
     def _report(self) -> None:

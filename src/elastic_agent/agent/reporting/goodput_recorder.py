@@ -19,7 +19,7 @@ from elastic_agent.files import all_but_newest, write_atomically
 from elastic_agent.logs import get_logger
 from elastic_agent.monitoring.goodput import Account, SavedGoodput
 from elastic_agent.monitoring.status_text import goodput_text
-from elastic_agent.protocol import FailureKind, Outcome, Phase, Plan, lacks_nodes
+from elastic_agent.protocol import FailureKind, Outcome, Phase, Plan, Waiting
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import PlanSeen, Registered
 from elastic_agent.workers.guard.client import Fenced, GuardLost, Spawned
@@ -159,13 +159,13 @@ class GoodputRecorder:
             takes_part = plan.world.seat_of(self._incarnation) is not None
             self._account.switch(Activity.STARTING if takes_part else Activity.WAITING, time.monotonic())
 
-    def status_read(self, text: str) -> None:
+    def status_read(self, waiting: Waiting) -> None:
         """The coordinator has said what it waits for."""
         is_forming = self._plan is not None and self._plan.phase is Phase.FORMING
         if is_forming and self._timer is None:
-            if lacks_nodes(text):
+            if waiting.lacks_nodes:
                 self._account.misses_nodes(time.monotonic())
-            elif text:
+            elif waiting.reason:
                 self._account.switch(Activity.FORMING, time.monotonic())
 
     # -- workers --------------------------------------------------------------------------------

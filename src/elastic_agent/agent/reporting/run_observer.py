@@ -25,7 +25,7 @@ from elastic_agent.monitoring.rates import LeaseAges
 from elastic_agent.monitoring.run_log import RunLog, is_failure
 from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.monitoring.status_text import run_goodput_text
-from elastic_agent.protocol import Phase, Plan
+from elastic_agent.protocol import Phase, Plan, Waiting
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import TransportError
@@ -186,7 +186,7 @@ class RunObserver:
             endpoint=self._observed.endpoint(),
             asked_s=time.time(),
             plan=plan,
-            waiting_for=view.status,
+            waiting=Waiting.from_text(view.status),
             members=view.snapshot.members,
             leases=view.snapshot.leases,
             lease_ages_s=self._ages.ages_s(time.monotonic()),

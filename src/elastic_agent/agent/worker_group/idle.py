@@ -24,8 +24,9 @@ class IdleMeter:
     def __init__(self, now_s: float) -> None:
         """Begin; ``now_s``: by a clock that never goes back."""
         self._since_s = now_s
+        """When one of the processes was last seen to do something, or when this meter was made."""
         self._before: _Used = {}
-        """When one of the processes was last seen to do something, or when it was found."""
+        """What they had used when they were asked before."""
 
     def idle_s(self, workers: Collection[int], now_s: float) -> float:
         """Return for how long these processes and their descendants have done nothing."""

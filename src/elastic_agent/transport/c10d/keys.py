@@ -14,7 +14,7 @@ Keys, all under ``elastic-agent/1/``:
     r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
     r/<run>/plan/<version>   a plan; the first writer of a version wins (see :mod:`.plans`)
     r/<run>/latest           newest plan version  r/<run>/part/<digest>    part of a plan, by content
-    r/<run>/status           what the coordinator waits for, in words
+    r/<run>/status           what the coordinator waits for (protocol/waiting.py)
     r/<run>/reporters        every node that ever wrote a report, one a line (append)
     r/<run>/report/<node>    the node's newest report (see :mod:`elastic_agent.diagnosis.records`)
 

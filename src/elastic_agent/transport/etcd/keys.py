@@ -9,7 +9,7 @@ Keys, all under ``<prefix>/1/``:
     r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
     r/<run>/plan             the newest plan (see :mod:`.plans`)
     r/<run>/plan.read        written by a coordinator that reads what the key before it has held
-    r/<run>/status           what the coordinator waits for, in words
+    r/<run>/status           what the coordinator waits for (protocol/waiting.py)
     r/<run>/leader           the coordinator
     r/<run>/report/<node>    the node's newest report (see :mod:`elastic_agent.diagnosis.records`)
     r/<run>/ended            of the last life: generation, outcome and what else the next one has to know

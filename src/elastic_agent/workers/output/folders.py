@@ -131,9 +131,9 @@ def _make_anew(directory: Path) -> None:
             directory.mkdir()
             return
         except FileExistsError:
-            check_in_thread = directory.with_name(f"{directory.name}~{number}")
-            if not check_in_thread.exists():
-                directory.rename(check_in_thread)
+            aside = directory.with_name(f"{directory.name}~{number}")
+            if not aside.exists():
+                directory.rename(aside)
     raise FileExistsError(f"{directory} exists, and so do the 999 names that it could be moved to")
 
 

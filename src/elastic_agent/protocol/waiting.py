@@ -1,0 +1,41 @@
+"""What the coordinator waits for, as it tells the nodes. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastic_agent.printable import without_surrogates
+
+LONGEST = 1000
+"""Characters of a reason that are told."""
+
+
+class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the coordinator waits for."""
+
+    reason: str = ""
+    """In words; empty: nothing is known."""
+    lacks_nodes: bool = False
+    """Fewer nodes than required have joined."""
+
+    def to_text(self) -> str:
+        """Return it as JSON, on one line."""
+        told = msgspec.structs.replace(self, reason=without_surrogates(_on_one_line(self.reason[:LONGEST])))
+        return msgspec.json.encode(told).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Waiting:
+        """Return what :meth:`to_text` made this of; any other text is the reason itself."""
+        try:
+            told = _DECODER.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            told = cls(text)
+        return msgspec.structs.replace(told, reason=_on_one_line(told.reason))
+
+
+_DECODER = msgspec.json.Decoder(Waiting)
+"""Made now, by the one thread that imports, as in :mod:`.codec`."""
+
+
+def _on_one_line(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)
