@@ -27,5 +27,9 @@ above gRPC where the store is an etcd (:mod:`.keyed_etcd`, :mod:`.keyed_etcd_lin
 
 :mod:`.checker` knows the truth about every worker and holds it against the rules of the design.
 
-``python -m tests.simulator --seeds 2000`` runs many seeds; ``--seed 17 --story`` tells what happened in one.
+Directed scenarios (:mod:`.directed`, :mod:`.scenarios`) draw nothing: each has its faults at given times, and names
+the deliberate bugs (:mod:`.mutants`) that it detects. Random seeds show that no rule breaks in any universe.
+
+``python -m tests.simulator --seeds 2000`` runs many seeds; ``--seed 17 --story`` tells what happened in one;
+``--scenario NAME`` runs a directed scenario, with ``--mutant NAME`` with a deliberate bug.
 """

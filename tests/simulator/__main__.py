@@ -1,4 +1,4 @@
-"""``python -m tests.simulator``: run seeds, tell the story of one."""
+"""``python -m tests.simulator``: run seeds or directed scenarios, tell the story of one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import sys
 from collections import Counter
 from multiprocessing import get_context
 
+from . import seeded_mutants
 from .cluster import Cluster
-from .mutants import MUTANTS, Mutant
+from .mutants import Mutant
 from .pairs import Draw, drawn, pair_of
-from .run import Result, catch, run_seed, run_seeds, stopwatch, story_of
+from .run import ALL_MUTANTS, Result, catch, run_seed, run_seeds, stopwatch, story_of
 from .scenario import ETCD, FAULTS, HOSTINGS
+from .scenarios import SCENARIOS
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -22,11 +24,18 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=2000, help="how many seeds to run")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run this seed alone")
-    parser.add_argument("--story", action="store_true", help="tell what happened (with --seed)")
+    parser.add_argument("--story", action="store_true", help="tell what happened (with --seed or --scenario)")
     parser.add_argument("--jobs", type=int, default=2, help="processes to use")
-    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="run with this deliberate bug")
+    parser.add_argument("--scenario", choices=sorted(SCENARIOS), help="run this directed scenario alone")
     parser.add_argument(
-        "--mutants", action="store_true", help="list how soon each deliberate bug is detected"
+        "--mutant",
+        choices=sorted(ALL_MUTANTS),
+        help="run with this deliberate bug: the seeds, or the scenario if one is given",
+    )
+    parser.add_argument(
+        "--mutants",
+        action="store_true",
+        help="list which directed scenario, or which seed, detects each deliberate bug, and by which rule",
     )
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first broken rule")
     parser.add_argument("--focus", type=_kinds, default=(), help="only these faults, separated by commas")
@@ -48,7 +57,9 @@ def main() -> int:
     gc.freeze()  # collections that look through all that is imported take a quarter of the time
     if options.mutants:
         return _all_mutants(options.jobs)
-    mutant = MUTANTS[options.mutant] if options.mutant else None
+    mutant = ALL_MUTANTS[options.mutant] if options.mutant else None
+    if options.scenario:
+        return _directed(options.scenario, options.mutant, options.story)
     draw = None if options.pairs else Draw(options.focus, options.hosting, options.forgers)
     if options.seed is not None:
         return _one(options.seed, mutant, draw or pair_of(options.seed), options.story)
@@ -85,26 +96,34 @@ def _one(seed: int, mutant: Mutant | None, draw: Draw, story: bool) -> int:
     return 1 if result.rule else 0
 
 
+def _directed(name: str, mutant: str | None, story: bool) -> int:
+    scenario = SCENARIOS[name]
+    result = scenario.run(mutant, tell=story)
+    if story:
+        print(story_of(result))
+    print(f"{name}: {result.what or 'every rule held'} ({result.end}; expected: {scenario.end})")
+    return 0 if result.rule is None and result.end == scenario.end else 1
+
+
 def _all_mutants(jobs: int) -> int:
-    """A line for each: name, how many seeds it took, how long, the seed, and the rule that it broke."""
+    """Print a line for each: its name, the scenario or seed that detects it, and the rule that it breaks."""
     missed = 0
+    for scenario in SCENARIOS.values():
+        for mutant in scenario.mutants:
+            result = scenario.run(mutant)
+            detected = result.rule is not None or result.end != scenario.end
+            missed += not detected
+            print(mutant, scenario.name, result.rule or f"ends: {result.end}", sep="\t", flush=True)
     with get_context("fork").Pool(jobs) as pool:
-        for name, took_s, result in pool.imap(_time_catch, sorted(MUTANTS)):
-            missed += result is None
-            found = (
-                ("not detected", "")
-                if result is None
-                else (result.seed - MUTANTS[name].first + 1, result.seed)
-            )
-            rule = "" if result is None else result.rule
-            print(name, *found, f"{took_s:.1f} s", rule, sep="\t", flush=True)
+        for name, found in pool.imap(_catch, sorted(seeded_mutants.MUTANTS)):
+            missed += found is None
+            where = f"seed {found.seed}" if found is not None else "not detected"
+            print(name, where, found.rule if found is not None else "", sep="\t", flush=True)
     return 1 if missed else 0
 
 
-def _time_catch(name: str) -> tuple[str, float, Result | None]:
-    began = stopwatch()
-    result = catch(MUTANTS[name])
-    return name, stopwatch() - began, result
+def _catch(name: str) -> tuple[str, Result | None]:
+    return name, catch(seeded_mutants.MUTANTS[name])
 
 
 def _many(options: argparse.Namespace, mutant: Mutant | None, draw: Draw | None) -> int:

@@ -23,7 +23,7 @@ from .etcd_forgers import EtcdForgers
 from .forgers import Forgers
 from .guard import Group
 from .job import Job
-from .kernel import Kernel, Process
+from .kernel import Kernel, Middle, Process
 from .keyed import KeyedStore
 from .keyed_etcd import KeyedEtcd
 from .keyed_etcd_links import KeyedElection
@@ -182,6 +182,7 @@ class Cluster:
         hosting: str | None = None,
         forged: bool = False,
         tell: bool = False,
+        scenario: Scenario | None = None,
     ) -> None:
         """Begin.
 
@@ -192,11 +193,12 @@ class Cluster:
             hosting: where the store lives (see :class:`Scenario`); None: as the seed says.
             forged: whether the run is authenticated, and another client writes into its store.
             tell: whether to record the story.
+            scenario: with one, nothing is drawn: every choice is the middle one.
         """
         self.seed = seed
         self.quirks = frozenset(quirks)
-        self.kernel = Kernel(seed)
-        self.scenario = self._draw(focus, hosting, forged=forged)
+        self.kernel = Kernel(seed, None if scenario is None else Middle())
+        self.scenario = scenario or self._draw(focus, hosting, forged=forged)
         self.policy: Policy = self.scenario.policy
         self.network = Network(self.kernel, self.scenario.latency_s)
         self.told: list[tuple[float, str, str]] | None = [] if tell else None
@@ -208,7 +210,7 @@ class Cluster:
         """Whether a coordinator said that every agent knows the outcome."""
         self.armed_crash: str | None = None
         self.armed_freeze = False
-        self.traps: list[tuple[str, str, Seatholder | None]] = []
+        self.traps: list[tuple[str, Any, Seatholder | None]] = []
         """(point in an agent's life, what goes wrong when the next agent gets there, which node's if not any)."""
         self.faults: Faults | None = None
         self.unreachable: set[tuple[str, str]] = set()
@@ -527,12 +529,13 @@ class Cluster:
             self.faults.freeze(process)
         return 0.0
 
-    def at(self, point: str, agent: Agent) -> None:
-        """An agent gets to a point in its life."""
+    def at(self, point: str, agent: Agent | None) -> None:
+        """An agent gets to a point in its life, or (None) a coordinator to an effect of this name."""
+        holder = agent.holder if agent is not None else None
         for trap in self.traps:
-            if trap[0] == point and trap[2] in (None, agent.holder) and self.faults is not None:
+            if trap[0] == point and trap[2] in (None, holder) and self.faults is not None:
                 self.traps.remove(trap)
-                self.faults.spring(trap[1], agent.holder)
+                self.faults.spring(trap[1], holder)
                 return
 
     def healthy(self) -> list[Seatholder]:

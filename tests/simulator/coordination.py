@@ -74,6 +74,7 @@ class Coordination:
     def perform(self, effect: Effect[Any]) -> Routine:
         """Perform one effect."""
         self._effects += 1
+        self.cluster.at(type(effect).__name__, None)
         if self._effects > PATIENCE:
             self.cluster.checker.broken("liveness", f"the coordinator does not come to rest: {effect}")
         if isinstance(effect, WaitForHints):

@@ -87,8 +87,9 @@ class Faults:
         """An agent stands still while a renewal is under way; perhaps the guard kills its workers meanwhile."""
         self.cluster.traps.append(("renewal sent", "agent freeze", self._victim))
 
-    def spring(self, kind: str, victim: Seatholder) -> None:
+    def spring(self, kind: str, victim: Seatholder | None) -> None:
         """A node walked into a trap."""
+        assert victim is not None, "no trap waits for a coordinator"
         self.cluster.story(victim.node_id, "walks into a trap: {}", kind)
         self.kernel.after(0.0, self._strike, kind, victim)
 

@@ -88,6 +88,8 @@ class Job:
         self.checkpoint = 0
         """The step that was saved last; outside of all machines."""
         self.handles_notices = cluster.scenario.handles_notices
+        self.peers_notice = True
+        """Whether workers fail when workers of other nodes are gone."""
         self.broken = ""
         """The signature of the error with which every worker fails soon after its start, if any."""
 
@@ -142,7 +144,7 @@ class Job:
             return
         generation.spoilt = True
         for other in generation.groups.values():
-            if other.alive and self.kernel.random.random() < 0.8:
+            if self.peers_notice and other.alive and self.kernel.random.random() < 0.8:
                 delay_s = self.kernel.random.choice((0.01, 0.1, 2.0)) * self.kernel.random.random()
                 failure = Failure(FailureKind.WORKER, f"{other.agent.name}: connection closed by peer")
                 self.kernel.after(delay_s, other.agent.guard.process.do, self.fail, other, failure)

@@ -57,7 +57,7 @@ class _Writer:
     def _write(self) -> Routine:
         while True:
             work = yield self._submitted, None
-            if self._machine.disk_takes_s and self._kernel.random.random() < 0.5:
+            if self._machine.disk_takes_s and self._kernel.random.random() < self._machine.slow_writes:
                 yield self._machine.real_s(self._machine.disk_takes_s)
             work()
 
@@ -77,8 +77,8 @@ class Machine:
         self.disk_is_full = False
         self.not_on_disk: History | None = None
         """The newest of which a coordinator knows that it could not be written in time."""
-        self.disk_takes_s = 0.0
-        """How long every other write takes."""
+        self.disk_takes_s, self.slow_writes = 0.0, 0.5
+        """How long a slow write takes, and the share of slow writes."""
         self._queues: dict[Process, DiskOfAProcess] = {}
         self._rate = random.choice(
             (1.0 - max_skew, 1.0 + max_skew, 1.0 + random.uniform(-max_skew, max_skew))

@@ -1,14 +1,13 @@
-"""Deliberate bugs, to show that the checker can fail.
+"""Deliberate bugs that directed scenarios detect (see :mod:`.directed`), to show that the checker can fail.
 
-Each breaks one rule of the protocol or of its drivers, by replacing one attribute of a real (or simulated)
-class for the time of a seed, or by a quirk that the simulated drivers know. The checker must catch every one.
+Each breaks one rule of the protocol or of its drivers, by replacing one attribute of a real (or simulated) class for
+the time of a run, or by a quirk of the simulated store or agents. Others are in :mod:`.pure_mutants` (the table tests
+of ``tests/protocol`` detect them) and in :mod:`.seeded_mutants` (random seeds do).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,14 +33,9 @@ from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.coordinator_effects import SaveHistory
 from elastic_agent.rendezvous.effects import Steps
 from elastic_agent.rendezvous.node_session import NodeSession
-from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.store_requests import Connection
-from elastic_agent.transport import sealed_records, sealing
-from elastic_agent.transport.c10d import plans, sealed
-from elastic_agent.transport.etcd import leadership, link
-from elastic_agent.transport.etcd.sealed import RunSecret
 
-from . import guard, keyed
+from . import guard
 from .kernel import Routine
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
@@ -56,16 +50,7 @@ class Mutant:
     what: str
     patches: tuple[Patch, ...] = ()
     quirks: tuple[str, ...] = ()
-    focus: tuple[str, ...] = ()
-    """The faults that it takes to see it, if it takes luck otherwise."""
-    hosting: str | None = None
-    """Where the store lives, if that is not to be drawn."""
-    forged: bool = False
-    """Whether the run is authenticated, and another client writes into its store."""
-    seeds: int = 400
-    """Within how many seeds it must be caught."""
-    first: int = 0
-    """The first of these seeds: where luck takes many, one that has it by the present scenarios."""
+    """What the simulated store and agents do wrong."""
 
 
 @contextmanager
@@ -84,7 +69,8 @@ def applied(mutant: Mutant | None) -> Iterator[tuple[str, ...]]:
             setattr(where, name, right)
 
 
-def _always(value: Any) -> Callable[[Any], Any]:
+def always(value: Any) -> Callable[[Any], Any]:
+    """Replace a function by one that always returns this."""
     return lambda right: lambda *args, **kwargs: value
 
 
@@ -160,10 +146,6 @@ def _survives_its_agent(right: Any) -> Any:
     return agent_died
 
 
-def _launches_always(right: Any) -> Any:
-    return lambda self: True
-
-
 def _any_success_finishes(right: Any) -> Any:
     def succeeded(now: cluster_view.ClusterView, seat: records.Seat) -> bool:
         world = now.plan.world
@@ -178,15 +160,6 @@ def _forgets_older_awaited(right: Any) -> Any:
         return msgspec.structs.replace(made, uncleared=made.uncleared[:-1])
 
     return forming_plan
-
-
-def _overlooks_revocation(right: Any) -> Any:
-    def observe(
-        self: leases.LeaseLedger, member: records.Member, lease: records.Lease, *times_s: float | None
-    ) -> None:
-        right(self, member, msgspec.structs.replace(lease, revoked=False), *times_s)
-
-    return observe
 
 
 def _clears_at_once(right: Any) -> Any:
@@ -227,79 +200,8 @@ def _dates_before_the_write(right: Any) -> Any:
     return written_by
 
 
-def _takes_any_etcd_for_the_same(right: Any) -> Any:
-    return lambda self, store, *args: right(self, "etcd", *args)
-
-
-def _above_intentions(right: Any) -> Any:
-    def higher(self: coordinator.Coordinator) -> records.History | None:
-        newest = self._newest_history()
-        if newest is None or self.plan is None or newest.generation <= self.plan.generation:
-            return None
-        return newest
-
-    return higher
-
-
-def _clears_the_reported_world_alone(right: Any) -> Any:
-    def above(now: cluster_view.ClusterView, history: records.History) -> cluster_view.Decision:
-        if history.settled:
-            return right(now, history)  # type: ignore[no-any-return]
-        plan = msgspec.structs.replace(now.plan, world=None, uncleared=())
-        return right(replace(now, plan=plan), history)  # type: ignore[no-any-return]
-
-    return staticmethod(above)
-
-
-def _unknown_is_present(right: Any) -> Any:
-    def departed(now: cluster_view.ClusterView, incarnation: str) -> bool:
-        return incarnation in now.ledger.sightings and right(now, incarnation)
-
-    return departed
-
-
 def _forms_at_once(right: Any) -> Any:
     return lambda self, decision, now_s: decision
-
-
-def _gapped_ranks(right: Any) -> Any:
-    def seat_members(ordered: Any) -> tuple[records.Seat, ...]:
-        seats: tuple[records.Seat, ...] = right(ordered)
-        last = msgspec.structs.replace(seats[-1], first_rank=seats[-1].first_rank + (len(seats) > 1))
-        return (*seats[:-1], last)
-
-    return seat_members
-
-
-def _highest_generation_first_told(right: Any) -> Any:
-    def newest(self: coordinator.Coordinator) -> records.History | None:
-        return max(self._histories(), key=lambda one: one.generation, default=None)
-
-    return newest
-
-
-def _the_youngest_first(right: Any) -> Any:
-    def precedes(one: leases.Sighting, other: leases.Sighting, seated: set[str]) -> bool:
-        succeeds = one.member.incarnation in other.member.replaces or (
-            other.member.incarnation in one.member.replaces
-        )
-        return right(one, other, seated) if succeeds else right(other, one, seated)  # type: ignore[no-any-return]
-
-    return precedes
-
-
-def _ignores_seats(right: Any) -> Any:
-    return lambda one, other, seated: right(one, other, set())
-
-
-def _only_with_workers(right: Any) -> Any:
-    def concerns_others(self: node.Node) -> bool:
-        return self.activity in (node.Activity.STARTING, node.Activity.RUNNING)
-
-    return property(concerns_others)
-
-
-# -- the coordinator's driver --------------------------------------------------------------------
 
 
 def _dates_before_the_request(right: Any) -> Any:
@@ -335,13 +237,6 @@ def _saves_after_publishing(right: Any) -> Any:
     return publish
 
 
-def _last_call_is_written(right: Any) -> Any:
-    def save_soon(self: RunHistoryStore, run_id: str, history: records.History) -> Future[None]:
-        return self._disk.submit(f"save {run_id}", lambda: self._write(run_id, history))
-
-    return save_soon
-
-
 def _saves_or_fails(right: Any) -> Any:
     def save(self: RunDriver, history: records.History) -> Steps[None]:
         yield from SaveHistory(history)
@@ -357,13 +252,6 @@ def _reads_once(right: Any) -> Any:
             yield from right(self)
 
     return read_all
-
-
-def _until_all_know(right: Any) -> Any:
-    def winding_up(self: Election) -> bool:
-        return self._driver is not None and self._driver.winding_up and not self._driver.over
-
-    return property(winding_up)
 
 
 def _begins_without_asking(right: Any) -> Any:
@@ -392,9 +280,6 @@ def _leads_once(right: Any) -> Any:
     return lead
 
 
-# -- the budget ---------------------------------------------------------------------------------
-
-
 def _forgives_in_half_the_time(right: Any) -> Any:
     def forgiven(plan: Plan) -> records.Budget:
         rules = msgspec.structs.replace(plan.policy, restart_window_s=plan.policy.restart_window_s / 2)
@@ -415,97 +300,6 @@ def _remembers_no_budget(right: Any) -> Any:
         return msgspec.structs.replace(right(self, settled=settled), budget=records.Budget())
 
     return history
-
-
-_OF_THE_BUDGET = (
-    Mutant(
-        "forgives-early",
-        "failures are forgiven after half of the window",
-        ((budget, "_forgiven", _forgives_in_half_the_time),),
-        focus=("worker fails",),
-        first=26,
-    ),
-    Mutant(
-        "forgives-twice",
-        "the same progress forgives one failure after the other",
-        ((budget, "_forgiven", _keeps_the_credit),),
-        focus=("worker fails",),
-        first=24,
-    ),
-    Mutant(
-        "saves-credit",
-        "progress made before a failure forgives it",
-        ((budget, "_most_s", _always(1e9)),),
-        focus=("worker fails",),
-    ),
-    Mutant(
-        "counts-anything",
-        "a generation that failed at once made progress",
-        ((budget, "_made_progress", _always(True)),),
-        focus=("worker fails",),
-    ),
-    Mutant(
-        "counts-nothing",
-        "the progress of a generation is not counted",
-        (
-            (budget, "_progress_s", lambda right: lambda now, plan: plan.budget.progress_s),
-            (budget, "write_at_s", _always(float("inf"))),
-        ),
-        focus=("worker fails",),
-        hosting="serve",
-        first=24,
-    ),
-    Mutant(
-        "loses-forgiveness",
-        "a new store has the charged failures, but not the forgiven ones",
-        ((Plan, "history", _remembers_no_budget),),
-        focus=("worker fails", "store crash"),
-        hosting="serve",
-        first=66,
-    ),
-    Mutant(
-        "never-gives-up",
-        "a failure that repeats is tried again and again",
-        ((budget, "repeats", _always(False)),),
-        focus=("broken script",),
-        hosting="serve",
-    ),
-    Mutant(
-        "gives-up-at-once",
-        "a failure before any progress ends the run without a retry",
-        ((budget, "repeats", lambda right: lambda plan: plan.failure and plan.failure.signature),),
-        focus=("broken script", "worker fails"),
-    ),
-    Mutant(
-        "unknown-counts-as-same",
-        "two failures without a signature count as the same one",
-        ((budget, "repeats", lambda right: lambda plan: plan.failure.signature == plan.budget.signature),),
-        focus=("worker fails",),
-    ),
-    Mutant(
-        "repeats-across-worlds",
-        "a failure repeats one before which another world ran",
-        ((budget, "not_charged", lambda right: lambda plan: plan),),
-        focus=("broken script", "agent crash"),
-    ),
-    Mutant(
-        "never-pauses",
-        "the restarts of a crash loop follow each other at once",
-        ((budget, "pause_s", _always(0.0)),),
-        focus=("worker fails",),
-    ),
-)
-
-
-# -- notices ------------------------------------------------------------------------------------
-
-
-def _seats_leavers(right: Any) -> Any:
-    def ready(self: cluster_view.ClusterView) -> list[leases.Sighting]:
-        forgetful = replace(self, plan=msgspec.structs.replace(self.plan, leaving=()))
-        return right(forgetful)  # type: ignore[no-any-return]
-
-    return ready
 
 
 def _impatient(right: Any) -> Any:
@@ -532,13 +326,6 @@ def _a_notice_is_a_failure(right: Any) -> Any:
     return after_notice
 
 
-def _forgets_what_it_heard(right: Any) -> Any:
-    def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
-        return msgspec.structs.replace(right(plan, reason, **changes), acknowledged={})
-
-    return forming_plan
-
-
 def _half_the_time(right: Any) -> Any:
     def clock_of(plan: Plan, before: Any, now_s: float, *, new_phase: bool) -> cluster_view.PhaseClock:
         known = before.notice
@@ -550,26 +337,6 @@ def _half_the_time(right: Any) -> Any:
         return clock
 
     return staticmethod(clock_of)
-
-
-def _leaving_is_left(right: Any) -> Any:
-    def departed(now: cluster_view.ClusterView) -> tuple[str, ...]:
-        known = {key: now.ledger.sightings.get(key) for key in now.plan.leaving}
-        early = (key for key, one in known.items() if one is not None and one.member.state is State.READY)
-        return tuple(dict.fromkeys((*right(now), *early)))
-
-    return departed
-
-
-def _none_still_stop(right: Any) -> Any:
-    return staticmethod(lambda now: {})
-
-
-def _any_requeuer(right: Any) -> Any:
-    def stopped(now: cluster_view.ClusterView, plan: Plan, notice: records.Notice) -> Plan:
-        return msgspec.structs.replace(right(now, plan, notice), requeuer=min(now.ledger.sightings))
-
-    return stopped
 
 
 def _does_not_stop(right: Any) -> Any:
@@ -590,174 +357,12 @@ def _leaves_the_end_to_the_asker(right: Any) -> Any:
     return store_replaced
 
 
-def _takes_any_for_newcomers(right: Any) -> Any:
-    def newcomers(now: cluster_view.ClusterView) -> list[leases.Sighting]:
-        if now.plan.phase is not records.Phase.STOPPED:
-            return []
-        next_generation = now.plan.generation + 1
-        return [
-            one
-            for one in now.by_node.values()
-            if one.member.state is State.READY and one.member.generation in (0, next_generation)
-        ]
-
-    return staticmethod(newcomers)
-
-
 def _any_size(right: Any) -> Any:
     def fit(self: records.Policy, nodes: int) -> int:
         size = min(nodes, self.max_nodes)
         return size if size >= self.min_nodes else 0
 
     return fit
-
-
-_OF_NOTICES = (
-    Mutant(
-        "left-before-exit",
-        "a leaving node counts as gone while its workers still save",
-        ((coordinator, "departed", _leaving_is_left),),
-        focus=("drain other", "join", "start hangs"),
-    ),
-    Mutant(
-        "stopped-while-saving",
-        "that all workers have exited after a stop is published while some still save",
-        ((coordinator.Coordinator, "_still_stopping", _none_still_stop),),
-        focus=("stop",),
-    ),
-    Mutant(
-        "seats-a-leaver",
-        "a leaving node gets a seat",
-        ((cluster_view.ClusterView, "ready", _seats_leavers),),
-        focus=("drain other", "worker fails", "join", "start hangs"),
-    ),
-    Mutant(
-        "drops-the-stop",
-        "the next generation of a run that is to end gets no notice",
-        ((running, "carried", _always(None)),),
-        focus=("stop", "worker fails", "agent crash"),
-    ),
-    Mutant(
-        "only-requester-repeats-stop",
-        "in a new store only the requesting node repeats the stop request",
-        ((node.Node, "store_replaced", _leaves_the_end_to_the_asker),),
-        focus=("stop", "host crash", "store crash"),
-        hosting="agent",
-        first=122,
-    ),
-    Mutant(
-        "does-not-wait-for-all",
-        "the next world forms when the first workers have left",
-        ((running, "decide_under_notice", _impatient),),
-        focus=("drain", "drain other", "join"),
-    ),
-    Mutant(
-        "charges-a-notice",
-        "workers that left after a notice are charged as a failure",
-        ((notices, "after_notice", _a_notice_is_a_failure),),
-        focus=("drain", "drain other", "join"),
-    ),
-    Mutant(
-        "processes-requests-twice",
-        "with a new generation the coordinator forgets which requests it has acknowledged",
-        (
-            (notices, "forming_plan", _forgets_what_it_heard),
-            (running, "forming_plan", _forgets_what_it_heard),
-        ),
-        focus=("drain other", "join", "worker fails"),
-    ),
-    Mutant(
-        "obeys-void-requests",
-        "a request from before the run was stopped and resumed is carried out afterwards",
-        ((notices, "_is_of_this_life", _always(True)),),
-        focus=("stop", "partition", "agent freeze", "join"),
-        first=89,
-    ),
-    Mutant(
-        "half-the-time",
-        "workers are stopped when half of the notice's time is over",
-        ((cluster_view.PhaseClock, "of", _half_the_time),),
-        focus=("drain", "drain other", "stop"),
-    ),
-    Mutant(
-        "delivers-no-notice",
-        "a node does not deliver notices to its workers",
-        ((node.Node, "_notify", _always([])),),
-        focus=("join",),
-        first=95,
-    ),
-    Mutant(
-        "any-requeuer",
-        "a node that is gone may be selected to requeue a stopped run",
-        ((notices, "stopped", _any_requeuer), (forming, "stopped", _any_requeuer)),
-        focus=("stop", "agent crash"),
-    ),
-    Mutant(
-        "does-not-stop",
-        "a stop request is acknowledged, and nothing follows",
-        ((notices, "_follow", _does_not_stop),),
-        first=162,
-    ),
-    Mutant(
-        "any-leaver-stops",
-        "a run is stopped when a node leaves, although others could continue it",
-        ((notices, "_leaves_none", _always(True)),),
-        focus=("drain", "drain other", "worker fails"),
-    ),
-    Mutant(
-        "leaves-without-asking",
-        "a node outside the world that is asked to leave does so before the coordinator knows",
-        ((node.Node, "_concerns_others", _only_with_workers),),
-        focus=("asked twice",),
-    ),
-    Mutant(
-        "first-registered-leaver-stops",
-        "a run is stopped when the first node that registers in a new store leaves, before the others have registered",
-        ((notices, "_may_register", _always(False)),),
-        focus=("drain", "drain other", "store crash"),
-    ),
-    Mutant(
-        "second-agent-leaves-for-the-first",
-        "a request to leave by an agent with the node id of another removes the other's node",
-        ((notices, "_is_of_a_second_agent", _always(False)),),
-        first=1417,
-    ),
-    Mutant(
-        "does-not-leave",
-        "a node without an answer to its request does not leave",
-        ((node.Node, "leave_now", _always([])),),
-        focus=("drain", "partition", "worker fails"),
-    ),
-    Mutant(
-        "resumes-too-early",
-        "a stopped run is resumed at once, while workers of it are still being stopped",
-        (
-            (coordinator.Coordinator, "_still_stopping", _always({})),
-            (coordinator, "ACK_PATIENCE_LEASES", lambda right: 0.0),
-        ),
-        focus=("stop",),
-    ),
-    Mutant(
-        "resumed-by-stopped-node",
-        "a node that has not read the stop yet resumes the run",
-        ((coordinator.Coordinator, "_newcomers_after_stop", _takes_any_for_newcomers),),
-        focus=("stop", "partition", "deaf", "agent freeze"),
-    ),
-    Mutant(
-        "resumed-by-requester",
-        "a node that requested the stop before it read a plan resumes the run",
-        ((node.Node, "_requests_end", lambda right: property(lambda self: False)),),
-        focus=("stop", "join"),
-    ),
-    Mutant(
-        "any-size",
-        "worlds of sizes that are not allowed are sealed",
-        ((records.Policy, "fit", _any_size),),
-        focus=("agent crash", "join"),
-    ),
-)
-
-# -- the node's session -------------------------------------------------------------------------
 
 
 def _counts_from_the_answer(right: Any) -> Any:
@@ -792,317 +397,168 @@ def _closes_all(right: Any) -> Any:
     return keep_only
 
 
-_OF_THE_SESSION = (
+def _any_requeuer(right: Any) -> Any:
+    def stopped(now: cluster_view.ClusterView, plan: Plan, notice: records.Notice) -> Plan:
+        return msgspec.structs.replace(right(now, plan, notice), requeuer=min(now.ledger.sightings))
+
+    return stopped
+
+
+_ALL = (
+    Mutant(
+        "clears-no-unknown-world",
+        "a world that a node runs and reports is not cleared if the coordinator's disk has the history of another run",
+        ((coordinator.Coordinator, "_unknown_worlds", always(None)),),
+    ),
+    Mutant(
+        "any-requeuer",
+        "a node that is gone may be selected to requeue a stopped run",
+        ((notices, "stopped", _any_requeuer), (forming, "stopped", _any_requeuer)),
+    ),
+    Mutant(
+        "forgives-early",
+        "failures are forgiven after half of the window",
+        ((budget, "_forgiven", _forgives_in_half_the_time),),
+    ),
+    Mutant(
+        "forgives-twice",
+        "the same progress forgives one failure after the other",
+        ((budget, "_forgiven", _keeps_the_credit),),
+    ),
+    Mutant("saves-credit", "progress made before a failure forgives it", ((budget, "_most_s", always(1e9)),)),
+    Mutant(
+        "counts-anything",
+        "a generation that failed at once made progress",
+        ((budget, "_made_progress", always(True)),),
+    ),
+    Mutant(
+        "counts-nothing",
+        "the progress of a generation is not counted",
+        (
+            (budget, "_progress_s", lambda right: lambda now, plan: plan.budget.progress_s),
+            (budget, "write_at_s", always(float("inf"))),
+        ),
+    ),
+    Mutant(
+        "loses-forgiveness",
+        "a new store has the charged failures, but not the forgiven ones",
+        ((Plan, "history", _remembers_no_budget),),
+    ),
+    Mutant(
+        "never-gives-up",
+        "a failure that repeats is tried again and again",
+        ((budget, "repeats", always(False)),),
+    ),
+    Mutant(
+        "gives-up-at-once",
+        "a failure before any progress ends the run without a retry",
+        ((budget, "repeats", lambda right: lambda plan: plan.failure and plan.failure.signature),),
+    ),
+    Mutant(
+        "unknown-counts-as-same",
+        "two failures without a signature count as the same one",
+        ((budget, "repeats", lambda right: lambda plan: plan.failure.signature == plan.budget.signature),),
+    ),
+    Mutant(
+        "repeats-across-worlds",
+        "a failure repeats one before which another world ran",
+        ((budget, "not_charged", lambda right: lambda plan: plan),),
+    ),
+    Mutant(
+        "never-pauses",
+        "the restarts of a crash loop follow each other at once",
+        ((budget, "pause_s", always(0.0)),),
+    ),
+    Mutant(
+        "drops-the-stop",
+        "the next generation of a run that is to end gets no notice",
+        ((running, "carried", always(None)),),
+    ),
+    Mutant(
+        "only-requester-repeats-stop",
+        "in a new store only the requesting node repeats the stop request",
+        ((node.Node, "store_replaced", _leaves_the_end_to_the_asker),),
+    ),
+    Mutant(
+        "does-not-wait-for-all",
+        "the next world forms when the first workers have left",
+        ((running, "decide_under_notice", _impatient),),
+    ),
+    Mutant(
+        "charges-a-notice",
+        "workers that left after a notice are charged as a failure",
+        ((notices, "after_notice", _a_notice_is_a_failure),),
+    ),
+    Mutant(
+        "half-the-time",
+        "workers are stopped when half of the notice's time is over",
+        ((cluster_view.PhaseClock, "of", _half_the_time),),
+    ),
+    Mutant(
+        "delivers-no-notice",
+        "a node does not deliver notices to its workers",
+        ((node.Node, "_notify", always([])),),
+    ),
+    Mutant(
+        "does-not-stop",
+        "a stop request is acknowledged, and nothing follows",
+        ((notices, "_follow", _does_not_stop),),
+    ),
+    Mutant(
+        "any-leaver-stops",
+        "a run is stopped when a node leaves, although others could continue it",
+        ((notices, "_leaves_none", always(True)),),
+    ),
+    Mutant(
+        "does-not-leave",
+        "a node without an answer to its request does not leave",
+        ((node.Node, "leave_now", always([])),),
+    ),
+    Mutant(
+        "resumes-too-early",
+        "a stopped run is resumed at once, while workers of it are still being stopped",
+        (
+            (coordinator.Coordinator, "_still_stopping", always({})),
+            (coordinator, "ACK_PATIENCE_LEASES", lambda right: 0.0),
+        ),
+    ),
+    Mutant(
+        "any-size", "worlds of sizes that are not allowed are sealed", ((records.Policy, "fit", _any_size),)
+    ),
     Mutant(
         "keeps-plan-version",
         "in a new store a node waits for a plan with a higher version than the last store's",
         ((NodeSession, "_connected", _goes_on_counting_versions),),
-        first=58,
     ),
     Mutant(
         "plan-not-redelivered",
         "the plan that the node has read before is not delivered to a new incarnation",
         ((NodeSession, "rejoin", _does_not_retell),),
-        first=77,
     ),
     Mutant(
         "reports-no-history",
         "a node does not report its history to a store with less history",
-        ((NodeSession, "_knows_more_than", _always(False)),),
-        first=290,
+        ((NodeSession, "_knows_more_than", always(False)),),
     ),
     Mutant(
         "renews-over-the-fence",
         "a renewal that is answered late counts although the guard has killed the workers",
-        ((NodeSession, "fenced", _always(None)),),
-        focus=("freeze at renewal",),
+        ((NodeSession, "fenced", always(None)),),
     ),
     Mutant(
         "closes-the-needed-store",
         "a node stops serving the bootstrap store of the world that is about to start",
         ((BootstrapOffers, "keep_only", _closes_all),),
     ),
-)
-
-# -- authenticated records ----------------------------------------------------------------------
-
-
-def _without_path(right: Any) -> Any:
-    return lambda key, path, number, record: right(key, "", number, record)
-
-
-def _without_number(right: Any) -> Any:
-    return lambda key, path, number, record: right(key, path, b"", record)
-
-
-def _any_greeting(right: Any) -> Any:
-    def tag(key: bytes, path: str, number: bytes, record: bytes) -> bytes:
-        return right(key, "a greeting" if "/welcome/" in path else path, number, record)  # type: ignore[no-any-return]
-
-    return tag
-
-
-def _without_epoch(right: Any) -> Any:
-    return lambda root, epoch: right(root, b"")
-
-
-def _takes_the_record_as_it_is(right: Any) -> Any:
-    return classmethod(
-        lambda cls, raw, why: raw[keyed.HEAD_BYTES :] if raw.startswith(sealing.MAGIC) else raw
-    )
-
-
-def _remembers_no_number(right: Any) -> Any:
-    def opened(self: sealed_records.SealedRecords, key: str, data: bytes) -> bytes:
-        self._seals.newest.pop(key, None)
-        return right(self, key, data)  # type: ignore[no-any-return]
-
-    return opened
-
-
-def _without(kind: str) -> Callable[[Any], Any]:
-    return lambda right: replace(right, of_run=re.compile(right.of_run.pattern.replace(f"{kind}|", "", 1)))
-
-
-def _without_revision(right: Any) -> Any:
-    """What seals the epoch: the revision in which the life was written, and the life."""
-    return lambda root, epoch: right(root, epoch.partition(b"/")[2] if b"/" in epoch else epoch)
-
-
-def _without_in_etcd(kind: str) -> Callable[[Any], Any]:
-    def changed(right: Any) -> Any:
-        def init(self: RunSecret, secret: sealing.Secret, run_root: str) -> None:
-            right(self, secret, run_root)
-            self._kinds = _without(kind)(self._kinds)
-
-        return init
-
-    return changed
-
-
-def _gives_up_a_removed_record(right: Any) -> Any:
-    def replace_record(self: link.EtcdLink, name: str, data: bytes, known: int) -> None:
-        if self._client.get(self._keys.member(name)) is not None:
-            right(self, name, data, known)
-
-    return replace_record
-
-
-def _ignores_the_life(right: Any) -> Any:
-    def init(self: leadership.Leadership, *args: Any) -> None:
-        right(self, *args)
-        self._life_is_ours = self._is_leader
-
-    return init
-
-
-def _names_the_store_by_its_life(right: Any) -> Any:
-    def init(self: link.EtcdLink, *args: Any, **kwargs: Any) -> None:
-        right(self, *args, **kwargs)
-        self.store_id = self.store_id.rpartition(".")[0]
-
-    return init
-
-
-def _in_etcd(name: str, what: str, *patches: Patch, forgers: str = "", **more: Any) -> Mutant:
-    """One that another client of etcd shows."""
-    quirks = (f"forgers {forgers}",) if forgers else ()
-    return Mutant(f"etcd-{name}", what, patches, quirks=quirks, hosting="etcd", forged=True, **more)
-
-
-_OF_SEALS_IN_ETCD = (
-    _in_etcd(
-        "seal-without-path",
-        "what authenticates a record in etcd does not cover its key",
-        (sealing, "_tag", _without_path),
-        forgers="move",
-    ),
-    _in_etcd(
-        "seal-without-number",
-        "what authenticates a record in etcd does not cover its number",
-        (sealing, "_tag", _without_number),
-        forgers="renumber",
-    ),
-    _in_etcd(
-        "seal-without-epoch",
-        "records of an earlier life of the run in etcd count",
-        (sealing, "_epoch_key", _without_epoch),
-        forgers="end life,replay",
-    ),
-    _in_etcd(
-        "epoch-without-revision",
-        "a life of the run in etcd that is written back is the earlier one",
-        (sealing, "_epoch_key", _without_revision),
-        forgers="end life,replay",
-    ),
-    _in_etcd(
-        "accepts-unverified-records",
-        "a record in etcd counts whether or not it is authenticated",
-        (sealing.Unverified, "of", _takes_the_record_as_it_is),
-    ),
-    _in_etcd(
-        "accepts-earlier-records",
-        "a record in etcd counts although a newer one was there before",
-        (sealed_records.SealedRecords, "opened", _remembers_no_number),
-        forgers="replay",
-    ),
-    _in_etcd(
-        "plans-not-authenticated",
-        "plans in etcd are not authenticated",
-        (RunSecret, "__init__", _without_in_etcd("plan")),
-    ),
-    _in_etcd(
-        "members-not-authenticated",
-        "member records in etcd are not authenticated",
-        (RunSecret, "__init__", _without_in_etcd("m")),
-    ),
-    _in_etcd(
-        "leases-not-authenticated",
-        "leases in etcd are not authenticated",
-        (RunSecret, "__init__", _without_in_etcd("l")),
-    ),
-    _in_etcd(
-        "earlier-plans-are-unknown",
-        "a coordinator in etcd goes on from the plan that it finds, and not from the newest that was there",
-        (leadership.Leadership, "_read_earlier_plans", _always(None)),
-        forgers="withhold,depose",
-    ),
-    _in_etcd(
-        "withheld-plans-stay-away",
-        "the coordinator does not write the newest plan in etcd again when another client has removed it",
-        (leadership.Leadership, "_keep", _always(None)),
-        forgers="withhold",
-        first=10,
-    ),
-    _in_etcd(
-        "removed-members-stay-away",
-        "a node does not write its record in etcd again when another client has removed it",
-        (link.EtcdLink, "_keep", _always(None)),
-        (link.EtcdLink, "_replace", _gives_up_a_removed_record),
-        forgers="delete",
-        first=115,
-    ),
-    _in_etcd(
-        "leads-an-ended-life",
-        "a coordinator goes on when another client has ended the life of the run in etcd",
-        (leadership.Leadership, "__init__", _ignores_the_life),
-        forgers="end life",
-        first=5,
-    ),
-    _in_etcd(
-        "names-the-store-by-its-life",
-        "nodes take a life of the run in etcd that is written back for the earlier one",
-        (link.EtcdLink, "__init__", _names_the_store_by_its_life),
-        first=1075,
-    ),
-)
-
-_OF_SEALS = (
-    *_OF_SEALS_IN_ETCD,
-    Mutant(
-        "seal-without-path",
-        "what authenticates a record does not cover the key that it is stored under",
-        ((sealing, "_tag", _without_path),),
-        quirks=("forgers move",),
-        forged=True,
-    ),
-    Mutant(
-        "seal-without-number",
-        "what authenticates a record does not cover its number",
-        ((sealing, "_tag", _without_number),),
-        quirks=("forgers renumber",),
-        forged=True,
-    ),
-    Mutant(
-        "seal-without-epoch",
-        "records of an earlier life of the store count",
-        ((sealing, "_epoch_key", _without_epoch),),
-        focus=("store crash", "join"),
-        quirks=("forgers replay",),
-        forged=True,
-    ),
-    Mutant(
-        "answers-to-any-greeting",
-        "the answer to another greeting, in an earlier life of the store, is taken for the answer",
-        ((sealing, "_tag", _any_greeting),),
-        quirks=("forgers greet",),
-        focus=("store crash", "join"),
-        forged=True,
-        first=12,
-    ),
-    Mutant(
-        "accepts-unverified-records",
-        "a record counts whether or not it is authenticated",
-        ((sealing.Unverified, "of", _takes_the_record_as_it_is),),
-        forged=True,
-    ),
-    Mutant(
-        "accepts-earlier-records",
-        "a record counts although a newer one was there before",
-        ((sealed_records.SealedRecords, "opened", _remembers_no_number),),
-        quirks=("forgers replay",),
-        forged=True,
-    ),
-    Mutant(
-        "revives-revoked-leases",
-        "a lease that was revoked counts as it was before the revocation",
-        ((sealed_records, "REVOKED", lambda right: 0),),
-        quirks=("forgers replay",),
-        forged=True,
-    ),
-    Mutant(
-        "plans-not-authenticated",
-        "plans are not authenticated",
-        ((sealed, "KINDS", _without("plan")),),
-        forged=True,
-    ),
-    Mutant(
-        "members-not-authenticated",
-        "member records are not authenticated",
-        ((sealed, "KINDS", _without("m")),),
-        forged=True,
-    ),
-    Mutant(
-        "leases-not-authenticated",
-        "leases are not authenticated",
-        ((sealed, "KINDS", _without("l")),),
-        forged=True,
-    ),
-    Mutant(
-        "removed-leases-were-not-renewed",
-        "a lease that another client has removed counts from the last renewal that the coordinator saw",
-        (
-            (
-                leases.LeaseLedger,
-                "revoked",
-                lambda right: lambda self, incarnation, gone_s=None: right(self, incarnation),
-            ),
-        ),
-        quirks=("forgers delete",),
-        hosting="serve",
-        first=440,
-        forged=True,
-    ),
-    Mutant(
-        "withheld-plans-stay-away",
-        "the coordinator does not write the newest plan again when another client has removed it",
-        ((plans.PlanWriter, "keep", _always(None)),),
-        quirks=("forgers withhold",),
-        forged=True,
-    ),
-)
-
-_ALL = (
     Mutant(
         "seals-uncleared",
         "the coordinator seals a generation without waiting for the previous one to be cleared",
-        ((forming, "clearance_deadlines", _always({})),),
+        ((forming, "clearance_deadlines", always({})),),
     ),
     Mutant(
         "offers-once",
         "a node that could not offer a bootstrap store does not try again",
-        ((NodeSession, "_may_offer_again", _always(False)),),
-        focus=("no port", "worker fails"),
+        ((NodeSession, "_may_offer_again", always(False)),),
     ),
     Mutant(
         "omits-uncleared-seat",
@@ -1116,7 +572,6 @@ _ALL = (
         "no-margin",
         "the coordinator ignores the fence margin",
         ((leases.LeaseLedger, "fenced_s", _without_margin),),
-        first=56,
     ),
     Mutant(
         "charges-membership",
@@ -1128,37 +583,16 @@ _ALL = (
         "one restart more than allowed",
         ((coordinator, "decide_forming", _one_more_restart),),
     ),
-    Mutant(
-        "never-charges",
-        "no failure is ever charged",
-        ((forming, "_charge", _always(False)),),
-    ),
+    Mutant("never-charges", "no failure is ever charged", ((forming, "_charge", always(False)),)),
     Mutant(
         "two-seats",
         "every incarnation of a node may get a seat",
         ((cluster_view.ClusterView, "ready", _everybody_ready), (forming, "_choose", _chooses_all)),
     ),
     Mutant(
-        "gapped-ranks",
-        "ranks are not contiguous",
-        ((forming, "seat_members", _gapped_ranks),),
-    ),
-    Mutant(
         "generation-reused",
         "a new store begins at generation 1 again, whatever is remembered",
-        ((coordinator.Coordinator, "_newest_history", _always(None)),),
-    ),
-    Mutant(
-        "history-tie",
-        "of two histories the one that only knew the generation forming may win",
-        ((coordinator.Coordinator, "_newest_history", _highest_generation_first_told),),
-        focus=("crash at publishing", "join", "partition"),
-    ),
-    Mutant(
-        "forgets-the-lease",
-        "a new store goes by the lease of the node that is back first",
-        ((records.Policy, "covering", lambda right: lambda self, history: self),),
-        focus=("store crash", "partition", "join", "agent crash", "etcd data loss"),
+        ((coordinator.Coordinator, "_newest_history", always(None)),),
     ),
     Mutant(
         "ready-before-stopped",
@@ -1168,31 +602,23 @@ _ALL = (
     Mutant(
         "ignores-lost-lease",
         "a node goes on with an incarnation whose lease is lost",
-        ((node.Node, "lease_lost", _always([])),),
+        ((node.Node, "lease_lost", always([])),),
     ),
     Mutant(
         "finishes-early",
         "the run is finished when the first node succeeded",
         ((running, "_succeeded", _any_success_finishes),),
     ),
-    Mutant(
-        "renews-revoked",
-        "a revoked lease can be renewed",
-        quirks=("renews revoked",),
-        focus=("start hangs",),
-    ),
+    Mutant("renews-revoked", "a revoked lease can be renewed", quirks=("renews revoked",)),
     Mutant(
         "deadline-from-reply",
         "the node's deadline counts from the answer to a renewal",
         ((NodeSession, "_hold", _counts_from_the_answer),),
-        focus=("late answer",),
-        first=238,
     ),
     Mutant(
         "deadline-from-last-attempt",
         "the node's deadline counts from the last attempt of a renewal that was repeated",
         ((leases.FirstSent, "of", lambda right: lambda self, what, now_s: now_s),),
-        focus=("lost answer",),
     ),
     Mutant(
         "time-before-the-read",
@@ -1201,40 +627,22 @@ _ALL = (
             (RunDriver, "_read", _dates_before_the_request),
             (RunDriver, "_read_leases", _dates_before_the_request),
         ),
-        focus=("freeze at reading", "partition"),
-        first=90,
     ),
-    Mutant(
-        "blind-publish",
-        "the coordinator publishes without compare-and-set",
-        quirks=("blind publish",),
-        first=99,
-    ),
+    Mutant("blind-publish", "the coordinator publishes without compare-and-set", quirks=("blind publish",)),
     Mutant(
         "saves-after-publishing",
         "the coordinator writes a generation to its disk only after publishing it",
         ((RunDriver, "_publish", _saves_after_publishing),),
-        focus=("crash at publishing",),
-    ),
-    Mutant(
-        "last-call-is-written",
-        "of the histories that wait for the disk the one that was handed in last is written, not the newest",
-        ((RunHistoryStore, "save_soon", _last_call_is_written),),
-        focus=("slow disk", "worker fails", "join"),
-        hosting="etcd",
-        first=340,
     ),
     Mutant(
         "needs-its-disk",
         "the coordinator ends when its disk cannot be written",
         ((RunDriver, "_save", _saves_or_fails),),
-        focus=("full disk",),
     ),
     Mutant(
         "claims-without-proof",
         "a restarted agent claims that its old workers are gone without looking",
         quirks=("no proof",),
-        first=52,
     ),
     Mutant(
         "guard-ignores-deadline",
@@ -1250,155 +658,57 @@ _ALL = (
         "former-leader-writes",
         "the coordinator's writes do not compare the leader key",
         quirks=("former leader writes",),
-        focus=("coordinator freeze", "office lost", "agent crash", "stragglers"),
-        hosting="etcd",
     ),
     Mutant(
         "takeover-clears-at-once",
         "a new coordinator counts unregistered nodes as cleared",
         ((leases.LeaseLedger, "fenced_s", _clears_at_once),),
-        focus=("start hangs", "deaf", "partition", "office lost", "slow network"),
-        hosting="etcd",
     ),
     Mutant(
         "takeover-revokes",
         "a new coordinator counts the time before its term as time without renewals",
         ((leases.LeaseLedger, "observe", _takes_the_silent_for_lost),),
-        focus=("office lost",),
-        hosting="etcd",
     ),
     Mutant(
         "dates-before-the-write",
         "a new coordinator dates a lease by the last answer that came before it was written",
         ((revisions.RevisionTimes, "written_by", _dates_before_the_write),),
-        focus=("office lost", "coordinator freeze", "partition"),
-        hosting="etcd",
-    ),
-    Mutant(
-        "dates-by-another-etcd",
-        "a new coordinator dates a lease by revisions of an etcd whose data are lost",
-        (
-            (revisions.RevisionTimes, "saw", _takes_any_etcd_for_the_same),
-            (revisions.RevisionTimes, "written_by", _takes_any_etcd_for_the_same),
-        ),
-        focus=("etcd data loss", "office lost"),
-        hosting="etcd",
     ),
     Mutant(
         "ignores-unregistered-nodes",
         "in an etcd that lost its data a world forms before the nodes of the last one have registered or are fenced",
         ((coordinator.Coordinator, "_alone", _forms_at_once),),
-        focus=("stranger first",),
-        hosting="etcd",
-    ),
-    Mutant(
-        "clears-no-unknown-world",
-        "a world that a node runs and reports is not cleared if the coordinator's disk has the history of another run",
-        ((coordinator.Coordinator, "_unknown_worlds", _always(None)),),
-        focus=("stranger first",),
-        hosting="etcd",
-        first=185,
-    ),
-    Mutant(
-        "youngest-first",
-        "of two agents with one node id the younger one counts",
-        ((cluster_view, "_precedes", _the_youngest_first),),
-        focus=("impostor",),
-    ),
-    Mutant(
-        "seat-is-no-claim",
-        "a new coordinator, which sees both for the first time, rejects the agent with the seat for a second one",
-        ((cluster_view, "_precedes", _ignores_seats),),
-        focus=("impostor", "agent freeze"),
-        hosting="cluster",
-        first=63,
-    ),
-    Mutant(
-        "goes-above-unpublished",
-        "a generation that a former leader could not publish ends the running world, uncharged",
-        ((coordinator.Coordinator, "_higher_history", _above_intentions),),
-        focus=("office lost", "worker fails", "drain", "lossy network"),
-        hosting="etcd",
-        first=1600,
     ),
     Mutant(
         "stays-below",
         "a later generation of which a node tells is not gone above",
-        ((coordinator.Coordinator, "_higher_history", _always(None)),),
-        focus=("stranger first",),
-        hosting="etcd",
-        first=57,
-    ),
-    Mutant(
-        "clears-only-what-it-is-told",
-        "above a generation of which a node tells, a world forms while the one before it still runs",
-        ((coordinator.Coordinator, "_above", _clears_the_reported_world_alone),),
-        focus=("stranger first", "unkillable"),
-        hosting="etcd",
-        first=166,
-    ),
-    Mutant(
-        "charges-beside-the-unknown",
-        "a failure is charged although nothing is known of a participant any more",
-        ((forming, "_departed", _unknown_is_present),),
-        focus=("host away", "worker fails", "office lost"),
-        hosting="etcd",
+        ((coordinator.Coordinator, "_higher_history", always(None)),),
     ),
     Mutant(
         "accepts-duplicate-ids",
         "a second agent with the id of a live node is not refused",
-        ((coordinator.Coordinator, "_refusals", _always(None)),),
-        focus=("impostor",),
-    ),
-    Mutant(
-        "waits-for-a-hung-stop",
-        "a node that renews its lease and does not stop its workers is waited for without end",
-        ((forming, "STOP_SLACK_S", lambda right: float("inf")),),
-        focus=("stop hangs", "worker fails"),
-    ),
-    Mutant(
-        "waits-for-a-hung-start",
-        "a node whose workers never start is waited for without end",
-        ((running, "_is_slow", _always(False)),),
-        focus=("start hangs",),
-        first=8,
-    ),
-    Mutant(
-        "leaves-before-the-end",
-        "the coordinator leaves when every node knows the outcome, before the records are removed",
-        ((Election, "winding_up", _until_all_know),),
-        hosting="etcd",
-        first=110,
+        ((coordinator.Coordinator, "_refusals", always(None)),),
     ),
     Mutant(
         "forgets-how-it-ended",
         "a run begins without a look at how the last one of its name ended in this etcd",
         ((Election, "_begin_run", _begins_without_asking),),
-        focus=("join",),
-        hosting="etcd",
     ),
     Mutant(
         "settles-nothing",
         "that every node knew the outcome is not written down",
         ((RunDriver, "_settled_history", _settles_nothing),),
-        focus=("join",),
     ),
     Mutant(
         "leads-once",
         "an agent that lost its leadership takes no part in elections any more",
         ((Election, "_lead", _leads_once),),
-        focus=("office lost", "coordinator freeze"),
-        hosting="etcd",
     ),
     Mutant(
         "ignores-gaps",
         "a new coordinator's news are all it takes in: nothing is read again",
         ((RunDriver, "_read_all", _reads_once),),
-        focus=("hint loss", "host crash"),
-        hosting="etcd",
     ),
 )
 
-MUTANTS: dict[str, Mutant] = {
-    mutant.name: mutant for mutant in (*_ALL, *_OF_THE_SESSION, *_OF_NOTICES, *_OF_THE_BUDGET, *_OF_SEALS)
-}
+MUTANTS = {mutant.name: mutant for mutant in _ALL}

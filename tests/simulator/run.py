@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+from . import mutants, seeded_mutants
 from .checker import RuleBrokenError
 from .cluster import Cluster
 from .coordination import KEEP_OVER_LEASES
 from .faults import Faults
 from .keyed_etcd_links import etcd_in_virtual_time
 from .keyed_links import in_virtual_time
-from .mutants import MUTANTS, Mutant, applied
+from .mutants import Mutant, applied
 from .pairs import ANYTHING, Draw, drawn, pair_of
+from .seeded_mutants import SeededMutant
+
+ALL_MUTANTS: dict[str, Mutant] = {**mutants.MUTANTS, **seeded_mutants.MUTANTS}
 
 MAX_EVENTS = 1_000_000
 """Seeds take some thousands."""
@@ -32,33 +36,43 @@ class Result:
     what: str
     events: int
     verdict: str
+    end: str = ""
+    """The verdict with its generation and the charged failures."""
     story: tuple[tuple[float, str, str], ...] = ()
 
 
 def run_seed(seed: int, mutant: Mutant | None = None, draw: Draw = ANYTHING, *, tell: bool = False) -> Result:
     """One universe from its beginning to its end. A mutant's own focus and hosting count if ``draw`` has none."""
-    if mutant is not None:
+    if isinstance(mutant, SeededMutant):
         draw = Draw(draw.focus or mutant.focus, draw.hosting or mutant.hosting, draw.forged or mutant.forged)
     else:
         draw = drawn(seed, draw)
     with applied(mutant) as quirks:
         cluster = Cluster(seed, quirks, draw.focus, hosting=draw.hosting, forged=draw.forged, tell=tell)
-        rule, what = None, ""
-        try:
-            with _virtual_time(cluster):
-                _live(cluster)
-        except RuleBrokenError as broken:
-            rule, what = broken.rule, str(broken)
-            cluster.story("checker", "RULE BROKEN: {}", what)
-        except Exception as error:
-            if mutant is not None and isinstance(error, AttributeError | NameError | TypeError):
-                raise  # the mutant no longer fits the code that it changes
-            where = traceback.format_exception(error)[-4:]
-            rule, what = f"no exception ({type(error).__name__})", "".join(where)
-            cluster.story("checker", "EXCEPTION: {}", what)
-        final = cluster.checker.final
-        verdict = final.phase.value if final is not None else "none"
-        return Result(seed, rule, what, cluster.kernel.events, verdict, tuple(cluster.told or ()))
+        return run_cluster(cluster, Faults, strict=mutant is not None)
+
+
+def run_cluster(cluster: Cluster, faults: Callable[[Cluster], Faults], *, strict: bool) -> Result:
+    """Run this universe to its end. ``strict``: raise errors of a mutant that no longer fits the code."""
+    rule, what = None, ""
+    try:
+        with _virtual_time(cluster):
+            _live(cluster, faults)
+    except RuleBrokenError as broken:
+        rule, what = broken.rule, str(broken)
+        cluster.story("checker", "RULE BROKEN: {}", what)
+    except Exception as error:
+        if strict and isinstance(error, AttributeError | NameError | TypeError):
+            raise
+        where = traceback.format_exception(error)[-4:]
+        rule, what = f"no exception ({type(error).__name__})", "".join(where)
+        cluster.story("checker", "EXCEPTION: {}", what)
+    final = cluster.checker.final
+    verdict = final.phase.value if final is not None else "none"
+    end = (
+        f"{verdict}, generation {final.generation}, {final.charged} charged" if final is not None else verdict
+    )
+    return Result(cluster.seed, rule, what, cluster.kernel.events, verdict, end, tuple(cluster.told or ()))
 
 
 @contextlib.contextmanager
@@ -71,14 +85,14 @@ def _virtual_time(cluster: Cluster) -> Iterator[None]:
         yield
 
 
-def catch(mutant: Mutant) -> Result | None:
+def catch(mutant: SeededMutant) -> Result | None:
     """The first seed in which a rule shows the bug; None if no seed does that it may take."""
     results = (run_seed(seed, mutant) for seed in range(mutant.first, mutant.first + mutant.seeds))
     return next((result for result in results if result.rule is not None), None)
 
 
-def _live(cluster: Cluster) -> None:
-    Faults(cluster)
+def _live(cluster: Cluster, faults: Callable[[Cluster], Faults]) -> None:
+    faults(cluster)
     if cluster.forgers is not None:
         cluster.forgers.begin()
     kernel, checker, scenario = cluster.kernel, cluster.checker, cluster.scenario
@@ -137,7 +151,7 @@ class _Runner:
     draw: Draw | None
 
     def __call__(self, seed: int) -> Result:
-        mutant = MUTANTS[self.mutant] if self.mutant is not None else None
+        mutant = ALL_MUTANTS[self.mutant] if self.mutant is not None else None
         return run_seed(seed, mutant, self.draw if self.draw is not None else pair_of(seed))
 
 
