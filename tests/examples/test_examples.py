@@ -20,7 +20,7 @@ SET_BY_LAUNCHERS = re.compile(
     r"(RANK|WORLD_SIZE|MASTER_|GROUP_|LOCAL_|ROLE_|TORCHELASTIC_|ELASTIC_AGENT_|PET_)"
 )
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from elastic_agent.testing.watching import FolderWatch
 
 DIGITS = Path(__file__).parents[2] / "examples" / "lightning_digits.py"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 def start(folder: Path, workers: int) -> subprocess.Popen[str]:

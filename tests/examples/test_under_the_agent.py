@@ -15,7 +15,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AGENT = (sys.executable, "-m", "elastic_agent", "--log-format", "console")
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.system
 
 
 def own_environment() -> dict[str, str]:
@@ -24,8 +24,20 @@ def own_environment() -> dict[str, str]:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+def test_hello_adds_up_the_ranks_of_two_workers(tmp_path: Path) -> None:
+    """The first thing to try: one machine, no options of a rendezvous."""
+    done = subprocess.run(
+        [*AGENT, "--state-dir", tmp_path, "--nproc-per-node", "2", EXAMPLES / "hello.py"],
+        env=own_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        assert f"hello from rank {rank} of 2; our ranks add up to 1" in done.stdout
+
+
+@pytest.mark.prove
 def test_the_demo_ends_well_and_leaves_nothing() -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     # The demo has a limit of its own and then stops its agents; killed here, it could not.
@@ -40,6 +52,7 @@ def test_the_demo_ends_well_and_leaves_nothing() -> None:
     assert {child.pid for child in psutil.Process().children(recursive=True)} == before
 
 
+@pytest.mark.prove
 def test_identity_shows_which_names_survive_a_restart(tmp_path: Path) -> None:
     result = subprocess.run(
         [*AGENT, "--state-dir", tmp_path, "--nproc-per-node", "2", EXAMPLES / "identity.py"],
@@ -60,6 +73,7 @@ def test_identity_shows_which_names_survive_a_restart(tmp_path: Path) -> None:
     assert len({pid for *_, pid in seen}) == 4
 
 
+@pytest.mark.prove
 def test_ctrl_c_ends_the_demo_and_all_it_started(tmp_path: Path) -> None:
     demo = subprocess.Popen(
         [sys.executable, EXAMPLES / "demo.py"],

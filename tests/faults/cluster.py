@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from elastic_agent.testing.node import NodeProcess
 from elastic_agent.testing.processes import JOURNAL, Agents
 from elastic_agent.testing.records import Line, Lines
 from tests.etcd import set_up_long_ago
+from tests.names import unique
 from tests.ports import free_port
+from tests.waiting import GUARD_S
+
+T = TypeVar("T")
 
 TRAIN = Path(__file__).parent / "train.py"
 HANDLING_NOTICES = Path(__file__).parent / "handling_notices.py"
 COUNTING_SAMPLES = Path(__file__).parent / "counting_samples.py"
-LEASE_S, MARGIN_S, SETTLE_S = 2.0, 0.5, 0.4
+SAVING = Path(__file__).parent / "saving_on_sigterm.py"
+LEASE_S, MARGIN_S, SETTLE_S = 30.0, 1.0, 0.4
+SHORT_LEASE_S, SHORT_MARGIN_S = 2.0, 0.5
+"""For tests of `make prove`, which run on an idle machine."""
+EXPIRING_LEASE_S = 4.0
+"""For stories about a lease that expires. A machine that stands still for longer costs them another generation."""
+UNIQUE = ""
 
 
 class Cluster(Agents):
@@ -33,9 +43,12 @@ class Cluster(Agents):
         *,
         port: int | None = None,
         endpoint_host: str = "127.0.0.1",
-        run_id: str | None = "job",
+        run_id: str | None = UNIQUE,
         etcd: str | None = None,
         etcd_is_new: bool = False,
+        lease_s: float = LEASE_S,
+        margin_s: float = MARGIN_S,
+        alone: bool = False,
     ) -> None:
         """Nothing is started yet.
 
@@ -45,18 +58,24 @@ class Cluster(Agents):
             options: more options of all agents.
             port: of the c10d store; a free one by default.
             endpoint_host: of the c10d store.
-            run_id: the agents' ``--rdzv-id``; None: they derive it.
+            run_id: the agents' ``--rdzv-id``, by default one that no other cluster has; None: they derive it.
             etcd: the members of the etcd to meet in; None: a c10d store at ``endpoint_host`` and ``port``.
             etcd_is_new: nothing was there before, so that the first run in it waits for a lease and the margin.
+            lease_s: the agents' ``--lease-ttl``.
+            margin_s: the agents' ``--fence-margin``.
+            alone: ``train.py`` uses no collectives, and no worker imports torch.
         """
         super().__init__(folder)
         self.nnodes = nnodes
         self.options = options
         self.port = free_port() if port is None else port
         self.endpoint_host = endpoint_host
-        self.run_id = run_id
+        self.run_id = unique("run") if run_id == UNIQUE else run_id
         self.etcd = etcd
         self.etcd_is_new = etcd_is_new
+        self.lease_s = lease_s
+        self.margin_s = margin_s
+        self.alone = alone
         # The folder's disk does not get full: a damaged line is a bug.
         self._journal = Lines(folder / JOURNAL, "event", strict=True)
         self._steps = Lines(folder / "steps.jsonl", strict=True)
@@ -102,12 +121,22 @@ class Cluster(Agents):
             *("--nproc-per-node", str(slots)),
             *(("--rdzv-id", self.run_id) if self.run_id is not None else ()),
             *(("--node-id", chosen) if chosen is not None else ()),
-            *("--lease-ttl", str(LEASE_S), "--fence-margin", str(MARGIN_S), "--settle", str(SETTLE_S)),
+            *(
+                "--lease-ttl",
+                str(self.lease_s),
+                "--fence-margin",
+                str(self.margin_s),
+                "--settle",
+                str(SETTLE_S),
+            ),
             *("--state-dir", str(self.folder / state), "--log-dir", str(self.folder / "logs")),
             *("--event-journal", str(self.folder / JOURNAL), "--log-format", "json"),
+            *("--start-timeout", "120"),  # importing torch takes long on a busy machine
+            *(("--worker-start", "cold") if self.alone else ()),
             *self.options,
             *options,
             *(str(script), *arguments),
+            *(("--alone",) if self.alone and script == TRAIN else ()),
             *(
                 ("--folder", str(self.folder))
                 if script in (TRAIN, HANDLING_NOTICES, COUNTING_SAMPLES)
@@ -189,6 +218,14 @@ class Cluster(Agents):
         return int([one["pid"] for one in self.born() if one["worker_id"] == worker_id][-1])
 
     # -- waiting --------------------------------------------------------------------------------
+
+    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = GUARD_S) -> T:
+        """Wait until ``look`` finds something; the limit is a guard against hangs."""
+        return super().wait(what, look, max(timeout_s, GUARD_S))
+
+    def wait_gone(self, pids: Iterable[int], timeout_s: float = GUARD_S) -> list[int]:
+        """Wait for these processes to end; those which did not."""
+        return super().wait_gone(pids, timeout_s)
 
     def wait_training(self, *nodes: str, after: int = 0, steps: int = 5) -> int:
         """Until exactly these nodes took ``steps`` steps together in a generation above ``after``; which one."""

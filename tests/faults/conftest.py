@@ -11,7 +11,7 @@ import pytest
 
 from tests.etcd import EtcdCluster, need_etcd
 
-from .cluster import Cluster
+from .cluster import SHORT_LEASE_S, SHORT_MARGIN_S, Cluster
 
 MakeCluster = Callable[..., Cluster]
 
@@ -36,14 +36,17 @@ def etcd(request: pytest.FixtureRequest) -> str | None:
 
 on_both = pytest.mark.parametrize("etcd", ["c10d", "etcd"], indirect=True)
 """For tests that stand for all others in etcd."""
-on_both_in_turn = pytest.mark.parametrize(
-    "etcd", ["c10d", pytest.param("etcd", marks=pytest.mark.rotates(4))], indirect=True
+on_both_to_prove = pytest.mark.parametrize(
+    "etcd", ["c10d", pytest.param("etcd", marks=pytest.mark.prove)], indirect=True
 )
 
 
 @pytest.fixture
-def make_cluster(tmp_path: Path, etcd: str | None) -> Iterator[MakeCluster]:
+def make_cluster(request: pytest.FixtureRequest, tmp_path: Path, etcd: str | None) -> Iterator[MakeCluster]:
     """Makes clusters that are cleared away at the end, whatever happens."""
+    defaults: dict[str, Any] = {"etcd": etcd}
+    if request.node.get_closest_marker("prove"):
+        defaults |= {"lease_s": SHORT_LEASE_S, "margin_s": SHORT_MARGIN_S}
     with ExitStack() as stack:
         count = 0
 
@@ -52,6 +55,6 @@ def make_cluster(tmp_path: Path, etcd: str | None) -> Iterator[MakeCluster]:
             count += 1
             folder = tmp_path / f"cluster-{count}"
             folder.mkdir()
-            return stack.enter_context(Cluster(folder, nnodes, options, **{"etcd": etcd, **fields}))
+            return stack.enter_context(Cluster(folder, nnodes, options, **{**defaults, **fields}))
 
         yield make

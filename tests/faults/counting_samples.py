@@ -51,9 +51,10 @@ class CountingSampler(ElasticBatchSampler):
         self._micro.clear()
         super().advance()
         self._note("step", samples)
-        if not (self.folder / "finish").exists():
-            done = self.samples_finished / self._length
-            time.sleep(STEP_S * (1 if done < 0.4 else 10 if done < 0.7 else 40))
+        done = self.samples_finished / self._length
+        ends_s = time.monotonic() + STEP_S * (1 if done < 0.4 else 10 if done < 0.7 else 100)
+        while time.monotonic() < ends_s and not (self.folder / "finish").exists():
+            time.sleep(STEP_S)
 
     def _note(self, kind: str, samples: list[int]) -> None:
         me = client.current()

@@ -11,7 +11,7 @@ from elastic_agent.rendezvous.backends.etcd.election_thread import ElectionThrea
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport.etcd import RunKeys, run_life
 from elastic_agent.values import Endpoint, EtcdAccess
-from tests.faults.cluster import LEASE_S
+from tests.faults.cluster import SHORT_LEASE_S
 
 
 def main() -> None:
@@ -24,7 +24,9 @@ def main() -> None:
     history_store = RunHistoryStore(Path(state_dir))
     keys = RunKeys(prefix, run_id)
     run_life(members.dial()[0], keys)  # as the first node does
-    election = ElectionThread(run_id, keys, lambda: members.dial()[0], history_store, LEASE_S, lambda: None)
+    election = ElectionThread(
+        run_id, keys, lambda: members.dial()[0], history_store, SHORT_LEASE_S, lambda: None
+    )
     election.start()
     election.join()
 

@@ -55,6 +55,30 @@ def check_nothing_left(cluster: Cluster) -> None:
     assert not left, f"processes left behind: {left}\n{cluster.story()}"
 
 
+def assert_order(cluster: Cluster, *events: tuple[str, str, int]) -> None:
+    """Check the order of events, each given by name, node and generation.
+
+    An event is one of the journal or a note of a worker. Where there are several of a kind (one for each worker), the
+    last of them has to precede the first of the next kind.
+    """
+    before_s = 0.0
+    for name, node, generation in events:
+        lines = [
+            *(one for one in cluster.journal(name, node) if one.get("generation") == generation),
+            *(
+                one
+                for one in cluster.notes(name)
+                if (one["node_id"], one["generation"]) == (node, generation)
+            ),
+        ]
+        times = [one.get("exited_boottime_s", one["boottime_s"]) for one in lines]
+        assert times, f"no {name} of {node} in generation {generation}\n{cluster.story()}"
+        assert min(times) > before_s, (
+            f"{name} of {node} in generation {generation} came too early\n{cluster.story()}"
+        )
+        before_s = max(times)
+
+
 def charged(cluster: Cluster) -> int:
     """How many restarts were charged by the end, by the newest plan that any node read."""
     return max((int(line["charged"]) for line in cluster.journal("plan")), default=0)

@@ -20,11 +20,11 @@ from torch.distributed import TCPStore
 
 from elastic_agent.protocol.codec import MAX_RECORD_BYTES
 
-from .cluster import LEASE_S, Cluster
+from .cluster import SHORT_LEASE_S, Cluster
 from .conftest import MakeCluster
 from .rules import check_nothing_left, see_it_end
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 ROOT = "elastic-agent/1"
@@ -56,7 +56,7 @@ class Bomb:
 def undisturbed(cluster: Cluster, generation: int) -> None:
     """Training goes on in the same generation while every record is read at least once more."""
     now_s = cluster.steps()[-1]["boottime_s"]
-    cluster.wait("training to go on", lambda: cluster.steps()[-1]["boottime_s"] > now_s + 1.5 * LEASE_S)
+    cluster.wait("training to go on", lambda: cluster.steps()[-1]["boottime_s"] > now_s + 1.5 * SHORT_LEASE_S)
     assert {one["generation"] for one in cluster.steps()} == {generation}
 
 
@@ -68,10 +68,10 @@ def test_bad_records_in_the_store_are_reported_once_and_ignored(make_cluster: Ma
     store: Any = TCPStore(
         "127.0.0.1", cluster.port, None, False, timedelta(seconds=10), wait_for_workers=False
     )
-    run = f"{ROOT}/r/job"
+    run = f"{ROOT}/r/{cluster.run_id}"
 
     real = json.loads(store.get(f"{run}/m/{cluster.journal('registered', 'b')[0]['incarnation']}"))
-    lease = {"incarnation": "evil", "ttl_s": LEASE_S}
+    lease = {"incarnation": "evil", "ttl_s": SHORT_LEASE_S}
     bad: dict[str, str | bytes] = {
         "malformed": '{"node_id": "evil"',
         "oversized": json.dumps({**real, "role": "x" * MAX_RECORD_BYTES}),
@@ -85,7 +85,7 @@ def test_bad_records_in_the_store_are_reported_once_and_ignored(make_cluster: Ma
         store.set(f"{run}/m/{name}", record)
         store.set(f"{run}/l/{name}", json.dumps({**lease, "incarnation": name}))
         store.append(f"{run}/roster", f"{name}\n")
-        store.queue_push(f"{ROOT}/inbox", f"job {name}")
+        store.queue_push(f"{ROOT}/inbox", f"{cluster.run_id} {name}")
     for line in ("../../etc/passwd", "-", "\x1b[2J", "y" * 100_000):
         store.append(f"{run}/roster", f"{line}\n")
         store.append(f"{ROOT}/runs", f"{line}\n")
@@ -174,7 +174,6 @@ def check_one_error(cluster: Cluster, *words: str) -> None:
     check_nothing_left(cluster)
 
 
-@pytest.mark.netns
 def test_an_unreachable_endpoint_is_given_up_after_the_timeout(make_cluster: MakeCluster) -> None:
     # no network but a loopback: nothing is sent anywhere
     alone = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"')

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -15,17 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.control.socket import Answer, Command, agents_here, command
+from elastic_agent.agent.control.socket import agents_here
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.node import freeze, thaw
+from tests.names import unique
 
-from .cluster import Cluster
-from .conftest import MakeCluster, on_both, on_both_in_turn
+from .cluster import SAVING, Cluster
+from .conftest import MakeCluster
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
-
-SAVING = Path(__file__).parent / "saving_on_sigterm.py"
-SAVE_S = 6.0
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 def typed(*words: str) -> subprocess.CompletedProcess[str]:
@@ -72,72 +70,44 @@ def is_alive(pid: int) -> bool:
 # -- when they return ---------------------------------------------------------------------------
 
 
-@on_both_in_turn
-def test_drain_of_another_node_returns_when_its_worker_has_saved(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1:2", run_id="slow-drain")
-    work(cluster, a=0.0, b=SAVE_S)
-    done = typed("drain", "b", "--run", "slow-drain")
-    check_saved_and_gone(cluster, "b")
-    assert (done.returncode, done.stderr) == (ExitCode.FINISHED, "")
-    assert "run slow-drain: b has left; the other nodes continue" in done.stdout
-    assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
-
-
-@on_both
-def test_stop_returns_when_the_last_worker_of_every_node_has_saved(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("2", run_id="slow-stop")
-    work(cluster, a=0.0, b=SAVE_S)
-    answers = asyncio.run(answers_of(cluster, "a", Command("stop")))
-    check_saved_and_gone(cluster, "a", "b")
-    assert [one.text.split(":")[0] for one in answers[1:]] == ["run slow-stop stopped"]
-    assert not answers[-1].failed
-    assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
-
-
-async def answers_of(cluster: Cluster, name: str, wanted: Command) -> list[Answer]:
-    """What this agent answers; the command picks any agent of the run that is on the machine."""
-    (agent,) = (one for one in agents_here() if one.pid == cluster.agents[name].pid)
-    return [answer async for answer in command(agent, wanted)]
-
-
 def test_drain_of_this_machine_returns_when_its_worker_has_saved(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1", run_id="own-drain")
+    cluster = make_cluster("1")
     work(cluster, a=2.0)
-    done = typed("drain", "--run", "own-drain")
+    done = typed("drain", "--run", str(cluster.run_id))
     check_saved_and_gone(cluster, "a")
     assert done.returncode == ExitCode.FINISHED, done.stderr
-    assert "run own-drain: the workers of a have exited, and the run is stopped" in done.stdout
+    assert f"run {cluster.run_id}: the workers of a have exited, and the run is stopped" in done.stdout
 
 
 def test_drain_of_the_store_host_says_that_its_agent_stays_and_the_node_can_return(
     make_cluster: MakeCluster,
 ) -> None:
-    cluster = make_cluster("1:2", run_id="host-drain")
+    cluster = make_cluster("1:2")
     cluster.start_host("a")
     cluster.start("b")
     first = cluster.wait_training("a", "b")
-    done = typed("drain", "a", "--run", "host-drain")
+    done = typed("drain", "a", "--run", str(cluster.run_id))
     stays, left = done.stdout.splitlines()[1:]
     assert stays.startswith(
-        "run host-drain: the agent of a keeps running until the run ends, because it hosts the"
+        f"run {cluster.run_id}: the agent of a keeps running until the run ends, because it hosts the"
     )
-    assert left == "run host-drain: a has left; the other nodes continue"
+    assert left == f"run {cluster.run_id}: a has left; the other nodes continue"
     host = cluster.agents.pop("a")
     second = cluster.wait_training("b", after=first)
     assert not host.lines(f"forming generation {second}"), "no generation forms with it"
     cluster.start("a")
     cluster.wait_training("a", "b", after=second)
-    assert typed("stop", "--run", "host-drain").returncode == ExitCode.FINISHED
+    assert typed("stop", "--run", str(cluster.run_id)).returncode == ExitCode.FINISHED
     assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
     assert host.process.wait(30) == ExitCode.DRAINED
 
 
 def test_a_failure_on_another_node_does_not_complete_a_drain(make_cluster: MakeCluster) -> None:
     """Another generation begins while the leaver still saves."""
-    cluster = make_cluster("1:2", "--restart-grace", "0.2", run_id="disturbed-drain")
+    cluster = make_cluster("1:2", "--restart-grace", "0.2")
     work(cluster, a=0.0, b=2.0)
     asked = subprocess.Popen(
-        [sys.executable, "-m", "elastic_agent", "drain", "b", "--run", "disturbed-drain"],
+        [sys.executable, "-m", "elastic_agent", "drain", "b", "--run", str(cluster.run_id)],
         stdout=subprocess.PIPE,
     )
     cluster.wait("b to save", lambda: cluster.notes("saving") or None)
@@ -148,10 +118,10 @@ def test_a_failure_on_another_node_does_not_complete_a_drain(make_cluster: MakeC
 
 
 def test_drain_fails_if_the_agent_dies_before_confirming(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1", run_id="lost-drain")
+    cluster = make_cluster("1")
     work(cluster, a=30.0)
     asked = subprocess.Popen(
-        [sys.executable, "-m", "elastic_agent", "drain", "--run", "lost-drain"],
+        [sys.executable, "-m", "elastic_agent", "drain", "--run", str(cluster.run_id)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -176,21 +146,21 @@ def listening(name: bytes, backlog: int = 8) -> Iterator[socket.socket]:
 
 
 def test_names_of_other_programs_sockets_may_hold_any_bytes(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1", run_id="among-others")
+    cluster = make_cluster("1")
     work(cluster, a=0.0)
     with listening(b"caf\xe9"), listening(b"elastic-agent/\xff/1"), listening(b"elastic-agent/abc/x"):
-        done = typed("stop", "--run", "among-others")
+        done = typed("stop", "--run", str(cluster.run_id))
     assert (done.returncode, done.stderr) == (ExitCode.FINISHED, "")
 
 
 def test_an_unresponsive_agent_does_not_delay_others(make_cluster: MakeCluster) -> None:
-    frozen, cluster = make_cluster("1", run_id="frozen"), make_cluster("1", run_id="thawed")
+    frozen, cluster = make_cluster("1"), make_cluster("1")
     work(frozen, a=0.0)
     work(cluster, a=0.0)
     freeze(frozen.agents["a"].pid)
     began_s = time.monotonic()
     with listening(f"elastic-agent/{os.geteuid()}/1-00".encode()):
-        done = typed("stop", "--run", "thawed")
+        done = typed("stop", "--run", str(cluster.run_id))
     assert done.returncode == ExitCode.FINISHED, done.stderr
     assert time.monotonic() - began_s < 20
     thaw(frozen.agents["a"].pid)
@@ -213,7 +183,8 @@ while True:
         peer.sendall(os.fsencode(answers[wanted["do"] != "describe"]) + b"\\n")
     peer.close()
 """
-DESCRIBED = '{"run_id": "prod", "node": "n1", "nodes": ["n1"]}'
+FAKED = unique("faked")
+DESCRIBED = json.dumps({"run_id": FAKED, "node": "n1", "nodes": ["n1"]})
 INVALID_ANSWERS = {"garbage": "\udcff[1, {", "a line without an end": "x" * 100_000}
 """Lines that are not of the protocol."""
 
@@ -236,26 +207,26 @@ def fake_agent(described: str, acted: str) -> Iterator[None]:
 def test_another_users_process_cannot_impersonate_an_agent(
     make_cluster: MakeCluster,
 ) -> None:
-    cluster = make_cluster("1", run_id="prod")
+    cluster = make_cluster("1", run_id=FAKED)
     work(cluster, a=0.0)
     with fake_agent(DESCRIBED, "{}"):
-        done = typed("drain", "n1", "--run", "prod")
+        done = typed("drain", "n1", "--run", FAKED)
         assert done.returncode == ExitCode.USAGE
         assert f"such agents on this machine ({OTHER_USER}, root); select one with --user" in done.stderr
-        done = typed("drain", "n2", "--run", "prod", "--user", "root")
-        assert "run prod has no node n2" in done.stderr
+        done = typed("drain", "n2", "--run", FAKED, "--user", "root")
+        assert f"run {FAKED} has no node n2" in done.stderr
     with contextlib.ExitStack() as fakes:
         for answer in INVALID_ANSWERS.values():
             fakes.enter_context(fake_agent(answer, answer))
-        done = typed("stop", "--run", "prod")
+        done = typed("stop", "--run", FAKED)
     assert done.returncode == ExitCode.FINISHED, done.stderr
-    assert "run prod stopped" in done.stdout
+    assert f"run {FAKED} stopped" in done.stdout
     assert cluster.wait_end() == {"a": ExitCode.STOPPED}
 
 
 def test_root_sees_the_agents_user_without_control_characters() -> None:
     with fake_agent(DESCRIBED, r'{"text": "\u001b[2Jn1 has left"}'):
-        done = typed("drain", "n1", "--run", "prod")
+        done = typed("drain", "n1", "--run", FAKED)
     assert done.returncode == ExitCode.FINISHED, "the agent of the user that was named first answered"
     assert done.stdout.startswith(f"connecting to the agent of user {OTHER_USER} (pid ")
     assert "\x1b" not in done.stdout
@@ -265,7 +236,7 @@ def test_root_sees_the_agents_user_without_control_characters() -> None:
 @pytest.mark.parametrize("answer", INVALID_ANSWERS.values(), ids=INVALID_ANSWERS)
 def test_invalid_answers_confirm_nothing(answer: str) -> None:
     with fake_agent(DESCRIBED, answer):
-        done = typed("drain", "n1", "--run", "prod")
+        done = typed("drain", "n1", "--run", FAKED)
     assert done.returncode == ExitCode.USAGE
     assert "exited before it answered; check its log" in done.stderr
 
@@ -277,7 +248,7 @@ def test_an_unknown_user_is_reported() -> None:
 
 
 def test_the_agent_refuses_a_command_with_invalid_values(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1", run_id="bounds")
+    cluster = make_cluster("1")
     work(cluster, a=0.0)
     (agent,) = (one for one in agents_here() if one.pid == cluster.agents["a"].pid)
     with socket.socket(socket.AF_UNIX) as sock:

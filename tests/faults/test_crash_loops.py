@@ -14,7 +14,7 @@ from .cluster import Cluster
 from .conftest import MakeCluster
 from .rules import charged, check_nothing_left, check_safety, see_it_end
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 WINDOW_S = 1.0
 

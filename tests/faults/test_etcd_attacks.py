@@ -12,13 +12,14 @@ import pytest
 from elastic_agent.exit_codes import ExitCode
 from tests.etcd import EtcdCluster
 
-from .cluster import LEASE_S
+from .cluster import SHORT_LEASE_S
 from .conftest import MakeCluster
+from .leaks import secret_file
 from .rules import see_it_end
-from .test_attacks import incarnation, secret_file
+from .test_attacks import incarnation
 from .test_bad_input import undisturbed
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_other_clients_of_etcd_can_neither_end_nor_join_nor_drain_a_run_with_a_s
         "bootstrap": ["127.0.0.1", 4000],
     }
     members.ctl("put", f"{run}/m/evil", json.dumps(evil))
-    members.ctl("put", f"{run}/l/evil", json.dumps({"incarnation": "evil", "ttl_s": LEASE_S}))
+    members.ctl("put", f"{run}/l/evil", json.dumps({"incarnation": "evil", "ttl_s": SHORT_LEASE_S}))
     drained = member | {"stop_request": {"kind": "drain", "reason": "mallory says so"}}
     members.ctl("put", f"{run}/m/{b}", json.dumps(drained))
     plan = read("plan")

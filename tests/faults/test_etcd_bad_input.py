@@ -13,7 +13,7 @@ from .conftest import MakeCluster
 from .leaks import check_no_leak
 from .test_bad_input import check_one_error, web_server
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 PASSWORD = "open sesame 6174"
 """Without the number it is in a docstring of the standard library."""

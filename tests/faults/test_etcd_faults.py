@@ -17,11 +17,11 @@ from elastic_agent.testing.node import NodeProcess, freeze, thaw
 from elastic_agent.testing.processes import WAIT_TIMEOUT_S
 from tests.etcd import EtcdCluster
 
-from .cluster import LEASE_S, MARGIN_S, Cluster
+from .cluster import SHORT_LEASE_S, SHORT_MARGIN_S, Cluster
 from .conftest import MakeCluster
 from .rules import see_it_end
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 ELECTION_S = 1.0
 """With leases as short as these the leader key outlives the coordinator's lease: for two seconds and half of one."""
@@ -60,7 +60,9 @@ def wait_renewed(cluster: Cluster, etcd: EtcdCluster, *nodes: str) -> None:
 
 def leases(cluster: Cluster, etcd: EtcdCluster) -> dict[str, int]:
     """How often each lease in etcd was written."""
-    found = json.loads(etcd.ctl("get", "--prefix", f"/tests/{cluster.mark}/1/r/job/l/", "--write-out=json"))
+    found = json.loads(
+        etcd.ctl("get", "--prefix", f"/tests/{cluster.mark}/1/r/{cluster.run_id}/l/", "--write-out=json")
+    )
     return {one["key"]: one["version"] for one in found.get("kvs", [])}
 
 
@@ -130,7 +132,7 @@ def test_a_long_etcd_outage_fences_all_nodes_which_then_rejoin(
     two = three.members[1:]  # without a majority
     for member in two:
         member.freeze()
-    assert cluster.wait_gone(workers, 2 * LEASE_S + 2.0) == [], cluster.story()
+    assert cluster.wait_gone(workers, 2 * SHORT_LEASE_S + 2.0) == [], cluster.story()
     for node in ("a", "b"):
         cluster.wait_event("lease_lost", node)
     for member in two:
@@ -171,7 +173,9 @@ def test_an_outage_of_etcd_far_beyond_the_lease_costs_one_generation_and_no_rest
 
 def coordinating_pid(cluster: Cluster, etcd: EtcdCluster) -> str:
     """The process that coordinates, if any does."""
-    holder = etcd.ctl("get", f"/tests/{cluster.mark}/1/r/job/leader", "--print-value-only").strip()
+    holder = etcd.ctl(
+        "get", f"/tests/{cluster.mark}/1/r/{cluster.run_id}/leader", "--print-value-only"
+    ).strip()
     return holder.rpartition(":")[2]
 
 
@@ -190,7 +194,11 @@ def test_a_frozen_coordinator_is_replaced_without_a_restart_of_workers(
 ) -> None:
     cluster = make_cluster("2")
     command = [sys.executable, "-m", "tests.faults.lone_coordinator", three.endpoints]
-    command += [f"/tests/{cluster.mark}", "job", str(cluster.folder / "state-of-the-coordinator")]
+    command += [
+        f"/tests/{cluster.mark}",
+        str(cluster.run_id),
+        str(cluster.folder / "state-of-the-coordinator"),
+    ]
     with (cluster.folder / "coordinator.log").open("wb") as log:
         lone = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
@@ -231,13 +239,15 @@ def test_the_run_continues_after_the_coordinators_machine_dies(
     others = {"a", "b", "c"} - {lost.name}
     second = cluster.wait_training(*others, after=first)
     sealed_s = min(line["boottime_s"] for line in cluster.worlds()[second])
-    assert sealed_s - lost_s < LEASE_S + MARGIN_S + ELECTION_S, "no longer than for any other machine"
+    assert sealed_s - lost_s < SHORT_LEASE_S + SHORT_MARGIN_S + ELECTION_S, (
+        "no longer than for any other machine"
+    )
     cluster.start(lost.name)
     third = cluster.wait_training("a", "b", "c", after=second)
     assert cluster.world(first) == cluster.world(third)
     assert third > second > first
     see_it_end(cluster, restarts=0)
-    ended = f"/tests/{cluster.mark}/1/r/job/ended"
+    ended = f"/tests/{cluster.mark}/1/r/{cluster.run_id}/ended"
     kept = [key for key in three.keys(f"/tests/{cluster.mark}/1/r/") if "/report/" not in key]
     assert kept == [ended], "the rest of a finished run is removed, but for the reports, which expire"
 

@@ -9,12 +9,12 @@ import pytest
 
 from tests.etcd import EtcdCluster
 
-from .cluster import LEASE_S, MARGIN_S
+from .cluster import SHORT_LEASE_S, SHORT_MARGIN_S
 from .conftest import MakeCluster
 from .machines import Machines, built
 from .rules import see_it_end
 
-pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 NODES = ("a", "b", "c")
 
@@ -43,7 +43,7 @@ def test_a_node_partitioned_from_etcd_is_excluded_and_the_others_continue(
 
     worker = cluster.pid_of("b/0")
     machines.hide("etcd", "b")
-    assert cluster.wait_gone([worker], LEASE_S + MARGIN_S) == []
+    assert cluster.wait_gone([worker], SHORT_LEASE_S + SHORT_MARGIN_S) == []
     assert max(cluster.worlds()) == first, "the others went on before"
     second = cluster.wait_training("a", "c", after=first)
     cluster.wait_said("b", "waiting for the store", "no answer")

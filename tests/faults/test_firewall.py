@@ -11,7 +11,7 @@ import pytest
 from .conftest import MakeCluster
 from .machines import SUBNET, Machines, built
 
-pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from elastic_agent import linux
 from tests.other_users import OTHER_UID, SPEAKS_TO_THE_STORE, as_ordinary_user, is_refused
 
 from .cluster import Cluster
+from .leaks import secret_file
 from .machines import Machines, built
 from .rules import see_it_end
-from .test_attacks import secret_file
 from .test_bad_input import undisturbed
 
-pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,9 @@ from tests.cli.support import elastic_agent
 
 from .conftest import MakeCluster
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 HANGING = Path(__file__).parent / "hanging.py"
-
-RUN_ID = f"hangs-{secrets.token_hex(4)}"
-"""elastic-agent why asks all agents of the machine, also those of tests that run at the same time."""
 
 EXPECTED = {
     "elsewhere": "worker b/1 (rank 3) is one all_reduce behind: 1 MB, sequence number 11, called by ranks 0-2, 4-5 at "
@@ -32,7 +28,6 @@ EXPECTED = {
 
 def test_each_kind_of_hang_is_attributed_to_the_right_worker_and_line(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("3", "--hang-timeout", "3", "--max-restarts", "9", "--restart-backoff", "0")
-    cluster.run_id = RUN_ID
     nodes, kinds = ("a", "b", "c"), (*EXPECTED, "exits", "none")
     cluster.start_host("a", 2, script=HANGING, arguments=kinds)
     for node in nodes[1:]:
@@ -60,7 +55,7 @@ def test_each_kind_of_hang_is_attributed_to_the_right_worker_and_line(make_clust
         assert "exited with code 0 while other workers still ran" in cause
 
     told = elastic_agent(
-        "why", RUN_ID, "--generation", "1", "--state-dir", str(cluster.folder / "state")
+        "why", str(cluster.run_id), "--generation", "1", "--state-dir", str(cluster.folder / "state")
     ).stdout
     assert EXPECTED["elsewhere"].format(**lines) in told
     assert "where the workers were:" in told, told

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import MakeCluster, on_both_in_turn
+from .conftest import MakeCluster, on_both
 from .rules import see_it_end
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
-@on_both_in_turn
+@on_both
 def test_a_second_agent_with_a_live_nodes_id_is_refused_without_effect_on_the_run(
     make_cluster: MakeCluster,
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from elastic_agent.testing.watching import FolderWatch
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 SCRIPT = Path(__file__).parent / "leaving.py"
 SHM = Path("/dev/shm")

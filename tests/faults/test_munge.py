@@ -14,7 +14,7 @@ from .conftest import MakeCluster
 from .rules import see_it_end
 from .test_attacks import Attacker, incarnation, undisturbed
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_agents_of_one_user_form_a_run_and_others_do_not_disturb_it(
     cluster.start("b", **ours)
     first = cluster.wait_training("a", "b")
 
-    attacker = Attacker(cluster.port)
+    attacker = Attacker(cluster.port, cluster.run_id)
     attacker.drains(incarnation(cluster, "b"))
     attacker.ends_the_run(sealed=True)
     cluster.start("stranger", PATH=daemon.path(STRANGER))

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from .cluster import LEASE_S, MARGIN_S
+from .cluster import SHORT_LEASE_S, SHORT_MARGIN_S
 from .conftest import MakeCluster
 from .machines import SUBNET, Machines, built
 from .rules import see_it_end
 
-pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 NODES = ("a", "b", "c")
@@ -32,7 +32,7 @@ def test_partitioned_nodes_never_form_a_second_world(machines: Machines, make_cl
     # b alone: the others go on without it, after its guard has stopped its worker
     worker = cluster.pid_of("b/0")
     machines.cut_off("b")
-    assert cluster.wait_gone([worker], LEASE_S + MARGIN_S) == []
+    assert cluster.wait_gone([worker], SHORT_LEASE_S + SHORT_MARGIN_S) == []
     assert max(cluster.worlds()) == first, "the others went on before"
     second = cluster.wait_training("a", "c", after=first)
     machines.join("b")
@@ -41,7 +41,7 @@ def test_partitioned_nodes_never_form_a_second_world(machines: Machines, make_cl
     # the store's machine alone: it has too few nodes, the others have no store
     workers = [cluster.pid_of(f"{node}/0") for node in NODES]
     machines.cut_off("a")
-    assert cluster.wait_gone(workers, 2 * LEASE_S) == []
+    assert cluster.wait_gone(workers, 2 * SHORT_LEASE_S) == []
     cluster.wait_said("a", "waiting for 1 more node (at least 2 required)")
     assert max(cluster.worlds()) == third
     machines.join("a")

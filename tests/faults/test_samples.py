@@ -15,7 +15,7 @@ from elastic_agent.testing.records import Line
 from .cluster import COUNTING_SAMPLES, Cluster
 from .conftest import MakeCluster
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 SAMPLES, GLOBAL_BATCH = 3_007, 12
 """The last step has 7 samples."""
@@ -66,7 +66,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
         return losses(cluster)
 
 
-@pytest.mark.slow
 def test_an_epoch_with_five_membership_changes_uses_each_sample_once(
     make_cluster: MakeCluster, undisturbed: dict[int, float]
 ) -> None:
@@ -90,7 +89,6 @@ def test_an_epoch_with_five_membership_changes_uses_each_sample_once(
     assert losses(cluster) == pytest.approx(undisturbed, rel=1e-3)
 
 
-@pytest.mark.slow
 def test_the_loss_after_a_stop_is_bit_identical_and_after_a_crash_the_lost_samples_are_used_again(
     make_cluster: MakeCluster, undisturbed: dict[int, float]
 ) -> None:

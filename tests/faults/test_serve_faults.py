@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from elastic_agent.testing.node import NodeProcess
+from tests.names import unique
 
-from .cluster import LEASE_S, Cluster
+from .cluster import SHORT_LEASE_S, Cluster
 from .conftest import MakeCluster
 from .machines import SUBNET, Machines, built
 from .rules import check_nothing_left, check_safety, see_it_end
 
-pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 HEAD = f"{SUBNET}.1"
 LONG_LEASE = ("--lease-ttl", "30")
@@ -67,7 +68,7 @@ def test_workers_continue_while_the_server_is_killed_or_upgraded(
 
     server.terminate()
     assert server.process.wait(10) == 0
-    assert server.lines("SIGTERM received", "still used by 1 run (job)")
+    assert server.lines("SIGTERM received", f"still used by 1 run ({cluster.run_id})")
     serve(cluster, machines)
     wait_for_steps_after(cluster, generation, reconnected + 2)
     cluster.wait_said("head", "run resumed", "continues without a restart")
@@ -91,7 +92,7 @@ def test_a_server_that_returns_after_the_lease_forms_the_next_generation(
     server.kill_agent()
     for node in ("a", "b"):
         cluster.wait_event("lease_lost", node)
-    assert cluster.wait_gone(workers, 2 * LEASE_S) == []
+    assert cluster.wait_gone(workers, 2 * SHORT_LEASE_S) == []
     serve(cluster, machines)
     second = cluster.wait_training("a", "b", after=first)
     assert second == first + 1
@@ -102,9 +103,9 @@ def test_a_server_that_returns_after_the_lease_forms_the_next_generation(
 def test_runs_share_a_server_that_outlives_their_first_nodes(
     machines: Machines, make_cluster: MakeCluster
 ) -> None:
-    one = make_cluster("1:2", endpoint_host=HEAD, run_id="one")
-    other = make_cluster("1", endpoint_host=HEAD, port=one.port, run_id="other")
-    third = make_cluster("1", endpoint_host=HEAD, port=one.port, run_id="third")
+    one = make_cluster("1:2", endpoint_host=HEAD, run_id=unique("one"))
+    other = make_cluster("1", endpoint_host=HEAD, port=one.port, run_id=unique("other"))
+    third = make_cluster("1", endpoint_host=HEAD, port=one.port, run_id=unique("third"))
     server = serve(one, machines)
     a = machines.start(one, "a")
     machines.start(other, "b")
@@ -123,8 +124,8 @@ def test_runs_share_a_server_that_outlives_their_first_nodes(
     third.wait_training("a")
     see_it_end(third, restarts=0)
     assert {*other.worlds()} == {untouched}
-    one.wait_said("head", "run finished", '"other"')
-    one.wait_said("head", "run finished", '"third"')
+    one.wait_said("head", "run finished", f'"{other.run_id}"')
+    one.wait_said("head", "run finished", f'"{third.run_id}"')
     assert len(server.lines("run started")) == 3
     see_it_end(one, restarts=0, a=-signal.SIGKILL)
     server.terminate()

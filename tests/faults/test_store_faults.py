@@ -9,25 +9,7 @@ import pytest
 from .conftest import MakeCluster
 from .rules import check_nothing_left, check_safety, see_it_end
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
-
-
-def test_another_agent_takes_over_the_store_and_the_old_host_gets_its_seat_back(
-    make_cluster: MakeCluster,
-) -> None:
-    cluster = make_cluster("1:3")
-    a = cluster.start_host("a")
-    b, c = cluster.start("b"), cluster.start("c")
-    first = cluster.wait_training("a", "b", "c")
-
-    a.kill_node()
-    second = cluster.wait_training("b", "c", after=first)
-    assert len(b.lines("hosting the store") + c.lines("hosting the store")) == 1
-
-    cluster.start("a")
-    third = cluster.wait_training("a", "b", "c", after=second)
-    assert cluster.world(first) == cluster.world(third)
-    see_it_end(cluster, restarts=0)
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 def test_a_frozen_store_host_stops_all_nodes_until_it_thaws(make_cluster: MakeCluster) -> None:
@@ -83,7 +65,7 @@ def test_a_store_host_that_leaves_serves_until_the_run_is_over(make_cluster: Mak
     first = cluster.wait_training("a", "b")
     a.terminate()
     second = cluster.wait_training("b", after=first)
-    cluster.wait_said("a", "keeping the rendezvous store up for run job")
+    cluster.wait_said("a", f"keeping the rendezvous store up for run {cluster.run_id}")
     assert cluster.pid_of("a/0") not in cluster.marked_processes()
     assert not b.lines("the store was restarted empty")
     assert second == first + 1
@@ -91,8 +73,8 @@ def test_a_store_host_that_leaves_serves_until_the_run_is_over(make_cluster: Mak
 
 
 def test_two_runs_share_a_store_that_serves_until_both_are_over(make_cluster: MakeCluster) -> None:
-    host = make_cluster("1", run_id="first")
-    other = make_cluster("1", run_id="second", port=host.port)
+    host = make_cluster("1")
+    other = make_cluster("1", port=host.port)
     host.start_host("a")
     other.start("a")
     host.wait_training("a")
@@ -101,7 +83,7 @@ def test_two_runs_share_a_store_that_serves_until_both_are_over(make_cluster: Ma
     other.wait_training("a", after=first)
 
     host.let_finish()
-    host.wait_said("a", "keeping the rendezvous store up for run second")
+    host.wait_said("a", f"keeping the rendezvous store up for run {other.run_id}")
     see_it_end(other, restarts=1)
     assert host.wait_end() == {"a": 0}
     assert len(host.worlds()) == 1

@@ -1,7 +1,8 @@
 """A worker for fault tests: trains in lockstep over gloo, checkpoints every step, writes down what it does.
 
 Each step is one all_reduce. Every rank appends a line per step to ``steps.jsonl``; rank 0 writes the checkpoint
-(atomically) after each step. It trains until the file ``finish`` is there.
+(atomically) after each step. It trains until the file ``finish`` is there. With ``--alone``, it does all that without
+torch: rank 0 counts, and the others follow its checkpoint.
 
 A worker obeys the order it finds in ``order.NODE.SLOT`` at the end of a step: exception, exit, hang, deaf (hangs
 and ignores SIGTERM), saves (hangs, and writes for seconds at SIGTERM), daemon (leaves a daemonised grandchild behind,
@@ -17,10 +18,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
 
 from elastic_agent import client
 
@@ -114,10 +113,45 @@ def trip(folder: Path, worker_id: str, generation: int) -> None:
         raise ValueError(f"typo {chr(ord('a') + generation)} of the test")
 
 
+def steps_together(folder: Path, place: client.Placement, step_s: float) -> Iterator[int]:
+    """Yield each step that all ranks took together."""
+    import torch  # takes seconds
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    begun = torch.tensor([load(folder)])
+    dist.broadcast(begun, 0)
+    step = int(begun.item())
+    finish = False
+    while not finish:
+        asked = place.rank == 0 and (folder / "finish").exists()
+        total = torch.tensor([1, int(asked)])
+        dist.all_reduce(total)
+        assert int(total[0]) == place.world_size, "the collective reached another world"
+        finish = bool(total[1])
+        step += 1
+        yield step
+        time.sleep(step_s)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def steps_alone(folder: Path, place: client.Placement, step_s: float) -> Iterator[int]:
+    """Yield each step of rank 0; for other ranks, each that they find in the checkpoint."""
+    step = load(folder)
+    while not (folder / "finish").exists():
+        reached = step + 1 if place.rank == 0 else load(folder)
+        if reached > step:
+            step = reached
+            yield step
+        time.sleep(step_s)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--step-s", type=float, default=0.03)
+    parser.add_argument("--alone", action="store_true")
     options = parser.parse_args()
     folder: Path = options.folder
     me = client.current()
@@ -136,26 +170,13 @@ def main() -> None:
     }
     note(folder, kind="born", **who)
     trip(folder, me.worker_id, place.generation)
-    dist.init_process_group("gloo")
-    begun = torch.tensor([load(folder)])
-    dist.broadcast(begun, 0)
-    step = int(begun.item())
-    finish = False
-    while not finish:
-        asked = place.rank == 0 and (folder / "finish").exists()
-        total = torch.tensor([1, int(asked)])
-        dist.all_reduce(total)
-        assert int(total[0]) == place.world_size, "the collective reached another world"
-        finish = bool(total[1])
-        step += 1
+    steps = steps_alone if options.alone else steps_together
+    for step in steps(folder, place, options.step_s):
         client.heartbeat(step)
         note(folder, kind="step", step=step, **who)
         if place.rank == 0:
             save(folder, step, me.run_id)
         obey(folder, me.worker_id)
-        time.sleep(options.step_s)
-    dist.barrier()
-    dist.destroy_process_group()
     os._exit(0)  # spares the interpreter's slow end, of which nothing is to be learnt here
 
 

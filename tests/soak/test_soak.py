@@ -21,8 +21,8 @@ from .soak import PACE_S
 STEPS = 25
 
 
-@pytest.mark.faults
-@pytest.mark.timeout(200)
+@pytest.mark.system
+@pytest.mark.prove
 def test_the_result_of_the_script_depends_neither_on_the_workers_nor_on_a_fault(tmp_path: Path) -> None:
     wanted, checkpoint = undisturbed(tmp_path / "undisturbed", STEPS, 90)
     (tmp_path / "cluster").mkdir()

@@ -46,13 +46,12 @@ def chaos(folder: Path, script: Path, steps: int, *options: str) -> tuple[int, s
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
     )
     return done.returncode, done.stdout
 
 
-@pytest.mark.faults
-@pytest.mark.timeout(300)
+@pytest.mark.system
+@pytest.mark.prove
 def test_a_correct_script_passes(tmp_path: Path) -> None:
     code, said = chaos(tmp_path, CORRECT, 200, "--nodes", "2", "--faults", "worker-killed-saving,drain")
     assert code == 0, said
@@ -65,17 +64,33 @@ def test_a_correct_script_passes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.faults
-@pytest.mark.rotates(3)
-@pytest.mark.timeout(300)
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("mistake", "fault", "workers", "remedy"),
     [
-        ("checkpoint named after a rank", "worker-killed", 2, "named after the run"),
-        ("checkpoint is not replaced atomically", "worker-killed-saving", 1, "os.replace"),
+        pytest.param(
+            "checkpoint named after a rank",
+            "worker-killed",
+            2,
+            "named after the run",
+            marks=pytest.mark.prove,
+        ),
+        pytest.param(
+            "checkpoint is not replaced atomically",
+            "worker-killed-saving",
+            1,
+            "os.replace",
+            marks=pytest.mark.prove,
+        ),
         ("no resume", "worker-killed", 1, "load the latest checkpoint"),
-        ("notice ignored", "stop", 1, "client.leave()"),
-        ("checkpoint in a node-local folder", "worker-killed", 1, "all nodes share"),
+        pytest.param("notice ignored", "stop", 1, "client.leave()", marks=pytest.mark.prove),
+        pytest.param(
+            "checkpoint in a node-local folder",
+            "worker-killed",
+            1,
+            "all nodes share",
+            marks=pytest.mark.prove,
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_remedy(

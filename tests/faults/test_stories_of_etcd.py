@@ -1,0 +1,84 @@
+"""What happens when members of etcd, in which agents meet, are lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.testing.node import NodeProcess
+from tests.etcd import EtcdCluster
+
+from .cluster import EXPIRING_LEASE_S
+from .conftest import MakeCluster
+from .rules import see_it_end
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[EtcdCluster]:
+    """An etcd of three members, for this test alone."""
+    with EtcdCluster(tmp_path, 3) as members:
+        yield members
+
+
+@pytest.fixture
+def etcd(three: EtcdCluster) -> str:
+    """These agents meet there."""
+    return three.endpoints
+
+
+def is_cut_off(agent: NodeProcess) -> bool:
+    """Whether the agent said that it lost etcd, and did not say since that etcd answers again."""
+    return len(agent.lines("lost the connection to the store")) > len(agent.lines("answers again"))
+
+
+def test_neither_the_loss_of_a_member_of_etcd_nor_a_short_outage_affects_a_run(
+    make_cluster: MakeCluster, three: EtcdCluster
+) -> None:
+    """Two members suffice for the next generation; workers go on while all are away for less than a lease."""
+    cluster = make_cluster("2", alone=True)
+    cluster.start("a")
+    cluster.start("b", 2)
+    first = cluster.wait_training("a", "b")
+    three.leader().kill()
+    os.kill(cluster.pid_of("b/1"), signal.SIGKILL)
+    second = cluster.wait_training("a", "b", after=first)
+    born = len(cluster.born())
+
+    for member in three.members:
+        member.kill()
+    agents = [*cluster.agents.values()]
+    cluster.wait("the outage to be noticed", lambda: all(map(is_cut_off, agents)) or None)
+    for member in three.members:
+        member.start()
+    cluster.wait("its end to be noticed", lambda: not any(map(is_cut_off, agents)) or None)
+    assert max(cluster.worlds()) == second, cluster.story()
+    assert len(cluster.born()) == born, "no worker was restarted"
+    assert not cluster.journal("lease_lost"), cluster.story()
+    see_it_end(cluster, restarts=1)
+
+
+def test_an_outage_of_etcd_that_lasts_stops_all_workers_until_it_is_back(
+    make_cluster: MakeCluster, three: EtcdCluster
+) -> None:
+    """The guards kill them when the leases expire. Then the same world trains again, and nothing is charged."""
+    cluster = make_cluster("2", alone=True, lease_s=EXPIRING_LEASE_S)
+    a = cluster.start("a")
+    cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    for member in three.members:
+        member.kill()
+    cluster.wait_gone([one["pid"] for one in cluster.born()])
+    for node in "ab":
+        cluster.wait_event("lease_lost", node)
+    for member in three.members:
+        member.start()
+    second = cluster.wait_training("a", "b", after=first)
+    assert cluster.world(first) == cluster.world(second)
+    assert a.runs
+    see_it_end(cluster, restarts=0)
