@@ -14,30 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import elastic_agent
 from tests.processes import ended_with_this_process
-from tests.selection import (
-    choose_turn,
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_report_header,
-    pytest_xdist_make_scheduler,
-)
+from tests.stalled_machine import pytest_runtest_protocol, pytest_terminal_summary
 
-__all__ = [
-    "pytest_addoption",
-    "pytest_collection_modifyitems",
-    "pytest_report_header",
-    "pytest_xdist_make_scheduler",
-]
+__all__ = ["pytest_runtest_protocol", "pytest_terminal_summary"]
+
+# The same examples in each run of `make test`; `make prove` has other ones each time (--hypothesis-profile=random).
+# How long it takes to make them depends on the machine.
+_FREE_OF_TIME = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fixed", derandomize=True, database=None, **_FREE_OF_TIME)
+settings.register_profile("random", **_FREE_OF_TIME)
+settings.load_profile("fixed")
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # set in many containers, and it hides what is never flushed
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the package: with PYTHONDONTWRITEBYTECODE, set in many containers, every agent would do it anew."""
-    choose_turn(config)
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(elastic_agent.__file__).parent, quiet=2)
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +20,10 @@ import pytest
 from elastic_agent.testing.node import freeze, thaw
 from tests.ports import free_ports
 from tests.processes import MARK
+from tests.waiting import wait_for
 
-PATIENCE_S = 30.0
+ANSWERS_WITHIN_S = 60.0
+"""A guard against hangs, no statement about speed."""
 MISSING = shutil.which("etcd") is None or shutil.which("etcdctl") is None
 
 
@@ -36,7 +37,11 @@ def set_up_long_ago(endpoints: str, prefix: str) -> None:
     """Have agents find an etcd that others have used before: the first run in a new one waits a while."""
     put = ["etcdctl", "--endpoints", endpoints, "put", f"{prefix}/1/id", "d00d"]
     subprocess.run(
-        put, env={"PATH": os.environ["PATH"], "ETCDCTL_API": "3"}, capture_output=True, timeout=10, check=True
+        put,
+        env={"PATH": os.environ["PATH"], "ETCDCTL_API": "3"},
+        capture_output=True,
+        timeout=ANSWERS_WITHIN_S,
+        check=True,
     )
 
 
@@ -177,20 +182,24 @@ class EtcdCluster:
         """Every member, as ``--rdzv-endpoint`` takes them."""
         return ",".join(member.endpoint for member in self.members)
 
-    def ctl(self, *words: str, timeout_s: float = 10.0) -> str:
+    def ctl(self, *words: str, timeout_s: float = ANSWERS_WITHIN_S) -> str:
         """What etcdctl says."""
         return self._run(*words, timeout_s=timeout_s).stdout
 
-    def _run(self, *words: str, timeout_s: float = 10.0) -> subprocess.CompletedProcess[str]:
+    def _run(self, *words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         scheme = self.members[0].scheme
         endpoints = ",".join(f"{scheme}://{member.endpoint}" for member in self.members)
         return subprocess.run(
-            [*self._within, "etcdctl", "--endpoints", endpoints, *self.ctl_options, *words],
+            [
+                *(*self._within, "etcdctl", "--endpoints", endpoints),
+                *("--dial-timeout", f"{timeout_s:g}s", "--command-timeout", f"{timeout_s:g}s"),
+                *(*self.ctl_options, *words),
+            ],
             env={"PATH": os.environ["PATH"], "ETCDCTL_API": "3"},
             capture_output=True,
             text=True,
             errors="replace",  # values need not be text
-            timeout=timeout_s,
+            timeout=timeout_s + ANSWERS_WITHIN_S,
             check=True,
         )
 
@@ -210,25 +219,25 @@ class EtcdCluster:
 
         For a moment there may be no leader: a busy machine is enough for an election with time-outs as short as ours.
         """
-        deadline_s = time.monotonic() + PATIENCE_S
-        while True:
+
+        def common_leader() -> EtcdServer | None:
             views = json.loads(self.ctl("endpoint", "status", "--write-out", "json"))
             leaders = {view["Status"].get("leader", 0) for view in views}
-            if len(leaders) == 1 and 0 not in leaders:
-                (leading,) = (v["Endpoint"] for v in views if v["Status"]["header"]["member_id"] in leaders)
-                return next(one for one in self.members if leading.endswith(f"//{one.endpoint}"))
-            assert time.monotonic() < deadline_s, f"etcd's members follow no common leader: {views}"
+            if len(leaders) != 1 or 0 in leaders:
+                return None
+            (leading,) = (v["Endpoint"] for v in views if v["Status"]["header"]["member_id"] in leaders)
+            return next(member for member in self.members if leading.endswith(f"//{member.endpoint}"))
+
+        return wait_for("a leader that all members of etcd follow", common_leader)
 
     def wait_ready(self) -> None:
         """Until a majority answers."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not any(member.listens() for member in self.members):
-            assert time.monotonic() < deadline_s, "no member of etcd listens"
-            time.sleep(0.005)  # etcdctl would look again after a second
-        while True:
-            try:
-                self._run("get", "no-such-key", timeout_s=2.0)
-                return
-            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-                if time.monotonic() > deadline_s:
-                    raise AssertionError(f"etcd does not get ready: {error} {error.stderr}") from None
+
+        def answers() -> bool:
+            with contextlib.suppress(subprocess.CalledProcessError, subprocess.TimeoutExpired):
+                return bool(self._run("get", "no-such-key", timeout_s=5.0))
+            return False
+
+        # etcdctl would look again after a second
+        wait_for("a member of etcd that listens", lambda: any(member.listens() for member in self.members))
+        wait_for("an answer of etcd", answers)

@@ -7,14 +7,14 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Self
 
 import pytest
 
+from tests.waiting import wait_for
+
 PROGRAMS = ("munged", "munge", "unmunge", "setpriv")
-PATIENCE_S = 20.0
 STRANGER = 61004
 """The user id of another user of the machine."""
 
@@ -54,10 +54,7 @@ class MungeDaemon:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        ends_s = time.monotonic() + PATIENCE_S
-        while not self._socket.exists():  # it tells only a parent that it leaves, as a daemon
-            assert time.monotonic() < ends_s, "munged does not listen"
-            time.sleep(0.01)
+        wait_for("munged's socket", self._socket.exists)  # it tells only a parent that it leaves, as a daemon
         return self
 
     def __exit__(self, *_: object) -> None:

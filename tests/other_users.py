@@ -33,7 +33,7 @@ os.setresuid(uid, uid, uid)
 """
 
 _CONNECT = """
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), 30) as sock:
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 60) as sock:
     sock.sendall(bytes.fromhex(sys.argv[3]))
     try:
         print(sock.recv(4))
@@ -45,7 +45,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 30) as sock:
 def run_as(uid: int, code: str, *arguments: str, within: tuple[str, ...] = ()) -> str:
     """Return what a program of another user prints; ``within``: the command that starts it on another machine."""
     command = [*within, sys.executable, "-c", _BECOME + code, str(uid), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
+
 from elastic_agent.testing import ports
 
 _given: set[int] = set()
 
 
+def _range_of_this_lane() -> range:
+    """Return ports that no other process of pytest-xdist gives to its tests."""
+    lane = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4
+    share = (ports.LAST - ports.FIRST) // 4
+    return range(ports.FIRST + lane * share, ports.FIRST + (lane + 1) * share)
+
+
 def free_port() -> int:
-    """One without a listener, which is given to no other caller."""
-    port = ports.free_port(_given)
+    """Return a port without a listener, which is given to no other caller."""
+    port = ports.free_port(_given, within=_range_of_this_lane())
     _given.add(port)
     return port
 
 
 def free_ports(count: int) -> list[int]:
-    """Several."""
+    """Return several."""
     return [free_port() for _ in range(count)]

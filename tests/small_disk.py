@@ -26,7 +26,7 @@ def run_on_small_disk(
         env=clean_environment(variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     if done.stderr.startswith(("unshare:", "mount:")):

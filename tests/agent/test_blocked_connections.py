@@ -10,10 +10,11 @@ import pytest
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting import blocked_connections
-from elastic_agent.agent.reporting.blocked_connections import SHOWN, BlockedConnections
+from elastic_agent.agent.reporting.blocked_connections import LOOK_FOR_S, SHOWN, BlockedConnections
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.diagnosis.records import NodeReport
 from elastic_agent.rendezvous.reports import RunReports
+from tests import virtual_time
 
 
 class Store:
@@ -38,12 +39,10 @@ def logged(monkeypatch: pytest.MonkeyPatch, *reports: NodeReport) -> list[str]:
         store: Any = Store(reports)
         tasks = BackgroundTasks()
         BlockedConnections("n1", store, tasks).on_stall(events.Stalled(1, 8.0, False))
-        await tasks.settle(10.0)
+        await tasks.settle(2 * LOOK_FOR_S)
 
     monkeypatch.setattr(blocked_connections, "get_logger", Log)
-    monkeypatch.setattr(blocked_connections, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(blocked_connections, "LOOK_FOR_S", 0.05)
-    asyncio.run(stall())
+    virtual_time.run(stall())
     return lines
 
 
@@ -63,14 +62,16 @@ def test_many_blocked_connections_do_not_fill_the_screen(monkeypatch: pytest.Mon
 
 
 def test_looking_ends_with_the_run() -> None:
-    async def end() -> None:
+    async def end() -> float:
+        loop = asyncio.get_running_loop()
         store: Any = Store(())
         tasks = BackgroundTasks()
         watch = BlockedConnections("n1", store, tasks)
         watch.on_stall(events.Stalled(1, 8.0, False))
         await asyncio.sleep(0)
         watch.stop()
-        async with asyncio.timeout(10):  # much less than it would look otherwise
-            await tasks.settle(60.0)
+        stopped_s = loop.time()
+        await tasks.settle(60.0)
+        return loop.time() - stopped_s
 
-    asyncio.run(end())
+    assert virtual_time.run(end()) == 0.0

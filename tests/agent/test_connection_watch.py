@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -13,11 +15,10 @@ import pytest
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group import connection_watch
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
-from elastic_agent.linux import tcp_tables
 from elastic_agent.protocol.records import Address, Seat, World
-from elastic_agent.workers import tcp_sockets
 from elastic_agent.workers.guard.client import Spawned, Stopped
 from elastic_agent.workers.tcp_sockets import SYN_SENT, SocketReader, TcpSocket, parse
+from tests.waiting import wait_for_async
 
 PEER = "127.0.0.2"
 
@@ -51,36 +52,48 @@ def test_the_kernels_table_is_read() -> None:
     ]
 
 
+CONNECTS = """
+import socket, sys
+waiting = socket.socket()
+waiting.setblocking(False)
+waiting.connect_ex((sys.argv[1], int(sys.argv[2])))
+print("connects", flush=True)
+sys.stdin.read()
+"""
+
+
 def test_a_connection_that_is_not_answered_is_reported_once_with_its_node(
     silent_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    reads: list[int] = []
+
+    class CountingReader(SocketReader):
+        def read(self) -> list[tuple[int, TcpSocket]]:
+            reads.append(len(found))
+            return super().read()
+
+    monkeypatch.setattr(connection_watch, "SocketReader", CountingReader)
     monkeypatch.setattr(connection_watch, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr(connection_watch, "BLOCKED_S", 0.1)
     seats = Seat("n1", "n1-a", "127.0.0.1", 1, 0), Seat("n2", "n2-a", PEER, 1, 1)
     world = World(1, seats, Address("127.0.0.1", 4000), "n1")
+    found: list[events.Event] = []
 
-    async def watched() -> list[events.Event]:
-        found: list[events.Event] = []
-        reported = asyncio.Event()
+    async def watched(worker: int) -> None:
+        watch = ConnectionWatch("n1", lambda: world, found.append)
+        watch.on_event(Spawned(1, {0: worker}))
+        # A second event would be published when what was read third has been looked at.
+        await wait_for_async("four looks after the report", lambda: reads.count(1) >= 4 or len(found) > 1)
+        watch.on_event(Stopped(1, ()))
 
-        def publish(event: events.Event) -> None:
-            found.append(event)
-            reported.set()
-
-        watch = ConnectionWatch("n1", lambda: world, publish)
-        with socket.socket() as worker:
-            worker.setblocking(False)
-            worker.connect_ex((PEER, silent_port))
-            assert any(one.state == SYN_SENT for _, one in SocketReader({0: os.getpid()}).read())
-            watch.on_event(Spawned(1, {0: os.getpid()}))
-            await asyncio.wait_for(reported.wait(), 20)
-            looked_again = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_later(0.2, looked_again.set_result, None)
-            await looked_again
-            watch.on_event(Stopped(1, ()))
-        return found
-
-    (event,) = asyncio.run(watched())
+    command = [sys.executable, "-c", CONNECTS, PEER, str(silent_port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"connects\n"
+        asyncio.run(watched(worker.pid))
+        assert worker.stdin is not None
+        worker.stdin.close()
+    (event,) = found
     assert isinstance(event, events.ConnectionBlocked)
     assert (event.worker_id, event.node, event.host, event.port) == ("n1/0", "n2", PEER, silent_port)
 
@@ -89,34 +102,19 @@ def test_a_process_that_has_ended_has_no_sockets() -> None:
     assert SocketReader({0: 2**22 + 1}).read() == []
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with each reading of the kernel's tables."""
-    found: list[int] = []
-
-    def tables(pid: int) -> list[bytes]:
-        found.append(pid)
-        return tcp_tables(pid)
-
-    monkeypatch.setattr(tcp_sockets, "tcp_tables", tables)
-    return found
-
-
-def test_the_kernels_tables_are_read_only_while_sockets_are_new(reads: list[int]) -> None:
+def test_a_new_connection_is_seen_after_the_others_have_settled() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         reader = SocketReader({0: os.getpid()})
         for _ in range(5):
             reader.read()
-        assert len(reads) == tcp_sockets.SETTLED_AFTER
         with socket.create_connection(server.getsockname()):
             assert server.getsockname()[1] in [one.remote_port for _, one in reader.read()]
 
 
-def test_the_kernels_tables_are_read_while_a_socket_waits(silent_port: int, reads: list[int]) -> None:
+def test_a_connection_that_waits_is_seen_as_long_as_it_does(silent_port: int) -> None:
     with socket.socket() as waiting:
         waiting.setblocking(False)
         waiting.connect_ex((PEER, silent_port))
         reader = SocketReader({0: os.getpid()})
         for _ in range(5):
             assert any(one.remote_port == silent_port for _, one in reader.read())
-    assert len(reads) == 5

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pty
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from elastic_agent.agent.reporting.store_problem import StoreProblem, without_endpoint
 from elastic_agent.transport import Obstacle
+
+ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import asyncio, sys
@@ -23,7 +27,7 @@ from elastic_agent.logs import configure_logging
 from elastic_agent.protocol.records import RECORD_VERSION, Address, Budget, Phase, Plan, Policy, Seat, World
 
 async def nothing():
-    return ""
+    raise AssertionError("nothing is waited for")
 
 async def main():
     configure_logging("console", "info", sys.stderr)
@@ -61,9 +65,7 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def told() -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True
-    )
+    return subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
 
 
 def test_a_world_is_logged_once_and_changes_to_it_as_updates(told: subprocess.CompletedProcess[str]) -> None:
@@ -94,19 +96,21 @@ from elastic_agent.agent.events import AgentStarted, DrainRequested, WorkersFail
 from elastic_agent.agent.reporting import console
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.logs import configure_logging
+from elastic_agent.protocol import Waiting
 from elastic_agent.protocol.records import (
     RECORD_VERSION, Address, Failure, FailureKind, Growth, Phase, Plan, Policy, Seat, World
 )
+from tests import virtual_time
 
-console.PATIENCE_S = 0.02
-status = "waiting for 1 more node (at least 2 required); joined: n1 (2 workers)"
-asked = asyncio.Event()
+status = Waiting("waiting for 1 more node (at least 2 required); joined: n1 (2 workers)", lacks_nodes=True)
 
 async def read_status():
     asked.set()
     return status
 
 async def main(scene):
+    global asked
+    asked = asyncio.Event()
     configure_logging("console", "info", sys.stderr)
     reporter = console.ConsoleReporter(lambda: "host0:29400", read_status)
     tell = reporter.on_event
@@ -139,7 +143,7 @@ async def main(scene):
     elif scene == "is left out":
         tell(AgentStarted("other", 1, 2))
         tell(PlanSeen(plan))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(5.0)
     elif scene in ("comes back", "was lost", "does not start", "is new"):
         tell(AgentStarted("other", 1, 2))
         reporter.node_id = "n3"
@@ -151,23 +155,35 @@ async def main(scene):
             "is new": {"policy": replace(policy, grow=Growth.NEVER)},
         }
         tell(PlanSeen(replace(plan, **{"policy": policy, **changes[scene]})))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(5.0)
     elif scene == "joins":
         tell(PlanSeen(replace(after, generation=1, reason="the run starts", failure=None, world=None)))
         await asked.wait()
     await asyncio.sleep(0)
     reporter.close()
 
-asyncio.run(main(sys.argv[1]))
+for scene in sys.argv[1:]:
+    virtual_time.run(main(scene))
+    print("end of the scene", file=sys.stderr)
 """
 
 
+SCENES = [
+    *("joins", "fails", "continues", "takes long", "leaves", "others left"),
+    *("is left out", "comes back", "was lost", "does not start", "is new"),
+]
+
+
+@functools.cache
+def logs_of_scenes() -> list[str]:
+    command = [sys.executable, "-c", FAILING, *SCENES]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stderr.split("end of the scene\n")
+
+
 def scene(name: str) -> str:
-    """What the console reporter logs."""
-    done = subprocess.run(
-        [sys.executable, "-c", FAILING, name], capture_output=True, text=True, timeout=60, check=True
-    )
-    return done.stderr
+    """Return what the console reporter logs."""
+    return logs_of_scenes()[SCENES.index(name)]
 
 
 def test_no_generation_is_announced_when_a_failure_ends_the_run() -> None:
@@ -221,13 +237,13 @@ def test_a_node_that_is_not_let_in_yet_says_why() -> None:
 
 DIALLING = """
 import asyncio, sys
-from elastic_agent.agent.reporting import console, store_problem
+from elastic_agent.agent.reporting import console
 from elastic_agent.rendezvous.events import Connected, Disconnected
 from elastic_agent.logs import configure_logging
 from elastic_agent.transport import Obstacle
+from tests import virtual_time
 
 OBSTACLES = {"connection refused": Obstacle.REFUSED, "no answer within 5 s": Obstacle.NO_ANSWER}
-console.PATIENCE_S = store_problem.PATIENCE_S = 0.05
 
 async def main(reasons):
     configure_logging("auto", "info", sys.stderr)
@@ -236,13 +252,12 @@ async def main(reasons):
         event = Disconnected(reason, OBSTACLES.get(reason.split(":")[-1].split("(")[0].strip(), Obstacle.OTHER))
         reporter.on_event(event)
         for _ in range(2):
-            await asyncio.sleep(0.06)
+            await asyncio.sleep(3.0)
             reporter.on_event(event)
-            reporter._tick()
     reporter.on_event(Connected("store", False))
     reporter.close()
 
-asyncio.run(main(sys.argv[1:]))
+virtual_time.run(main(sys.argv[1:]))
 """
 NO_NAME = (
     "the host name gpunode01 does not resolve on this machine (Name or service not known); give an address"
@@ -255,7 +270,10 @@ def on_a_terminal(*reasons: str) -> str:
     master, slave = pty.openpty()
     with open(master, "rb", buffering=0) as terminal:
         command = [sys.executable, "-c", DIALLING, *reasons]
-        process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave)
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=environment
+        )
         os.close(slave)
         output = b""
         try:
@@ -263,7 +281,7 @@ def on_a_terminal(*reasons: str) -> str:
                 output += piece
         except OSError:  # Linux's way of saying that the other end is closed
             pass
-        assert process.wait(timeout=60) == 0, output.decode()
+        assert process.wait() == 0, output.decode()
     return output.decode()
 
 

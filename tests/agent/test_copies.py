@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.agent.reporting import copies
 from elastic_agent.agent.reporting.copies import CopiesWatch, trains_alone
 from elastic_agent.config.load import load_settings
 from elastic_agent.protocol.records import Address, Seat, World
 from elastic_agent.workers.guard.client import Spawned
-from tests.cli.support import elastic_agent
+from tests.agent.support import elastic_agent
 
 WARNING = "no worker of this node has made a process group: each of the 2 workers trains a copy of its own"
 TRAINS = "import torch\nmodel = torch.nn.Linear(2, 2)\nmodel(torch.ones(2)).sum().backward()\n"
@@ -40,13 +41,27 @@ SCRIPTS = {
 }
 
 
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, source in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(source)
+
+
+@pytest.mark.parametrize(("files", "is_told"), SCRIPTS.values(), ids=SCRIPTS)
+def test_scripts_that_do_not_divide_their_work_are_told_from_others_by_their_source(
+    tmp_path: Path, files: dict[str, str], is_told: bool
+) -> None:
+    write(tmp_path, files)
+    makes_a_group = "init_process_group" in files["train.py"]  # seen when it does, not in the source
+    assert trains_alone(str(tmp_path / "train.py"), is_module=False) is (is_told or makes_a_group)
+
+
+@pytest.mark.prove
 @pytest.mark.parametrize(("files", "is_told"), SCRIPTS.values(), ids=SCRIPTS)
 def test_workers_that_train_copies_are_reported_at_their_end(
     tmp_path: Path, files: dict[str, str], is_told: bool
 ) -> None:
-    for name, source in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(source)
+    write(tmp_path, files)
     done = elastic_agent(
         *("--nproc-per-node", "2", "--log-format", "console", "--state-dir", str(tmp_path / "state")),
         str(tmp_path / "train.py"),
@@ -56,16 +71,22 @@ def test_workers_that_train_copies_are_reported_at_their_end(
     assert ("made a process group" in done.stderr) is is_told
 
 
+@pytest.mark.prove
 def test_one_worker_trains_no_copies(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     done = elastic_agent("--state-dir", str(tmp_path / "state"), str(tmp_path / "train.py"))
     assert "process group" not in done.stderr
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("introduced", [[], [1]])
 def test_they_are_reported_while_they_run_and_only_once(
-    tmp_path: Path, introduced: Collection[int], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    introduced: Collection[int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(copies, "SCAN_S", 300.0)
     script = tmp_path / "train.py"
     script.write_text(TRAINS)
     settings = load_settings([str(script)], os.environ).settings
@@ -76,7 +97,7 @@ def test_they_are_reported_while_they_run_and_only_once(
         for generation in (1, 2):
             watch.on_event(Spawned(generation, {0: 1, 1: 2}))
             await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})  # the source is read
-            await asyncio.sleep(0.05)  # ends after the timer of the watch, in the same loop
+            await asyncio.sleep(0.05)  # ends after the timer of the watch: both are timers of one loop
         watch.close()
 
     asyncio.run(scene())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import COMMAND, elastic_agent
+from tests.agent.support import COMMAND, elastic_agent
 from tests.processes import TAKE_A_CUT_NAME, process_with_a_cut_name
 from tests.small_disk import run_on_small_disk
 
@@ -22,6 +22,7 @@ def run(folder: Path, script: str, *options: str) -> tuple[int, str]:
     return result.returncode, result.stderr
 
 
+@pytest.mark.prove
 def test_an_error_with_a_non_utf_8_file_name_costs_one_restart(tmp_path: Path) -> None:
     """The error file is as torch's `@record` writes it."""
     script = """
@@ -44,8 +45,8 @@ def test_a_hanging_worker_whose_name_was_cut_within_a_character_is_restarted(tmp
     hang = """
         import os, signal
         from elastic_agent import client
-        client.heartbeat()
-        if os.environ["ELASTIC_AGENT_GENERATION"] == "1":
+        if os.environ["ELASTIC_AGENT_GENERATION"] == "1":  # only workers with heartbeats can be late with one
+            client.heartbeat()
             signal.pause()
     """
     with process_with_a_cut_name():
@@ -56,6 +57,7 @@ def test_a_hanging_worker_whose_name_was_cut_within_a_character_is_restarted(tmp
     assert "workers are writing their stacks" in log
 
 
+@pytest.mark.prove
 def test_pipes_in_place_of_a_workers_files_do_not_block_the_agent(tmp_path: Path) -> None:
     script = """
         import os, sys
@@ -72,6 +74,7 @@ def test_pipes_in_place_of_a_workers_files_do_not_block_the_agent(tmp_path: Path
     assert "exited with code 7" in log
 
 
+@pytest.mark.prove
 def test_a_full_output_disk_is_reported_as_the_cause(tmp_path: Path) -> None:
     """The error itself cannot be written there."""
     script = tmp_path / "train.py"
@@ -107,8 +110,11 @@ BAD = "import sys; print('step 1', file=sys.stderr)\nraise ValueError('bad label
 
 @pytest.mark.parametrize(
     ("options", "times"),
-    [((), 1), (("--redirects", "2"), 1), (("--log-format", "json"), 2)],
-    ids=["on the console", "in a file", "as fields for programs"],
+    [
+        pytest.param((), 1, id="on the console"),
+        pytest.param(("--redirects", "2"), 1, id="in a file", marks=pytest.mark.prove),
+        pytest.param(("--log-format", "json"), 2, id="as fields for programs", marks=pytest.mark.prove),
+    ],
 )
 def test_a_traceback_is_shown_once_where_people_read(
     tmp_path: Path, options: tuple[str, ...], times: int
@@ -118,6 +124,7 @@ def test_a_traceback_is_shown_once_where_people_read(
     assert "exited with code 1: ValueError: bad label" in log
 
 
+@pytest.mark.prove
 def test_an_error_that_another_attempt_does_not_cure_is_tried_once_more(tmp_path: Path) -> None:
     script = """raise RuntimeError("Distributed package doesn't have NCCL built in")"""
     code, log = run(tmp_path, script, "--max-restarts", "3", "--restart-backoff", "0")

@@ -20,7 +20,10 @@ from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.protocol import Grace, Outcome
 from elastic_agent.rendezvous.events import Registered
 from elastic_agent.workers.guard.client import Spawned
-from tests.cli.support import COMMAND, clean_environment
+from tests.agent.support import COMMAND, clean_environment
+from tests.names import unique
+
+RUN_ID = unique("shown")
 
 SCRIPT = """
 import pathlib, sys, time
@@ -39,7 +42,7 @@ if attempt < 2:
 
 
 def run_once(folder: Path) -> tuple[int, str]:
-    options = ["--rdzv-id", "shown", "--node-id", "n1", "--max-restarts", "1", "--log-format", "console"]
+    options = ["--rdzv-id", RUN_ID, "--node-id", "n1", "--max-restarts", "1", "--log-format", "console"]
     options += ["--worker-start", "cold"]
     done = subprocess.run(
         [
@@ -59,10 +62,11 @@ def run_once(folder: Path) -> tuple[int, str]:
 
 
 def saved(folder: Path) -> SavedGoodput:
-    path = folder / "state" / "goodput" / "shown" / "n1.json"
+    path = folder / "state" / "goodput" / RUN_ID / "n1.json"
     return msgspec.json.decode(path.read_bytes(), type=SavedGoodput)
 
 
+@pytest.mark.prove
 def test_repeated_steps_are_not_part_of_the_goodput_also_after_a_new_start_of_the_agent(
     tmp_path: Path,
 ) -> None:
@@ -85,10 +89,11 @@ def test_repeated_steps_are_not_part_of_the_goodput_also_after_a_new_start_of_th
 
     line = r"goodput \d+ % over [^:]+: training [^,]+ s, repeated [^,]+ s, starting "
     assert re.search(line, log), log
-    (status,) = saved_statuses(tmp_path / "state", "shown")
+    (status,) = saved_statuses(tmp_path / "state", RUN_ID)
     assert re.search(line, status_text(status)), status
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("first", "is_lost"), [(1, True), (31, False)])
 def test_progress_that_was_thrown_away_is_told(tmp_path: Path, first: int, is_lost: bool) -> None:
     (tmp_path / "train.py").write_text(
@@ -112,16 +117,16 @@ def test_a_restart_writes_nothing_before_the_next_workers_run_and_the_end_of_the
     async def play() -> None:
         recorder = GoodputRecorder(GoodputFiles(tmp_path, "run", "n1"), lambda: None)
         recorder.on_event(events.AgentStarted("incarnation", 1, 1))
-        await recorder._tasks.settle(10.0)
+        await recorder._tasks.settle(300.0)
         recorder.on_event(Registered("incarnation", 1000.0))
         recorder.on_event(Spawned(1, {0: 2}))
         recorder.on_event(events.WorkersStopping(1, "a worker failed", Grace.RESTART))
         recorder.on_event(events.WorkersCleared())
         recorder.on_event(Spawned(2, {0: 3}))
-        await recorder.saved(10.0)
+        await recorder.saved(300.0)
         assert not file.exists()
         recorder.on_event(events.AgentEnded(Outcome.FINISHED, "done"))
-        await recorder.saved(10.0)
+        await recorder.saved(300.0)
 
     asyncio.run(play())
     assert msgspec.json.decode(file.read_bytes(), type=SavedGoodput).outcome == Outcome.FINISHED

@@ -14,7 +14,9 @@ import pytest
 
 from elastic_agent.agent.worker_group.heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
 from elastic_agent.client._cells import HeartbeatFile
-from tests.cli.support import COMMAND, clean_environment, command_of_another_user
+from tests.agent.support import COMMAND, clean_environment
+from tests.cli.support import command_of_another_user
+from tests.names import unique
 from tests.small_disk import run_on_small_disk
 
 MAKE = """
@@ -79,25 +81,27 @@ def test_workers_start_if_shared_memory_is_full(tmp_path: Path) -> None:
     assert not [*tmp_path.glob("*.beat")]
 
 
+@pytest.mark.prove
 def test_another_user_cannot_block_a_run_by_taking_the_names_of_earlier_files() -> None:
     """Any user may make files there, and only their owner can remove them."""
     if os.geteuid() != 0:
         pytest.skip("only root can act as two other users")
     alice, mallory = 61_001, 65_534
+    run_id = unique("known")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         os.chown(folder, alice, alice)
         script = Path(folder) / "train.py"
         script.write_text(TELLS_ITS_FILE)
         command = [
             *command_of_another_user(alice),
-            *("--state-dir", f"{folder}/state", "--rdzv-id", "known", "--node-id", "known"),
+            *("--state-dir", f"{folder}/state", "--rdzv-id", run_id, "--node-id", "known"),
             *("--worker-start", "cold", "--max-restarts", "1", str(script)),
         ]
         taken: list[str] = []
         options: dict[str, Any] = {"env": clean_environment(), "capture_output": True, "text": True}
         try:
             for _ in range(2):
-                done = subprocess.run(command, **options, timeout=60, cwd="/")
+                done = subprocess.run(command, **options, cwd="/")
                 assert done.returncode == 0, done.stderr
                 told = done.stdout.split()
                 assert len(told) == 2, "one of each generation"

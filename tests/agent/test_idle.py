@@ -14,15 +14,17 @@ import pytest
 
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.collectives import Collectives
-from elastic_agent.agent.worker_group.idle import IdleMeter
+from elastic_agent.agent.worker_group.idle import IDLE_AFTER_S, IdleMeter
 from elastic_agent.agent.worker_group.stalls import StallWatch
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.diagnosis.hangs import idle_words
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
+from tests import virtual_time
+from tests.agent.support import wait_until_asleep
 
 WORK = {
     "nothing": "pass",
-    "computes": "while time.process_time() < 2.0: pass",
+    "computes": "end_s = time.process_time() + 1.0\n    while time.process_time() < end_s: pass",
     "writes": "[os.write(null, bytes(1 << 20)) for _ in range(2)]",
 }
 PROGRAM = """
@@ -86,16 +88,17 @@ def test_idle_workers_are_told_at_doubling_intervals(tmp_path: Path) -> None:
 
         with closing(HeartbeatFile.create(tmp_path, 1)) as beats:
             collectives = Collectives()
-            watch = StallWatch(1, lambda: {0: worker}, beats, collectives, 0.2, report, idle_after_s=0.4)
+            watch = StallWatch(1, lambda: {0: worker}, beats, collectives, 0.0, report)
             watch.start()
-            async with asyncio.timeout(30):
-                await enough.wait()
+            await enough.wait()
             watch.stop()
 
     with process("nothing", "a child") as (worker, working, _, _):
-        asyncio.run(scene(worker))
+        for pid in (worker, working):
+            wait_until_asleep(pid)
+        virtual_time.run(scene(worker))
         assert [one.processes for one in told] == [tuple(sorted({worker, working}))] * 2
-    assert told[0].idle_s >= 0.4
+    assert told[0].idle_s >= IDLE_AFTER_S
     assert told[1].idle_s >= 2 * told[0].idle_s
 
 

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from elastic_agent.exit_codes import ExitCode
-from tests.cli.support import COMMAND, clean_environment, elastic_agent
+from tests.agent.support import COMMAND, clean_environment, elastic_agent
 from tests.ports import free_port
 
 IGNORING = ["sh", "-c", 'trap "" HUP INT QUIT; exec "$@"', "sh"]
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 @contextmanager
@@ -41,7 +41,9 @@ def training(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """An agent whose worker runs until it reads a line."""
     script = folder / "train.py"
     script.write_text("print('up', flush=True); input()\n")
-    with started("--state-dir", str(folder / "state"), *options, str(script)) as process:
+    with started(
+        "--worker-start", "cold", "--state-dir", str(folder / "state"), *options, str(script)
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         yield process

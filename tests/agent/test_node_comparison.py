@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -40,14 +39,14 @@ def test_a_plan_that_comes_during_a_comparison_begins_no_second_one(monkeypatch:
         log, tasks = RunLog(), BackgroundTasks()
         comparison = NodeComparison(log, store, tasks)
         for version in range(1, 4):
-            log.see(plan(version, phase=Phase.FORMING), time.time())
+            log.see(plan(version, phase=Phase.FORMING), 0.0)
             comparison.on_plan()
             for _ in range(10):
                 await asyncio.sleep(0)
             assert store.asked == 1
-        log.see(plan(4, phase=Phase.FAILED), time.time())
+        log.see(plan(4, phase=Phase.FAILED), 0.0)
         store.answers.set()
-        async with asyncio.timeout(10):
-            await tasks.settle(20)
+        async with asyncio.timeout(300):
+            await tasks.settle(1000)
 
     asyncio.run(story())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import select
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from elastic_agent.agent.supervisor import Ending
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.values import NodeRange
 from elastic_agent.protocol import Outcome
+from tests.waiting import wait_for
 
 AUTO = Settings(requeue="auto", max_requeues=100)
 JOB = SlurmJob("4711", requeues=0)
@@ -100,13 +99,12 @@ def test_a_hanging_command_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "REQUEUE_TIMEOUT_S", 0.3)
-    pid_file = tmp_path / "pid"
-    done = asyncio.run(requeue(replace(AUTO, requeue_command=f"sleep 60 & echo $! >{pid_file}; wait"), JOB))
-    assert "did not complete within 0.3 s" in done.text
-    with contextlib.suppress(ProcessLookupError):  # it has been collected already
-        sleeper = os.pidfd_open(int(pid_file.read_text()))
-        assert select.select([sleeper], (), (), 10)[0]
-        os.close(sleeper)
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    with open(os.open(held, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as pipe:
+        done = asyncio.run(requeue(replace(AUTO, requeue_command=f"exec 3>{held}; sleep 1000 & wait"), JOB))
+        assert "did not complete within 0.3 s" in done.text
+        wait_for("the end of all that hold the pipe open", lambda: pipe.read(1) == b"")
 
 
 def test_a_missing_scontrol_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -27,9 +27,12 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.values import Endpoint
-from tests.cli.support import COMMAND, clean_environment, elastic_agent
+from tests.agent.support import COMMAND, clean_environment, elastic_agent
+from tests.names import unique
 from tests.ports import free_port
 
+MINE = unique("mine")
+RUN_ID = unique("exp7")
 POLICY = Policy(min_nodes=1, max_nodes=2)
 WORLD = World(7, (Seat("n1", "old", "10.0.0.1", 1, 0),), Address("10.0.0.1", 1234), "n1")
 HERE = Member(RECORD_VERSION, "n2", "new", "10.0.0.2", 1, State.READY, 0, POLICY)
@@ -42,13 +45,13 @@ def last_plan(phase: Phase) -> Plan:
 @pytest.fixture
 def backend(tmp_path: Path) -> C10dBackend:
     backend = C10dBackend(Endpoint("127.0.0.1"), tmp_path, port_range=None, port_rest_s=1.0)
-    backend.run_id = "exp7"
+    backend.run_id = RUN_ID
     return backend
 
 
 def first_plan_of_a_new_store(backend: C10dBackend) -> Plan:
     """What this machine, as the host of the next store, makes of what it remembers."""
-    coordinator = Coordinator(0.0, None, backend.history_store.load("exp7"))
+    coordinator = Coordinator(0.0, None, backend.history_store.load(RUN_ID))
     coordinator.observe(HERE, Lease("new", 5.0), 0.0)
     plan = coordinator.decide(100.0).plan
     assert plan is not None
@@ -75,7 +78,7 @@ def test_an_outcome_is_kept_while_another_process_of_the_machine_hosts_the_store
     host, other = (C10dBackend(endpoint, tmp_path, port_range=None, port_rest_s=1.0) for _ in range(2))
     with contextlib.closing(host), contextlib.closing(other):
         for backend in (host, other):
-            backend.run_id = "exp7"
+            backend.run_id = RUN_ID
             backend.connect().close()
         assert (host.is_host, other.is_host) == (True, False)
         other.remember(last_plan(Phase.FINISHED))
@@ -115,8 +118,13 @@ def started(script: Path, *options: str, **streams: Any) -> Iterator[subprocess.
         yield agent
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
-    ("options", "left"), [([], []), (["--rdzv-id", "mine"], ["mine.run"])], ids=["unnamed", "named"]
+    ("options", "left"),
+    [
+        pytest.param([], [], id="unnamed"),
+        pytest.param(["--rdzv-id", MINE], [f"{MINE}.run"], id="named"),
+    ],
 )
 def test_a_killed_single_agent_leaves_only_a_history_that_can_be_resumed(
     tmp_path: Path, options: list[str], left: list[str]
@@ -130,12 +138,18 @@ def test_a_killed_single_agent_leaves_only_a_history_that_can_be_resumed(
     assert kept == left
 
 
-@pytest.mark.parametrize("options", [[], ["--rdzv-id", "mine"]], ids=["unnamed", "named"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], id="unnamed", marks=pytest.mark.prove),
+        pytest.param(["--rdzv-id", MINE], id="named"),
+    ],
+)
 def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resume_it(
     tmp_path: Path, options: list[str]
 ) -> None:
     script = tmp_path / "train.py"
-    common = ["--state-dir", str(tmp_path / "state"), "--log-format", "console"]
+    common = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--worker-start", "cold"]
     with started(script, *common, *options, stderr=subprocess.PIPE) as agent:
         agent.terminate()
         assert agent.stderr is not None
@@ -148,7 +162,7 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
         r"to resume the run, start it again with the same command(?: and --rdzv-id (\S+))?$", last
     )
     assert resumed, log
-    run_id = resumed[1] or "mine"
+    run_id = resumed[1] or MINE
     script.write_text("")
     again = elastic_agent(*common, "--rdzv-id", run_id, str(script))
     assert again.returncode == 0, again.stderr
@@ -158,6 +172,7 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
         assert "generation 3: a run with this id finished before, in generation 2" in another.stderr
 
 
+@pytest.mark.prove
 def test_a_node_on_standby_that_is_interrupted_with_all_others_is_stopped_with_the_run(
     tmp_path: Path,
 ) -> None:
@@ -169,7 +184,15 @@ def test_a_node_on_standby_that_is_interrupted_with_all_others_is_stopped_with_t
         "sys.stdin.read()\n"
     )
     options = ["--nnodes", "1", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--log-format", "console"]
-    command = [*COMMAND, *options, "--rdzv-id", "both", "--state-dir", str(tmp_path / "state"), str(script)]
+    command = [
+        *COMMAND,
+        *options,
+        "--rdzv-id",
+        unique("both"),
+        "--state-dir",
+        str(tmp_path / "state"),
+        str(script),
+    ]
     with agent_of(command) as seated:
         assert seated.stdout is not None
         assert seated.stdout.readline() == "up\n"
@@ -198,6 +221,7 @@ def agent_of(command: list[str]) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.prove
 def test_nothing_is_to_be_resumed_if_no_worker_was_started(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("")
@@ -219,7 +243,8 @@ def test_nothing_is_to_be_resumed_if_no_worker_was_started(tmp_path: Path) -> No
 
 def test_a_single_agent_that_was_killed_resumes_its_run(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    options = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--rdzv-id", "mine"]
+    options = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--rdzv-id", MINE]
+    options += ["--worker-start", "cold"]
     with started(script, *options) as agent:
         agent.kill()
         assert agent.stdout is not None
@@ -234,7 +259,7 @@ def test_agents_of_a_finished_run_exit_after_the_agent_that_hosted_the_store(
 ) -> None:
     backend.remember(last_plan(Phase.FINISHED))
     backend.run_ended()
-    where = ["--rdzv-id", "exp7", "--rdzv-endpoint", "192.0.2.1:29400", "--join-timeout", "0.1"]
+    where = ["--rdzv-id", RUN_ID, "--rdzv-endpoint", "192.0.2.1:29400", "--join-timeout", "0.1"]
     script = tmp_path / "train.py"
     script.touch()
     done = elastic_agent("--state-dir", str(tmp_path), "--finish-once", *where, str(script))

@@ -15,7 +15,8 @@ from elastic_agent.agent.run_claim import CLAIM_FILE, ClaimedEndpoint, RunClaim,
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.transport import connect
 from elastic_agent.values import Endpoint
-from tests.cli.support import elastic_agent
+from tests.agent.support import elastic_agent
+from tests.names import unique
 from tests.ports import free_port
 
 
@@ -108,12 +109,13 @@ def test_an_agent_refuses_to_start_while_agents_of_another_endpoint_use_its_stat
     script = tmp_path / "train.py"
     script.write_text("print('trains')")
     endpoint = f"127.0.0.1:{free_port()}"
-    options = ["--state-dir", str(tmp_path), "--rdzv-id", "exp7", "--rdzv-endpoint", endpoint]
-    held = take(tmp_path / "nodes" / "exp7", place("n1.example", 29400))
+    run_id = unique("exp7")
+    options = ["--state-dir", str(tmp_path), "--rdzv-id", run_id, "--rdzv-endpoint", endpoint]
+    held = take(tmp_path / "nodes" / run_id, place("n1.example", 29400))
     refused = elastic_agent(*options, str(script), command=[sys.executable, "-c", IMPATIENT])
     held.release()
     assert (refused.returncode, refused.stdout) == (ExitCode.USAGE, ""), refused.stderr
-    assert "run exp7 is already running at n1.example:29400" in refused.stderr
+    assert f"run {run_id} is already running at n1.example:29400" in refused.stderr
 
 
 def test_what_another_agent_has_put_in_the_place_of_a_dead_machines_lock_stays(

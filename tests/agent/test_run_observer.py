@@ -17,8 +17,8 @@ from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.workers.failure import WorkerFailure
 from tests.transport.support import C10dScene, plan, world
+from tests.waiting import GUARD_S
 
-LATER_S = 0.5
 FAILURE = Failure(FailureKind.WORKER, "worker n1/0 exited with code 1", slot=0, returncode=1)
 ENDS = {
     "at once": (plan(2, phase=Phase.FAILED, generation=2, failure=FAILURE, failed_node="n1"),),
@@ -68,17 +68,25 @@ def test_the_host_waits_until_the_others_have_read_its_report(
         failure = WorkerFailure(0, 1, "", "KeyError: 'learning_rate'", "")
         return events.WorkerEnd(0, 1, 1, 1.0, stopping=False, step=0, failure=failure)
 
-    async def story() -> float:
+    async def story() -> None:
         host, other = (observer(scene, node_id, tmp_path) for node_id in ("n0", "n1"))
-        fails(host, plans, ended())
-        waiting = asyncio.create_task(host.others_have_read(10.0))
-        await asyncio.sleep(LATER_S)
-        assert not waiting.done()
-        began_s = asyncio.get_running_loop().time()
-        fails(other, plans, ended())
-        await waiting
+        store = Reports(scene.reports)
+
+        async def until_reported(*nodes: str) -> None:
+            while {one.node_id for one in (await store.read()).reports if one.is_final} != {*nodes}:
+                await asyncio.sleep(0)
+
+        async with asyncio.timeout(GUARD_S):
+            fails(host, plans, ended())
+            waiting = asyncio.create_task(host.others_have_read(2 * GUARD_S))
+            await until_reported("n0")
+            assert not waiting.done()
+            fails(other, plans, ended())
+            await waiting
+            read = {one.node_id for one in (await store.read()).reports if one.has_read}
         for one in (host, other):
             one.close()
-        return asyncio.get_running_loop().time() - began_s
+        store.close()
+        assert "n1" in read
 
-    assert asyncio.run(story()) < 5.0
+    asyncio.run(story())

@@ -25,13 +25,12 @@ import pytest
 
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.node import NodeProcess
-from tests.cli.support import COMMAND, clean_environment, elastic_agent
+from tests.agent.support import COMMAND, clean_environment, elastic_agent
 from tests.faults.cluster import Cluster
 from tests.ports import free_port
 from tests.workers.support import FAMILY, News
 
-pytestmark = pytest.mark.timeout(120)
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 class Terminal:
@@ -120,24 +119,22 @@ def commands(command: str) -> Callable[[Terminal], None]:
     return lambda here: elastic_agent(command, "--run", here.run_id, "--deadline", "0.1").check_returncode()
 
 
-SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD = ["worker SIGTERM", "worker ends", "child SIGTERM"]
+TO_THE_WORKER_THEN_TO_ITS_CHILD = ["worker SIGTERM", "worker ends", "child SIGTERM"]
+TO_BOTH = ["child SIGINT", "worker SIGINT", "worker ends", "child SIGTERM"]
+PROVE = pytest.mark.prove
 
 
 @pytest.mark.parametrize(
     ("stop", "told"),
     [
-        (sends(signal.SIGTERM), SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD),
-        (sends(signal.SIGHUP), SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD),
-        (sends(signal.SIGUSR1), SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD),
-        (commands("drain"), SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD),
-        (commands("stop"), SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD),
-        (sends(signal.SIGINT), ["child SIGINT", "worker SIGINT", "worker ends", "child SIGTERM"]),
-        (
-            lambda here: here.type(b"\x03"),
-            ["child SIGINT", "worker SIGINT", "worker ends", "child SIGTERM"],
-        ),
+        pytest.param(sends(signal.SIGTERM), TO_THE_WORKER_THEN_TO_ITS_CHILD, id="SIGTERM"),
+        pytest.param(sends(signal.SIGHUP), TO_THE_WORKER_THEN_TO_ITS_CHILD, id="SIGHUP", marks=PROVE),
+        pytest.param(sends(signal.SIGUSR1), TO_THE_WORKER_THEN_TO_ITS_CHILD, id="SIGUSR1", marks=PROVE),
+        pytest.param(commands("drain"), TO_THE_WORKER_THEN_TO_ITS_CHILD, id="drain", marks=PROVE),
+        pytest.param(commands("stop"), TO_THE_WORKER_THEN_TO_ITS_CHILD, id="stop", marks=PROVE),
+        pytest.param(sends(signal.SIGINT), TO_BOTH, id="SIGINT", marks=PROVE),
+        pytest.param(lambda here: here.type(b"\x03"), TO_BOTH, id="Ctrl-C"),
     ],
-    ids=["SIGTERM", "SIGHUP", "SIGUSR1", "drain", "stop", "SIGINT", "Ctrl-C"],
 )
 def test_a_worker_and_its_child_get_each_signal_once_and_in_order(
     tmp_path: Path, news: News, stop: Callable[[Terminal], None], told: list[str]
@@ -146,7 +143,7 @@ def test_a_worker_and_its_child_get_each_signal_once_and_in_order(
         assert news.line(PATIENCE_S) == "ready"
         here.wait_shown("1 node, 1 worker")
         stop(here)
-        found = [news.line() for _ in told]
+        found = [news.line(PATIENCE_S) for _ in told]
         assert (sorted(found[:2]) + found[2:] if len(told) > 3 else found) == told
         assert here.ended() == ExitCode.STOPPED, here.shown
         assert news.silent()
@@ -157,7 +154,7 @@ def test_a_second_ctrl_c_kills_the_workers_and_ends_the_agent_at_once(tmp_path: 
         assert news.line(PATIENCE_S) == "ready"
         here.wait_shown("1 node, 1 worker")
         here.type(b"\x03")
-        assert sorted([news.line(), news.line()]) == ["child SIGINT", "worker SIGINT"]
+        assert sorted([news.line(PATIENCE_S), news.line(PATIENCE_S)]) == ["child SIGINT", "worker SIGINT"]
         here.type(b"\x03")
         assert here.ended() == 128 + signal.SIGINT
         assert news.silent()
@@ -218,6 +215,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.prove
 def test_a_worker_whose_handler_sets_a_flag_completes_its_step_with_its_data_loader(tmp_path: Path) -> None:
     with terminal(tmp_path, FLAG_AND_LOADER, options=("--nproc-per-node", "2")) as here:
         here.wait_shown("training")
@@ -245,7 +243,9 @@ while True:
 """
 
 
-@pytest.mark.parametrize(("signum", "other_code"), [(signal.SIGTERM, 4), (signal.SIGINT, 0)])
+@pytest.mark.parametrize(
+    ("signum", "other_code"), [(signal.SIGTERM, 4), pytest.param(signal.SIGINT, 0, marks=PROVE)]
+)
 def test_a_worker_that_fails_on_the_signal_instead_of_saving_is_named(
     tmp_path: Path, signum: signal.Signals, other_code: int
 ) -> None:
@@ -264,7 +264,11 @@ def test_a_worker_that_fails_on_the_signal_instead_of_saving_is_named(
 
 @pytest.mark.parametrize(
     ("ending", "is_named"),
-    [("os._exit(0)", False), ("os._exit(128 + signum)", False), ("time.sleep(1000)", True)],
+    [
+        ("os._exit(0)", False),
+        pytest.param("os._exit(128 + signum)", False, marks=PROVE),
+        ("time.sleep(1000)", True),
+    ],
 )
 def test_of_those_that_were_asked_to_exit_only_those_that_were_killed_may_not_have_saved(
     tmp_path: Path, ending: str, is_named: bool
@@ -276,7 +280,9 @@ print("ready", flush=True)
 while True:
     time.sleep(0.01)
 """
-    with terminal(tmp_path, script, options=(*COLD, "--shutdown-timeout", "0.5")) as here:
+    # Only of the one that does not end, the time that it has is to pass.
+    options = (*COLD, "--shutdown-timeout", "0.5" if is_named else "300")
+    with terminal(tmp_path, script, options=options) as here:
         here.wait_shown("ready")
         here.wait_shown("1 node, 1 worker")
         os.kill(here.agent.pid, signal.SIGTERM)
@@ -285,6 +291,7 @@ while True:
     assert ("may not have saved" in here.shown) is is_named
 
 
+@pytest.mark.prove
 def test_a_worker_that_fails_when_another_node_leaves_is_named_and_one_after_a_failure_is_not(
     tmp_path: Path,
 ) -> None:
@@ -332,6 +339,7 @@ needs_other_users = pytest.mark.skipif(
 )
 
 
+@pytest.mark.prove
 @needs_other_users
 def test_processes_that_keep_a_stop_waiting_are_named(tmp_path: Path, news: News) -> None:
     script = tmp_path / "train.py"
@@ -375,7 +383,7 @@ guard.close(0.1)
 def test_a_delayed_stop_is_reported_at_doubling_intervals(news: News) -> None:
     program = [*WITHOUT_KILL, sys.executable, "-c", REPORTS_DELAYS, OF_ANOTHER_USER, str(news.path)]
     with subprocess.Popen([*program, os.environ["PATH"]], stdout=subprocess.PIPE, text=True) as process:
-        pid = int(news.line())
+        pid = int(news.line(PATIENCE_S))
         try:
             assert process.stdout is not None
             told = [process.stdout.readline() for _ in range(4)]

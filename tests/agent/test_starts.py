@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.agent.identity import host_name
-from tests.cli.support import elastic_agent
+from tests.agent.support import elastic_agent
 from tests.ports import free_port
 
 
@@ -24,6 +23,7 @@ def test_a_program_that_cannot_be_started_ends_the_run_cleanly(tmp_path: Path) -
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("words", [["train.py"], ["-m", "train"]], ids=["script", "module"])
 def test_a_warm_worker_whose_script_was_removed_reports_what_is_missing(
     tmp_path: Path, words: list[str]
@@ -40,6 +40,7 @@ def test_a_warm_worker_whose_script_was_removed_reports_what_is_missing(
     assert missing in result.stderr
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("how", ["warm", "cold"])
 def test_a_script_whose_name_is_not_utf_8_is_run(tmp_path: Path, how: str) -> None:
     script = os.fsdecode(b"caf\xe9.py")
@@ -56,30 +57,3 @@ def test_a_single_node_in_a_crash_loop_needs_only_one_port(tmp_path: Path) -> No
     result = elastic_agent(*options, "--no-python", "false")
     assert result.returncode == 1
     assert "exited with code 1; all 3 restarts are used" in result.stderr
-
-
-WATCHED = """
-import gc, runpy, sys
-from pathlib import Path
-
-def collecting(phase, info):
-    if phase == "start":
-        examined.append(sum(len(gc.get_objects(number)) for number in range(info["generation"] + 1)))
-        sizes.write_text(str(max(examined)))
-
-sizes, examined = Path(sys.argv.pop(1)), [0]
-sizes.write_text("0")
-gc.callbacks.append(collecting)
-runpy.run_module("elastic_agent", run_name="__main__", alter_sys=True)
-"""
-
-
-def test_no_garbage_collection_of_an_agent_looks_through_torch(tmp_path: Path) -> None:
-    """It would take a tenth of a second while the nodes meet; torch brings 300,000 objects."""
-    agent, script, sizes = tmp_path / "agent.py", tmp_path / "train.py", tmp_path / "sizes"
-    agent.write_text(WATCHED)
-    script.write_text("")
-    command = [sys.executable, str(agent), str(sizes)]
-    result = elastic_agent("--state-dir", str(tmp_path / "state"), str(script), command=command)
-    assert result.returncode == 0, result.stderr
-    assert 0 < int(sizes.read_text()) < 50_000

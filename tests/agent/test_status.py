@@ -12,8 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elastic_agent.exit_codes import ExitCode
-from tests.cli.support import COMMAND, clean_environment, elastic_agent
+from tests.agent.support import COMMAND, clean_environment, elastic_agent
 from tests.ports import free_port
 
 RUN_ID = f"shown-{secrets.token_hex(4)}"
@@ -57,8 +59,7 @@ class Agents:
                 *more,
                 "--state-dir",
                 str(self.state_dir),
-                "--log-format",
-                "console",
+                *("--log-format", "console", "--worker-start", "cold"),
                 str(self.script),
             ],
             env=clean_environment(variables),
@@ -90,7 +91,7 @@ def answer(agent: subprocess.Popen[str], text: str) -> None:
 
 def page(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=300) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -159,25 +160,25 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
         assert re.search(r"^n2 +127.0.0.1 +1 worker +ended ", ended, re.MULTILINE), ended
         assert "no agent of the run is running on this machine any more" in ended
         assert "bad sample" in ended
+        assert re.search(r"goodput \d+ % over ", ended), ended
 
 
-def test_every_node_tells_why_the_run_failed_whichever_hosts_the_store(tmp_path: Path) -> None:
-    for failing in (0, 1):
-        folder = tmp_path / f"{failing}"
-        folder.mkdir()
-        with ExitStack() as stack:
-            run = Agents(folder, stack)
-            first = run.start("n1", "--max-restarts", "0")
-            line_with(first, "hosting the store")
-            agents = [first, run.start("n2", "--max-restarts", "0")]
-            for agent in agents:
-                assert worker_is_up(agent)
-            answer(agents[failing], "fail")
-            causes = [line_with(agent, "generation 1: root cause: ") for agent in agents]
-            assert [agent.wait() for agent in agents] == [ExitCode.FAILED] * 2
-        expected = rf"root cause: worker n{failing + 1}/0 \(rank {failing}\) on \S+: ValueError: bad sample"
-        for cause in causes:
-            assert re.search(expected, cause)
+@pytest.mark.prove
+@pytest.mark.parametrize("failing", [0, 1])
+def test_every_node_tells_why_the_run_failed_whichever_hosts_the_store(tmp_path: Path, failing: int) -> None:
+    with ExitStack() as stack:
+        run = Agents(tmp_path, stack)
+        first = run.start("n1", "--max-restarts", "0")
+        line_with(first, "hosting the store")
+        agents = [first, run.start("n2", "--max-restarts", "0")]
+        for agent in agents:
+            assert worker_is_up(agent)
+        answer(agents[failing], "fail")
+        causes = [line_with(agent, "generation 1: root cause: ") for agent in agents]
+        assert [agent.wait() for agent in agents] == [ExitCode.FAILED] * 2
+    expected = rf"root cause: worker n{failing + 1}/0 \(rank {failing}\) on \S+: ValueError: bad sample"
+    for cause in causes:
+        assert re.search(expected, cause)
 
 
 def test_without_an_agent_and_a_saved_status_there_is_one_clear_line(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from elastic_agent.protocol import Announce, Cause, Depart, Grace, Notice, Outco
 from elastic_agent.protocol.records import RECORD_VERSION, History, Member, State, World
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
-from elastic_agent.rendezvous.events import Connected, PlanSeen, Prepared, Registered
+from elastic_agent.rendezvous.events import Connected, LeaseLost, PlanSeen, Prepared, Registered
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import Endpoint
@@ -48,7 +48,10 @@ from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Exited, Guard, Spawned, Stopped
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from tests.ports import free_port
-from tests.rendezvous.support import LEASE_S, PATIENCE_S, HostProcess, hosted, policy
+from tests.rendezvous.support import HostProcess, hosted, policy
+from tests.waiting import GUARD_S, wait_for_async
+
+NEVER_FULL = 1000
 
 
 class HangingDisk(RunHistoryStore):
@@ -61,21 +64,28 @@ class HangingDisk(RunHistoryStore):
 
     def _write(self, run_id: str, history: History) -> None:
         self.asked.set()
-        assert self.answers.wait(PATIENCE_S)
+        assert self.answers.wait(GUARD_S)
         super()._write(run_id, history)
 
 
 class Scene:
     """A supervisor; what it wrote down, and whether it can. Without a program its node waits for a second one."""
 
-    def __init__(self, endpoint: Endpoint, folder: Path, program: str = "", *subscribers: Subscriber) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        folder: Path,
+        program: str = "",
+        *subscribers: Subscriber,
+        lease_s: float = 60.0,
+    ) -> None:
         self._folder, self._program = folder, program
         self.guard = Guard.start()
         self.written: list[str] = []
-        self.disk_is_full = False
-        self.disk_patience_s = 0.5
+        self.most_written = NEVER_FULL
+        """The disk has room for so many notes of who registers."""
+        self.disk_patience_s = GUARD_S
         self.disk = HangingDisk(folder)
-        self.plan_seen = asyncio.Event()
         self.events: list[Event] = []
         self._news = asyncio.Event()
         self._registered: asyncio.Queue[str] = asyncio.Queue()
@@ -84,10 +94,11 @@ class Scene:
         backend.history_store = self.disk
         self._thread = DiskThread("node-record")
         nodes = 1 if program else 2
-        member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(nodes, nodes))
+        rules = policy(nodes, nodes, lease_s=lease_s)
+        member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, rules)
         parts = Parts(
             guard=self.guard,
-            session=Session(backend, member, LEASE_S),
+            session=Session(backend, member, lease_s),
             publish=Publisher(log_event, *subscribers, self._take_in),
             graces=Graces(0.1, 0.1, 0.05),
             make_workers=self._make_workers,
@@ -95,7 +106,7 @@ class Scene:
             remember=backend.remember,
             write_down=self._write_down,
             stop_signals=StopSignals(),
-            join_timeout_s=PATIENCE_S,
+            join_timeout_s=GUARD_S,
             hang_timeout_s=0.0,
         )
         self.supervisor = Supervisor(parts)
@@ -103,19 +114,16 @@ class Scene:
     def _take_in(self, event: Event) -> None:
         self.events.append(event)
         self._news.set()
-        match event:
-            case Registered(incarnation=incarnation):
-                self._registered.put_nowait(incarnation)
-            case PlanSeen():
-                self.plan_seen.set()
+        if isinstance(event, Registered):
+            self._registered.put_nowait(event.incarnation)
 
     async def registered(self) -> str:
         """The incarnation that registers next."""
-        return await asyncio.wait_for(self._registered.get(), PATIENCE_S)
+        return await asyncio.wait_for(self._registered.get(), GUARD_S)
 
     async def happened(self, test: Callable[[Event], bool]) -> None:
         """Until there has been an event that passes."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(GUARD_S):
             while not any(map(test, self.events)):
                 self._news.clear()
                 await self._news.wait()
@@ -138,8 +146,8 @@ class Scene:
 
     async def _write_down(self, incarnation: str) -> None:
         def record() -> None:
-            assert self.disk.answers.wait(PATIENCE_S)
-            if self.disk_is_full:
+            assert self.disk.answers.wait(GUARD_S)
+            if len(self.written) >= self.most_written:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.written.append(incarnation)
 
@@ -147,8 +155,10 @@ class Scene:
 
 
 @contextmanager
-def scene(endpoint: Endpoint, folder: Path, program: str = "", *subscribers: Subscriber) -> Iterator[Scene]:
-    opened = Scene(endpoint, folder, program, *subscribers)
+def scene(
+    endpoint: Endpoint, folder: Path, program: str = "", *subscribers: Subscriber, lease_s: float = 60.0
+) -> Iterator[Scene]:
+    opened = Scene(endpoint, folder, program, *subscribers, lease_s=lease_s)
     try:
         yield opened
     finally:
@@ -171,17 +181,16 @@ def test_a_node_that_lost_its_lease_rejoins_although_the_disk_is_full(
     endpoint: Endpoint, host: HostProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def story() -> None:
-        with scene(endpoint, tmp_path) as here:
+        with scene(endpoint, tmp_path, lease_s=2.0) as here:
+            here.most_written = 1
             life = asyncio.create_task(here.supervisor.run())
             assert await here.registered() == "a-1"
             assert here.written == ["a-1"]
-            await asyncio.wait_for(here.plan_seen.wait(), PATIENCE_S)
-            here.disk_is_full = True
+            await here.happened(lambda event: isinstance(event, PlanSeen))
             host.freeze()
-            await asyncio.sleep(LEASE_S)
+            await here.happened(lambda event: isinstance(event, LeaseLost))
             host.thaw()
-            again = await here.registered()
-            assert again == here.supervisor.node.incarnation != "a-1"
+            assert await here.registered() != "a-1"
             life.cancel()
             await asyncio.gather(life, return_exceptions=True)
 
@@ -193,20 +202,20 @@ def test_a_hanging_state_directory_does_not_cost_the_lease(
     endpoint: Endpoint, host: HostProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def story() -> None:
-        with scene(endpoint, tmp_path) as here:
+        with scene(endpoint, tmp_path, lease_s=30.0) as here:
             here.disk.answers.clear()
+            here.disk_patience_s = 0.5
             life = asyncio.create_task(here.supervisor.run())
             assert await here.registered() == "a-1"
-            assert await asyncio.to_thread(here.disk.asked.wait, PATIENCE_S), "a plan is to be remembered"
-            until_s = boottime_s() + 2 * LEASE_S
-            while (deadline_s := here.supervisor._parts.session.deadline_s) is None or deadline_s < until_s:
-                await asyncio.sleep(0.05)
-                assert boottime_s() < until_s, "the lease was not renewed"
+            assert await asyncio.to_thread(here.disk.asked.wait, GUARD_S), "a plan is to be remembered"
+            session = here.supervisor._parts.session
+            granted_s = session.deadline_s or 0.0
+            await wait_for_async("a renewal", lambda: (session.deadline_s or 0.0) > granted_s)
             assert here.supervisor.node.incarnation == "a-1"
             here.disk.answers.set()
             written = RunHistoryStore(tmp_path)
-            while not here.written or written.load("run") is None:
-                await asyncio.sleep(0.01)  # what was to be written is written when the disk is back
+            await wait_for_async("the note", lambda: here.written)
+            await wait_for_async("the history", lambda: written.load("run"))
             life.cancel()
             await asyncio.gather(life, return_exceptions=True)
 
@@ -224,16 +233,16 @@ def test_a_new_guard_starts_no_workers_before_it_is_recorded_on_disk(
         with scene(endpoint, tmp_path) as here:
             life = asyncio.create_task(here.supervisor.run())
             await here.registered()
-            here.disk_is_full = disk == "disk full"
+            here.most_written = 1 if disk == "disk full" else NEVER_FULL
             if disk == "disk hangs":
                 here.disk.answers.clear()
+                here.disk_patience_s = 0.5
             old = here.guard
             os.kill(old.pid, signal.SIGKILL)
             if disk != "written down":
                 assert await here.registered() != "a-1"
             else:
-                while here.written != ["a-1", "a-1"]:
-                    await asyncio.sleep(0.01)  # the guard's end comes through its pipe
+                await wait_for_async("the new guard's record", lambda: here.written == ["a-1", "a-1"])
                 assert here.supervisor.node.incarnation == "a-1"
             assert here.guard is not old
             life.cancel()
@@ -250,7 +259,6 @@ def test_workers_whose_start_waits_for_the_disk_get_the_notice_that_came_meanwhi
 ) -> None:
     async def story() -> None:
         with scene(endpoint, tmp_path, RUNS_ON) as here:
-            here.disk_patience_s = PATIENCE_S
             life = asyncio.create_task(here.supervisor.run())
             await here.happened(lambda event: isinstance(event, Spawned) and event.generation == 1)
             here.disk.answers.clear()

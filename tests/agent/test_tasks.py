@@ -20,6 +20,7 @@ from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.protocol import Phase
 from elastic_agent.rendezvous.events import PlanSeen
 from tests.transport.support import plan
+from tests.waiting import wait_for_async
 
 
 def broken(*_: object) -> Any:
@@ -52,9 +53,7 @@ def test_an_error_in_the_background_is_logged(
 ) -> None:
     async def until_logged(logs: list[structlog.typing.EventDict]) -> None:
         begin(monkeypatch)
-        async with asyncio.timeout(10):
-            while not any(line["log_level"] == "error" for line in logs):
-                await asyncio.sleep(0)
+        await wait_for_async("an error", lambda: any(line["log_level"] == "error" for line in logs))
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(until_logged(logs))

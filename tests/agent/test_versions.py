@@ -11,7 +11,8 @@ from elastic_agent.protocol import encode
 from elastic_agent.protocol.records import RECORD_VERSION
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
-from tests.cli.support import elastic_agent
+from tests.agent.support import elastic_agent
+from tests.names import unique
 from tests.transport.support import PATIENCE_S, plan, raw_client
 
 
@@ -22,10 +23,11 @@ def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) ->
     other = msgspec.json.encode(
         msgspec.json.decode(encode(plan(1))) | {"format": RECORD_VERSION + 1, "new_field": 1}
     )
-    raw_client(endpoint).set("elastic-agent/1/r/mine/plan/1", b'{"plan": ' + other + b"}")
+    run_id = unique("run")
+    raw_client(endpoint).set(f"elastic-agent/1/r/{run_id}/plan/1", b'{"plan": ' + other + b"}")
     script = tmp_path / "train.py"
     script.write_text("")
-    options = ["--rdzv-endpoint", str(endpoint), "--rdzv-id", "mine", "--nnodes", "1:2"]
+    options = ["--rdzv-endpoint", str(endpoint), "--rdzv-id", run_id, "--nnodes", "1:2"]
     done = elastic_agent(
         *options, "--state-dir", str(tmp_path / "state"), "--log-format", "console", str(script)
     )

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.support import clean_environment
-
-pytestmark = pytest.mark.timeout(120)
+from tests.agent.support import clean_environment
+from tests.names import unique
 
 REPORT = """
 import json, os, signal, sys
@@ -61,7 +60,7 @@ IGNORING_SIGNALS = ("sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh")
 """As `nohup` and a shell's `&` leave them."""
 
 
-@pytest.mark.parametrize("how", ["warm", "cold"])
+@pytest.mark.parametrize("how", ["warm", pytest.param("cold", marks=pytest.mark.prove)])
 def test_signals_ignored_by_the_agent_are_not_ignored_by_its_workers(tmp_path: Path, how: str) -> None:
     seen = run(tmp_path, *IGNORING_SIGNALS, *AGENT, "--worker-start", how)
     assert seen["warm"] == (how == "warm"), seen["said"]
@@ -75,38 +74,28 @@ def test_signals_ignored_by_the_agent_are_not_ignored_by_its_workers(tmp_path: P
     )  # SIG_IGN, as Python sets them
 
 
-def test_workers_do_not_inherit_the_agents_descriptors(tmp_path: Path) -> None:
-    read_end, write_end = os.pipe()
-    try:
-        seen = run(tmp_path, *AGENT, pass_fds=(read_end, write_end))
-    finally:
-        os.close(read_end)
-        os.close(write_end)
-    assert seen["warm"], seen["said"]
-    assert seen["fds"] == [0, 1, 2, 3]  # 3: the listing itself
-
-
 @pytest.mark.parametrize(
     "command",
     [
-        AGENT,
-        (str(Path(sys.executable).with_name("elastic-agent")),),
-        (
-            sys.executable,
-            "-X",
-            "utf8",
-            "-m",
-            "elastic_agent",
-        ),  # other flags: the spawner is no fork of this agent
+        pytest.param(AGENT, id="module"),
+        pytest.param(
+            (str(Path(sys.executable).with_name("elastic-agent")),), id="command", marks=pytest.mark.prove
+        ),
+        pytest.param(
+            (sys.executable, "-X", "utf8", "-m", "elastic_agent"),  # the spawner is no fork of this agent
+            id="other flags",
+            marks=pytest.mark.prove,
+        ),
     ],
-    ids=["module", "command", "other flags"],
 )
 def test_workers_are_warm_however_the_agent_was_started(tmp_path: Path, command: tuple[str, ...]) -> None:
     if not os.path.exists(command[0]):
         pytest.skip("the command is not installed beside this Python")
-    seen = run(tmp_path, *command)
+    with open(os.devnull) as of_the_agent:
+        seen = run(tmp_path, *command, pass_fds=(of_the_agent.fileno(),))
     assert seen["warm"], seen["said"]
     assert seen["parent"] == "elastic-guard"
+    assert seen["fds"] == [0, 1, 2, 3]  # 3: the listing itself
     assert seen["path"] == str(tmp_path)
 
 
@@ -127,6 +116,7 @@ def test_a_failing_preload_is_reported_with_its_traceback(tmp_path: Path) -> Non
     assert "workers start cold" in seen["said"]
 
 
+@pytest.mark.prove
 def test_a_preload_that_does_not_exist_is_named_in_one_line(tmp_path: Path) -> None:
     seen = run(tmp_path, *AGENT, "--preload", "torch.nowhere")
     assert not seen["warm"]
@@ -143,6 +133,7 @@ def test_preloaded_modules_are_available_at_once(tmp_path: Path) -> None:
     assert done.stdout.count("loaded by") == 1
 
 
+@pytest.mark.prove
 def test_unflushed_output_of_a_preload_is_printed_once(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text("print('loaded')")
     script = tmp_path / "train.py"
@@ -151,6 +142,7 @@ def test_unflushed_output_of_a_preload_is_printed_once(tmp_path: Path) -> None:
     assert (done.stdout.count("loaded"), done.stdout.count("trained")) == (1, 2), done.stdout
 
 
+@pytest.mark.prove
 def test_a_thread_started_by_sitecustomize_is_detected(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
@@ -164,6 +156,7 @@ def test_a_thread_started_by_sitecustomize_is_detected(tmp_path: Path) -> None:
     assert "threads" in done.stderr
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("closed", [0, 1])
 def test_an_agent_that_was_started_with_a_closed_stream_trains(tmp_path: Path, closed: int) -> None:
     seen = run(tmp_path, "sh", "-c", f'exec "$@" {"<" if closed == 0 else ">"}&-', "sh", *AGENT)
@@ -171,11 +164,13 @@ def test_an_agent_that_was_started_with_a_closed_stream_trains(tmp_path: Path, c
     assert seen["fds"] == [0, 1, 2, 3]
 
 
+@pytest.mark.prove
 def test_a_script_without_the_client_writes_its_stacks_on_demand(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import time\ndef wait_here():\n    print('ready')\n    time.sleep(1000)\nwait_here()")
+    run_id = unique("stacks")
     with subprocess.Popen(
-        [*AGENT, "--rdzv-id", f"stacks-{os.getpid()}", str(script)],
+        [*AGENT, "--rdzv-id", run_id, str(script)],
         env=environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -185,9 +180,7 @@ def test_a_script_without_the_client_writes_its_stacks_on_demand(tmp_path: Path)
         assert agent.stderr is not None
         try:
             assert agent.stdout.readline() == "ready\n"
-            told = subprocess.run(
-                [*AGENT, "stacks", f"stacks-{os.getpid()}"], capture_output=True, text=True, check=True
-            )
+            told = subprocess.run([*AGENT, "stacks", run_id], capture_output=True, text=True, check=True)
             assert "requested, see" in told.stdout
             assert any("in wait_here" in line for line in agent.stderr)  # until it comes
         finally:

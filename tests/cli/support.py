@@ -13,8 +13,11 @@ from sysconfig import get_path
 import pytest
 
 import elastic_agent as elastic_agent_package
+from tests.waiting import GUARD_S
 
 COMMAND = [sys.executable, "-m", "elastic_agent"]
+LONG_LEASE = {"ELASTIC_AGENT_LEASE_TTL": "30"}
+"""For runs: no pause of a loaded machine costs their lease."""
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -28,7 +31,7 @@ def elastic_agent(
     variables: Mapping[str, str] | None = None,
     under: Sequence[str] = (),
     command: Sequence[str] = COMMAND,
-    patience_s: float = 60.0,
+    patience_s: float = GUARD_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``elastic-agent`` to its end; ``under``: a command that runs the command that follows it."""
     return subprocess.run(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import resource
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.support import command_of_another_user, elastic_agent
+from elastic_agent.agent.limits import check_limits
+from elastic_agent.config.errors import UsageError
+from tests.cli.support import LONG_LEASE, command_of_another_user, elastic_agent
 from tests.ports import free_port
 
 USER = 61003
@@ -39,7 +43,7 @@ def test_too_few_open_files_are_refused_and_the_requested_number_is_enough(
         refused.stderr,
     )
     assert said is not None, refused.stderr
-    done = elastic_agent(*argv, under=limited("-n", int(said[1])))
+    done = elastic_agent(*argv, variables=LONG_LEASE, under=limited("-n", int(said[1])))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained") == 2
 
@@ -52,6 +56,20 @@ def test_a_server_without_enough_open_files_is_refused(tmp_path: Path) -> None:
     assert refused.stderr.count("\n") == 1
 
 
+def test_an_agent_needs_a_number_of_processes_unless_root_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda which: (8 if which == resource.RLIMIT_NPROC else -1, -1)
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: USER)
+    with pytest.raises(
+        UsageError, match="can have only 8 processes and threads; expected at least 17 for 1 worker:"
+    ):
+        check_limits(1)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    check_limits(1)
+
+
+@pytest.mark.prove
 def test_too_few_processes_are_refused() -> None:
     """As root, use another user's: root has no such limit."""
     refused = elastic_agent("-m", "json.tool", command=[*limited("-u", 8), *command_of_another_user(USER)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -18,10 +17,10 @@ from typing import Any
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from tests.cli.support import COMMAND, clean_environment, elastic_agent
+from tests.cli.support import COMMAND, LONG_LEASE, clean_environment, elastic_agent
+from tests.names import unique
 from tests.ports import free_port
-
-PATIENCE_S = 60.0
+from tests.waiting import GUARD_S
 
 
 class Serving:
@@ -30,7 +29,7 @@ class Serving:
     def __init__(self, folder: Path, address: str, *argv: str) -> None:
         self._manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._manager.bind(address.replace("@", "\0", 1))
-        self._manager.settimeout(PATIENCE_S)
+        self._manager.settimeout(GUARD_S)
         self.log = folder / "serve.log"
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
@@ -51,7 +50,7 @@ class Serving:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(PATIENCE_S)
+        self.process.wait(GUARD_S)
         self._manager.close()
 
 
@@ -65,18 +64,21 @@ def serving(folder: Path, *argv: str, address: str = "") -> Iterator[Serving]:
         server.close()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("abstract", [False, True], ids=["file", "abstract"])
+@pytest.mark.parametrize(
+    ("signum", "abstract"),
+    [(signal.SIGTERM, False), (signal.SIGINT, True)],
+    ids=["SIGTERM, file", "SIGINT, abstract"],
+)
 def test_serve_notifies_systemd_and_exits_with_0_on_a_signal(
     tmp_path: Path, signum: signal.Signals, abstract: bool
 ) -> None:
     port = free_port()
-    address = f"@elastic-agent-test-{secrets.token_hex(8)}" if abstract else ""
+    address = f"@{unique('elastic-agent-test')}" if abstract else ""
     with serving(tmp_path, "--rdzv-endpoint", f"localhost:{port}", address=address) as server:
-        socket.create_connection(("127.0.0.1", port), PATIENCE_S).close()
+        socket.create_connection(("127.0.0.1", port), GUARD_S).close()
         server.process.send_signal(signum)
         server.hear("STOPPING=1")
-        assert server.process.wait(5.0) == ExitCode.FINISHED
+        assert server.process.wait(GUARD_S) == ExitCode.FINISHED
         assert server.messages == [
             f"serving at localhost:{port}",
             f"{signum.name} received: closing the store, which no run uses",
@@ -88,7 +90,7 @@ def test_serve_exits_on_a_signal_before_it_is_ready(tmp_path: Path) -> None:
     server = Serving(tmp_path, str(tmp_path / "notify"), "--rdzv-endpoint", f"localhost:{free_port()}")
     try:
         server.process.terminate()
-        assert server.process.wait(PATIENCE_S) in (-signal.SIGTERM, 0)
+        assert server.process.wait(GUARD_S) in (-signal.SIGTERM, 0)
     finally:
         server.close()
 
@@ -97,7 +99,7 @@ def test_serve_is_reachable_under_the_name_it_was_given(tmp_path: Path) -> None:
     """Also if that is a loopback address here, and another one elsewhere."""
     port = free_port()
     with serving(tmp_path, "--rdzv-endpoint", f"{socket.gethostname()}:{port}"):
-        socket.create_connection((socket.gethostname(), port), PATIENCE_S).close()
+        socket.create_connection((socket.gethostname(), port), GUARD_S).close()
     named = elastic_agent("serve", "--help").stdout
     assert "all addresses of this machine" in named
 
@@ -113,31 +115,35 @@ def test_a_second_server_names_the_program_at_the_port(tmp_path: Path) -> None:
 
 def test_servers_with_one_state_directory_keep_their_runs_separate(tmp_path: Path) -> None:
     """As when one user serves two ports: neither inherits generations, restarts or the outcome of the other's run."""
+    run_id = unique("run")
     for number in range(2):
         endpoint = f"localhost:{free_port()}"
-        notify = f"@elastic-agent-test-{secrets.token_hex(8)}"
+        notify = f"@{unique('elastic-agent-test')}"
         own = ("--state-dir", str(tmp_path / f"agent-{number}"), "--log-format", "console")
         with serving(tmp_path, "--rdzv-endpoint", endpoint, address=notify):
-            run = elastic_agent("--rdzv-endpoint", endpoint, "--rdzv-id", "exp7", *own, "--no-python", "true")
+            argv = ("--rdzv-endpoint", endpoint, "--rdzv-id", run_id, *own, "--no-python", "true")
+            run = elastic_agent(*argv, variables=LONG_LEASE)
         assert "generation 1 succeeded" in run.stderr, run.stderr
 
 
 def test_a_server_shows_all_its_runs_over_http(tmp_path: Path) -> None:
     endpoint = f"localhost:{free_port()}"
     own = ("--state-dir", str(tmp_path / "agent"), "--log-format", "console", "--max-restarts", "0")
+    good, bad = unique("good"), unique("bad")
     with serving(tmp_path, "--rdzv-endpoint", endpoint, "--status-port", "0") as server:
-        for run_id, program in (("good", "true"), ("bad", "false")):
-            elastic_agent("--rdzv-endpoint", endpoint, "--rdzv-id", run_id, *own, "--no-python", program)
+        for run_id, program in ((good, "true"), (bad, "false")):
+            argv = ("--rdzv-endpoint", endpoint, "--rdzv-id", run_id, *own, "--no-python", program)
+            elastic_agent(*argv, variables=LONG_LEASE)
         url = next(one.removeprefix("status page at ") for one in server.messages if "status page" in one)
         runs = {one["run_id"]: one["phase"] for one in ask(f"{url}api/runs")}
-        bad = ask(f"{url}api/status?run=bad")
-    assert runs == {"good": "finished", "bad": "failed"}
-    assert [one["generation"] for one in bad["generations"]] == [1]
-    assert "exited with code 1" in bad["generations"][0]["cause"], bad
+        status = ask(f"{url}api/status?run={bad}")
+    assert runs == {good: "finished", bad: "failed"}
+    assert [one["generation"] for one in status["generations"]] == [1]
+    assert "exited with code 1" in status["generations"][0]["cause"], status
 
 
 def ask(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+    with urllib.request.urlopen(url, timeout=GUARD_S) as answer:
         return json.load(answer)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import pty
-import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from tests.cli.support import elastic_agent
+from tests.names import unique
 
 OTHER_USER = 61_002
 WORKER = """
@@ -40,7 +39,7 @@ def claims(request: pytest.FixtureRequest) -> Iterator[str]:
     uid, number = request.param
     if uid != os.geteuid() and os.geteuid() != 0:
         pytest.skip("only root can start another user's process")
-    run_id = f"claimed-{secrets.token_hex(4)}"
+    run_id = unique("claimed")
     env = {
         "ELASTIC_AGENT_RUN_ID": run_id,
         "ELASTIC_AGENT_WORKER_ID": "n1/\x1b[2J0",
@@ -92,27 +91,27 @@ def worker(run_id: str, worker_id: str, stderr: int) -> Iterator[subprocess.Pope
 
 
 def test_stacks_in_a_shared_output_name_their_workers() -> None:
-    run_id = f"shared-{secrets.token_hex(4)}"
+    run_id = unique("shared")
     master, slave = pty.openpty()  # as the agent makes one for the worker
     try:
         with worker(run_id, "n1/0", slave) as first, worker(run_id, "n1/1", slave) as second:
             told = elastic_agent("stacks", run_id).stdout
-            time.sleep(0.2)
-            written = os.read(master, 65536).decode()
+            written = ""
+            while written.count("stacks of worker") < 2 or written.count("Current thread") < 2:
+                written += os.read(master, 65536).decode()
     finally:
         os.close(master)
         os.close(slave)
     assert "/dev/pts" not in told
     assert told.count("requested, see the output of its agent") == 2
-    lines = [line for line in written.splitlines() if line.startswith(("stacks of", "Current thread"))]
-    assert lines[0] == f"stacks of worker n1/0 (pid {first.pid}):"
-    assert lines[1].startswith("Current thread")
-    assert lines[2] == f"stacks of worker n1/1 (pid {second.pid}):"
-    assert lines[3].startswith("Current thread")
+    names = [f"stacks of worker n1/{slot} (pid {one.pid}):" for slot, one in enumerate((first, second))]
+    assert written.startswith(names[0])
+    assert names[1] in written
+    assert written.rindex("Current thread") > written.index(names[1]), "a name comes before the stacks"
 
 
 def test_of_several_runs_one_has_to_be_named() -> None:
-    runs = sorted(f"several-{secrets.token_hex(4)}" for _ in range(2))
+    runs = sorted(unique("several") for _ in range(2))
     with worker(runs[0], "n1/0", subprocess.PIPE), worker(runs[1], "n1/0", subprocess.PIPE):
         refused = elastic_agent("stacks")
         assert elastic_agent("stacks", runs[0]).returncode == 0

@@ -14,7 +14,8 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.torchrun.plugin import create_handler
-from tests.cli.support import elastic_agent, without_overrides
+from tests.cli.support import LONG_LEASE, elastic_agent, without_overrides
+from tests.names import unique
 
 ANOTHER_USER = 61002
 
@@ -61,7 +62,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def without_a_home(temporary: Path) -> dict[str, str]:
-    return {"HOME": "", "XDG_STATE_HOME": "", "TMPDIR": str(temporary.parent)}
+    return {**LONG_LEASE, "HOME": "", "XDG_STATE_HOME": "", "TMPDIR": str(temporary.parent)}
 
 
 @pytest.mark.parametrize(("attack", "reason"), ATTACKS)
@@ -74,10 +75,11 @@ def test_a_temporary_folder_that_another_user_may_have_made_is_refused(
     precious = home / "precious"
     precious.write_text("mine\n")
     attack(temporary, home)
-    (temporary / "nodes" / "train").mkdir(parents=True)
-    (temporary / "nodes" / "train" / "n1.lock").symlink_to(precious)
+    run_id = unique("train")
+    (temporary / "nodes" / run_id).mkdir(parents=True)
+    (temporary / "nodes" / run_id / "n1.lock").symlink_to(precious)
     done = elastic_agent(
-        *("--rdzv-id", "train", "--node-id", "n1", str(script)), variables=without_a_home(temporary)
+        *("--rdzv-id", run_id, "--node-id", "n1", str(script)), variables=without_a_home(temporary)
     )
     assert precious.read_text() == "mine\n"
     assert (done.returncode, done.stdout) == (2, "")
@@ -107,12 +109,11 @@ def test_torchrun_refuses_an_unsafe_temporary_folder_too(
         create_handler(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1))
 
 
-def test_the_temporary_folder_is_accessible_to_its_user_only(temporary: Path, script: Path) -> None:
+def test_the_temporary_folder_is_accessible_to_its_user_only(temporary: Path) -> None:
     before = os.umask(0)
     try:
         for _ in ("made", "used again"):
-            done = elastic_agent(str(script), variables=without_a_home(temporary))
-            assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+            make_state_dir(temporary, without_a_home(temporary))
             assert stat.S_IMODE(temporary.lstat().st_mode) == 0o700
     finally:
         os.umask(before)
@@ -121,10 +122,11 @@ def test_the_temporary_folder_is_accessible_to_its_user_only(temporary: Path, sc
 def test_a_symlink_in_place_of_a_lock_is_not_followed(tmp_path: Path, script: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine\n")
-    lock = tmp_path / "state" / "nodes" / "train" / "n1.lock"
+    run_id = unique("train")
+    lock = tmp_path / "state" / "nodes" / run_id / "n1.lock"
     lock.parent.mkdir(parents=True)
     lock.symlink_to(precious)
-    options = ["--state-dir", str(tmp_path / "state"), "--rdzv-id", "train", "--node-id", "n1"]
+    options = ["--state-dir", str(tmp_path / "state"), "--rdzv-id", run_id, "--node-id", "n1"]
     done = elastic_agent(*options, str(script))
     assert precious.read_text() == "mine\n"
     assert done.returncode == 2
@@ -146,7 +148,12 @@ def closed_home(tmp_path: Path) -> Path:
 def test_an_inaccessible_home_falls_back_to_the_temporary_folder(
     closed_home: Path, temporary: Path, script: Path
 ) -> None:
-    variables = {"HOME": str(closed_home), "XDG_STATE_HOME": "", "TMPDIR": str(temporary.parent)}
+    variables = {
+        **LONG_LEASE,
+        "HOME": str(closed_home),
+        "XDG_STATE_HOME": "",
+        "TMPDIR": str(temporary.parent),
+    }
     settings = elastic_agent("settings", variables=variables, under=without_overrides())
     assert settings.returncode == 0, settings.stderr
     assert f'state_dir = "{temporary}"' in settings.stdout

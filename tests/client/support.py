@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from tests.waiting import GUARD_S
+
 LAUNCHER_PREFIXES = ("ELASTIC_AGENT_", "TORCHELASTIC_", "PET_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_")
 LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE"}
 
@@ -51,7 +53,7 @@ def run_script(
         env=launched(variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=GUARD_S,
     )
     if returncode is not None:
         assert done.returncode == returncode, done.stderr
@@ -80,7 +82,7 @@ class Worker:
 
     def finish(self) -> tuple[int, str]:
         """Close its input, wait for its end; exit status and everything it wrote to stderr."""
-        _, errors = self.process.communicate(timeout=60)
+        _, errors = self.process.communicate(timeout=GUARD_S)
         return self.process.returncode, errors
 
 

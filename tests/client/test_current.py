@@ -14,6 +14,7 @@ import pytest
 
 from elastic_agent import client
 from tests.client.support import AGENT_ENVIRONMENT, launched, run_script
+from tests.waiting import GUARD_S
 
 PRINT_ALL = """
 import json
@@ -116,7 +117,7 @@ def test_under_torchrun_ids_survive_a_restart_of_the_workers(tmp_path: Path) -> 
         env=launched({"OMP_NUM_THREADS": "1"}),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=GUARD_S,
     )
     assert done.returncode == 0, done.stderr
     before = json.loads((tmp_path / "seen-0-1.json").read_text())

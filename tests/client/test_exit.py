@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.client.support import launched
 from tests.endings import ENDS_WHILE_A_COLLECTIVE_COMPLETES
+from tests.waiting import GUARD_S
 
 
 def test_a_worker_that_ends_while_a_collective_completes_is_not_aborted(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_a_worker_that_ends_while_a_collective_completes_is_not_aborted(tmp_path
         for rank in (0, 1)
     ]
     try:
-        said = [worker.communicate(timeout=60)[1] for worker in workers]
+        said = [worker.communicate(timeout=GUARD_S)[1] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

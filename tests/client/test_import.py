@@ -10,6 +10,7 @@ import pytest
 
 from elastic_agent.client._cells import HeartbeatFile
 from tests.client.support import AGENT_ENVIRONMENT, run_script, running
+from tests.waiting import GUARD_S
 
 # A real-time signal, as the agent uses one: it kills where it is not caught.
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
@@ -79,7 +80,7 @@ def test_the_agents_signal_dumps_all_stacks_and_training_continues() -> None:
             assert line, f"ended without the stacks: {seen}"
             seen += line
         assert worker.ask() == "went on"
-        assert worker.process.wait(timeout=60) == 0
+        assert worker.process.wait(timeout=GUARD_S) == 0
 
 
 def test_stacks_go_to_descriptor_2_even_if_stderr_is_replaced() -> None:
@@ -102,7 +103,7 @@ def test_without_an_agent_signals_are_left_alone() -> None:
     with running(script, {}) as worker:
         worker.hear()
         worker.process.send_signal(STACKS_SIGNAL)
-        assert worker.process.wait(timeout=60) == -STACKS_SIGNAL
+        assert worker.process.wait(timeout=GUARD_S) == -STACKS_SIGNAL
 
 
 @pytest.mark.parametrize("value", ["", "USR2", "0", "9", "4096", str(10**18)])

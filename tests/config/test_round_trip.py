@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_agent.cli.settings import as_toml
@@ -58,7 +58,6 @@ VALUES: dict[str, tuple[Kind, st.SearchStrategy[object]]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-@settings(deadline=None)
 @given(data=st.data())
 def test_every_kind_of_value_reads_back_what_it_shows(name: str, data: st.DataObject) -> None:
     kind, values = VALUES[name]

@@ -18,9 +18,8 @@ from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources.command_line import parse_command_line
 from tests.config.support import Shell
 
-TORCHRUN = [
-    action for action in get_args_parser()._actions if action.option_strings and action.dest != "help"
-]
+TORCHS_PARSER = get_args_parser()
+TORCHRUN = [action for action in TORCHS_PARSER._actions if action.option_strings and action.dest != "help"]
 
 # For each option: a text that torchrun accepts, and the value it means here.
 SAMPLES: dict[str, tuple[str, object]] = {
@@ -104,7 +103,7 @@ def torchs_view(argv: list[str]) -> argparse.Namespace | None:
     """What torchrun makes of a command line, or None when it refuses it."""
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         try:
-            return get_args_parser().parse_args(argv)
+            return TORCHS_PARSER.parse_args(argv)
         except SystemExit:
             return None
 
@@ -167,7 +166,7 @@ def test_script_arguments_are_separated_as_by_torchrun(argv: list[str]) -> None:
     for name, found in line.given.items():
         seen = getattr(view, name)
         assert found.text == ("true" if seen is True else seen)
-    changed = {name for name, value in vars(view).items() if value != get_args_parser().get_default(name)}
+    changed = {name for name, value in vars(view).items() if value != TORCHS_PARSER.get_default(name)}
     assert changed - {"training_script", "training_script_args"} <= set(line.given)
 
 

@@ -1,5 +1,7 @@
 """The ways to start a worker that are compared: bare Python, the agent's own ways and, if asked for, torchrun.
 
+An agent imports torch for itself. What needs no agent is run by its guard alone, so that a launch costs less.
+
 Each runs the same job and tells, for every worker of every attempt, how it ended and what it wrote.
 """
 
@@ -19,10 +21,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from tests.cli.support import COMMAND, clean_environment
+from tests.names import unique
 
 SCRIPTS = Path(__file__).parent / "scripts"
-PATIENCE_S = 100.0
+GUARDED = Path(__file__).parent / "guarded.py"
+PATIENCE_S = 500.0
+"""A guard against hangs. Tests wait for launches in threads, which the time-out of a test does not reach."""
 
 Argument = str | bytes
 
@@ -41,7 +48,8 @@ class Job:
     """Whether the three standard streams are a terminal; else stdin is empty and the others go to files."""
     cwd: Path = SCRIPTS
     variables: Mapping[str, str] = field(default_factory=dict)
-    patience_s: float = PATIENCE_S
+    commands: Sequence[Sequence[Argument]] = ()
+    """Other commands for each slot; agents have the same for all."""
 
     @property
     def redirects(self) -> str:
@@ -52,6 +60,10 @@ class Job:
     def command(self) -> list[Argument]:
         """What comes after the launcher's own options."""
         return [*(["-m"] if self.module else []), self.script, *self.args]
+
+    def command_of(self, slot: int) -> list[Argument]:
+        """What Python is to run in this slot."""
+        return [*self.commands[slot]] if self.commands else self.command
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         inherited = clean_environment()
@@ -109,7 +121,7 @@ class BarePython:
         out, err = at / "stdout.log", at / "stderr.log"
         with out.open("ab") as to_out, err.open("ab") as to_err:
             code = _run(
-                [sys.executable, "-u", *job.command],
+                [sys.executable, "-u", *job.command_of(slot)],
                 job,
                 _stand_ins(job, attempt, slot),
                 to_out.fileno(),
@@ -152,18 +164,15 @@ class Agent:
         return self.start
 
     def run(self, job: Job, folder: Path) -> Outcome:
+        run_id = unique("conformance")
         own = [
             *("--standalone", "--nproc-per-node", str(job.slots), "--max-restarts", str(job.restarts)),
             *("--redirects", job.redirects, "--log-dir", str(folder / "logs"), "--keep-generations", "100"),
             *("--state-dir", str(folder / "state"), "--event-journal", str(folder / "journal")),
-            *("--rdzv-id", "conformance", "--node-id", "here", "--shutdown-timeout", "5"),
+            *("--rdzv-id", run_id, "--node-id", "here", "--shutdown-timeout", "60", "--lease-ttl", "60"),
             *("--restart-backoff", "0"),  # as with torchrun, attempts follow each other at once
-            *(
-                "--worker-start",
-                self.start,
-                "--start-timeout",
-                "300",
-            ),  # never cold because the machine is busy
+            *("--worker-start", self.start),
+            *("--start-timeout", "600"),  # never cold because the machine is busy
         ]
         said = _run_and_read([*COMMAND, *own, *job.command], job, folder)
         events = [json.loads(line) for line in (folder / "journal").read_text().splitlines()]
@@ -174,17 +183,64 @@ class Agent:
         }
         workers = {}
         for (attempt, slot), code in codes.items():
-            at = folder / "logs" / "conformance" / f"{attempt + 1:06}" / "here" / str(slot)
+            at = folder / "logs" / run_id / f"{attempt + 1:06}" / "here" / str(slot)
             workers[attempt, slot] = Worker(code, _content(at / "stdout.log"), _content(at / "stderr.log"))
         return Outcome(workers, said)
 
 
-Launcher = BarePython | Torchrun | Agent
+class GuardedWarm:
+    """The agent's guard, which starts workers warm as for an agent, and no agent."""
+
+    name = "guarded-warm"
+
+    def run(self, job: Job, folder: Path) -> Outcome:
+        def launch(attempt: int, slot: int) -> dict[str, object]:
+            files = {} if job.terminal else _files(folder, attempt, slot)
+            return {
+                "slot": slot,
+                "argv": [os.fsdecode(part) for part in (sys.executable, "-u", *job.command_of(slot))],
+                "env": job.environment(_stand_ins(job, attempt, slot)),
+                "warm": True,
+                **{stream: str(path) for stream, path in files.items()},
+            }
+
+        attempts = [
+            [launch(attempt, slot) for slot in range(job.slots)] for attempt in range(job.restarts + 1)
+        ]
+        plan = {"script": job.script, "module": job.module, "attempts": attempts}
+        (folder / "plan.json").write_text(json.dumps(plan))
+        command = [sys.executable, str(GUARDED), str(folder / "plan.json"), str(folder / "codes.json")]
+        said = _run_and_read([*command], job, folder)
+        assert (folder / "codes.json").exists(), said
+        codes = json.loads((folder / "codes.json").read_text())
+        workers = {
+            (attempt, int(slot)): Worker(
+                code, *(_content(path) for path in _files(folder, attempt, int(slot)).values())
+            )
+            for attempt, by_slot in enumerate(codes)
+            for slot, code in by_slot.items()
+        }
+        return Outcome(workers, said)
+
+
+def _files(folder: Path, attempt: int, slot: int) -> dict[str, Path]:
+    return {stream: folder / f"{stream}-{attempt}-{slot}" for stream in ("stdout", "stderr")}
+
+
+Launcher = BarePython | Torchrun | Agent | GuardedWarm
 
 BARE = BarePython()
 COLD, WARM = Agent("cold"), Agent("warm")
+GUARDED_WARM = GuardedWarm()
 LAUNCHERS: list[Launcher] = [COLD, WARM, *([Torchrun()] if "CONFORMANCE_TORCHRUN" in os.environ else [])]
 """Those compared with bare Python: the agent's own, and torchrun, for orientation, if CONFORMANCE_TORCHRUN is set."""
+
+
+def launchers(*tested: Launcher) -> pytest.MarkDecorator:
+    """Parametrize a test: `make test` runs it under these launchers, `make prove` under the agent's own as well."""
+    more = [launcher for launcher in LAUNCHERS if launcher not in tested]
+    parameters = [*tested, *(pytest.param(launcher, marks=pytest.mark.prove) for launcher in more)]
+    return pytest.mark.parametrize("launcher", parameters, ids=lambda launcher: launcher.name)
 
 
 def run_everywhere(
@@ -246,7 +302,7 @@ def _run(command: list[Argument], job: Job, more: Mapping[str, str], out: int, e
             start_new_session=True,
         )
         with _ended_whatever_happens(process):
-            return process.wait(job.patience_s)
+            return process.wait(PATIENCE_S)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Reading which items and cases a script has without running it, so that each is a test of its own."""
+"""Reading which items and cases a script has without running it."""
 
 from __future__ import annotations
 

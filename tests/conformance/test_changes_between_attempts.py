@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
-from .launchers import BARE, LAUNCHERS, Job, Launcher, Outcome, run_everywhere
-
-pytestmark = pytest.mark.timeout(120)
+from .launchers import BARE, GUARDED_WARM, Job, Launcher, Outcome, launchers, run_everywhere
 
 PUTS_THE_NEXT_IN_PLACE = """\
 import atexit, os
@@ -42,35 +37,26 @@ ATTEMPTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Outcome, Path]]:
-    """By launcher: what became of the attempts, and where the script lay."""
-    folder = tmp_path_factory.mktemp("changes")
-
-    def run(launcher: Launcher) -> tuple[Outcome, Path]:
-        here = folder / f"script of {launcher.name}"
-        here.mkdir()
-        for attempt, files in enumerate(ATTEMPTS):
-            for name, content in files.items():
-                head = PUTS_THE_NEXT_IN_PLACE if name == "train.py" else ""
-                path = here / (name if attempt == 0 else f"{attempt}-{name}")
-                path.write_text(head + content)
-        job = Job("train.py", restarts=len(ATTEMPTS) - 1, cwd=here)
-        return run_everywhere(job, folder, [launcher])[launcher.name], here
-
-    with ThreadPoolExecutor(2) as pool:
-        everyone: list[Launcher] = [BARE, *LAUNCHERS]
-        return dict(zip((one.name for one in everyone), pool.map(run, everyone), strict=True))
+def run(launcher: Launcher, folder: Path) -> list[str]:
+    """What became of each attempt."""
+    here = folder / f"script of {launcher.name}"
+    here.mkdir()
+    for attempt, files in enumerate(ATTEMPTS):
+        for name, content in files.items():
+            head = PUTS_THE_NEXT_IN_PLACE if name == "train.py" else ""
+            path = here / (name if attempt == 0 else f"{attempt}-{name}")
+            path.write_text(head + content)
+    job = Job("train.py", restarts=len(ATTEMPTS) - 1, cwd=here)
+    outcome = run_everywhere(job, folder, [launcher])[launcher.name]
+    return [shown(outcome, here, attempt) for attempt in range(len(ATTEMPTS))]
 
 
-@pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS])
-@pytest.mark.parametrize("attempt", range(len(ATTEMPTS)))
-def test_each_attempt_runs_the_current_script_and_modules(
-    outcomes: dict[str, tuple[Outcome, Path]], launcher: str, attempt: int
-) -> None:
-    seen, expected = shown(*outcomes[launcher], attempt), shown(*outcomes[BARE.name], attempt)
-    assert expected.startswith("code 0" if attempt == 3 else "code 1"), expected
-    assert seen == expected, f"attempt {attempt}:\n{seen}\nunder python -u:\n{expected}"
+@launchers(GUARDED_WARM)
+def test_each_attempt_runs_the_current_script_and_modules(launcher: Launcher, tmp_path: Path) -> None:
+    everything, expected = run(launcher, tmp_path), run(BARE, tmp_path)
+    assert [told.partition("\n")[0] for told in expected] == ["code 1", "code 1", "code 1", "code 0"]
+    for attempt, seen in enumerate(everything):
+        assert seen == expected[attempt], f"attempt {attempt}:\n{seen}\nunder python -u:\n{expected[attempt]}"
 
 
 def shown(outcome: Outcome, here: Path, attempt: int) -> str:

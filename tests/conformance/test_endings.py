@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from .launchers import BARE, LAUNCHERS, SCRIPTS, Job, Outcome, run_everywhere
+from .launchers import BARE, GUARDED_WARM, LAUNCHERS, SCRIPTS, Job, Outcome, run_everywhere
 from .tables import functions_of
-
-pytestmark = pytest.mark.timeout(240)
 
 ENDINGS = SCRIPTS / "endings.py"
 GOOD = functions_of(ENDINGS, "succeeds")
@@ -28,8 +27,8 @@ ADDRESS = re.compile(rb"0x[0-9a-f]{6,}")
 PID = re.compile(rb"\d+_$", re.MULTILINE)
 
 Outcomes = dict[str, Outcome]
-
-each_launcher = pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS])
+Place = tuple[int, int]
+"""Attempt and slot."""
 
 
 def plain(name: str, output: bytes) -> bytes:
@@ -39,7 +38,7 @@ def plain(name: str, output: bytes) -> bytes:
     return PID.sub(b"(pid)", ADDRESS.sub(b"(address)", output))
 
 
-def compare(outcomes: Outcomes, launcher: str, name: str, place: tuple[int, int]) -> None:
+def compare(outcomes: Outcomes, launcher: str, name: str, place: Place) -> None:
     ended, expected = outcomes[launcher].worker(*place), outcomes[BARE.name].worker(*place)
     for stream in ("stdout", "stderr"):
         seen, wanted = (
@@ -49,32 +48,34 @@ def compare(outcomes: Outcomes, launcher: str, name: str, place: tuple[int, int]
     assert ended.code == expected.code, f"{name}: code {ended.code}, under python -u {expected.code}"
 
 
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """All that succeed, at once: a worker each."""
+def compare_all(outcomes: Outcomes, launcher: str, places: dict[str, Place]) -> None:
+    for name, place in places.items():
+        expected = outcomes[BARE.name].worker(*place)
+        assert (expected.code == 0) == (name in GOOD), f"{name}: {expected}"
+        compare(outcomes, launcher, name, place)
+
+
+def test_workers_end_as_under_plain_python(tmp_path: Path) -> None:
+    """Each ending is that of a worker of its own; all run at once."""
+    names = [*GOOD, *BAD]
+    job = Job("endings.py", ("slots:" + ",".join(names),), slots=len(names))
+    outcomes = run_everywhere(job, tmp_path, [BARE, GUARDED_WARM])
+    compare_all(outcomes, GUARDED_WARM.name, {name: (0, slot) for slot, name in enumerate(names)})
+
+
+@pytest.mark.prove
+def test_workers_of_an_agent_that_succeed_end_as_under_plain_python(tmp_path: Path) -> None:
     job = Job("endings.py", ("slots:" + ",".join(GOOD),), slots=len(GOOD))
-    return run_everywhere(job, tmp_path_factory.mktemp("good"))
+    outcomes = run_everywhere(job, tmp_path)
+    for launcher in LAUNCHERS:
+        compare_all(outcomes, launcher.name, {name: (0, slot) for slot, name in enumerate(GOOD)})
 
 
-@pytest.fixture(scope="module")
-def bad(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """All that fail, one after the other, each an attempt; the last attempt succeeds."""
+@pytest.mark.prove
+def test_workers_of_an_agent_that_fail_end_as_under_plain_python(tmp_path: Path) -> None:
+    """Each is that of an attempt; the last attempt succeeds."""
     names = ",".join([*BAD, "falls_off_the_end"])
     job = Job("endings.py", ("attempts:" + names,), restarts=len(BAD))
-    return run_everywhere(job, tmp_path_factory.mktemp("bad"))
-
-
-@each_launcher
-@pytest.mark.parametrize("name", GOOD)
-def test_a_worker_that_succeeds(good: Outcomes, launcher: str, name: str) -> None:
-    place = 0, GOOD.index(name)
-    assert good[BARE.name].worker(*place).code == 0, good[BARE.name].worker(*place)
-    compare(good, launcher, name, place)
-
-
-@each_launcher
-@pytest.mark.parametrize("name", BAD)
-def test_a_worker_that_fails(bad: Outcomes, launcher: str, name: str) -> None:
-    place = BAD.index(name), 0
-    assert bad[BARE.name].worker(*place).code != 0, bad[BARE.name].worker(*place)
-    compare(bad, launcher, name, place)
+    outcomes = run_everywhere(job, tmp_path)
+    for launcher in LAUNCHERS:
+        compare_all(outcomes, launcher.name, {name: (attempt, 0) for attempt, name in enumerate(BAD)})

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .launchers import BARE, LAUNCHERS, WARM, Job, Launcher, Outcome, run_everywhere
-
-pytestmark = pytest.mark.timeout(120)
+from .launchers import BARE, GUARDED_WARM, LAUNCHERS, WARM, Job, Launcher, Outcome, run_everywhere
 
 TELLS = """\
 import os, sys
@@ -33,6 +31,13 @@ class Kind:
     prepare: Callable[[Path], object] = lambda folder: None
     module: bool = False
     variables: dict[str, str] = field(default_factory=dict)
+
+    def put_into(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in self.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+        self.prepare(folder)
 
 
 def zip_up(folder: Path) -> None:
@@ -103,19 +108,19 @@ KINDS = {
         | {"package/x.py": "print(__name__)\n"},
         module=True,
     ),
-    "a module that is no part of a package": Kind("train", {"train.py": FAILS}, module=True),
+    "a module that is no part of a package": Kind("alone", {"alone.py": FAILS}, module=True),
     "a package with __main__.py": Kind(
-        "package", {"package/__init__.py": "", "package/__main__.py": FAILS}, module=True
+        "runs", {"runs/__init__.py": "", "runs/__main__.py": FAILS}, module=True
     ),
     "a module that its package imports": Kind(
-        "package.train",
-        {"package/__init__.py": "from . import train\n", "package/train.py": "print(__name__)\n"},
+        "imports.train",
+        {"imports/__init__.py": "from . import train\n", "imports/train.py": "print(__name__)\n"},
         module=True,
     ),
     "a module whose package raises": Kind(
-        "package.train", {"package/__init__.py": "1 / 0\n", "package/train.py": ""}, module=True
+        "raises.train", {"raises/__init__.py": "1 / 0\n", "raises/train.py": ""}, module=True
     ),
-    "a module with an error of syntax": Kind("train", {"train.py": "x = = 1\n"}, module=True),
+    "a module with an error of syntax": Kind("wrong", {"wrong.py": "x = = 1\n"}, module=True),
 }
 
 ALSO_COLD = ("a script", "a folder with __main__.py", "a module", "a script with an error of syntax")
@@ -126,15 +131,33 @@ def ways(kind: str) -> list[Launcher]:
     return LAUNCHERS if kind in ALSO_COLD else [WARM]
 
 
+ARGUMENTS = ("", "-u", "ü")
+
+
+def test_scripts_of_one_spawner_run_as_under_plain_python(tmp_path: Path) -> None:
+    """All but those that an agent starts cold, or with other variables. A script has a folder for itself."""
+    here = tmp_path / "here"
+    commands: dict[str, list[str]] = {}
+    for number, (name, kind) in enumerate(KINDS.items()):
+        if kind.module:
+            kind.put_into(here)
+            commands[name] = ["-m", kind.call, *ARGUMENTS]
+        elif not kind.variables and not kind.call.endswith(".pyc"):
+            kind.put_into(here / f"{number}")
+            commands[name] = [f"{number}/{kind.call}", *ARGUMENTS]
+    job = Job("0/train.py", cwd=here, slots=len(commands), commands=[*commands.values()])
+    outcomes = run_everywhere(job, tmp_path, [BARE, GUARDED_WARM])
+    for slot, name in enumerate(commands):
+        seen, expected = (shown(outcomes[one.name], slot) for one in (GUARDED_WARM, BARE))
+        assert seen == expected, f"{name}:\n{seen}\nunder python -u:\n{expected}"
+
+
+@pytest.mark.prove
 @pytest.mark.parametrize("name", KINDS)
 def test_scripts_run_as_under_plain_python(name: str, tmp_path: Path) -> None:
     kind, here = KINDS[name], tmp_path / "here"
-    here.mkdir()
-    for path, content in kind.files.items():
-        (here / path).parent.mkdir(parents=True, exist_ok=True)
-        (here / path).write_bytes(content if isinstance(content, bytes) else content.encode())
-    kind.prepare(here)
-    job = Job(kind.call, ("", "-u", "ü"), kind.module, cwd=here, variables=kind.variables)
+    kind.put_into(here)
+    job = Job(kind.call, ARGUMENTS, kind.module, cwd=here, variables=kind.variables)
     outcomes = run_everywhere(job, tmp_path, [BARE, *ways(name)])
     expected = shown(outcomes[BARE.name])
     for launcher in ways(name):
@@ -142,7 +165,7 @@ def test_scripts_run_as_under_plain_python(name: str, tmp_path: Path) -> None:
         assert seen == expected, f"{name}, {launcher.name}:\n{seen}\nunder python -u:\n{expected}"
 
 
-def shown(outcome: Outcome) -> str:
-    worker = outcome.worker(0, 0)
+def shown(outcome: Outcome, slot: int = 0) -> str:
+    worker = outcome.worker(0, slot)
     out, err = (one.decode(errors="backslashreplace") for one in (worker.stdout, worker.stderr))
     return f"code {worker.code}\nstdout: {out}\nstderr: {err}"

@@ -13,7 +13,7 @@ from elastic_agent.workers.spawner.curated import SHOWN_FOR
 
 from .launchers import BARE, COLD, WARM, Job, run_everywhere
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = pytest.mark.prove
 
 Report = dict[str, Any]
 
@@ -26,7 +26,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], R
     folder = tmp_path_factory.mktemp("packages")
     installed = [package for package in SHOWN_FOR if find_spec(package) is not None]
     installed.sort(key=lambda package: package not in ("numpy", "torch"))  # the others find these imported
-    job = Job("packages.py", args=tuple(installed), patience_s=400.0)
+    job = Job("packages.py", args=tuple(installed))
     outcomes = run_everywhere(job, folder, [BARE, WARM])
     for outcome in outcomes.values():
         worker = outcome.worker(0, 0)
@@ -59,15 +59,24 @@ def _compare_modules(seen: Report, expected: Report) -> None:
     missing = {name for name in expected.keys() - seen.keys() if not name.startswith(IMPORTED_UNSEEN)}
     assert missing == set(), "modules are missing"
     for name in expected.keys() & seen.keys():
+        if name.startswith(SHARED_BY_COMPILED_CODE):
+            continue
         assert seen[name][:2] == expected[name][:2], name
         if name != OPERATORS:
             assert {*expected[name][2]} ^ {*seen[name][2]} <= COMPUTED.get(name, set()), name
 
 
-IMPORTED_UNSEEN = ("threading", "_sysconfigdata_")
+SHARED_BY_COMPILED_CODE = ("_cython_", "_cyutility", "cython_runtime")
+"""Packages compiled by one version of Cython share modules, which are noted for the first of these packages only."""
+IMPORTED_UNSEEN = ("threading", "_sysconfigdata_", *SHARED_BY_COMPILED_CODE)
 """Documented: numpy's compiled code imports the first; a function that keeps its result, the second."""
-COMPUTED = {"concurrent.futures": {"ThreadPoolExecutor"}}
-"""Attributes that a module computes when they are used for the first time."""
+COMPUTED = {
+    "concurrent.futures": {"ThreadPoolExecutor"},
+    "filelock": {"SoftFileLock"},
+    "numpy": {"Inf"},
+    "transformers": {"AutoModel", "AutoTokenizer", "generation", "integrations", "models"},
+}
+"""Attributes that a module computes when they are used for the first time; and one that torchmetrics adds to numpy."""
 OPERATORS = "torch.ops"
 """Documented: compiled code of torch._dynamo has registered some."""
 

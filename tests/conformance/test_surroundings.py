@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from .launchers import BARE, WARM, Job, Launcher
+from .launchers import BARE, GUARDED_WARM, SCRIPTS, WARM, Job, Launcher
 from .tables import names_in
 
-pytestmark = pytest.mark.timeout(900)
-
-SCRIPT = Path(__file__).parent / "scripts" / "surroundings.py"
+SCRIPT = SCRIPTS / "surroundings.py"
 CASES = names_in(SCRIPT, "CASES")
+WITH_FRAMEWORKS = names_in(SCRIPT, "WITH_FRAMEWORKS")
 BY_LOT = "names_by_lot"
 
 PACKAGES = {
@@ -57,14 +56,14 @@ Told = dict[tuple[int, str], Any]
 """What was told in each attempt about each case."""
 
 
-def run(launcher: Launcher, folder: Path) -> Told:
+def run(launcher: Launcher, folder: Path, script: Path) -> Told:
     """Run the script, with the packages in this folder, and let it fail once."""
     for name, content in PACKAGES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     variables = {"CONFORMANCE_FOLDER": str(folder), "PYTHONPATH": str(folder / "site-packages")}
-    job = Job(str(SCRIPT), restarts=1, cwd=folder, variables=variables, patience_s=400.0)
+    job = Job(str(script), restarts=1, cwd=folder, variables=variables)
     outcome = launcher.run(dataclasses.replace(job), folder)
     told: Told = {}
     for attempt, code in ((0, 1), (1, 0)):
@@ -76,26 +75,31 @@ def run(launcher: Launcher, folder: Path) -> Told:
     return told
 
 
-@pytest.fixture(scope="module")
-def starts(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
-    """Under plain Python, and at two starts under the agent."""
-    folders = [tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("agent")]
-    plain, first = run(BARE, folders[0]), run(WARM, folders[1])
-    for name in ("logs", "journal", "state"):
-        (folders[1] / name).rename(folders[1] / f"first-{name}")
-    return [plain, first, run(WARM, folders[1])]
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case != BY_LOT])
-def test_imports_come_to_the_same_as_under_plain_python(starts: list[Told], case: str) -> None:
-    plain, *others = starts
+def check(plain: Told, others: list[Told], cases: list[str]) -> None:
     for attempt in (0, 1):
-        expected = plain[attempt, case]
-        for start, told in enumerate(others):
-            assert told[attempt, case] == expected, f"attempt {attempt}, start {start + 1}"
-
-
-def test_what_is_drawn_from_the_system_at_import_differs(starts: list[Told]) -> None:
-    drawn = [told[attempt, BY_LOT][0] for told in starts for attempt in (0, 1)]
+        for case in cases:
+            for start, told in enumerate(others, 1):
+                if case != BY_LOT:
+                    assert told[attempt, case] == plain[attempt, case], f"{case}: {attempt=}, {start=}"
+    drawn = [told[attempt, BY_LOT][0] for told in (plain, *others) for attempt in (0, 1)]
     for values in zip(*drawn, strict=True):
-        assert len(set(values)) == len(drawn)
+        assert len(set(values)) == len(drawn), "what is drawn from the system at import differs"
+
+
+def test_imports_come_to_the_same_as_under_plain_python(tmp_path: Path) -> None:
+    for name in ("plain", "guarded"):
+        (tmp_path / name).mkdir()
+    plain = run(BARE, tmp_path / "plain", SCRIPT)
+    check(plain, [run(GUARDED_WARM, tmp_path / "guarded", SCRIPT)], CASES)
+
+
+@pytest.mark.prove
+def test_imports_of_frameworks_come_to_the_same_as_under_plain_python(tmp_path: Path) -> None:
+    """Under plain Python, and at two starts under the agent."""
+    script = SCRIPTS / "surroundings_with_frameworks.py"
+    for name in ("plain", "agent"):
+        (tmp_path / name).mkdir()
+    plain, first = run(BARE, tmp_path / "plain", script), run(WARM, tmp_path / "agent", script)
+    for name in ("logs", "journal", "state"):
+        (tmp_path / "agent" / name).rename(tmp_path / "agent" / f"first-{name}")
+    check(plain, [first, run(WARM, tmp_path / "agent", script)], [*CASES, *WITH_FRAMEWORKS])

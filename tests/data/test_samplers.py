@@ -50,7 +50,6 @@ def train(ranks: list[ElasticSampler], batch_size: int, steps: int | None = None
     return used
 
 
-@settings(deadline=None)
 @given(lengths, world_sizes, seeds, st.integers(0, 5), st.booleans(), st.booleans())
 def test_samples_are_those_of_distributed_sampler_while_the_world_does_not_change(
     length: int, world: int, seed: int, epoch: int, shuffle: bool, drop_last: bool
@@ -78,7 +77,6 @@ worlds = st.lists(st.tuples(world_sizes, batch_sizes, st.integers(0, 6)), max_si
 """Number of ranks, samples per rank and step, steps until the world changes."""
 
 
-@settings(deadline=None)
 @given(lengths, worlds, world_sizes, batch_sizes, seeds, st.booleans())
 def test_an_epoch_in_changing_worlds_uses_every_sample_once(
     length: int,
@@ -107,7 +105,6 @@ def test_an_epoch_in_changing_worlds_uses_every_sample_once(
         assert len(used) - length < largest
 
 
-@settings(deadline=None)
 @given(lengths, world_sizes, world_sizes, batch_sizes, st.integers(0, 10), st.integers(1, 10))
 def test_after_a_crash_exactly_the_samples_since_the_restored_state_are_used_again(
     length: int, before: int, after: int, batch_size: int, saved: int, lost: int
@@ -277,7 +274,7 @@ def for_world(mode: dict[str, Any], world: int) -> dict[str, Any]:
     return {"batch_size": sizes[:world]} if isinstance(sizes, list) else mode
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     lengths,
     st.lists(st.tuples(world_sizes, modes, st.integers(0, 5)), max_size=5),
@@ -304,7 +301,6 @@ def test_batches_in_changing_worlds_use_every_sample_once_with_its_exact_weight(
     assert sorted(used) == list(range(length))
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(1, 40), st.lists(world_sizes, min_size=2, max_size=2), seeds, st.booleans())
 def test_a_constant_global_batch_has_the_same_samples_in_every_world(
     length: int, size: int, worlds: list[int], seed: int, drop_last: bool
@@ -320,7 +316,6 @@ def test_a_constant_global_batch_has_the_same_samples_in_every_world(
     assert len(steps[0]) == (length // size if drop_last else -(-length // size))
 
 
-@settings(deadline=None)
 @given(lengths, world_sizes, batch_sizes, seeds)
 def test_equal_batches_are_those_of_the_sampler(length: int, world: int, batch_size: int, seed: int) -> None:
     for rank in range(world):

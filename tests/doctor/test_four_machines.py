@@ -16,7 +16,7 @@ import pytest
 from tests.cli.support import COMMAND, clean_environment
 from tests.faults.machines import SUBNET, Machines, built, ip
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 NAMES = ("a", "b", "c", "d")
 SCRIPT = "import torch\n\nprint(torch.__version__)\n"

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from elastic_agent.agent.doctor_request import doctor_request
 from elastic_agent.config.settings import Settings
 from elastic_agent.diagnosis.compared import POLICY_OPTIONS
+from elastic_agent.doctor import meeting, pairs
 from elastic_agent.doctor.connections import connection_findings
 from elastic_agent.doctor.differences import clock_findings, difference_findings, differing
 from elastic_agent.doctor.meeting import FOLDER, Meeting
@@ -24,8 +26,16 @@ from elastic_agent.protocol import Policy
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint, PortRange
 from tests.ports import free_port
+from tests.waiting import GUARD_S
 
-WAIT_S = 60.0
+
+@pytest.fixture(autouse=True)
+def _machines_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No limit of time decides here."""
+    for limit in ("CALL_TIMEOUT_S", "SETTLE_S", "SETTLE_SINGLE_S"):
+        monkeypatch.setattr(meeting, limit, GUARD_S)
+    for limit in ("CONNECT_S", "ANSWER_S", "LOOKUP_S"):
+        monkeypatch.setattr(pairs, limit, GUARD_S)
 
 
 def attendance(
@@ -44,13 +54,13 @@ class Store:
     host: c10d.C10dHost
 
     def meeting(self, name: str, *, most: int = 2) -> Meeting:
-        link = c10d.dial_exchange(Endpoint("127.0.0.1", self.host.port), FOLDER, 5.0)
+        link = c10d.dial_exchange(Endpoint("127.0.0.1", self.host.port), FOLDER, GUARD_S)
         return Meeting(link, attendance(name, most=most))
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    host = c10d.find_or_host(Endpoint("127.0.0.1", free_port()), 5.0)
+    host = c10d.find_or_host(Endpoint("127.0.0.1", free_port()), GUARD_S)
     assert host is not None
     yield Store(host)
     host.close()
@@ -63,13 +73,14 @@ def silent(line: str) -> None:
 def test_all_machines_know_the_same_members(store: Store) -> None:
     async def meet() -> None:
         both = [store.meeting("a"), store.meeting("b")]
-        await asyncio.gather(*(one.join(WAIT_S, silent) for one in both))
+        await asyncio.gather(*(one.join(GUARD_S, silent) for one in both))
         assert both[0].members == both[1].members
         names = [one.machine for one in both[0].attendances.values()]
         assert sorted(names) == ["a", "b"]
         first, second = both
         records = await asyncio.gather(
-            first.exchange("x", Connection(first.id), 10.0), second.exchange("x", Connection(second.id), 10.0)
+            first.exchange("x", Connection(first.id), GUARD_S),
+            second.exchange("x", Connection(second.id), GUARD_S),
         )
         assert records[0] == records[1] == {one: Connection(one) for one in first.members}
         for one in both:
@@ -81,7 +92,7 @@ def test_all_machines_know_the_same_members(store: Store) -> None:
 def test_a_machine_that_forgot_the_number_of_nodes_waits_for_what_the_others_expect(store: Store) -> None:
     async def meet() -> None:
         three = [store.meeting("a", most=1), store.meeting("b", most=3), store.meeting("c", most=3)]
-        await asyncio.gather(*(one.join(WAIT_S, silent) for one in three))
+        await asyncio.gather(*(one.join(GUARD_S, silent) for one in three))
         assert [len(one.members) for one in three] == [3, 3, 3]
         for one in three:
             one.close()
@@ -92,9 +103,9 @@ def test_a_machine_that_forgot_the_number_of_nodes_waits_for_what_the_others_exp
 def test_a_machine_that_comes_too_late_is_examined_in_the_next_round(store: Store) -> None:
     async def meet() -> None:
         early = [store.meeting("a"), store.meeting("b")]
-        await asyncio.gather(*(one.join(WAIT_S, silent) for one in early))
+        await asyncio.gather(*(one.join(GUARD_S, silent) for one in early))
         late = [store.meeting("c"), store.meeting("d")]
-        await asyncio.gather(*(one.join(WAIT_S, silent) for one in late))
+        await asyncio.gather(*(one.join(GUARD_S, silent) for one in late))
         assert not {*late[0].members} & {*early[0].members}
         for one in (*early, *late):
             one.close()
@@ -102,11 +113,15 @@ def test_a_machine_that_comes_too_late_is_examined_in_the_next_round(store: Stor
     asyncio.run(meet())
 
 
-def test_it_is_shown_for_how_many_machines_the_others_wait(store: Store) -> None:
+def test_it_is_shown_for_how_many_machines_the_others_wait(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "EARLY_S", -1.0)
+
     async def meet() -> str:
         alone = store.meeting("a", most=3)
         shown: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        joining = asyncio.ensure_future(alone.join(WAIT_S, shown.set_result))
+        joining = asyncio.ensure_future(alone.join(GUARD_S, shown.set_result))
         line = await shown
         joining.cancel()
         alone.close()
@@ -135,7 +150,23 @@ def test_connections_between_machines_work_in_both_directions_and_on_the_port_ra
 
     made = asyncio.run(connect())
     assert [(one.problem, one.is_ranged) for one in made] == [("", False), ("", True)]
-    assert all(abs(one.ahead_s) < 1.0 for one in made)
+
+
+def test_the_clock_of_the_other_machine_is_compared_with_the_own_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(time=iter([1000.0, 1060.0]).__next__, monotonic=lambda: 5.0)  # own, then theirs
+    monkeypatch.setattr(pairs, "time", clock)
+
+    async def connect() -> list[Connection]:
+        server = EchoServer()
+        await server.start(None)
+        machines = {"me": attendance("a"), "it": attendance("b", port=server.port)}
+        try:
+            return await connect_to_all(targets("me", ["me", "it"], machines))
+        finally:
+            server.close()
+
+    (made,) = asyncio.run(connect())
+    assert (made.problem, made.ahead_s) == ("", 60.0)
 
 
 def test_a_program_that_is_no_doctor_is_recognised() -> None:

@@ -17,7 +17,7 @@ from evaluation.failing import FAILING, HANGING, rated_in_one_job
 from evaluation.losing import LOSING
 from evaluation.starting import STARTING
 
-pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 ALONE = (
     "different run ids on the machines",

@@ -239,4 +239,5 @@ SCRIPTS = [
 
 
 if __name__ == "__main__":
-    main(SCRIPTS)
+    one_worker = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
+    main(SCRIPTS, one_worker | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"})

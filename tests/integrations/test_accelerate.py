@@ -16,7 +16,7 @@ from tests.faults.cluster import Cluster
 SCRIPT = Path(__file__).parent / "accelerate_train.py"
 SAMPLES = 4001
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 @pytest.fixture
@@ -31,7 +31,6 @@ def start(cluster: Cluster, name: str, slots: int) -> None:
     start_agent(name, slots, script=SCRIPT, arguments=arguments)
 
 
-@pytest.mark.slow
 def test_nodes_join_and_leave_and_the_run_is_stopped_and_each_sample_is_used_once(cluster: Cluster) -> None:
     start(cluster, "a", 2)
     first = cluster.wait_training("a")

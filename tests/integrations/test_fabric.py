@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parent / "fabric_train.py"
 EVERY = 5
 """Steps between two checkpoints."""
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 @pytest.fixture

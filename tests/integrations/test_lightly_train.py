@@ -14,7 +14,7 @@ from tests.faults.cluster import Cluster
 
 SCRIPT = Path(__file__).parent / "lightly_pretrain.py"
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 @pytest.fixture

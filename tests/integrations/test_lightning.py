@@ -12,14 +12,20 @@ import pytest
 import torch
 
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.testing.records import Line
 from tests.faults.cluster import Cluster
+from tests.integrations.worlds import (
+    check_resumed_from_checkpoint,
+    first_step,
+    history,
+    last_step,
+    steps_of,
+)
 
 SCRIPT = Path(__file__).parent / "lightning_train.py"
 SAMPLES = 2400
 SAMPLES_PER_STEP = 24
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.system
 
 
 @pytest.fixture
@@ -28,42 +34,12 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def start(cluster: Cluster, name: str, slots: int) -> None:
-    cluster.start(
-        name, slots, script=SCRIPT, arguments=("--folder", str(cluster.folder), "--samples", str(SAMPLES))
-    )
+def start(cluster: Cluster, name: str, slots: int, samples: int = SAMPLES) -> None:
+    arguments = ("--folder", str(cluster.folder), "--samples", str(samples))
+    cluster.start(name, slots, script=SCRIPT, arguments=arguments)
 
 
-def steps_of(cluster: Cluster, generation: int) -> list[Line]:
-    return [one for one in cluster.steps() if one["generation"] == generation]
-
-
-def last_step(cluster: Cluster, generation: int) -> int:
-    """After which all ranks left: it is the same on each."""
-    last: dict[str, int] = {}
-    for one in steps_of(cluster, generation):
-        last[one["worker_id"]] = one["step"]
-    assert len({*last.values()}) == 1, (last, cluster.story())
-    return last.popitem()[1]
-
-
-def first_step(cluster: Cluster, generation: int) -> int:
-    return min(one["step"] for one in steps_of(cluster, generation))
-
-
-def history(cluster: Cluster) -> list[list[Line]]:
-    """The steps whose effect lasted, in order, each as its ranks' lines: later generations repeat what was lost."""
-    newest: dict[int, int] = {}
-    for one in cluster.steps():
-        newest[one["step"]] = max(one["generation"], newest.get(one["step"], 0))
-    ranks: dict[int, list[Line]] = {step: [] for step in range(1, max(newest) + 1)}
-    for one in cluster.steps():
-        if one["generation"] == newest[one["step"]]:
-            ranks[one["step"]].append(one)
-    return [sorted(ones, key=lambda one: one["rank"]) for ones in ranks.values()]
-
-
-def check_each_sample_once(cluster: Cluster) -> None:
+def check_each_sample_once(cluster: Cluster, samples: int = SAMPLES) -> None:
     """In every complete epoch, in steps of the same size whatever the world."""
     used: dict[int, Counter[int]] = {}
     for ranks in history(cluster):
@@ -71,10 +47,10 @@ def check_each_sample_once(cluster: Cluster) -> None:
         for one in ranks:
             used.setdefault(one["epoch"], Counter()).update(one["ids"])
     for epoch in range(max(used)):
-        assert used[epoch] == Counter(range(SAMPLES)), f"epoch {epoch}"
+        assert used[epoch] == Counter(range(samples)), f"epoch {epoch}"
 
 
-def check_same_as_one_process(cluster: Cluster) -> None:
+def check_same_as_one_process(cluster: Cluster, samples: int = SAMPLES) -> None:
     """Plain PyTorch gets the same weights from the same samples: model and optimizer were restored every time."""
     torch.manual_seed(1)
     layer = torch.nn.Linear(1, 1)
@@ -82,7 +58,7 @@ def check_same_as_one_process(cluster: Cluster) -> None:
     for ranks in history(cluster):
         losses = []
         for one in ranks:
-            values = torch.tensor(one["ids"]).unsqueeze(1) / SAMPLES
+            values = torch.tensor(one["ids"]).unsqueeze(1) / samples
             losses.append((layer(values) - 2 * values).square().mean())
         optimizer.zero_grad()
         torch.stack(losses).mean().backward()
@@ -91,6 +67,29 @@ def check_same_as_one_process(cluster: Cluster) -> None:
         assert now == pytest.approx(ranks[0]["weights"], abs=1e-4), ranks[0]
 
 
+def test_training_is_resumed_after_a_worker_was_killed_and_continues_in_a_smaller_world(
+    cluster: Cluster,
+) -> None:
+    samples, epoch = 240, 240 // SAMPLES_PER_STEP
+    start(cluster, "a", 2, samples)
+    start(cluster, "b", 1, samples)
+    unequal = cluster.wait_training("a", "b", steps=epoch + 3)
+    assert {line["rank"] for line in steps_of(cluster, unequal)} == {0, 1, 2}
+
+    os.kill(cluster.pid_of("a/1"), signal.SIGKILL)
+    restarted = cluster.wait_training("a", "b", after=unequal)
+    check_resumed_from_checkpoint(cluster, killed=unequal, restarted=restarted, every=epoch)
+
+    cluster.agents["b"].terminate()
+    smaller = cluster.wait_training("a", after=restarted)
+    assert first_step(cluster, smaller) == last_step(cluster, restarted) + 1
+    cluster.let_finish()
+    assert cluster.wait_end() == {"a": ExitCode.FINISHED, "b": ExitCode.DRAINED}
+    check_each_sample_once(cluster, samples)
+    check_same_as_one_process(cluster, samples)
+
+
+@pytest.mark.prove
 def test_training_continues_through_every_change_of_the_world(cluster: Cluster) -> None:
     start(cluster, "a", 2)
     start(cluster, "b", 1)

@@ -17,8 +17,6 @@ from tests.client.support import launched
 
 PROBE = Path(__file__).parent / "lightning_probe.py"
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module")
 def probe() -> Any:
@@ -28,7 +26,6 @@ def probe() -> Any:
         capture_output=True,
         text=True,
         env=launched({}),
-        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

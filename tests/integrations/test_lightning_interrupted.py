@@ -15,8 +15,6 @@ from tests.client.support import launched
 SCRIPT = Path(__file__).parent / "lightning_interrupted.py"
 KINDS = ("epochs", "steps", "accumulating", "validating", "saved-by-a-thread", "in-order", "from-last")
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module")
 def trainings(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -25,7 +23,6 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> Any:
         capture_output=True,
         text=True,
         env={**launched({}), "OMP_NUM_THREADS": "1"},
-        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -49,7 +49,15 @@ ONLY = {
     "transformers": ["seeded_before_training", "explicit_at_the_last_step", "accelerated"],
 }
 
-pytestmark = [pytest.mark.faults, pytest.mark.rotates(len(FRAMEWORKS)), pytest.mark.timeout(400)]
+CHECKED = ["one_training", "folds_that_are_skipped"]
+"""The scripts with trainings to be continued that `make test` runs; and those whose trainings are to be repeated:"""
+CHECKED_REPEATED = ["ended_training", "folds_done_when_training_ends", "explicit"]
+
+REMEDY = {"lightning": "trainer.fit(..., ckpt_path=...)", "transformers": "resume_from_checkpoint=..."}
+
+
+def system_to_prove(test: Any) -> Any:
+    return pytest.mark.system(pytest.mark.prove(test))
 
 
 class Results:
@@ -67,6 +75,10 @@ class Results:
         lines = (self.folder / script / f"steps-{rank}.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
+    def count(self, script: str, training: str) -> int:
+        """Of the steps of a training."""
+        return [step[0] for step in self.steps(script)].count(training)
+
 
 def run(folder: Path, framework: str, mode: str, launcher: list[str], *scripts: str) -> Results:
     script = str(HERE / f"{framework}_trainings.py")
@@ -76,10 +88,32 @@ def run(folder: Path, framework: str, mode: str, launcher: list[str], *scripts: 
         env={**launched({}), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=380,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return Results(folder / "results", done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_training_is_continued_if_it_is_certainly_the_same_and_no_other(
+    framework: str, tmp_path: Path
+) -> None:
+    """In processes that are forked after the import of the framework, with what an agent's workers have."""
+    done = run(tmp_path, framework, "plain,whole,worker", [], *CHECKED, *CHECKED_REPEATED)
+    plain, whole, worker = (Results(done.folder / mode, done.output) for mode in ("plain", "whole", "worker"))
+    for script in CHECKED_REPEATED:
+        assert worker.of(script) == plain.of(script), script
+        assert worker.steps(script) == plain.steps(script), script
+    for script in CHECKED:
+        assert worker.of(script) == whole.of(script) == plain.of(script), script
+        for training, counts in CONTINUED[script].items():
+            assert (worker.count(script, training), whole.count(script, training)) == counts, training
+    told = [line for line in done.output.splitlines() if "training starts as the script says, not" in line]
+    assert all(REMEDY[framework] in line for line in told), told
+    for why in (
+        "a training of this run has ended in",
+        "a process of this run has begun several trainings in",
+    ):
+        assert sum(why in line for line in told) == 2, told
 
 
 class Runs:
@@ -89,9 +123,9 @@ class Runs:
             (folder / name).mkdir()
         preload = ("--preload", PRELOADED[framework])
         launcher = [*AGENT, *preload, "--standalone", "--nproc-per-node", "1", "--max-restarts", "30"]
-        self.agent = run(folder / "agent", framework, "--launched", launcher)
-        self.plain = run(folder / "plain", framework, "--plain", [])
-        self.whole = run(folder / "whole", framework, "--whole", [], *CONTINUED)
+        self.agent = run(folder / "agent", framework, "launched", launcher)
+        self.plain = run(folder / "plain", framework, "plain", [])
+        self.whole = run(folder / "whole", framework, "whole", [], *CONTINUED)
 
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
@@ -99,6 +133,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Runs(tmp_path_factory.mktemp("runs"), request.param)
 
 
+@system_to_prove
 def test_a_training_that_may_be_another_starts_as_the_script_says(
     runs: Runs,
 ) -> None:
@@ -108,6 +143,7 @@ def test_a_training_that_may_be_another_starts_as_the_script_says(
         assert agent.steps(script) == plain.steps(script), script
 
 
+@system_to_prove
 def test_a_training_that_is_certainly_the_same_is_continued_as_if_it_had_not_been_interrupted(
     runs: Runs,
 ) -> None:
@@ -115,21 +151,21 @@ def test_a_training_that_is_certainly_the_same_is_continued_as_if_it_had_not_bee
         agent, whole = runs.agent, runs.whole
         assert agent.of(script) == whole.of(script) == runs.plain.of(script), script
         for training, counts in trainings.items():
-            found = [[step[0] for step in one.steps(script)].count(training) for one in (agent, whole)]
-            assert found == [*counts], (script, training)
+            found = agent.count(script, training), whole.count(script, training)
+            assert found == counts, (script, training)
     if runs.framework == "transformers":
         script = "one_training_at_the_end_of_a_part_of_an_epoch"
         assert len(runs.agent.steps(script)) == 9, "plain transformers would take a tenth"
 
 
+@system_to_prove
 def test_one_line_per_process_names_the_code_that_continues_a_training(
     runs: Runs,
 ) -> None:
-    remedy = {"lightning": "trainer.fit(..., ckpt_path=...)", "transformers": "resume_from_checkpoint=..."}
     agent = runs.agent
     told = [line for line in agent.output.splitlines() if "training starts as the script says, not" in line]
     lines = [line for line in told if line.startswith("elastic_agent: ")]
-    assert all(remedy[runs.framework] in line for line in lines), lines
+    assert all(REMEDY[runs.framework] in line for line in lines), lines
     ended = [line for line in lines if "a training of this run has ended in" in line]
     several = [line for line in lines if "a process of this run has begun several trainings in" in line]
     assert len(ended) == 2, lines
@@ -138,6 +174,7 @@ def test_one_line_per_process_names_the_code_that_continues_a_training(
     assert len(lines) == len(ended) + len(several)
 
 
+@system_to_prove
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_workers_that_crash_compute_what_they_compute_under_torchrun(
     framework: str, tmp_path: Path
@@ -145,7 +182,7 @@ def test_two_workers_that_crash_compute_what_they_compute_under_torchrun(
     """torchrun does not crash: after SIGTERM, Lightning's workers wait for their peers until it kills them."""
     scripts = ["folds_that_are_skipped", "one_training"]
     results = []
-    for launcher, mode in ((TORCHRUN, "--launched-whole"), (AGENT, "--launched")):
+    for launcher, mode in ((TORCHRUN, "launched-whole"), (AGENT, "launched")):
         (folder := tmp_path / mode).mkdir()
         command = [*launcher, "--standalone", "--nproc-per-node", "2", "--max-restarts", "8"]
         results.append(run(folder, framework, mode, command, *scripts))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,18 +13,25 @@ import pytest
 
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.records import Line
-from tests.client.support import launched
-from tests.conformance.launchers import BARE, COLD, Job, run_everywhere
 from tests.faults.cluster import Cluster
+from tests.integrations.worlds import (
+    check_resumed_from_checkpoint,
+    first_step,
+    history,
+    last_step,
+    steps_of,
+)
 
 SCRIPT = Path(__file__).parent / "transformers_train.py"
 SAMPLES = 1001
+EVERY = 20
+"""Steps between two checkpoints."""
 OPTIONS = ("--preload", "transformers.trainer,accelerate")
 """What others test; it would take most of the time."""
 CONSTANT = ("--batch-size", "1", "--samples-per-step", "12", "--no-dropout")
-ARGUMENTS = ("--samples", str(SAMPLES), "--epochs", "1", "--batch-size", "2", "--save-steps", "20")
+ARGUMENTS = ("--samples", str(SAMPLES), "--epochs", "1", "--batch-size", "2", "--save-steps", str(EVERY))
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.system
 
 
 @pytest.fixture
@@ -42,10 +46,6 @@ def start(cluster: Cluster, name: str, slots: int, *more: str) -> None:
     start_agent(name, slots, script=SCRIPT, arguments=arguments, HF_HUB_OFFLINE="1")
 
 
-def steps_of(cluster: Cluster, generation: int) -> list[Line]:
-    return [one for one in cluster.steps() if one["generation"] == generation]
-
-
 def ids(lines: list[Line]) -> list[int]:
     return [sample for line in lines for sample in line["ids"]]
 
@@ -55,16 +55,40 @@ def losses(cluster: Cluster) -> dict[tuple[int, int], list[float]]:
     return {(line["step"], line["rank"]): line["losses"] for line in cluster.steps()}
 
 
-def loss_of_steps(cluster: Cluster) -> dict[int, float]:
-    """The mean over all samples of each step, from 1 on."""
-    by_step: dict[int, list[Line]] = {}
-    for line in cluster.steps():
-        by_step.setdefault(line["step"], []).append(line)
-    return {step: sum(sum(one["losses"]) for one in ranks) / len(ranks) for step, ranks in by_step.items()}
+def loss_of_steps(cluster: Cluster) -> list[float]:
+    """The mean over all samples of each step whose effect lasted."""
+    return [sum(sum(line["losses"]) for line in ranks) / len(ranks) for ranks in history(cluster)]
 
 
-@pytest.mark.slow
-@pytest.mark.rotates(2)
+def test_training_is_resumed_after_a_worker_was_killed_and_continues_in_a_smaller_world(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "undisturbed").mkdir()
+    with Cluster(tmp_path / "undisturbed", "1", OPTIONS) as undisturbed:
+        undisturbed.let_finish()
+        start(undisturbed, "a", 1, *CONSTANT)
+        start(cluster, "a", 1, *CONSTANT)
+        start(cluster, "b", 2, *CONSTANT)
+        unequal = cluster.wait_training("a", "b", steps=EVERY + 5)
+        assert {line["rank"] for line in steps_of(cluster, unequal)} == {0, 1, 2}
+
+        os.kill(cluster.pid_of("b/0"), signal.SIGKILL)
+        restarted = cluster.wait_training("a", "b", after=unequal, steps=3)
+        check_resumed_from_checkpoint(cluster, killed=unequal, restarted=restarted, every=EVERY)
+
+        cluster.agents["b"].terminate()
+        smaller = cluster.wait_training("a", after=restarted, steps=3)
+        assert first_step(cluster, smaller) == last_step(cluster, restarted) + 1
+        cluster.let_finish()
+        assert cluster.wait_end() == {"a": ExitCode.FINISHED, "b": ExitCode.DRAINED}, cluster.story()
+        assert undisturbed.wait_end() == {"a": ExitCode.FINISHED}, undisturbed.story()
+    # The last generation has one worker: no padding at the end of the epoch.
+    used = Counter(ids([line for ranks in history(cluster) for line in ranks]))
+    assert used == Counter(range(SAMPLES))
+    assert loss_of_steps(cluster) == pytest.approx(loss_of_steps(undisturbed), abs=1e-4)
+
+
+@pytest.mark.prove
 def test_an_epoch_with_five_membership_changes_uses_each_sample_once_with_the_losses_of_one_worker(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -106,8 +130,7 @@ def test_an_epoch_with_five_membership_changes_uses_each_sample_once_with_the_lo
     assert loss_of_steps(cluster) == pytest.approx(loss_of_steps(undisturbed), abs=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.rotates(2)
+@pytest.mark.prove
 def test_stopped_and_crashed_training_continues_with_the_same_losses_and_samples(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -143,7 +166,7 @@ def test_stopped_and_crashed_training_continues_with_the_same_losses_and_samples
     assert min(one["step"] for one in steps_of(cluster, fourth)) == saved + 1
 
     restored = min(one["step"] for one in steps_of(cluster, third)) - 1
-    assert restored % 20 == 0
+    assert restored % EVERY == 0
     lost = ids([one for one in steps_of(cluster, second) if one["step"] > restored])
     assert lost
     times = Counter(ids(cluster.steps()))
@@ -152,91 +175,3 @@ def test_stopped_and_crashed_training_continues_with_the_same_losses_and_samples
     # 1,001 is odd: at the end of the epoch, Accelerate fills the last batches of two workers.
     assert sum(times.values()) - SAMPLES < 4
     assert max(times.values()) <= 2
-
-
-ADAPTED = """
-import json, os, torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-from elastic_agent.integrations.patching import misfits
-from elastic_agent.integrations.transformers import ElasticCallback, private_names
-
-unfit = misfits("transformers", private_names.PATCHES, read_source=True)
-print("adapted:", hasattr(Trainer.train, "__wrapped__"), private_names.TESTED, "misfits:", unfit)
-if hasattr(Trainer.train, "__wrapped__"):
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=4, n_embd=8, n_layer=1, n_head=1))
-    tokens = torch.tensor([1, 2, 3])
-    settings = dict(per_device_train_batch_size=2, max_steps=2, report_to="none", use_cpu=True)
-    data = [{"input_ids": tokens, "labels": tokens}] * 8
-    trainer = Trainer(
-        model, TrainingArguments("made", **settings), train_dataset=data, callbacks=[ElasticCallback()]
-    )
-    trainer.train()
-    mine = [one for one in trainer.callback_handler.callbacks if isinstance(one, ElasticCallback)]
-    print("callbacks:", len(mine), "samples:", mine[0].position.sampler.samples_finished)
-"""
-
-
-def test_a_cold_worker_adapts_transformers_and_keeps_a_callback_of_the_script_and_plain_python_does_not(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "train.py").write_text(ADAPTED)
-    variables = {"ELASTIC_AGENT_TRANSFORMERS_DISABLE": "resume,sampels"}
-    outcomes = run_everywhere(Job("train.py", cwd=tmp_path, variables=variables), tmp_path, [BARE, COLD])
-    plain, cold = (outcomes[one.name].worker(0, 0) for one in (BARE, COLD))
-    assert plain.stdout == b"adapted: False 5.23.0 misfits: {}\n", plain.stderr
-    assert cold.stdout.startswith(b"adapted: True 5.23.0 misfits: {}\n"), cold.stderr
-    assert cold.stdout.endswith(b"callbacks: 1 samples: 4\n"), cold.stderr
-    assert b"'resume,sampels': no such feature: sampels; expected a comma-separated list of" in cold.stderr
-
-
-OTHER_VERSIONS = """
-import json, os, sys
-import transformers.trainer
-from elastic_agent.integrations.transformers import install
-
-Trainer = transformers.trainer.Trainer
-transformers.__version__ = "5.24.0"
-for change in sys.argv[1:]:
-    if os.fork() == 0:
-        exec(change)
-        before = dict(vars(Trainer))
-        in_force = sorted(install())
-        replaced = sorted(name for name in vars(Trainer) if vars(Trainer)[name] is not before.get(name))
-        print(json.dumps([in_force, replaced]), flush=True)
-        os._exit(0)
-    os.wait()
-"""
-FOR_SAMPLES = {
-    "_get_train_sampler",
-    "_init_training_state",
-    "_inner_training_loop",
-    "_run_epoch",
-    "set_initial_training_values",
-}
-FOR_RESUME = {"train", "_finalize_training"}
-
-
-def test_another_version_is_adapted_in_whole_features() -> None:
-    changes = ["0", "del Trainer._run_epoch", "Trainer._finalize_training = id", "del Trainer.train"]
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_VERSIONS, *changes],
-        env=launched({"ELASTIC_AGENT_GENERATION": "1", "RANK": "0"}),
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(in_force, {*replaced}) for in_force, replaced in found] == [
-        (["notices", "resume", "samples", "steps"], FOR_SAMPLES | FOR_RESUME),
-        (["notices", "resume", "steps"], FOR_RESUME),
-        (["notices", "samples", "steps"], FOR_SAMPLES | {"train"}),
-        ([], set()),
-    ]
-    told = [line for line in done.stderr.splitlines() if line.startswith("elastic_agent: ")]
-    differs = "elastic_agent: transformers 5.24.0 differs from 5.23.0, so that these features are left out: "
-    assert told == [
-        f"{differs}samples: Trainer._run_epoch no longer exists",
-        f"{differs}resume: the source of Trainer._finalize_training is not there",
-        f"{differs}all: Trainer.train no longer exists",
-    ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate.data_loader import BatchSamplerShard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
@@ -47,7 +47,6 @@ worlds = st.lists(
 """Ranks, samples per batch, batches per optimizer step, and optimizer steps until the world changes."""
 
 
-@settings(deadline=None)
 @given(st.integers(1, 150), worlds)
 def test_the_rest_of_an_epoch_is_divided_into_whole_steps_of_each_world(
     length: int, worlds: list[tuple[int, int, int, int]]
@@ -82,7 +81,6 @@ def test_the_rest_of_an_epoch_is_divided_into_whole_steps_of_each_world(
     assert len(used) - length < max(largest_step, 2)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 150), st.integers(1, 5), st.integers(1, 4), st.data())
 def test_what_is_left_after_skipped_batches_is_the_rest_of_the_batches(
     length: int, world: int, batch_size: int, data: st.DataObject

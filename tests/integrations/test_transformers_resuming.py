@@ -14,8 +14,6 @@ from tests.client.support import AGENT_ENVIRONMENT, launched
 SCRIPT = Path(__file__).parent / "transformers_resuming.py"
 EPOCH = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module")
 def trainings(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
@@ -26,7 +24,6 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedP
         env=launched({**alone, "TORCHELASTIC_RUN_ID": "digits"}),
         capture_output=True,
         text=True,
-        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     return done

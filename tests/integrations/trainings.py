@@ -1,8 +1,9 @@
 """``SCRIPT FOLDER MODE [NAME ...]``: runs scripts with one or several trainings, one after the other.
 
-Each of them crashes, and is begun again by the launcher (MODE ``--launched``), or in a new child of this process
-(``--plain``). With ``--launched-whole`` and ``--whole``, none crashes. The weights that each training results in are in
-``FOLDER/NAME/TRAINING.json``, and every step of every attempt in ``steps.jsonl``.
+Each of them crashes, and is begun again by the launcher (MODE ``launched``), or in a new child of this process: a plain
+one (``plain``), or one that is like a worker of an agent (``worker``). With ``launched-whole`` and ``whole``, none
+crashes. The weights that each training results in are in ``FOLDER/NAME/TRAINING.json``, and every step of every attempt
+in ``steps.jsonl``. With ``plain,whole,worker``, FOLDER has a folder for each.
 """
 
 from __future__ import annotations
@@ -16,10 +17,27 @@ from pathlib import Path
 
 import torch
 
+from elastic_agent.integrations import post_import
+
 PAUSE_S = 2.5
 """Longer than the tests' ``--hang-timeout``."""
 
 Script = Callable[[Path], None]
+
+WORKER = {
+    "ELASTIC_AGENT_RUN_ID": "trainings",
+    "ELASTIC_AGENT_NODE_ID": "n",
+    "ELASTIC_AGENT_WORKER_ID": "n/0",
+    "ELASTIC_AGENT_SLOT": "0",
+    "ELASTIC_AGENT_INCARNATION": "x",
+    "ELASTIC_AGENT_RESTARTS": "0",
+    "ELASTIC_AGENT_GENERATION": "1",
+    "ELASTIC_AGENT_FIRST_GENERATION": "1",
+    "TORCHELASTIC_RUN_ID": "trainings",
+}
+
+_crashing = True
+"""Whether scripts crash at all."""
 
 
 def rank() -> int:
@@ -29,7 +47,7 @@ def rank() -> int:
 def crash(folder: Path, name: str) -> None:
     """Once per name."""
     marker = folder / f"crashed-{name}"
-    if rank() == 0 and not marker.exists() and "whole" not in sys.argv[2]:
+    if rank() == 0 and not marker.exists() and _crashing:
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -58,19 +76,31 @@ def run(root: Path, scripts: list[Script]) -> None:
             (folder / "finished.json").write_text("true")
 
 
-def repeat(root: Path, scripts: list[Script]) -> None:
+def repeat(root: Path, mode: str, scripts: list[Script], world: dict[str, str]) -> None:
     """As a launcher does: in a new process after each crash."""
     code = -1
     while code != 0:
         child = os.fork()
         if child == 0:
-            run(root, scripts)
+            if mode == "worker":
+                os.environ.update(WORKER, **world)
+                post_import.watch()
+            begin(root, mode, scripts)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert code in (0, -signal.SIGKILL), code
 
 
-def main(scripts: list[Script]) -> None:
-    folder, mode, *names = sys.argv[1:]
+def begin(root: Path, mode: str, scripts: list[Script]) -> None:
+    global _crashing
+    _crashing = "whole" not in mode
+    run(root, scripts)
+
+
+def main(scripts: list[Script], world: dict[str, str]) -> None:
+    """``world``: variables that a worker of an agent has, too."""
+    folder, modes, *names = sys.argv[1:]
     chosen = [script for script in scripts if not names or script.__name__ in names]
-    (run if mode.startswith("--launched") else repeat)(Path(folder), chosen)
+    for mode in modes.split(","):
+        root = Path(folder, mode) if "," in modes else Path(folder)
+        begin(root, mode, chosen) if mode.startswith("launched") else repeat(root, mode, chosen, world)

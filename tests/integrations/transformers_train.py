@@ -59,8 +59,10 @@ class Recorder(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.note("step", state, ids=self.ids, losses=self.losses, of=state.max_steps)
         self.ids, self.losses = [], []
-        if not (self.folder / "finish").exists():
-            time.sleep(self.pause_s * (1 if state.epoch < 0.4 else 10 if state.epoch < 0.7 else 40))
+        pause_s = self.pause_s * (1 if state.epoch < 0.4 else 10 if state.epoch < 0.7 else 1000)
+        ends_s = time.monotonic() + pause_s
+        while time.monotonic() < ends_s and not (self.folder / "finish").exists():
+            time.sleep(0.02)
 
     def note(self, kind: str, state: Any, **more: object) -> None:
         line = {

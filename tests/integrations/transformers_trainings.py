@@ -230,4 +230,4 @@ SCRIPTS = [
 ]
 
 if __name__ == "__main__":
-    main(SCRIPTS)
+    main(SCRIPTS, {})

@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 import elastic_agent
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.launcher import LaunchError
+from tests.names import unique
 from tests.ports import free_port
 
 from .functions import fail, rank_and_restarts, sum_of_ranks
@@ -26,9 +27,10 @@ from .functions import fail, rank_and_restarts, sum_of_ranks
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    return {"nproc_per_node": 2, "state_dir": tmp_path / "state"}
+    return {"nproc_per_node": 2, "state_dir": tmp_path / "state", "lease_ttl": 60, "start_timeout": 300}
 
 
+@pytest.mark.prove
 def test_a_function_returns_a_value_for_each_rank(settings: dict[str, Any]) -> None:
     assert elastic_agent.launch(sum_of_ranks, 3.0, **settings) == {0: 3.0, 1: 3.0}
 
@@ -37,8 +39,9 @@ def test_the_values_are_those_of_the_last_attempt(settings: dict[str, Any]) -> N
     assert elastic_agent.launch(rank_and_restarts, **settings) == {0: (0, 1), 1: (1, 1)}
 
 
+@pytest.mark.prove
 def test_a_run_that_has_finished_before_has_no_values_again(settings: dict[str, Any]) -> None:
-    settings |= {"rdzv_id": "job", "finish_once": True}
+    settings |= {"rdzv_id": unique("job"), "finish_once": True}
     assert elastic_agent.launch(sum_of_ranks, 3.0, **settings) == {0: 3.0, 1: 3.0}
     with pytest.raises(LaunchError, match="there are no results: the run has already finished") as raised:
         elastic_agent.launch(sum_of_ranks, 3.0, **settings)
@@ -46,7 +49,11 @@ def test_a_run_that_has_finished_before_has_no_values_again(settings: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("how", "exit_code", "message"), [("exception", 1, "an error of the test"), ("signal", -9, "Signal 9")]
+    ("how", "exit_code", "message"),
+    [
+        ("exception", 1, "an error of the test"),
+        pytest.param("signal", -9, "Signal 9", marks=pytest.mark.prove),
+    ],
 )
 def test_a_failure_is_raised_as_torch_raises_it(
     settings: dict[str, Any], tmp_path: Path, how: str, exit_code: int, message: str
@@ -64,6 +71,7 @@ def test_a_failure_is_raised_as_torch_raises_it(
     assert message in note or "was killed by SIGKILL" in note
 
 
+@pytest.mark.prove
 def test_the_log_is_readable_unless_a_format_is_set(
     settings: dict[str, Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +91,7 @@ def test_the_log_is_readable_unless_a_format_is_set(
 def test_nodes_with_the_same_function_do_not_differ(
     settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings |= {"nnodes": 2, "rdzv_endpoint": f"localhost:{free_port()}", "rdzv_id": "job"}
+    settings |= {"nnodes": 2, "rdzv_endpoint": f"localhost:{free_port()}", "rdzv_id": unique("job")}
 
     def launch(node: str) -> dict[int, Any]:
         own = {"node_id": node, "state_dir": tmp_path / node}
@@ -95,6 +103,7 @@ def test_nodes_with_the_same_function_do_not_differ(
     assert "differ" not in log, log
 
 
+@pytest.mark.prove
 def test_a_switch_may_be_off_although_the_environment_has_it_on(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +119,7 @@ def test_a_program_returns_none_for_each_rank(settings: dict[str, Any], tmp_path
     assert (tmp_path / "ran.1").exists()
 
 
+@pytest.mark.prove
 def test_a_run_whose_outcome_could_not_be_written_is_an_error(
     settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +129,9 @@ def test_a_run_whose_outcome_could_not_be_written_is_an_error(
     assert "cannot tell elastic_agent.launch how the run ended" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("cloudpickle", ["with cloudpickle", "without cloudpickle"])
+@pytest.mark.parametrize(
+    "cloudpickle", ["with cloudpickle", pytest.param("without cloudpickle", marks=pytest.mark.prove)]
+)
 def test_a_program_may_launch_a_function_of_its_own(tmp_path: Path, cloudpickle: str) -> None:
     script = tmp_path / "program.py"
     without = 'sys.modules["cloudpickle"] = None' if cloudpickle.startswith("without") else ""
@@ -135,7 +147,8 @@ def test_a_program_may_launch_a_function_of_its_own(tmp_path: Path, cloudpickle:
                 return OFFSET + factor * int(os.environ["RANK"])
 
             if __name__ == "__main__":
-                print(elastic_agent.launch(work, 5, nproc_per_node=2, state_dir={str(tmp_path / "state")!r}))
+                settings = dict(nproc_per_node=2, lease_ttl=60, state_dir={str(tmp_path / "state")!r})
+                print(elastic_agent.launch(work, 5, **settings))
         """)
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
@@ -157,7 +170,7 @@ def test_an_interrupt_reaches_the_function_as_an_interrupt(tmp_path: Path) -> No
                     print("saved", flush=True)
 
             if __name__ == "__main__":
-                elastic_agent.launch(work, state_dir={str(tmp_path / "state")!r})
+                elastic_agent.launch(work, lease_ttl=60, state_dir={str(tmp_path / "state")!r})
         """)
     )
     restore = "import signal, sys, runpy; signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -171,7 +184,7 @@ def test_an_interrupt_reaches_the_function_as_an_interrupt(tmp_path: Path) -> No
         assert program.stdout is not None
         assert program.stdout.readline() == "working\n"
         program.send_signal(signal.SIGINT)
-        said, errors = program.communicate(timeout=60)
+        said, errors = program.communicate()
     assert said == "saved\n", errors
     assert errors.endswith("KeyboardInterrupt\n")
 

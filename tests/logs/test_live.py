@@ -150,9 +150,10 @@ class Screen:
 
 def run_on_a_terminal() -> str:
     master, slave = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     with open(master, "rb", buffering=0, closefd=True) as terminal:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], stdin=slave, stdout=slave, stderr=slave, close_fds=True
+            [sys.executable, "-c", PROGRAM], stdin=slave, stdout=slave, stderr=slave, env=environment
         )
         os.close(slave)
         output = b""
@@ -164,7 +165,7 @@ def run_on_a_terminal() -> str:
             if not piece:
                 break
             output += piece
-        assert process.wait(timeout=60) == 0
+        assert process.wait() == 0
     return output.decode()
 
 

@@ -22,6 +22,7 @@ from elastic_agent.protocol import (
     Policy,
     Seat,
     State,
+    Waiting,
     World,
 )
 
@@ -66,16 +67,16 @@ def test_while_the_next_world_forms_the_table_tells_who_has_left_and_who_takes_p
 
 
 def test_while_too_few_nodes_have_joined_a_new_run_the_common_causes_are_named() -> None:
-    missing = "waiting for 1 more node (at least 2 required); joined: a (1 worker)"
+    missing = Waiting("waiting for 1 more node (at least 2 required); joined: a (1 worker)", lacks_nodes=True)
     first = replace(PLAN, phase=Phase.FORMING, generation=1, world=None, reason="new run")
-    for plan, words, is_named in (
+    for plan, waiting, is_named in (
         (first, missing, True),
         (None, missing, True),
-        (first, "waiting up to 3 s for more nodes", False),
+        (first, Waiting("waiting up to 3 s for more nodes"), False),
         (replace(first, generation=4, world=WORLD), missing, False),  # the network works: a node was lost
-        (PLAN, "", False),
+        (PLAN, None, False),
     ):
-        status = run_status(run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, waiting_for=words)
+        status = run_status(run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, waiting=waiting)
         assert ("common causes: an agent that has not started yet" in status_text(status)) is is_named
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import GUARD_S
+
 TESTS = """
 import os, subprocess
 
@@ -40,6 +42,6 @@ def test_what_tests_have_started_is_killed_when_their_run_is_killed(tmp_path: Pa
     ) as run:
         started = os.pidfd_open(int(told.read_text()))
         run.kill()
-    ended, _, _ = select.select([started], [], [], 20.0)
+    ended, _, _ = select.select([started], [], [], GUARD_S)
     os.close(started)
     assert ended

@@ -54,7 +54,7 @@ LOOPBACK = re.compile(r"[0-9A-F]{6}7F|0{24}01000000|0{16}FFFF0000[0-9A-F]{6}7F")
 """As /proc/net shows 127.0.0.0/8, ::1 and ::ffff:127.0.0.0/104."""
 
 
-@pytest.mark.netns
+@pytest.mark.prove
 @pytest.mark.skipif(
     sys.byteorder != "little", reason="/proc/net shows addresses in the order of this machine"
 )

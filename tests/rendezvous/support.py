@@ -13,13 +13,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
     Failure,
     FailureKind,
-    Lease,
     Member,
     Phase,
     Plan,
@@ -34,13 +33,17 @@ from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.store_requests import StoreDialer
 from elastic_agent.testing.node import freeze, thaw
 from elastic_agent.transport import c10d
-from elastic_agent.transport.base import NodeLink
 from elastic_agent.values import Endpoint
 
 E = TypeVar("E")
 
-PATIENCE_S = 30.0
-LEASE_S, MARGIN_S, SETTLE_S = 2.0, 0.3, 0.2
+PATIENCE_S = 300.0
+"""A guard against hangs."""
+
+LONG_LEASE_S, MARGIN_S, SETTLE_S = 60.0, 0.3, 0.2
+
+LEASE_S = 2.0
+"""For a node that is to lose its lease."""
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
@@ -79,7 +82,7 @@ class HostProcess:
 
 
 def _host(pipe: Connection, endpoint: Endpoint, state_dir: Path) -> None:
-    host = c10d.find_or_host(endpoint, 5.0)
+    host = c10d.find_or_host(endpoint, PATIENCE_S)
     assert host is not None
     CoordinatorThread(host.inbox(), host.coordinator_link, RunHistoryStore(state_dir)).start()
     pipe.send("hosting")
@@ -102,11 +105,11 @@ def policy(least: int, most: int, **changes: float) -> Policy:
     return Policy(
         min_nodes=least,
         max_nodes=most,
-        lease_ttl_s=changes.get("lease_s", LEASE_S),
+        lease_ttl_s=changes.get("lease_s", LONG_LEASE_S),
         fence_margin_s=MARGIN_S,
         settle_s=SETTLE_S,
         join_timeout_s=changes.get("join_s", 600.0),
-        start_timeout_s=changes.get("start_s", 30.0),
+        start_timeout_s=changes.get("start_s", 60.0),
         restart_backoff_s=0.0,
     )
 
@@ -167,6 +170,10 @@ class Participant:
         """A worker of this node fails."""
         failure = Failure(FailureKind.WORKER, f"a worker of {self.name} failed")
         self._part.perform(self.node.failed(self.node.generation, failure))
+
+    def succeed(self) -> None:
+        """All workers of this node exit with 0."""
+        self._part.perform(self.node.succeeded(self.node.generation))
 
     # -- what happened --------------------------------------------------------------------------
 
@@ -237,33 +244,6 @@ def _ignore(*_: object) -> None:
     pass
 
 
-class Hindered:
-    """A connector over whose links renewals go as a test wants it; the rest passes."""
-
-    def __init__(self, dialer: StoreDialer, renew: Callable[[Callable[[], bool]], bool]) -> None:
-        """``renew`` is called in place of each renewal, and given the real one."""
-        self._dialer = dialer
-        self._renew = renew
-
-    def connect(self) -> NodeLink:
-        return cast(NodeLink, _HinderedLink(self._dialer.connect(), self._renew))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dialer, name)
-
-
-class _HinderedLink:
-    def __init__(self, link: NodeLink, renew: Callable[[Callable[[], bool]], bool]) -> None:
-        self._link = link
-        self._renew = renew
-
-    def renew(self, expected: Lease, renewed: Lease) -> bool:
-        return self._renew(lambda: self._link.renew(expected, renewed))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._link, name)
-
-
 @asynccontextmanager
 async def participants(
     *names: str, endpoint: Endpoint, rules: Policy, folder: Path
@@ -277,7 +257,7 @@ async def participants(
 
 
 class Relay:
-    """A relay between a node and the store, on which answers can be lost."""
+    """A relay between a node and the store, whose connections can be cut."""
 
     def __init__(self, target: Endpoint) -> None:
         self._target = target
@@ -287,12 +267,6 @@ class Relay:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
-
-    def lose_answers(self) -> None:
-        """On the connections there are now, requests still reach the store, but no answer comes back."""
-        with self._lock:
-            for line in self._lines:
-                line.answers = False
 
     def cut(self) -> None:
         """Break the connections there are now."""
@@ -334,19 +308,17 @@ class _Line:
 
     def __init__(self, near: socket.socket, far: socket.socket) -> None:
         self._ends = near, far
-        self.answers = True
         self._threads = [
-            threading.Thread(target=self._carry, args=(near, far, lambda: True)),
-            threading.Thread(target=self._carry, args=(far, near, lambda: self.answers)),
+            threading.Thread(target=self._carry, args=(near, far)),
+            threading.Thread(target=self._carry, args=(far, near)),
         ]
         for thread in self._threads:
             thread.start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket, passes: Callable[[], bool]) -> None:
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if passes():
-                    sink.sendall(data)
+                sink.sendall(data)
         self._hang_up()
 
     def _hang_up(self) -> None:

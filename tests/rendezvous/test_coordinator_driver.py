@@ -76,12 +76,20 @@ class Run:
         self.now_s = self.waits_until_s
         self.resume(())
 
-    def wait_for(self, phase: Phase) -> Plan:
+    def wait_for(self, phase: Phase, *renewing: str) -> Plan:
+        """Wait while these incarnations renew their leases, or all."""
         while self.plan is None or self.plan.phase is not phase:
-            for name, lease in self.leases.items():
-                self.leases[name] = lease.renewed()
+            for name in renewing or self.leases:
+                self.leases[name] = self.leases[name].renewed()
             self.wait()
         return self.plan
+
+    @property
+    def seats(self) -> list[str]:
+        """The nodes of the newest world."""
+        assert self.plan is not None
+        assert self.plan.world is not None
+        return [seat.node_id for seat in self.plan.world.seats]
 
     def come(self, name: str, **fields: Any) -> str:
         """A node writes its record."""
@@ -185,6 +193,45 @@ def test_the_lease_of_a_node_that_does_not_renew_is_revoked(run: Run) -> None:
         run.wait()
     assert seen_s + LEASE_S <= run.now_s < seen_s + LEASE_S + 0.1
     assert not run.leases["a-1"].revoked
+
+
+def test_a_lost_node_is_named_and_replaced_when_its_workers_are_certainly_dead(run: Run) -> None:
+    run.resume([run.come("a")])
+    for state in (State.READY, State.RUNNING):
+        run.resume([run.come(name, state=state, generation=1) for name in ("a", "b")])
+    assert run.seats == ["a", "b"]
+    seen_s = run.now_s
+    run.wait_for(Phase.FORMING, "a-1")
+    assert run.plan is not None
+    assert run.plan.reason == "b lost"
+    run.resume([run.come("a", generation=2)])
+    run.wait_for(Phase.RUNNING, "a-1")
+    assert run.seats == ["a"]
+    assert run.plan.charged == 0
+    assert 0.0 <= run.now_s - (seen_s + LEASE_S + RULES.fence_margin_s) < 0.1
+
+
+def test_a_new_store_forms_no_world_until_earlier_nodes_registered_or_are_fenced() -> None:
+    """A node that knows nothing of them is there first; they are slow to dial again."""
+    run = Run(store_age_s=0.0)
+    created_s = run.now_s
+    run.resume([run.come("c")])
+    assert run.plan is None
+    assert run.wait_for(Phase.FORMING).generation == 1
+    assert 0.0 <= run.now_s - (created_s + LEASE_S + RULES.fence_margin_s) < 0.1
+
+
+def test_a_pause_of_the_coordinator_does_not_use_up_the_time_to_join(run: Run) -> None:
+    rules = msgspec.structs.replace(RULES, min_nodes=2, join_timeout_s=2 * LEASE_S)
+    run.resume([run.come("a", policy=rules)])
+    begun_s = run.now_s
+    assert run.waits_until_s is not None
+    run.now_s = run.waits_until_s + 3 * LEASE_S
+    run.resume(())
+    assert run.plan is not None
+    assert run.plan.phase is Phase.FORMING
+    run.wait_for(Phase.FAILED)
+    assert run.now_s == pytest.approx(begun_s + 3 * LEASE_S + 2 * LEASE_S)
 
 
 def test_a_pause_of_the_coordinator_does_not_count_against_nodes(run: Run) -> None:

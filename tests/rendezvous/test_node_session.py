@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count, pairwise
+from typing import Any, TypeVar
 
 import msgspec
+import pytest
 
 from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.node import Announce
-from elastic_agent.protocol.records import RECORD_VERSION, Address, Member, Phase, State
+from elastic_agent.protocol.records import RECORD_VERSION, Address, Lease, Member, Phase, State
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.effects import Effect
 from elastic_agent.rendezvous.node_session import NodeSession
@@ -20,21 +22,25 @@ from elastic_agent.rendezvous.store_requests import (
     DialBootstrap,
     NextPlan,
     OfferBootstrap,
+    ReadLease,
     ReadPlan,
     Register,
     Renew,
+    Request,
+    WriteMember,
 )
 from elastic_agent.transport.base import StoreLostError, TransportError
 from tests.protocol.support import plan, world
 from tests.simulator.kernel import Inbox, Kernel, Routine
 from tests.simulator.machine import Machine
-from tests.simulator.performing import Performer
+from tests.simulator.performing import HAIR_S, Performer
 
 from .support import policy
 
 LEASE_S = 6.0
 WORLD = world(1, "a-1")
 LATE_S = 1e-6
+E = TypeVar("E", bound=events.SessionEvent)
 
 
 @dataclass(eq=False)
@@ -56,6 +62,11 @@ class Node(Performer):
 
     def __init__(self, hangs: Callable[[Effect[Any]], bool] = lambda effect: False) -> None:
         """``hangs``: which effects are never answered, not even by a time-out."""
+        self.loses: Callable[[Call[Any]], bool] = lambda call: False
+        """Which requests are answered by their time-out."""
+        self.answer_takes_s = 0.0
+        self.lease: Lease | None = None
+        """In the store."""
         machine = Machine(Kernel(0), "m", 0.0)
         super().__init__(machine, machine.process("agent"))
         self.hangs = hangs
@@ -71,6 +82,9 @@ class Node(Performer):
     def go_on(self, seconds: float) -> None:
         self.kernel.run(self.kernel.now + seconds, lambda: False)
 
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for _, event in self.told if isinstance(event, kind)]
+
     def times_of(self, kind: type[events.SessionEvent]) -> list[float]:
         return [at_s for at_s, event in self.told if isinstance(event, kind)]
 
@@ -82,20 +96,39 @@ class Node(Performer):
             case Connect() | OfferBootstrap():
                 self.handles.append(Handle())
                 return self.handles[-1]
-            case Call(request=Register(lease=lease)):
-                return lease
-            case Call(request=Renew()):
-                return True
-            case Call(request=ReadPlan()):
-                return plan(Phase.RUNNING, WORLD.generation, 1, world=WORLD)
             case DialBootstrap():
                 return None
             case Call(request=NextPlan()):
                 yield Inbox(self.kernel), None
             case Call():
-                return None
+                if self.loses(effect):
+                    yield effect.timeout_s + HAIR_S
+                    raise StoreLostError(f"no answer within {effect.timeout_s:g} s")
+                if self.answer_takes_s:
+                    yield self.answer_takes_s
+                return self.carry_out(effect.request)
             case _:
                 return (yield from super().perform(effect))
+
+    def carry_out(self, request: Request[Any]) -> Any:
+        """Do in the store what is requested; the answer."""
+        match request:
+            case Register(lease=lease):
+                self.lease = lease
+                return lease
+            case Renew(expected, renewed):
+                self.lease = renewed if self.lease == expected else self.lease
+                return self.lease == renewed
+            case ReadLease():
+                return self.lease
+            case ReadPlan():
+                return plan(Phase.RUNNING, WORLD.generation, 1, world=WORLD)
+            case _:
+                return None
+
+
+def is_renewal(effect: Effect[Any]) -> bool:
+    return isinstance(effect, Call) and isinstance(effect.request, Renew)
 
 
 def is_request(effect: Effect[Any]) -> bool:
@@ -151,6 +184,106 @@ def test_the_lease_is_renewed_while_the_bootstrap_store_of_the_next_world_does_n
     assert DialBootstrap(WORLD.bootstrap) in node.performed
     assert len(node.times_of(events.Renewed)) >= 3 * RENEWALS_PER_LEASE
     assert not node.times_of(events.LeaseLost)
+
+
+def test_renewals_are_sent_in_even_steps_from_the_last_one_of_any_kind() -> None:
+    """One that is out of step is noticed late, and with it the loss of the node."""
+    node = Node()
+    node.go_on(1.0)
+    node.session.prepare(WORLD)
+    node.go_on(2 * LEASE_S)
+    renewed_s = node.times_of(events.Renewed)
+    assert len(renewed_s) == 1 + 2 * RENEWALS_PER_LEASE - 1
+    assert renewed_s[0] == pytest.approx(node.times_of(events.Prepared)[0], abs=LATE_S)
+    steps_s = [later_s - earlier_s for earlier_s, later_s in pairwise(renewed_s)]
+    assert steps_s == pytest.approx([LEASE_S / RENEWALS_PER_LEASE] * len(steps_s), abs=LATE_S)
+
+
+def test_slow_answers_do_not_delay_renewals() -> None:
+    """Or a slow store would leave less of the lease for the renewal after a lost one."""
+    node = Node()
+    node.answer_takes_s = 0.2 * LEASE_S
+    node.go_on(3 * LEASE_S)
+    steps_s = [later_s - earlier_s for earlier_s, later_s in pairwise(node.times_of(events.Renewed))]
+    assert len(steps_s) >= 2 * RENEWALS_PER_LEASE
+    assert steps_s == pytest.approx([LEASE_S / RENEWALS_PER_LEASE] * len(steps_s), abs=LATE_S)
+
+
+def test_a_lease_survives_two_lost_renewals_in_a_row() -> None:
+    node, renewals = Node(), count(1)
+    node.loses = lambda call: is_renewal(call) and next(renewals) in (2, 3)
+    node.go_on(3 * LEASE_S)
+    assert len(node.of(events.Connected)) == 3
+    assert next(renewals) > 4
+    assert not node.of(events.LeaseLost)
+
+
+def test_a_renewal_whose_answer_is_lost_counts_from_when_it_was_sent_first() -> None:
+    node = Node()
+    node.go_on(0.1)
+    sent_s: list[float] = []
+
+    def loses(call: Call[Any]) -> bool:
+        if sent_s or not is_renewal(call):
+            return False
+        sent_s.append(node.machine.clock())
+        return bool(node.carry_out(call.request))
+
+    node.loses = loses
+    while not node.of(events.Renewed):
+        node.go_on(0.1)
+    assert len(node.of(events.Connected)) == 2
+    assert node.of(events.Renewed)[0].deadline_s == pytest.approx(sent_s[0] + LEASE_S, abs=LATE_S)
+    node.go_on(3 * LEASE_S)
+    assert not node.of(events.LeaseLost)
+
+
+def test_a_silently_dead_connection_does_not_cost_the_lease() -> None:
+    node = Node()
+    node.go_on(0.1)
+    dead = node.handles[:]
+    node.loses = lambda call: call.connection in dead
+    node.go_on(3 * LEASE_S)
+    (disconnected,) = node.of(events.Disconnected)
+    assert "no answer within" in disconnected.reason
+    assert all(handle.closed for handle in dead)
+    assert len(node.of(events.Renewed)) >= 2 * RENEWALS_PER_LEASE
+    assert not node.of(events.LeaseLost)
+
+
+def test_a_node_reads_why_its_lease_was_revoked() -> None:
+    node = Node()
+    node.go_on(0.1)
+    assert node.lease is not None
+    node.lease = node.lease.revoke("did not start its workers within 30 s (--start-timeout)")
+    node.go_on(LEASE_S / RENEWALS_PER_LEASE)
+    (lost,) = node.of(events.LeaseLost)
+    assert "did not start its workers within 30 s (--start-timeout)" in lost.reason
+
+
+def test_a_failed_offer_of_a_bootstrap_store_is_retried_with_each_renewal() -> None:
+    failures = 2
+
+    def fails(effect: Effect[Any]) -> bool:
+        nonlocal failures
+        if isinstance(effect, OfferBootstrap) and failures:
+            failures -= 1
+            raise TransportError("no port is free")
+        return False
+
+    node = Node(fails)
+    node.session.announce(Announce(State.READY, WORLD.generation))
+    node.go_on(0.1)
+    node.go_on(LEASE_S / RENEWALS_PER_LEASE)
+    assert node.session.offer is None
+    node.go_on(LEASE_S / RENEWALS_PER_LEASE)
+    assert node.session.offer is not None
+    written = [
+        effect.request.member
+        for effect in node.performed
+        if isinstance(effect, Call) and isinstance(effect.request, WriteMember)
+    ]
+    assert written[-1].bootstrap == node.session.offer.address
 
 
 def test_an_outdated_world_is_not_started_although_its_bootstrap_store_answers() -> None:

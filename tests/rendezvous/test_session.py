@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic_agent.linux import boottime_s
-from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.records import Address, FailureKind, History, Lease, Member, Phase, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.store_requests import BootstrapOffer, StoreDialer
-from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink, StoreLostError, TransportError
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
@@ -26,9 +21,9 @@ from tests.protocol.support import world
 
 from .support import (
     LEASE_S,
+    LONG_LEASE_S,
     MARGIN_S,
     PATIENCE_S,
-    Hindered,
     Participant,
     Relay,
     hosted,
@@ -36,9 +31,6 @@ from .support import (
     policy,
     run,
 )
-
-LATE_S = 1.0
-"""How late a timer may come on a busy machine."""
 
 
 @pytest.fixture
@@ -49,109 +41,41 @@ def endpoint() -> Endpoint:
 def test_a_node_registers_reads_its_world_and_renews(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         async with Participant("a", endpoint, policy(1, 1), tmp_path) as a:
+            registered = await a.hear(events.Registered)
             plan = await a.running("a")
             assert plan.generation == 1
             renewed = await a.hear(events.Renewed)
-            later = await a.hear(events.Renewed, lambda event: event.deadline_s > renewed.deadline_s)
-            assert later.deadline_s <= boottime_s() + LEASE_S
-            assert [type(one) for one in a.told[:3]] == [events.Connected, events.Registered, events.PlanSeen]
-            connected = a.of(events.Connected)
-            assert [one.replaced for one in connected] == [False]
+            assert registered.deadline_s < renewed.deadline_s <= boottime_s() + LONG_LEASE_S
+            assert not any(connected.replaced for connected in a.of(events.Connected))
 
     run(story())
 
 
-def test_renewals_are_sent_in_even_steps_from_the_last_one_of_any_kind(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
-    """One that is out of step is noticed late, and with it the loss of the node."""
-
-    async def story() -> None:
-        rules = policy(2, 2)
-        async with Participant("a", endpoint, rules, tmp_path) as a:
-            await a.hear(events.Registered)
-            async with Participant("b", endpoint, rules, tmp_path):
-                await a.hear(events.Prepared)
-                prepared = a.of(events.Renewed)[-1]
-                following = await a.hear(events.Renewed, lambda event: event.deadline_s > prepared.deadline_s)
-                assert following.deadline_s - prepared.deadline_s >= LEASE_S / RENEWALS_PER_LEASE
-
-    run(story())
-
-
-def test_slow_answers_do_not_delay_renewals(endpoint: Endpoint, tmp_path: Path) -> None:
-    """Or a slow store would leave less of the lease for the renewal after a lost one."""
-    answer_takes_s, lease_s = 0.4, 3.0
-
-    def renew(really: Callable[[], bool]) -> bool:
-        done = really()
-        time.sleep(answer_takes_s)  # what a slow store does
-        return done
-
-    async def story() -> None:
-        rules = policy(1, 1, lease_s=lease_s)
-        slow = Participant("a", endpoint, rules, tmp_path, through=lambda store: Hindered(store, renew))
-        async with slow as a:
-            await a.hear(events.Prepared)
-            first = a.of(events.Renewed)[-1].deadline_s
-            while len(a.of(events.Renewed)) < 3:
-                await a.hear(events.Renewed, after=len(a.told))
-            last = a.of(events.Renewed)[2].deadline_s
-            assert last - first < 2 * (lease_s / RENEWALS_PER_LEASE) + answer_takes_s
-
-    run(story())
-
-
-def test_a_lease_survives_two_lost_renewals_in_a_row(endpoint: Endpoint, tmp_path: Path) -> None:
-    lost = threading.Event()
-    renewals = itertools.count(1)
-
-    def renew(really: Callable[[], bool]) -> bool:
-        if next(renewals) in (2, 3):
-            lost.wait()  # it never gets to the store
-        return really()
-
-    async def story() -> None:
-        rules = policy(1, 1, lease_s=5.0)
-        unlucky = Participant("a", endpoint, rules, tmp_path, through=lambda store: Hindered(store, renew))
-        async with unlucky as a:
-            await a.hear(events.Prepared)
-            await a.hear(events.Renewed, after=len(a.told))
-            assert len(a.of(events.Connected)) == 3
-            assert not a.of(events.LeaseLost)
-
-    try:
-        run(story())
-    finally:
-        lost.set()
-
-
+@pytest.mark.system
+@pytest.mark.prove  # in virtual time: test_coordinator_driver.py
 def test_a_node_that_stops_renewing_is_revoked_and_named(endpoint: Endpoint, tmp_path: Path) -> None:
+    rules = policy(1, 2, lease_s=LEASE_S)
+
     async def story() -> None:
         with hosted(endpoint, tmp_path / "host"):
-            async with participants("a", "b", endpoint=endpoint, rules=policy(1, 2), folder=tmp_path) as (
-                a,
-                b,
-            ):
-                first = await a.running("a", "b")
-                await b.vanish()
-                silent_s = boottime_s()
-                forming = await a.plan(Phase.FORMING, lambda plan: plan.generation > first.generation)
-                noticed_s = boottime_s() - silent_s
-                assert forming.reason == "b lost"
-                again = await a.running("a", above=first.generation)
-                assert again.charged == 0
-                assert noticed_s > LEASE_S * 0.5
-                assert boottime_s() - silent_s > LEASE_S * 0.6 + MARGIN_S, (
-                    "b's workers were not certainly dead before"
-                )
+            async with Participant("a", endpoint, rules, tmp_path / "a") as a:
+                await a.running("a")
+                async with Participant("b", endpoint, rules, tmp_path / "b") as b:
+                    first = await a.running("a", "b")
+                    await b.vanish()
+                    forming = await a.plan(Phase.FORMING, lambda plan: plan.generation > first.generation)
+                    assert forming.reason == "b lost"
+                    again = await a.running("a", above=first.generation)
+                    assert again.charged == 0
+                    deadline_s = max(renewed.deadline_s for renewed in b.of(events.Renewed))
+                    assert boottime_s() > deadline_s + MARGIN_S, "b's workers are certainly dead"
 
     run(story())
 
 
 def test_a_new_store_gets_the_history_and_keeps_a_running_world(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
-        rules = policy(2, 2, lease_s=8.0)
+        rules = policy(2, 2)
         with hosted(endpoint, tmp_path / "host"):
             nodes = participants("a", "b", endpoint=endpoint, rules=rules, folder=tmp_path)
             a, b = await nodes.__aenter__()
@@ -160,7 +84,7 @@ def test_a_new_store_gets_the_history_and_keeps_a_running_world(endpoint: Endpoi
             second = await b.running("a", "b", above=first.generation)
             await a.running("a", "b", above=first.generation)
         try:  # that store is gone
-            heard = len(a.told)
+            heard, heard_by_b = len(a.told), len(b.told)
             with hosted(endpoint, tmp_path / "another"):  # a state directory that knows nothing
                 connected = await a.hear(events.Connected, after=heard)
                 assert connected.replaced
@@ -169,7 +93,7 @@ def test_a_new_store_gets_the_history_and_keeps_a_running_world(endpoint: Endpoi
                 assert (adopted.generation, adopted.world) == (second.generation, second.world)
                 assert adopted.charged == 1
                 assert "continues without a restart" in adopted.reason
-                await b.hear(events.Renewed, after=len(b.told))
+                assert (await b.plan(Phase.RUNNING, after=heard_by_b)).world == second.world
             assert not a.of(events.LeaseLost)
             assert not b.of(events.LeaseLost)
         finally:
@@ -178,24 +102,21 @@ def test_a_new_store_gets_the_history_and_keeps_a_running_world(endpoint: Endpoi
     run(story())
 
 
-def test_a_frozen_store_costs_the_lease_at_its_deadline_and_a_new_incarnation_joins(
+def test_a_frozen_store_costs_the_lease_and_a_new_incarnation_joins(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     async def story() -> None:
         with hosted(endpoint, tmp_path / "host") as host:
-            async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
+            rules = policy(1, 1, lease_s=LEASE_S)
+            async with participants("a", endpoint=endpoint, rules=rules, folder=tmp_path) as (a,):
                 first = await a.running("a")
-                await a.hear(events.Renewed)
+                assert first.world is not None
                 host.freeze()
                 await a.hear(events.LeaseLost)
-                lost_s = boottime_s()
-                deadline_s = max(one.deadline_s for one in [*a.of(events.Registered), *a.of(events.Renewed)])
-                assert deadline_s <= lost_s < deadline_s + LATE_S
                 host.thaw()
-                await a.hear(events.Registered, lambda event: event.incarnation == "a-2")
                 again = await a.running("a", above=first.generation)
                 assert again.world is not None
-                assert again.world.seats[0].incarnation == "a-2"
+                assert again.world.seats[0].incarnation != first.world.seats[0].incarnation
                 assert again.charged == 0
 
     run(story())
@@ -206,7 +127,7 @@ def test_an_error_while_handling_a_lost_lease_ends_the_session(endpoint: Endpoin
 
     async def story() -> None:
         with hosted(endpoint, tmp_path / "host") as host:
-            a = Participant("a", endpoint, policy(2, 2), tmp_path)
+            a = Participant("a", endpoint, policy(2, 2, lease_s=LEASE_S), tmp_path)
 
             def hear(event: events.SessionEvent) -> None:
                 if isinstance(event, events.PlanSeen):  # both connections are there
@@ -251,15 +172,14 @@ def test_a_node_that_cannot_open_a_socket_to_the_bootstrap_store_reports_it(
 
 
 class ShortOfPorts:
-    """A connector that finds no port for the first bootstrap stores that it is to offer."""
+    """A connector that finds no port for bootstrap stores until a test frees one."""
 
-    def __init__(self, dialer: StoreDialer, failures: int) -> None:
+    def __init__(self, dialer: StoreDialer, port_is_free: threading.Event) -> None:
         self._dialer = dialer
-        self._failures = failures
+        self._port_is_free = port_is_free
 
     def offer_bootstrap(self, local_address: str) -> BootstrapOffer:
-        self._failures -= 1
-        if self._failures >= 0:
+        if not self._port_is_free.is_set():
             raise TransportError("no port of 29500:29500 is free for a bootstrap store")
         return self._dialer.offer_bootstrap(local_address)
 
@@ -270,25 +190,31 @@ class ShortOfPorts:
 def test_a_failed_offer_of_a_bootstrap_store_is_retried_with_a_later_renewal(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
+    waiting = (
+        "waiting for a node that can offer a bootstrap store: a cannot offer a bootstrap store: "
+        "no port of 29500:29500 is free for a bootstrap store"
+    )
+    free = threading.Event()
+
     async def story() -> None:
-        rules = policy(1, 1)
-        short = Participant("a", endpoint, rules, tmp_path, through=lambda store: ShortOfPorts(store, 2))
+        rules = policy(1, 1, lease_s=LEASE_S)
+        short = Participant("a", endpoint, rules, tmp_path, through=lambda store: ShortOfPorts(store, free))
         async with short as a:
             await a.hear(events.Renewed)
-            assert await a.session.status() == (
-                "waiting for a node that can offer a bootstrap store: a cannot offer a bootstrap store: "
-                "no port of 29500:29500 is free for a bootstrap store"
-            )
-            plan = await a.running("a")
-            assert plan.generation == 1
+            while waiting not in str(await a.session.status()):
+                await a.hear(events.Renewed, after=len(a.told))
+            free.set()
+            await a.running("a")
 
     run(story())
 
 
 def test_a_run_without_any_bootstrap_store_fails_with_the_reason(endpoint: Endpoint, tmp_path: Path) -> None:
+    free = threading.Event()
+
     async def story() -> None:
         rules = policy(1, 1, join_s=1.0)
-        short = Participant("a", endpoint, rules, tmp_path, through=lambda store: ShortOfPorts(store, 999))
+        short = Participant("a", endpoint, rules, tmp_path, through=lambda store: ShortOfPorts(store, free))
         async with short as a:
             failed = await a.plan(Phase.FAILED)
             assert failed.reason == (
@@ -302,55 +228,12 @@ def test_a_run_without_any_bootstrap_store_fails_with_the_reason(endpoint: Endpo
 def test_a_node_reads_why_its_lease_was_revoked(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         with hosted(endpoint, tmp_path / "host"):
-            rules = policy(1, 1, start_s=0.5)
+            rules = policy(1, 1, lease_s=LEASE_S, start_s=0.5)
             a = Participant("a", endpoint, rules, tmp_path)
             a.session.prepare = lambda world: None  # type: ignore[method-assign]  # its start hangs
             async with a:
-                lost = await a.hear(events.LeaseLost)
-                assert "did not start its workers within 0.5 s (--start-timeout)" in lost.reason
-
-    run(story())
-
-
-def test_a_renewal_with_a_lost_answer_is_detected_as_written(endpoint: Endpoint, tmp_path: Path) -> None:
-    async def story() -> None:
-        rules = policy(1, 1, lease_s=9.0)
-        with hosted(endpoint, tmp_path / "host"), Relay(endpoint) as relay:
-            async with participants("a", endpoint=relay.endpoint, rules=rules, folder=tmp_path) as (a,):
-                await a.running("a")
-                assert await a.session.flush(5.0)
-                observer = c10d.dial(endpoint, "run", 5.0)
-                before = observer.read_lease("a-1")
-                assert before is not None
-                relay.lose_answers()
-                sent_s = boottime_s()
-                while (stored := await asyncio.to_thread(observer.read_lease, "a-1")) == before:
-                    await asyncio.sleep(0.05)  # there is no event for its arrival
-                assert stored == before.renewed()
-                relay.cut()
-                heard = len(a.told)
-                renewed = await a.hear(events.Renewed, after=heard)
-                assert renewed.deadline_s < boottime_s() + 9.0, "it counts from when it was sent first"
-                assert renewed.deadline_s > sent_s + 9.0
-                assert not a.of(events.LeaseLost)
-                observer.close()
-
-    run(story())
-
-
-def test_a_silently_dead_connection_does_not_cost_the_lease(endpoint: Endpoint, tmp_path: Path) -> None:
-    async def story() -> None:
-        rules = policy(1, 1, lease_s=6.0)
-        with hosted(endpoint, tmp_path / "host"), Relay(endpoint) as relay:
-            async with participants("a", endpoint=relay.endpoint, rules=rules, folder=tmp_path) as (a,):
-                plan = await a.running("a")
-                heard = len(a.told)
-                relay.lose_answers()
-                await a.hear(events.Connected, after=heard)
-                await a.hear(events.Renewed, lambda event: event.deadline_s > boottime_s() + 5.0, after=heard)
-                assert "no answer within" in a.of(events.Disconnected)[0].reason
-                assert not a.of(events.LeaseLost)
-                assert a.node.plan == plan
+                reason = "did not start its workers within 0.5 s (--start-timeout)"
+                await a.hear(events.LeaseLost, lambda event: reason in event.reason)
 
     run(story())
 
@@ -389,7 +272,7 @@ class LateRegistration:
 
 def test_a_store_with_less_history_gets_it_at_any_registration(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
-        rules = policy(1, 2)
+        rules = policy(1, 2, lease_s=LEASE_S)  # which x may still have
         known = History(3, world(3, "x-1"), order=("x",))
         async with Participant("c", endpoint, rules, tmp_path / "c") as c:
             assert (await c.running("c")).generation == 1
@@ -406,7 +289,7 @@ def test_the_newest_record_reaches_the_store_despite_broken_connections(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     async def story() -> None:
-        rules = policy(1, 1, lease_s=30.0)
+        rules = policy(1, 1)
         with hosted(endpoint, tmp_path / "host"), Relay(endpoint) as relay:
             async with participants("a", endpoint=relay.endpoint, rules=rules, folder=tmp_path) as (a,):
                 generation = (await a.running("a")).generation
@@ -414,10 +297,9 @@ def test_the_newest_record_reaches_the_store_despite_broken_connections(
                     a.fail()
                     relay.cut()
                     generation = (await a.running("a", above=generation)).generation
-                assert await a.session.flush(5.0)
+                assert await a.session.flush(PATIENCE_S)
                 assert a.node.plan is not None
                 assert a.node.plan.charged == 3, "each failure is heard of once"
-                assert len(a.of(events.Connected)) == 4
 
     run(story())
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import socketserver
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousParameters,
+)
 
 from elastic_agent.protocol.node import Depart, Outcome
 from elastic_agent.protocol.records import RECORD_VERSION, Member, State
@@ -25,17 +31,22 @@ from tests.ports import free_port
 
 from .support import PATIENCE_S, policy
 
-pytestmark = pytest.mark.timeout(300)  # imports of torch, on a machine that may be busy
-
 
 @contextmanager
 def handlers(
-    count: int, state_dir: Path, monkeypatch: pytest.MonkeyPatch, **conf: str
+    count: int, state_dir: Path, monkeypatch: pytest.MonkeyPatch, port: int = 0, **conf: str
 ) -> Iterator[list[ElasticRendezvous]]:
     """The handlers of so many torchruns, which form one world."""
     monkeypatch.setenv("XDG_STATE_HOME", str(state_dir))
     params = RendezvousParameters(
-        "elastic", f"127.0.0.1:{free_port()}", "job", count, count, settle="0.1", **conf
+        "elastic",
+        f"127.0.0.1:{port or free_port()}",
+        "job",
+        count,
+        count,
+        settle="0.1",
+        lease_ttl="60",
+        **conf,
     )
     made = [create_handler(params) for _ in range(count)]
     try:
@@ -66,9 +77,28 @@ def test_bootstrap_stores_are_on_the_ports_of_rdzv_conf(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
-    with handlers(1, tmp_path, monkeypatch, port_range=f"{port}:{port}", start_timeout="7") as (handler,):
-        assert handler._begin.member.policy.start_timeout_s == 7.0
+    with handlers(1, tmp_path, monkeypatch, port_range=f"{port}:{port}", start_timeout="70") as (handler,):
+        assert handler._begin.member.policy.start_timeout_s == 70.0
         assert handler.next_rendezvous().bootstrap_store_info.master_port == port
+
+
+def test_a_port_of_another_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ssh(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"SSH-2.0-something\r\n")
+            self.request.recv(64)
+
+    port = free_port()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", port), Ssh) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with (
+                handlers(1, tmp_path, monkeypatch, port) as (handler,),
+                pytest.raises(RendezvousConnectionError, match="is used by another program"),
+            ):
+                handler.next_rendezvous()
+        finally:
+            server.shutdown()
 
 
 def test_a_torchrun_that_was_stopped_finds_the_end_of_the_run_behind_what_it_did_not_read(

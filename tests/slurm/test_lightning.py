@@ -11,7 +11,7 @@ from tests.integrations.test_lightning import SCRIPT
 from .cluster import Slurm
 from .support import DEPLOY, SMALL, finish, notes, steps, wait_steps
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 def test_a_job_is_requeued_at_its_time_limit_and_loses_no_step(slurm: Slurm, folder: Path) -> None:

@@ -11,7 +11,7 @@ from .support import DEPLOY, SMALL, finish, notes, steps, wait_steps
 
 ELASTIC = DEPLOY / "elastic.sbatch"
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 def started(slurm: Slurm, folder: Path, *options: str, script: Path = ELASTIC, **variables: str) -> Job:

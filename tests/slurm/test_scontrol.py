@@ -13,7 +13,7 @@ from .cluster import Job, Slurm
 
 ASK = Path(__file__).with_name("ask.py")
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 def asking(slurm: Slurm, folder: Path, *words: str, options: tuple[str, ...] = ()) -> Job:

@@ -12,7 +12,7 @@ from elastic_agent.exit_codes import ExitCode
 from .cluster import ADDRESSES, Slurm
 from .support import DEPLOY, SMALL, finish, notes, steps, wait_steps
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 def test_agents_of_a_job_share_the_secret_of_the_batch_script_also_after_a_requeue(

@@ -11,7 +11,7 @@ import pytest
 from .cluster import Slurm, need_slurm
 from .support import DEPLOY, SMALL, finish, nodes_of, notes, steps, wait_steps
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 LIVES = 4
 

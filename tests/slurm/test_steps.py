@@ -9,7 +9,7 @@ import pytest
 from .cluster import NODES, Slurm
 from .support import DEPLOY, SMALL, finish, nodes_of, notes, steps, wait_steps
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 def test_unequal_nodes_form_one_run_without_options(slurm: Slurm, folder: Path) -> None:

@@ -14,7 +14,7 @@ from tests.processes import without_first_thread
 from .container import Container, booted, kill
 from .jobs import AGENT, SOON, Job
 
-pytestmark = pytest.mark.systemd
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 WATCHED = f"{SOON}WatchdogSec=2\n"
 

@@ -9,6 +9,8 @@ import pytest
 
 from .container import Container, booted, cgroup_root
 
+pytestmark = [pytest.mark.system, pytest.mark.prove]
+
 NAPPER = """\
 [Service]
 ExecStart=sleep 600

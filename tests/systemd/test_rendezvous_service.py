@@ -12,7 +12,7 @@ from elastic_agent.testing.node import freeze
 from .container import booted
 from .jobs import RENDEZVOUS, SERVER
 
-pytestmark = pytest.mark.systemd
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 WATCHDOG_S = 1.0
 

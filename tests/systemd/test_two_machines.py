@@ -10,7 +10,7 @@ import pytest
 from .container import Container, booted
 from .jobs import AGENT, PORT, RENDEZVOUS, SERVER, SOON, Job
 
-pytestmark = pytest.mark.systemd
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 @pytest.fixture

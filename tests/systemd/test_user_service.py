@@ -13,7 +13,7 @@ import pytest
 from .container import ROOT, USER, USER_ID, Container, booted
 from .jobs import PORT, TRAIN
 
-pytestmark = pytest.mark.systemd
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 UNIT = ROOT / "deploy" / "systemd" / "user" / "elastic-agent@.service"
 HOME = "/srv/home"

@@ -32,7 +32,7 @@ from tests.etcd import EtcdCluster
 
 from .support import PATIENCE_S, Scene
 
-LEASE_TTL_S = 5.0
+LEASE_TTL_S = 60.0
 
 
 def campaign(
@@ -75,7 +75,7 @@ class EtcdScene(Scene):
 
     def dial(self) -> tuple[EtcdClient, str]:
         """As agents do: again until a member answers, which may take a busy machine longer than one attempt lasts."""
-        members = Members(endpoint_of(self.cluster), self.access)
+        members = Members(endpoint_of(self.cluster), self.access, PATIENCE_S)
         gives_up_s = time.monotonic() + PATIENCE_S
         while True:
             try:

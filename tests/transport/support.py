@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import secrets
 import signal
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 from torch.distributed import TCPStore
@@ -33,14 +31,19 @@ from elastic_agent.protocol.records import (
 from elastic_agent.testing.node import freeze, thaw
 from elastic_agent.transport import Secret, c10d
 from elastic_agent.transport.base import CoordinatorLink, ExchangeLink, NodeLink, ReportLink
+from elastic_agent.transport.c10d import connection as c10d_connection
 from elastic_agent.transport.c10d.plans import _pack
 from elastic_agent.transport.c10d.sealed import sealed
 from elastic_agent.transport.c10d.store import StoreClient
 from elastic_agent.transport.sealed_records import RunSeal
 from elastic_agent.values import Endpoint
+from tests.ports import free_port
 
-PATIENCE_S = 20.0
+PATIENCE_S = 100.0
 """What never takes that long unless something is broken."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def member(name: str, **changes: Any) -> Member:
@@ -177,7 +180,7 @@ class C10dScene(Scene):
         return c10d.C10dCoordinatorLink(self.welcomed(client, run_id), run_id, self.complaints.append)
 
     def exchange(self) -> ExchangeLink:
-        return c10d.dial_exchange(self.endpoint, "tests", 20.0)
+        return c10d.dial_exchange(self.endpoint, "tests", PATIENCE_S)
 
     def reports(self, run_id: str = "run") -> ReportLink:
         client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
@@ -256,8 +259,7 @@ class RawClient(TCPStore):
 
     def list_keys(self) -> list[str]:
         """Asked by another process: torch holds Python's lock meanwhile, which a relay of this one needs."""
-        with ProcessPoolExecutor(1, mp_context=_processes) as pool:
-            return pool.submit(_keys, self._endpoint).result(PATIENCE_S)
+        return in_another_process(_keys, self._endpoint)
 
     def set(self, key: str, value: bytes | str) -> None:
         super().set(key, value)  # type: ignore[arg-type]  # the stubs know only text
@@ -283,6 +285,12 @@ def raw_client(endpoint: Endpoint) -> Any:
 # Forked from a server that has imported torch once: a second each would be most of these tests' time.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["elastic_agent.transport.c10d", "tests.transport.support"])
+
+
+def in_another_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a function of a module returns there."""
+    with ProcessPoolExecutor(1, mp_context=_processes) as pool:
+        return pool.submit(function, *args, **kwargs).result(PATIENCE_S)
 
 
 class Peer:
@@ -343,6 +351,7 @@ def peers(count: int, endpoint: Endpoint) -> Iterator[list[Peer]]:
 
 
 def _take_part(connection: Connection, endpoint: Endpoint) -> None:
+    c10d_connection.BIRTH_S = PATIENCE_S  # the store may be one that another process is only starting
     connection.send("born")
     host = None
     with suppress(EOFError):
@@ -356,9 +365,5 @@ def _take_part(connection: Connection, endpoint: Endpoint) -> None:
 
 
 def free_endpoint() -> Endpoint:
-    """A port that was free a moment ago, below those the system hands out by itself."""
-    while True:
-        port = 20000 + secrets.randbelow(9000)
-        with socket.socket() as sock, suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return Endpoint("127.0.0.1", port)
+    """Return one without a listener."""
+    return Endpoint("127.0.0.1", free_port())

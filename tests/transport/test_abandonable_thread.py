@@ -8,8 +8,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from elastic_agent.transport.abandonable_thread import AbandonableThread
-
-PATIENCE_S = 20.0
+from tests.waiting import GUARD_S as PATIENCE_S
 
 
 def test_calls_are_made_one_after_the_other() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
 
 import pytest
 
@@ -11,8 +10,9 @@ from elastic_agent.protocol.records import Address
 from elastic_agent.transport.base import TransportError
 from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from elastic_agent.values import Endpoint
+from tests.ports import free_ports
 
-from .support import free_endpoint, raw_client
+from .support import PATIENCE_S, raw_client
 
 
 class Clock:
@@ -22,20 +22,6 @@ class Clock:
         return self.now_s
 
 
-def free_range(length: int) -> list[int]:
-    """Ports in a row that were free a moment ago."""
-    while True:
-        first = free_endpoint().port
-        ports = list(range(first, first + length))
-        with ExitStack() as stack:
-            try:
-                for port in ports:
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-        return ports
-
-
 def take(picker: PortPicker) -> int:
     """A port that is bound, and free again at once as far as the system is concerned."""
     with picker.listen("127.0.0.1") as sock:
@@ -43,10 +29,10 @@ def take(picker: PortPicker) -> int:
 
 
 def test_a_port_of_the_range_is_not_reused_for_a_while() -> None:
-    ports, clock = free_range(2), Clock()
+    ports, clock = free_ports(2), Clock()
     picker = PortPicker(ports, 12.0, clock)
     first, second = take(picker), take(picker)
-    assert sorted((first, second)) == ports
+    assert {first, second} == {*ports}
     clock.now_s += 10_000.0
     with pytest.raises(TransportError):
         take(picker)  # both are still in use
@@ -59,7 +45,7 @@ def test_a_port_of_the_range_is_not_reused_for_a_while() -> None:
 
 
 def test_a_port_of_another_program_is_skipped() -> None:
-    ports = free_range(2)
+    ports = free_ports(2)
     with socket.create_server(("127.0.0.1", ports[0])):
         picker = PortPicker(ports, 12.0)
         assert take(picker) == ports[1]
@@ -82,7 +68,7 @@ def test_each_store_is_fresh_on_a_port_of_its_own() -> None:
     ports = set()
     for i in range(5):
         store = BootstrapStore.open("127.0.0.1", picker)
-        dial_bootstrap(store.address, 5.0)
+        dial_bootstrap(store.address, PATIENCE_S)
         worker = raw_client(Endpoint(store.address.host, store.address.port))
         assert worker.add("rounds", 1) == 1, "no trace of the one before"
         ports.add(store.address.port)
@@ -92,12 +78,12 @@ def test_each_store_is_fresh_on_a_port_of_its_own() -> None:
 
 
 def test_a_closed_store_does_not_answer_and_its_port_is_not_reused() -> None:
-    ports, clock = free_range(1), Clock()
+    ports, clock = free_ports(1), Clock()
     picker = PortPicker(ports, 12.0, clock)
     store = BootstrapStore.open("127.0.0.1", picker)
     store.close()
     with pytest.raises(TransportError, match="refused") as caught:
-        dial_bootstrap(store.address, 5.0)
+        dial_bootstrap(store.address, PATIENCE_S)
     assert str(store.address) in str(caught.value)
     with pytest.raises(TransportError):
         BootstrapStore.open("127.0.0.1", picker)
@@ -106,7 +92,7 @@ def test_a_closed_store_does_not_answer_and_its_port_is_not_reused() -> None:
 
 
 def test_the_port_of_a_local_store_can_be_reused_at_once() -> None:
-    picker = PortPicker(free_range(1), 12.0)
+    picker = PortPicker(free_ports(1), 12.0)
     for _ in range(3):
         store = BootstrapStore.open("127.0.0.1", picker)
         store.rests = False

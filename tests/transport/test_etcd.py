@@ -7,12 +7,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from elastic_agent.protocol.records import History, Phase, State
-from elastic_agent.rendezvous.backends.etcd.backend import FRESH_S, Members
+from elastic_agent.rendezvous.backends.etcd import backend
+from elastic_agent.rendezvous.backends.etcd.backend import Members
+from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
 from elastic_agent.testing.relay import Relay
 from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
@@ -24,8 +27,9 @@ from elastic_agent.transport.etcd.leadership import campaign_for
 from elastic_agent.transport.etcd.plans import UnknownPlanError
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
+from tests.waiting import wait_for
 
-from .etcd_scene import EtcdScene, campaign, endpoint_of
+from .etcd_scene import LEASE_TTL_S, EtcdScene, campaign, endpoint_of
 from .support import PATIENCE_S, lease, member, plan
 
 
@@ -77,18 +81,20 @@ def test_an_agent_that_was_paused_for_longer_than_its_etcd_lease_is_not_elected(
     gone = client.grant(60)
     client.revoke(gone)
     monkeypatch.setattr(client, "grant", lambda ttl_s: gone)
-    assert campaign_for(client, keys, "late", 5.0, life.stored) is None
+    assert campaign_for(client, keys, "late", LEASE_TTL_S, life.stored) is None
 
 
 def test_one_agent_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene) -> None:
     first, keys = etcd_scene.leadership(), etcd_scene.keys()
     clients = [etcd_scene.client() for _ in range(4)]
     threads = [AbandonableThread(f"candidate {i}") for i in range(4)]
+    begun = [first_watch_of(client) for client in clients]
     standing = [
-        thread.submit(lambda client=client: campaign(client, keys, "next", 5.0, 10 * PATIENCE_S))
+        thread.submit(lambda client=client: campaign(client, keys, "next", LEASE_TTL_S, 10 * PATIENCE_S))
         for thread, client in zip(threads, clients, strict=True)
     ]
-    assert campaign(etcd_scene.client(), keys, "hasty", 5.0, 0.05) is None
+    assert all(watch.wait(PATIENCE_S) for watch in begun)
+    assert campaign(etcd_scene.client(), keys, "hasty", LEASE_TTL_S, 0.05) is None
     first.resign()
     leaderships = [one.result(PATIENCE_S) for one in standing]
     (elected,) = [leadership for leadership in leaderships if leadership is not None]
@@ -98,35 +104,50 @@ def test_one_agent_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene
         thread.abandon()
 
 
-def test_leadership_of_a_partitioned_agent_ends_and_another_takes_over_within_a_lease(
-    etcd_scene: EtcdScene,
-) -> None:
-    lease_ttl_s = 4.0
+def first_watch_of(client: Any) -> threading.Event:
+    """Return an event that is set when the client begins its next watch."""
+    begun, follow = threading.Event(), client.follow
+
+    def noted_follow(*args: Any) -> Any:
+        begun.set()
+        return follow(*args)
+
+    client.follow = noted_follow
+    return begun
+
+
+def test_leadership_of_a_partitioned_agent_ends_and_another_takes_over(etcd_scene: EtcdScene) -> None:
     etcd_scene.node()
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
-        client = EtcdClient.dial(relay.endpoint, etcd_scene.access)
-        cut_off = campaign(client, etcd_scene.keys(), "cut off", lease_ttl_s, 0.1)
+        client = EtcdClient.dial(relay.endpoint, etcd_scene.access, PATIENCE_S)
+        cut_off = campaign(client, etcd_scene.keys(), "cut off", LEASE_TTL_S, 0.1)
         assert cut_off is not None
         relay.hold()
-        began_s = time.monotonic()
-        successor = etcd_scene.leadership(lease_ttl_s=lease_ttl_s, patience_s=PATIENCE_S)
-        assert time.monotonic() - began_s < lease_ttl_s
-        assert successor.publish(plan(1))
-        began_s = time.monotonic()
+        office: Any = cut_off
+        office._client._timeout_s = 0.2
+        etcd_scene.client().revoke(office._lease_id)  # as when it ran out
+        assert etcd_scene.leadership().publish(plan(1))
+        keep(cut_off)
         with pytest.raises(StoreLostError, match="not renewed"):
             cut_off.wait(10 * PATIENCE_S)
-        assert time.monotonic() - began_s < lease_ttl_s, "it learns so by itself, whatever it waits for"
     cut_off.resign()
 
 
-def test_a_waiting_leader_detects_a_lost_etcd_lease_at_once(etcd_scene: EtcdScene) -> None:
-    leadership = etcd_scene.leadership(lease_ttl_s=1.0)
+def keep(leadership: Leadership) -> None:
+    """Renew the etcd lease of the leader key at once, when its time is over by the leader's own clock."""
+    LeaderKeyThread(leadership, time.monotonic() - leadership.ttl_s).start()
+
+
+def test_a_waiting_leader_detects_a_lost_etcd_lease(etcd_scene: EtcdScene) -> None:
+    leadership = etcd_scene.leadership()
     office: Any = leadership
     etcd_scene.client().revoke(office._lease_id)
+    keep(leadership)
     with pytest.raises(NotLeaderError, match="expired"):
         leadership.wait(10 * PATIENCE_S)
 
 
+@pytest.mark.prove  # by the clock: rendezvous/test_election.py
 def test_leadership_is_kept_beyond_its_lease_by_keep_alives(etcd_scene: EtcdScene) -> None:
     leadership = etcd_scene.leadership(lease_ttl_s=1.0)  # two seconds, the least
     assert leadership.wait(2.6) == []
@@ -142,14 +163,14 @@ def test_a_successor_dates_leases_by_the_leaders_marks(
     """The lease of the coordinator's own node is first read by its successor, some time after its last renewal."""
     first, keys, client = etcd_scene.leadership(), etcd_scene.keys(), etcd_scene.client()
     thread = AbandonableThread("candidate")
-    standing = thread.submit(lambda: campaign(client, keys, "next", 5.0, 10 * PATIENCE_S))
+    standing = thread.submit(lambda: campaign(client, keys, "next", LEASE_TTL_S, 10 * PATIENCE_S))
     client.range(b"/")  # an answer before the lease is written tells nothing of it
     node = etcd_scene.joined("a")
     before_s = time.monotonic()
     assert node.renew(lease("a"), lease("a").renewed())
     revision = int(etcd_scene.client().get(keys.lease("a")).mod_revision)
     first.write_mark()
-    wait_until(lambda: client.revisions.written_by(revision) is not None)
+    wait_for("the mark", lambda: client.revisions.written_by(revision) is not None)
     marked_s = time.monotonic()
     first.resign()
     successor = standing.result(PATIENCE_S)
@@ -169,7 +190,7 @@ def test_a_mark_does_not_end_leadership(etcd_scene: EtcdScene) -> None:
     created = client.get(keys.leader)
     assert created is not None
     leadership.write_mark()
-    wait_until(lambda: client.get(keys.leader).mod_revision > created.mod_revision)
+    wait_for("the mark", lambda: client.get(keys.leader).mod_revision > created.mod_revision)
     marked = client.get(keys.leader)
     assert (marked.value, marked.lease) == (created.value, created.lease)
     assert leadership.publish(plan(1))
@@ -191,26 +212,19 @@ def test_a_renewal_is_reported_to_its_agent(etcd_scene: EtcdScene) -> None:
 
 
 def test_revisions_of_an_etcd_that_lost_its_data_do_not_date_the_next_one(
-    own_etcd: EtcdCluster,
+    own_etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    members = Members(endpoint_of(own_etcd), EtcdAccess("/tests"))
+    monkeypatch.setattr(backend, "FRESH_S", 0.0)
+    members = Members(endpoint_of(own_etcd), EtcdAccess("/tests"), PATIENCE_S)
     client, _ = members.dial()
     revision = int(client.range(b"/").header.revision)
     assert client.revisions.written_by(revision) is not None
     own_etcd.ctl("del", "--prefix", "/")
-    time.sleep(FRESH_S)
     again, _ = members.dial()
     assert again.revisions.written_by(revision) is None
     for one in (client, again):
         one.close()
     members.close()
-
-
-def wait_until(look: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + PATIENCE_S
-    while not look():
-        assert time.monotonic() < ends_s
-        time.sleep(0.005)
 
 
 # -- compaction -----------------------------------------------------------------------------------
@@ -292,7 +306,7 @@ def test_an_agent_behind_a_compaction_checks_for_a_leader_again(
         compact(etcd_scene)
 
     Behind(client, pass_by)
-    leadership = campaign(client, etcd_scene.keys(), "behind", 5.0, PATIENCE_S)
+    leadership = campaign(client, etcd_scene.keys(), "behind", LEASE_TTL_S, PATIENCE_S)
     assert leadership is not None
     assert leadership.publish(plan(1))
     leadership.resign()
@@ -434,6 +448,7 @@ def test_garbage_in_the_plan_key_does_not_prevent_a_new_run(etcd_scene: EtcdScen
 # -- leases of etcd -------------------------------------------------------------------------------
 
 
+@pytest.mark.prove  # other tests of this process use memory, too
 def test_the_memory_of_an_agent_does_not_grow_with_its_keep_alives(etcd_scene: EtcdScene) -> None:
     client = etcd_scene.client()
     lease_id = client.grant(60)
@@ -452,22 +467,14 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_records_without_keep_alive_are_removed_by_etcd(
-    etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(etcd, "LEAST_KEPT_S", 1.0)
-    etcd_scene.kept = KeptLeases(0.25)
-    revision = int(etcd_scene.client().range(b"/").header.revision)
-    node, keys = etcd_scene.joined("a"), etcd_scene.keys()
-    gone: set[bytes] = set()
-    while gone != {keys.member("a"), keys.lease("a")}:
-        news = etcd_scene.client().watch(keys.root, prefix_end(keys.root), revision + 1, PATIENCE_S)
-        assert news is not None, "they are still there"
-        gone |= news.deleted
-        revision = news.next_revision - 1
+def test_records_whose_etcd_lease_ends_are_removed_by_etcd(etcd_scene: EtcdScene) -> None:
+    node, keys, client = etcd_scene.joined("a"), etcd_scene.keys(), etcd_scene.client()
+    client.revoke(etcd_scene.kept.of(client, "a"))  # as when no keep-alive came in its time
+    assert client.get(keys.member("a")) is None
+    assert client.get(keys.lease("a")) is None
     assert not node.renew(lease("a"), lease("a").renewed())
     node.write(member("a", state=State.LEFT))
-    assert etcd_scene.client().get(keys.member("a")) is None, "a member record alone does not register a node"
+    assert client.get(keys.member("a")) is None, "a member record alone does not register a node"
     assert node.register(member("a"), lease("a")) == lease("a")
 
 
@@ -475,20 +482,20 @@ def test_writes_of_a_node_keep_its_records_alive(
     etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock_s = [0.0]
-    monkeypatch.setattr(etcd.time, "monotonic", lambda: clock_s[0])
+    monkeypatch.setattr(etcd, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     client = etcd_scene.client()
     kept_alive: list[int] = []
     keep_alive = client.keep_alive
     monkeypatch.setattr(client, "keep_alive", lambda one: (kept_alive.append(one), keep_alive(one)))
-    leases = KeptLeases(5.0)
+    leases = KeptLeases(LEASE_TTL_S)
     first = leases.of(client, "a")
     assert leases.of(client, "b") != first, "each incarnation has its own"
-    clock_s[0] = 4.0
+    clock_s[0] = LEASE_TTL_S - 1.0
     assert (leases.of(client, "a"), kept_alive) == (first, [])
-    clock_s[0] = 6.0
+    clock_s[0] = LEASE_TTL_S + 1.0
     assert (leases.of(client, "a"), kept_alive) == (first, [first])
     client.revoke(first)
-    clock_s[0] = 12.0
+    clock_s[0] = 2 * LEASE_TTL_S + 2.0
     assert leases.of(client, "a") != first
 
 
@@ -543,7 +550,7 @@ def test_a_removed_run_has_no_coordinator_until_a_node_registers(
     first, keys = etcd_scene.leadership(), etcd_scene.keys()
     first.remove_run(ENDED)
     first.resign()
-    assert campaign(etcd_scene.client(), keys, "sleeper", 5.0, 0.05) is None
+    assert campaign(etcd_scene.client(), keys, "sleeper", LEASE_TTL_S, 0.05) is None
     thread = AbandonableThread("standing")
     client, waits = etcd_scene.client(), threading.Event()
     watch = client.watch
@@ -553,7 +560,7 @@ def test_a_removed_run_has_no_coordinator_until_a_node_registers(
         return watch(*args)
 
     monkeypatch.setattr(client, "watch", announced_watch)
-    standing = thread.submit(lambda: campaign(client, keys, "sleeper", 5.0, 10 * PATIENCE_S))
+    standing = thread.submit(lambda: campaign(client, keys, "sleeper", LEASE_TTL_S, 10 * PATIENCE_S))
     assert waits.wait(PATIENCE_S)
     etcd_scene.node()
     assert standing.result(PATIENCE_S) is None, "it takes part again, in this life of the run"
@@ -573,20 +580,23 @@ def test_an_invalid_ended_record_counts_as_none(etcd_scene: EtcdScene, data: byt
 
 def test_a_late_write_of_an_abandoned_connection_has_no_effect(etcd_scene: EtcdScene) -> None:
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
-        client = EtcdClient.dial(relay.endpoint, etcd_scene.access, timeout_s=0.2)
+        client = EtcdClient.dial(relay.endpoint, etcd_scene.access, PATIENCE_S)
         abandoned = EtcdLink(client, etcd_scene.keys(), "store", etcd_scene.kept)
         assert abandoned.register(member("a"), lease("a")) is not None
         relay.hold()
-        with pytest.raises(StoreLostError):
-            abandoned.write(member("a", state=State.RUNNING))
-        assert relay.held.is_set()
+        thread = AbandonableThread("abandoned")
+        late = thread.submit(lambda: abandoned.write(member("a", state=State.RUNNING)))
+        assert relay.held.wait(PATIENCE_S)
         abandoned.close()
+        with pytest.raises(StoreLostError):
+            late.result(PATIENCE_S)
+        thread.abandon()
         current = etcd_scene.node()
         assert current.register(member("a", state=State.FAILED), lease("a")) is not None
-        arrived = threading.Event()
         relay.release()
         current.write(member("a", state=State.FAILED, slots=5))
-        arrived.wait(0.1)  # whatever the released bytes do, they do now
+        connections: Any = relay
+        wait_for("the end of all that was held back", lambda: len(connections._sockets) == 1)
     assert etcd_scene.coordinator().read(["a"]).members["a"] == member("a", state=State.FAILED, slots=5)
 
 
@@ -608,6 +618,6 @@ ON_A_LEASE: dict[str, Callable[[EtcdScene], object]] = {
 @pytest.mark.parametrize("write", ON_A_LEASE)
 def test_what_cannot_be_written_is_not_taken_for_written(etcd_scene: EtcdScene, write: str) -> None:
     etcd_scene.joined("b")
-    etcd_scene.kept = LeasesThatEndAtOnce(5.0)
+    etcd_scene.kept = LeasesThatEndAtOnce(LEASE_TTL_S)
     with pytest.raises(StoreLostError, match="expire as fast as they are granted"):
         ON_A_LEASE[write](etcd_scene)

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.transport.base import StoreLostError, TransportError, UnreachableError
-from elastic_agent.transport.etcd.client import EtcdClient, put
+from elastic_agent.transport.etcd.client import CALL_TIMEOUT_S, EtcdClient, put
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, EtcdServer
-from tests.ports import free_ports
+from tests.ports import free_port
+from tests.waiting import wait_for
 
 from .etcd_scene import EtcdScene, endpoint_of, etcd_scene
 from .support import PATIENCE_S, lease, member, plan
+from .test_addresses import LOOPBACK_HOSTS, needs_ipv6
+
+T = TypeVar("T")
 
 ACCESS = EtcdAccess("/tests/members")
-FROZEN_COSTS_S = 1.5
-"""A second, and what a busy machine adds."""
+FROZEN_COSTS_S = CALL_TIMEOUT_S + 0.5
+"""With what a machine that does nothing else adds."""
 
 
 @pytest.fixture(scope="module")
@@ -53,24 +59,31 @@ def dead(cluster: EtcdCluster, *servers: EtcdServer) -> Iterator[None]:
     finally:
         for server in servers:
             server.start()
-        for server in cluster.members:
-            wait_for(server)
+        wait_for_members(cluster)
 
 
-def wait_for(server: EtcdServer) -> None:
-    """Until this member answers, for a majority."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return dial(Endpoint("127.0.0.1", server.client_port))
-        except TransportError:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
+def wait_for_members(cluster: EtcdCluster) -> None:
+    """Wait until each member answers, for a majority."""
+    for server in cluster.members:
+        first_answer(partial(dial, Endpoint("127.0.0.1", server.client_port)))
 
 
 def dial(endpoint: Endpoint) -> None:
     client, _ = Members(endpoint, ACCESS).dial()
     client.close()
+
+
+def first_answer(ask: Callable[[], T]) -> T:
+    """Ask again until etcd answers: its members may be electing a leader, also because the machine was busy."""
+    answers: list[T] = []
+
+    def has_answered() -> bool:
+        with contextlib.suppress(TransportError):
+            answers.append(ask())
+        return bool(answers)
+
+    wait_for("an answer of etcd", has_answered)
+    return answers[0]
 
 
 def beginning_with(cluster: EtcdCluster, *first: EtcdServer) -> Endpoint:
@@ -88,19 +101,28 @@ def followers(cluster: EtcdCluster) -> list[EtcdServer]:
 # -- another member will do -----------------------------------------------------------------------
 
 
-def test_a_dead_member_is_skipped_quickly_and_not_tried_again(three: EtcdCluster) -> None:
+def test_a_dead_member_is_skipped(three: EtcdCluster) -> None:
     gone = followers(three)[0]
-    members = Members(beginning_with(three, gone), ACCESS)
+    members = Members(beginning_with(three, gone), ACCESS, PATIENCE_S)
     with dead(three, gone):
-        began_s = time.monotonic()
-        clients = [members.dial()[0] for _ in range(3)]
-        assert time.monotonic() - began_s < FROZEN_COSTS_S
+        clients = [first_answer(members.dial)[0] for _ in range(3)]
         assert len({client.endpoint for client in clients}) == 1, "all of this process use the same one"
         assert clients[0].endpoint.port != gone.client_port
     for client in clients:
         client.close()
 
 
+def test_a_frozen_member_is_given_up_for_another_one(three: EtcdCluster) -> None:
+    still = followers(three)[0]
+    members = Members(beginning_with(three, still), ACCESS)
+    with frozen(still):
+        for _ in range(2):
+            client, _ = first_answer(members.dial)
+            assert client.endpoint.port != still.client_port
+            client.close()
+
+
+@pytest.mark.prove
 def test_a_frozen_member_costs_one_second_once(three: EtcdCluster) -> None:
     still = followers(three)[0]
     members = Members(beginning_with(three, still), ACCESS)
@@ -116,64 +138,62 @@ def test_a_frozen_member_costs_one_second_once(three: EtcdCluster) -> None:
 
 
 def test_the_loss_of_etcds_leader_is_tolerated(three: EtcdCluster) -> None:
-    leader = three.leader()
+    leader, renewed = three.leader(), lease("a").renewed()
     with etcd_scene(three) as scene:
-        node = scene.joined("a")
-        scene.coordinator().publish(plan(1))
+        node = first_answer(lambda: scene.joined("a"))
+        first_answer(lambda: scene.coordinator().publish(plan(1)))
         with dead(three, leader):
-            again = dial_until_answered(scene)
-            assert again.store_id == node.store_id
-            assert again.read_plan() == plan(1)
-            assert again.renew(lease("a"), lease("a").renewed())
+            assert first_answer(lambda: scene.node().store_id) == node.store_id
+            assert first_answer(lambda: scene.node().read_plan()) == plan(1)
+            # The first attempt may count although no answer comes.
+            first_answer(lambda: scene.node().renew(lease("a"), renewed))
+            assert first_answer(lambda: scene.node().read_lease("a")) == renewed
 
 
-def dial_until_answered(scene: EtcdScene) -> Any:
-    """As a session does; the others take a moment to elect a new leader."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return scene.node()
-        except UnreachableError:
-            assert time.monotonic() < deadline_s
+@pytest.fixture(scope="module")
+def on_each_loopback_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with EtcdCluster(tmp_path_factory.mktemp("addresses"), hosts=LOOPBACK_HOSTS) as cluster:
+        yield cluster
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
-def test_members_are_named_by_any_kind_of_address(tmp_path: Path, host: str) -> None:
-    (closed,) = free_ports(1)
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("[::1]", marks=needs_ipv6), "localhost"])
+def test_members_are_named_by_any_kind_of_address(on_each_loopback_address: EtcdCluster, host: str) -> None:
+    closed, port = free_port(), on_each_loopback_address.members[0].client_port
     plain = host.strip("[]")
-    with EtcdCluster(tmp_path, hosts=("127.0.0.1", "[::1]")) as cluster:
-        port = cluster.members[0].client_port
-        endpoint = Endpoint(plain, closed, (Endpoint(plain, port),))
-        assert str(endpoint) == f"{host}:{closed},{host}:{port}"
-        client, _ = Members(endpoint, ACCESS).dial()
-        assert client.endpoint == Endpoint(plain, port)
-        assert client.local_address in ("127.0.0.1", "::1")
-        client.close()
+    endpoint = Endpoint(plain, closed, (Endpoint(plain, port),))
+    assert str(endpoint) == f"{host}:{closed},{host}:{port}"
+    client, _ = Members(endpoint, ACCESS, PATIENCE_S).dial()
+    assert client.endpoint == Endpoint(plain, port)
+    assert client.local_address in ("127.0.0.1", "::1")
+    client.close()
 
 
 # -- no majority ----------------------------------------------------------------------------------
+
+NO_MAJORITY = r"no majority|no leader"
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_without_a_majority_writes_fail_with_the_reason(three: EtcdCluster, how: str) -> None:
     left, *lost = three.members
-    alone = Endpoint("127.0.0.1", left.client_port)
-    with etcd_scene(three) as scene:
-        node, _ = EtcdClient.dial(alone, scene.access), scene.joined("a")
-        with dead(three, *lost) if how == "killed" else frozen(*lost):
-            began_s = time.monotonic()
-            with pytest.raises(StoreLostError, match=r"no majority|no leader"):
-                node.transact([], [put(b"/tests/members/x", b"y")])
-            assert time.monotonic() - began_s < FROZEN_COSTS_S
-            with pytest.raises(UnreachableError, match=r"no majority|no leader") as caught:
+    client: Any = EtcdClient.dial(Endpoint("127.0.0.1", left.client_port), ACCESS, PATIENCE_S)
+    client._timeout_s = CALL_TIMEOUT_S
+    with dead(three, *lost) if how == "killed" else frozen(*lost):
+        with pytest.raises(StoreLostError, match=NO_MAJORITY):
+            client.transact([], [put(b"/tests/members/x", b"y")])
+
+        def why_not() -> str:
+            with pytest.raises(UnreachableError) as caught:
                 dial(endpoint_of(three))
-            text = str(caught.value)
-            assert text.isprintable()
-            for server in lost:
-                assert f"127.0.0.1:{server.client_port}" in text, "what is wrong with each"
-        node.close()
-    for server in three.members:
-        wait_for(server)
+            return str(caught.value) if re.search(NO_MAJORITY, str(caught.value)) else ""
+
+        # On a busy machine, the last member may not answer in time either.
+        text = wait_for("the reason", why_not)
+        assert text.isprintable()
+        for server in lost:
+            assert f"127.0.0.1:{server.client_port}" in text, "what is wrong with each"
+    client.close()
+    wait_for_members(three)
 
 
 # -- no space -------------------------------------------------------------------------------------

@@ -18,14 +18,18 @@ import trustme
 
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.transport.base import NotAStoreError, TransportError, UnreachableError
+from elastic_agent.transport.etcd import probe
 from elastic_agent.transport.etcd.api import grpc
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
+from tests.names import unique
+from tests.ports import free_port
 
 from .etcd_scene import endpoint_of, etcd_scene
-from .support import PATIENCE_S, C10dScene, plan
+from .support import PATIENCE_S, C10dScene, free_endpoint, plan
+from .test_addresses import LOOPBACK_HOSTS, needs_ipv6
 
-PREFIX = "/tests/greeting"
+PREFIX = f"/tests/{unique('probe')}"
 
 
 @dataclass
@@ -72,8 +76,8 @@ class Papers:
         shown = ("--cert", f"{self.folder}/client.pem", "--key", f"{self.folder}/client.key")
         ctl = ("--insecure-skip-tls-verify", "--cacert", f"{self.folder}/ca.pem", *shown)
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        hosts = ("127.0.0.1", "[::1]")
-        with EtcdCluster(folder, 1, self.server(name, asks=asks), "https", ctl, hosts) as cluster:
+        options = [*self.server(name, asks=asks), "--bcrypt-cost", "4"]
+        with EtcdCluster(folder, 1, options, "https", ctl, LOOPBACK_HOSTS) as cluster:
             yield cluster
 
 
@@ -94,10 +98,17 @@ def mutual_etcd(papers: Papers) -> Iterator[EtcdCluster]:
         yield cluster
 
 
-def answer(endpoint: Endpoint, access: EtcdAccess) -> tuple[type[Exception], str]:
-    """How the dialling ends."""
+@pytest.fixture(autouse=True)
+def _second_looks_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_SECOND_LOOK_S", PATIENCE_S)
+
+
+def answer(
+    endpoint: Endpoint, access: EtcdAccess, timeout_s: float = PATIENCE_S
+) -> tuple[type[Exception], str]:
+    """Return how the dialling ends."""
     with pytest.raises(TransportError) as caught:
-        Members(endpoint, access).dial()
+        Members(endpoint, access, timeout_s).dial()
     text = str(caught.value)
     assert text.isprintable(), "one line"
     assert len(text) < 300
@@ -107,11 +118,11 @@ def answer(endpoint: Endpoint, access: EtcdAccess) -> tuple[type[Exception], str
 # -- TLS ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
 def test_names_and_addresses_in_the_certificate_are_accepted(
     tls_etcd: EtcdCluster, papers: Papers, host: str
 ) -> None:
-    client, _ = Members(Endpoint(host, tls_etcd.members[0].client_port), papers.access()).dial()
+    client, _ = Members(Endpoint(host, tls_etcd.members[0].client_port), papers.access(), PATIENCE_S).dial()
     client.close()
 
 
@@ -123,9 +134,9 @@ def test_a_proxy_in_the_environment_is_not_used(
     variable: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(variable, "http://127.0.0.1:9")  # discard: nothing listens
+    monkeypatch.setenv(variable, f"http://127.0.0.1:{free_port()}")  # nothing listens
     for cluster, access in ((shared_etcd, EtcdAccess(PREFIX)), (tls_etcd, papers.access())):
-        client, _ = Members(endpoint_of(cluster), access).dial()
+        client, _ = Members(endpoint_of(cluster), access, PATIENCE_S).dial()
         client.close()
 
 
@@ -266,17 +277,20 @@ def test_a_closed_connection_counts_as_unreachable(papers: Papers, tls: bool) ->
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_a_server_that_does_not_answer_costs_a_second(papers: Papers, tls: bool) -> None:
+def test_a_server_that_does_not_answer_is_given_up(
+    papers: Papers, tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_SECOND_LOOK_S", 0.1)
     over = threading.Event()
     with program(lambda sock: over.wait(PATIENCE_S)) as endpoint:
-        kind, text = answer(endpoint, papers.access() if tls else EtcdAccess(PREFIX))
+        kind, text = answer(endpoint, papers.access() if tls else EtcdAccess(PREFIX), 0.2)
         over.set()
     assert kind is UnreachableError
-    assert "did not answer within 1 s (etcd is frozen or overloaded, or another program" in text
+    assert "did not answer within 0.2 s (etcd is frozen or overloaded, or another program" in text
 
 
 def test_a_c10d_store_is_recognised(c10d_scene: C10dScene) -> None:
-    kind, text = answer(c10d_scene.endpoint, EtcdAccess(PREFIX))
+    kind, text = answer(c10d_scene.endpoint, EtcdAccess(PREFIX), 0.2)
     assert kind is NotAStoreError
     assert "is a c10d store, not etcd" in text
 
@@ -292,6 +306,6 @@ def test_another_grpc_service_is_recognised() -> None:
 
 
 def test_a_refused_connection_is_reported() -> None:
-    kind, text = answer(Endpoint("127.0.0.1", 1), EtcdAccess(PREFIX))
+    kind, text = answer(free_endpoint(), EtcdAccess(PREFIX))
     assert kind is UnreachableError
     assert "connection refused" in text

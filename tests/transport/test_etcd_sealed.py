@@ -13,7 +13,7 @@ from elastic_agent.transport import Secret, StoreLostError, WrongKeyError
 from elastic_agent.transport.etcd import NotLeaderError
 from tests.etcd import EtcdCluster
 
-from .support import lease, member, plan
+from .support import PATIENCE_S, lease, member, plan
 
 if TYPE_CHECKING:
     from .etcd_scene import EtcdScene
@@ -76,7 +76,7 @@ def test_forged_records_do_not_count(scene: EtcdScene) -> None:
     assert (list(snapshot.members), list(snapshot.leases)) == (["a"], ["a"])
     assert any("copied from another key" in one for one in snapshot.rejected)
     outsider.set(f"{scene.root()}/plan", b'{"plan": {}}')
-    assert node.next_plan(0, 0.2) == plan(1)
+    assert node.next_plan(0, PATIENCE_S) == plan(1)
     assert of_another_process(scene, OURS).node().read_plan() == plan(1), "the plan before it"
     assert coordinator.publish(plan(2))
     assert node.read_plan() == plan(2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from elastic_agent.transport import Secret, StoreLostError, WrongKeyError, c10d
+from elastic_agent.transport.c10d import greeting
 from elastic_agent.transport.c10d.greeting import greeted
 from elastic_agent.values import Endpoint
 
@@ -84,8 +84,9 @@ def test_a_rotation_in_three_steps_keeps_nodes_together() -> None:
     ],
 )
 def test_a_wrong_missing_or_unexpected_secret_is_named(
-    theirs: Secret | None, ours: Secret | None, words: str
+    theirs: Secret | None, ours: Secret | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(greeting, "NO_KEY_ANSWER_S", 0.1)
     with served(theirs) as store:
         for dial in (
             lambda: store.dial(ours),
@@ -97,7 +98,8 @@ def test_a_wrong_missing_or_unexpected_secret_is_named(
             assert words in str(caught.value)
 
 
-def test_a_false_hint_does_not_keep_a_client_with_the_secret_out() -> None:
+def test_a_false_hint_does_not_keep_a_client_with_the_secret_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "NO_KEY_ANSWER_S", PATIENCE_S)
     with served(OURS) as store:
         raw_client(store.endpoint).set("elastic-agent/1/key", THEIRS.ids[0])
         assert store.dial().register(member("a"), lease("a")) is not None
@@ -265,15 +267,13 @@ def test_the_run_of_a_job_cannot_be_chosen_by_others() -> None:
         assert agree("sixth") == "sixth", "the records of the run before were removed"
 
 
-def test_a_coordinator_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_that_does_not_answer_is_named() -> None:
     host = c10d.find_or_host(Endpoint("127.0.0.1", 0), PATIENCE_S, OURS)
     assert host is not None
     endpoint = Endpoint("127.0.0.1", host.port)
     client, _, _ = c10d.open_store(endpoint, PATIENCE_S)
-    begun_s = time.monotonic()
     with pytest.raises(StoreLostError, match="did not answer"):
         greeted(client, endpoint, "run", OURS, answer_s=0.2)
-    assert time.monotonic() - begun_s < PATIENCE_S
     host.close()
 
 

@@ -78,7 +78,7 @@ def test_hostile_bytes_neither_crash_nor_block_the_store() -> None:
     endpoint = free_endpoint()
     with peers(1, endpoint) as (host,), ExitStack() as lingering:
         assert host.elect()[0]
-        node = c10d.dial(endpoint, "run", 5.0)
+        node = c10d.dial(endpoint, "run", PATIENCE_S)
         held = node.register(member("a"), lease("a"))
         assert held is not None
         messages = [*wrong_lengths(), *wrong_use(), *noise(300)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,18 +15,20 @@ from torch.distributed import TCPStore
 from elastic_agent.transport import c10d
 from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
+from elastic_agent.transport.c10d import connection, host
 from elastic_agent.values import Endpoint
 
 from .support import PATIENCE_S, C10dScene, free_endpoint, member, peers
 from .test_addresses import needs_ipv6
 
+SILENT_S = 0.5
+"""After which time what never answers is given up."""
 
-def why_not(endpoint: Endpoint, timeout_s: float = 1.0) -> TransportError:
-    """The error of a dial, which must come in about the time given."""
-    started_s = time.monotonic()
+
+def why_not(endpoint: Endpoint, timeout_s: float = PATIENCE_S) -> TransportError:
+    """Return the error of a dial."""
     with pytest.raises(TransportError) as caught:
         c10d.dial(endpoint, "run", timeout_s)
-    assert time.monotonic() - started_s < timeout_s + 5.0
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -92,9 +93,9 @@ def test_a_server_that_closes_connections_is_reported() -> None:
 
 def test_a_server_that_never_answers_is_reported() -> None:
     with program() as endpoint:
-        error = why_not(endpoint, 0.3)
+        error = why_not(endpoint, SILENT_S)
     assert isinstance(error, UnreachableError)
-    assert "did not answer within 0.3 s" in str(error)
+    assert "did not answer within 0.5 s" in str(error)
 
 
 @contextmanager
@@ -114,46 +115,47 @@ def silent_program(backlog: int) -> Iterator[tuple[Endpoint, int]]:
 
 def test_a_silent_program_of_this_machine_is_named() -> None:
     with silent_program(100) as (endpoint, pid):
-        error = why_not(endpoint)
+        error = why_not(endpoint, SILENT_S)
     assert isinstance(error, UnreachableError)
-    assert "accepts connections but did not answer within 1 s: sleep (pid" in str(error)
+    assert "accepts connections but did not answer within 0.5 s: sleep (pid" in str(error)
     assert f"(pid {pid}) of this machine has the port; stop it, or use another port" in str(error)
 
 
 def test_a_program_that_takes_no_connection_from_its_queue_is_named() -> None:
     with silent_program(0) as (endpoint, pid), socket.create_connection((endpoint.host, endpoint.port)):
-        assert f"(no answer within 1 s): sleep (pid {pid}) of this machine has the port" in str(
-            why_not(endpoint)
+        assert f"(no answer within 0.5 s): sleep (pid {pid}) of this machine has the port" in str(
+            why_not(endpoint, SILENT_S)
         )
         named = rf"sleep \(pid {pid}\) has it\) and no store answers there"
         with pytest.raises(NotAStoreError, match=named):
-            c10d.find_or_host(endpoint, 0.5)
+            c10d.find_or_host(endpoint, SILENT_S)
 
 
-def test_a_torchrun_store_at_the_endpoint_is_recognised() -> None:
+def test_a_torchrun_store_at_the_endpoint_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BIRTH_S", 0.1)
     theirs = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
     theirs.set("torch.rendezvous.none", "state")
-    error = why_not(Endpoint("127.0.0.1", theirs.port), 5.0)
+    error = why_not(Endpoint("127.0.0.1", theirs.port))
     assert isinstance(error, NotAStoreError)
     assert "torchrun" in str(error)
 
 
-def test_an_endpoint_elsewhere_is_not_hosted_here() -> None:
-    """192.0.2.1 is reserved by standard: refused, dropped or without a route, depending on the machine."""
-    with pytest.raises(UnreachableError, match=r"192\.0\.2\.1"):
-        c10d.find_or_host(Endpoint("192.0.2.1", 29400), 0.3)
+def test_an_endpoint_elsewhere_is_not_hosted_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "is_local", lambda _: False)
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1: connection refused"):
+        c10d.find_or_host(free_endpoint(), PATIENCE_S)
 
 
 def test_a_bound_port_that_does_not_answer_is_reported() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         with pytest.raises(NotAStoreError, match="use another port"):
-            c10d.find_or_host(Endpoint("127.0.0.1", held.getsockname()[1]), 1.0)
+            c10d.find_or_host(Endpoint("127.0.0.1", held.getsockname()[1]), PATIENCE_S)
 
 
 def test_another_program_on_the_port_is_not_taken_for_a_host() -> None:
     with program(b"220 mail ready\r\n", first=True) as endpoint:
-        assert c10d.find_or_host(endpoint, 1.0) is None
+        assert c10d.find_or_host(endpoint, PATIENCE_S) is None
         assert isinstance(why_not(endpoint), NotAStoreError)
 
 
@@ -192,15 +194,15 @@ def test_one_of_several_processes_hosts_and_another_takes_over_when_it_is_killed
 
 def test_a_frozen_host_blocks_neither_dialling_nor_abandoned_threads() -> None:
     endpoint = free_endpoint()
-    with peers(1, endpoint) as (host,):
-        hosting, store_id = host.elect()
+    with peers(1, endpoint) as (peer,):
+        hosting, store_id = peer.elect()
         assert hosting
-        link, writer = c10d.dial(endpoint, "run", 5.0), c10d.dial(endpoint, "run", 5.0)
-        host.freeze()
-        error = why_not(endpoint, 0.3)
+        link, writer = c10d.dial(endpoint, "run", PATIENCE_S), c10d.dial(endpoint, "run", PATIENCE_S)
+        peer.freeze()
+        error = why_not(endpoint, SILENT_S)
         assert isinstance(error, UnreachableError)
         assert "frozen" in str(error)
-        assert c10d.find_or_host(endpoint, 0.3) is None, "its port is taken: no other process may host"
+        assert c10d.find_or_host(endpoint, PATIENCE_S) is None, "its port is taken: no other process may host"
         abandonable, writing = AbandonableThread("stuck"), AbandonableThread("writing")
         stuck = abandonable.submit(link.read_plan)
         written = writing.submit(lambda: writer.write(member("a")))
@@ -209,11 +211,11 @@ def test_a_frozen_host_blocks_neither_dialling_nor_abandoned_threads() -> None:
         assert not written.done(), "it is not written before the store says so"
         abandonable.abandon()
         link.close()
-        host.thaw()
+        peer.thaw()
         written.result(PATIENCE_S)
         writing.abandon()
         with pytest.raises(StoreLostError, match="closed"):  # it comes back, and goes no further
             stuck.result(PATIENCE_S)
-        again = c10d.dial(endpoint, "run", 5.0)
+        again = c10d.dial(endpoint, "run", PATIENCE_S)
         assert again.store_id.startswith(store_id)
         assert again.read_plan() is None

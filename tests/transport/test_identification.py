@@ -12,9 +12,9 @@ import resource
 import socket
 import struct
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,8 +53,9 @@ from elastic_agent.transport.c10d.responder import Responder, is_same_users
 from elastic_agent.transport.c10d.store_relay import StoreRelay
 from elastic_agent.values import Endpoint
 from tests.other_users import OTHER_UID, is_refused, needs_other_users
+from tests.waiting import wait_for
 
-from .support import raw_client
+from .support import PATIENCE_S, raw_client
 
 SECRET = Secret((b"the secret of the run",))
 SEAL = bootstrap_seal(SECRET, "job")
@@ -68,6 +69,7 @@ class Guarded:
         self.relay = StoreRelay(listen("127.0.0.1", 0), "the bootstrap store of the workers", SEAL)
         self._store: TCPStore | None = serve(self.relay.store_listener, "127.0.0.1")
         monkeypatch.setattr(store_relay, "peer_uid", lambda _: None)
+        monkeypatch.setattr(admission, "HOLD_S", PATIENCE_S)
         self.address = Address("127.0.0.1", self.relay.port)
 
     def client(self) -> Any:
@@ -85,12 +87,12 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
 
 
 def refusals(logs: list[structlog.typing.EventDict]) -> list[str]:
-    return [line["event"] for line in logs if line["log_level"] == "warning"]
+    return [line["event"] for line in logs if line["event"].startswith("refused ")]
 
 
 def test_workers_of_a_machine_whose_agent_has_the_secret_connect(guarded: Guarded) -> None:
-    with closing(Responder(guarded.address, SEAL, 10.0)):
-        dial_bootstrap(guarded.address, 10.0)
+    with closing(Responder(guarded.address, SEAL, PATIENCE_S)):
+        dial_bootstrap(guarded.address, PATIENCE_S)
         one, other = guarded.client(), guarded.client()
         one.set("key", "value")
         assert other.get("key") == b"value"
@@ -98,7 +100,7 @@ def test_workers_of_a_machine_whose_agent_has_the_secret_connect(guarded: Guarde
 
 @needs_other_users
 def test_other_users_of_that_machine_are_refused_and_reported_once(guarded: Guarded) -> None:
-    with structlog.testing.capture_logs() as logs, closing(Responder(guarded.address, SEAL, 10.0)):
+    with structlog.testing.capture_logs() as logs, closing(Responder(guarded.address, SEAL, PATIENCE_S)):
         for _ in range(2):
             assert is_refused(OTHER_UID, guarded.address.host, guarded.address.port, b"\0")
         guarded.client().set("key", "value")
@@ -114,9 +116,14 @@ def test_a_machine_without_an_agent_is_refused_and_reported_once(
 ) -> None:
     monkeypatch.setattr(admission, "HOLD_S", 0.2)
     with structlog.testing.capture_logs() as logs:
-        for _ in range(2):
+
+        def is_reported() -> bool:
             with pytest.raises(TransportError):
-                dial_bootstrap(guarded.address, 5.0)
+                dial_bootstrap(guarded.address, PATIENCE_S)
+            return bool(refusals(logs))
+
+        wait_for("a message", is_reported)  # none if the relay is too late to see what the client sent
+        assert is_reported()
     (refusal,) = refusals(logs)
     assert "from 127.0.0.1: no agent of this run is connected from there" in refusal
 
@@ -127,29 +134,30 @@ def test_a_machine_without_an_agent_is_refused_and_reported_once(
 def test_an_agent_of_another_secret_or_run_lets_no_worker_in(
     guarded: Guarded, seal: Seal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "HOLD_S", 0.2)
     with pytest.raises(
         NotAStoreError, match="is not the bootstrap store of this run: what it sent does not verify"
     ):
-        Responder(guarded.address, seal, 10.0)
+        Responder(guarded.address, seal, PATIENCE_S)
+    monkeypatch.setattr(admission, "HOLD_S", 0.2)
     with pytest.raises(TransportError):
-        dial_bootstrap(guarded.address, 5.0)
+        dial_bootstrap(guarded.address, PATIENCE_S)
 
 
 def test_a_channel_whose_agent_proves_nothing_is_closed(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "HOLD_S", 0.2)
-    with socket.create_connection((guarded.address.host, guarded.address.port), 10) as sock:
+    with socket.create_connection((guarded.address.host, guarded.address.port), PATIENCE_S) as sock:
         sock.sendall(HELLO + os.urandom(16))
-        while sock.recv(1000):
-            pass
+        with contextlib.suppress(ConnectionResetError):
+            while sock.recv(1000):
+                pass
 
 
 def test_a_channel_whose_agent_forges_its_proof_is_closed_and_reported(guarded: Guarded) -> None:
     with (
         structlog.testing.capture_logs() as logs,
-        socket.create_connection((guarded.address.host, guarded.address.port), 10) as sock,
+        socket.create_connection((guarded.address.host, guarded.address.port), PATIENCE_S) as sock,
     ):
         end = AgentEnd(SEAL)
         sock.sendall(end.hello())
@@ -165,7 +173,7 @@ def test_workers_that_connect_while_the_channel_is_broken_are_admitted_when_it_i
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responder, "REDIALS_S", (0.5,))
-    with closing(Responder(guarded.address, SEAL, 10.0)) as channel:
+    with closing(Responder(guarded.address, SEAL, PATIENCE_S)) as channel:
         channel._sock.shutdown(socket.SHUT_RDWR)  # as by a firewall that forgets the connection
         guarded.client().set("key", "value")
 
@@ -179,7 +187,7 @@ def test_a_store_that_listens_on_all_addresses_is_guarded_too(
     with closing(BootstrapStore.open("203.0.113.5", PortPicker(None, 0.0), SEAL)) as store:
         raw_client(Endpoint("127.0.0.1", store.address.port)).set("key", "value")
         monkeypatch.setattr(store_relay, "peer_uid", lambda _: None)
-        with closing(Responder(Address("127.0.0.1", store.address.port), SEAL, 10.0)):
+        with closing(Responder(Address("127.0.0.1", store.address.port), SEAL, PATIENCE_S)):
             assert raw_client(Endpoint("127.0.0.1", store.address.port)).get("key") == b"value"
         with pytest.raises(OSError, match="in use"):
             socket.create_server(("", store.address.port), reuse_port=True)
@@ -204,15 +212,15 @@ def test_what_a_connection_sent_before_a_later_one_took_its_port_is_not_forwarde
 
     def slowly(ends: Ends) -> bool:
         asked.set()
-        return may_answer.wait(10) and is_same_users(ends)
+        return may_answer.wait(PATIENCE_S) and is_same_users(ends)
 
     monkeypatch.setattr(responder, "is_same_users", slowly)
     address = (guarded.address.host, guarded.address.port)
-    with closing(Responder(guarded.address, SEAL, 10.0)), bound(0) as first:
+    with closing(Responder(guarded.address, SEAL, PATIENCE_S)), bound(0) as first:
         port = first.getsockname()[1]
         first.connect(address)
         first.sendall(struct.pack("=BIB", 0, 0x3C85F7CE, 1) + struct.pack("=Q4sQ4s", 4, b"/key", 4, b"evil"))
-        assert asked.wait(10)
+        assert asked.wait(PATIENCE_S)
         reset(first)
         with bound(port) as second:
             second.connect(address)
@@ -237,12 +245,12 @@ def test_the_owner_of_a_connection_that_was_reset_meanwhile_does_not_count(
 
 
 def test_a_store_that_is_gone_is_an_error_and_leaves_no_thread(guarded: Guarded) -> None:
-    channel = Responder(guarded.address, SEAL, 10.0)
+    channel = Responder(guarded.address, SEAL, PATIENCE_S)
     guarded.close()
     with pytest.raises(UnreachableError, match="refused"):
-        Responder(guarded.address, SEAL, 10.0)
+        Responder(guarded.address, SEAL, PATIENCE_S)
     channel.close()
-    channel._thread.join(10)
+    channel._thread.join(PATIENCE_S)
     assert not channel._thread.is_alive()
 
 
@@ -280,7 +288,7 @@ def test_only_own_connections_are_claimed() -> None:
 
 def connection_from(host: str, guarded: Guarded) -> socket.socket:
     return socket.create_connection(
-        (guarded.address.host, guarded.address.port), 10, source_address=(host, 0)
+        (guarded.address.host, guarded.address.port), PATIENCE_S, source_address=(host, 0)
     )
 
 
@@ -291,28 +299,31 @@ def channel_from(host: str, guarded: Guarded) -> tuple[socket.socket, AgentEnd]:
     while not end.is_open:
         end.received(sock.recv(1000))
     sock.sendall(end.proof())
-    remote = guarded.relay._remote
-    assert remote is not None
-    eventually(lambda: remote._channels.get(host))
+    wait_for_channel(host, guarded)
     return sock, end
 
 
-def eventually(holds: Callable[[], Any]) -> None:
-    until_s = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
+def wait_for_channel(host: str, guarded: Guarded) -> None:
+    remote = guarded.relay._remote
+    assert remote is not None
+    wait_for("the channel", lambda: remote._channels.get(host))
 
 
 def is_open(sock: socket.socket) -> bool:
-    """The relay sends nothing on an undecided connection."""
-    sock.settimeout(0.3)
+    """Return whether the relay has not closed this connection; it sends nothing on an undecided one."""
+    sock.setblocking(False)
     try:
         return sock.recv(1) != b""
-    except TimeoutError:
+    except BlockingIOError:
         return True
     except ConnectionResetError:
         return False
+
+
+def wait_for_closed(sockets: list[socket.socket], count: int) -> None:
+    """Wait until the relay has closed as many; they are the first of these."""
+    wait_for("closed connections", lambda: sum(map(is_open, sockets)) <= len(sockets) - count)
+    assert [is_open(sock) for sock in sockets] == [False] * count + [True] * (len(sockets) - count)
 
 
 def test_silent_connections_from_a_member_are_limited_and_disturb_no_other_machine(
@@ -320,10 +331,11 @@ def test_silent_connections_from_a_member_are_limited_and_disturb_no_other_machi
 ) -> None:
     monkeypatch.setattr(admission, "MOST_STRANGERS", 4)
     monkeypatch.setattr(admission, "MOST_OF_A_MEMBER", 8)
-    with closing(Responder(guarded.address, SEAL, 10.0)), contextlib.ExitStack() as opened:
+    with closing(Responder(guarded.address, SEAL, PATIENCE_S)), contextlib.ExitStack() as opened:
+        wait_for_channel("127.0.0.1", guarded)
         silent = [opened.enter_context(connection_from("127.0.0.1", guarded)) for _ in range(20)]
         newcomers = [opened.enter_context(connection_from(f"127.0.0.{n}", guarded)) for n in (2, 3, 4)]
-        assert [is_open(one) for one in silent] == [False] * 12 + [True] * 8
+        wait_for_closed(silent, 12)
         assert all(map(is_open, newcomers))
         guarded.client().set("key", "value")
 
@@ -338,9 +350,9 @@ def test_of_too_many_strangers_the_oldest_makes_room_whether_it_has_begun_a_chan
             sock.sendall(HELLO)
         remote = guarded.relay._remote
         assert remote is not None
-        eventually(lambda: len(remote._unproven) == 4)
+        wait_for("four channels", lambda: len(remote._unproven) == 4)
         silent = [opened.enter_context(connection_from("127.0.0.3", guarded)) for _ in range(2)]
-        assert [is_open(one) for one in beginning] == [False, False, True, True]
+        wait_for_closed(beginning, 2)
         assert all(map(is_open, silent))
 
 
@@ -368,17 +380,23 @@ def test_questions_about_connections_that_are_over_are_forgotten(
     remote = guarded.relay._remote
     assert remote is not None
     with frozen, contextlib.ExitStack() as opened:
-        for _ in range(20):
-            opened.enter_context(connection_from("127.0.0.2", guarded)).sendall(b"\0")
+        connections = [opened.enter_context(connection_from("127.0.0.2", guarded)) for _ in range(20)]
+        wait_for_closed(connections, 16)
+        for connection in connections[16:]:
+            connection.sendall(b"\0")
         (channel,) = remote._channels["127.0.0.2"]
-        eventually(lambda: next(remote._numbers) > 20)
-        assert len(channel.asked) == 4
+        wait_for("questions about all that are open", lambda: len(channel.asked) == 4)
+        for _ in range(4):
+            opened.enter_context(connection_from("127.0.0.2", guarded))
+        wait_for("the end of all questions", lambda: not channel.asked)
 
 
 def test_strangers_cause_a_limited_number_of_questions(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(admission, "HOLD_S", 10.0)
     monkeypatch.setattr(admission, "QUESTIONS_TO_ALL_PER_S", 1.0)
+    monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     agent, _ = channel_from("127.0.0.2", guarded)
     remote = guarded.relay._remote
     assert remote is not None
@@ -386,15 +404,16 @@ def test_strangers_cause_a_limited_number_of_questions(
     with agent, contextlib.ExitStack() as opened:
         for _ in range(50):
             opened.enter_context(connection_from("127.0.0.3", guarded)).sendall(b"\0")
-        eventually(lambda: sum(one.is_worker for one in [*remote._undecided]) == 50)
-        assert 8 <= len(channel.asked) <= 20
+        wait_for("all strangers", lambda: sum(one.is_worker for one in [*remote._undecided]) == 50)
+        assert len(channel.asked) == 11, "one at once, then one for each second that a connection is held"
 
 
 def test_a_connection_that_cannot_be_watched_does_not_end_the_relay(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "HOLD_S", 0.2)
-    with closing(Responder(guarded.address, SEAL, 10.0)):
+    with closing(Responder(guarded.address, SEAL, PATIENCE_S)):
+        wait_for_channel("127.0.0.1", guarded)
+        monkeypatch.setattr(admission, "HOLD_S", 0.2)
         register = guarded.relay._selector.register
 
         def is_full(*_: object) -> None:
@@ -402,9 +421,12 @@ def test_a_connection_that_cannot_be_watched_does_not_end_the_relay(
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(guarded.relay._selector, "register", is_full)
-        with connection_from("127.0.0.1", guarded) as unwatched:
-            assert not is_open(unwatched)
-        time.sleep(0.4)
+        with (
+            connection_from("127.0.0.1", guarded) as unwatched,
+            connection_from("127.0.0.1", guarded) as later,
+        ):
+            wait_for_closed([unwatched, later], 2)  # the second one because its time is over
+        monkeypatch.setattr(admission, "HOLD_S", PATIENCE_S)
         guarded.client().set("key", "value")
 
 

@@ -10,7 +10,7 @@ import pytest
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import StoreLostError, TransportError
 
-from .support import free_endpoint, lease, member, peers, plan
+from .support import PATIENCE_S, free_endpoint, lease, member, peers, plan
 
 
 def test_every_call_to_a_killed_store_raises_store_lost() -> None:
@@ -19,13 +19,15 @@ def test_every_call_to_a_killed_store_raises_store_lost() -> None:
         assert host.elect()[0]
 
         def coordinator() -> c10d.C10dCoordinatorLink:
-            return c10d.C10dCoordinatorLink(c10d.open_store(endpoint, 5.0)[0], "run")
+            return c10d.C10dCoordinatorLink(c10d.open_store(endpoint, PATIENCE_S)[0], "run")
 
         def inbox() -> c10d.C10dInbox:
-            return c10d.C10dInbox(c10d.open_store(endpoint, 5.0)[0], c10d.open_store(endpoint, 5.0)[0])
+            return c10d.C10dInbox(
+                c10d.open_store(endpoint, PATIENCE_S)[0], c10d.open_store(endpoint, PATIENCE_S)[0]
+            )
 
         def node() -> c10d.C10dLink:
-            return c10d.dial(endpoint, "run", 5.0)
+            return c10d.dial(endpoint, "run", PATIENCE_S)
 
         calls: list[Callable[[], Any]] = []
         for make, ask in _asked(node, coordinator, inbox):
@@ -36,7 +38,7 @@ def test_every_call_to_a_killed_store_raises_store_lost() -> None:
             with pytest.raises(StoreLostError) as caught:
                 call()
             assert "\n" not in str(caught.value), number
-        for dial in (node, coordinator, lambda: c10d.agree_run_id(endpoint, "job", "run-1", 5.0)):
+        for dial in (node, coordinator, lambda: c10d.agree_run_id(endpoint, "job", "run-1", PATIENCE_S)):
             with pytest.raises(TransportError, match="connection refused"):
                 dial()
 
@@ -50,13 +52,13 @@ def _asked(node: Any, coordinator: Any, inbox: Any) -> list[tuple[Callable[[], A
         (node, lambda link: link.read_lease("a")),
         (node, lambda link: link.read_plan()),
         (node, lambda link: link.read_status()),
-        (node, lambda link: link.next_plan(0, 5.0)),
+        (node, lambda link: link.next_plan(0, PATIENCE_S)),
         (coordinator, lambda link: link.read(None)),
         (coordinator, lambda link: link.read(["a"])),
         (coordinator, lambda link: link.read_leases()),
         (coordinator, lambda link: link.read_plan()),
         (coordinator, lambda link: link.publish(plan(1))),
         (coordinator, lambda link: link.revoke(held)),
-        (inbox, lambda box: box.wait(5.0)),
+        (inbox, lambda box: box.wait(PATIENCE_S)),
         (inbox, lambda box: box.runs()),
     ]

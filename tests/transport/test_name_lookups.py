@@ -2,18 +2,61 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"),
-]
+from elastic_agent.transport import StoreLostError, name_lookups
+from elastic_agent.transport.c10d import bootstrap, store
+
+from .support import PATIENCE_S, in_another_process
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"
+)
+
+
+def resolver() -> Any:
+    """Return the state of this thread's resolver."""
+    state = ctypes.CDLL(None)["__res_state"]
+    state.restype = ctypes.POINTER(name_lookups._ResolverState)
+    return state().contents
+
+
+def test_torchs_client_and_server_make_no_dns_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[int] = []
+
+    def connect(*_: object, **__: object) -> None:
+        attempts.append(resolver().retry)
+        raise RuntimeError("no store")
+
+    for module in (store, bootstrap):
+        monkeypatch.setattr(module, "TCPStore", connect)
+    with pytest.raises(StoreLostError, match="no store"):
+        store.StoreClient("127.0.0.1", 1, PATIENCE_S)
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(RuntimeError, match="no store"):
+        bootstrap.serve(server.dup())
+    assert attempts == [0, 0]
+    assert resolver().retry > 0
+
+
+def test_lookups_of_the_agent_are_shortened() -> None:
+    assert in_another_process(shortened) == (1, 2)
+
+
+def shortened() -> tuple[int, int]:
+    """Return for how long a query is awaited, and how often it is sent."""
+    name_lookups.shorten_lookups()
+    state = resolver()
+    return state.retrans, state.retry
+
 
 PREPARE = """
 set -e
@@ -75,11 +118,15 @@ def seen_with_a_silent_name_server(script: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.prove
+@needs_namespaces
 def test_a_lookup_ends_after_two_seconds_instead_of_ten(tmp_path: Path) -> None:
     (took,) = seen_with_a_silent_name_server(LOOK_UP, tmp_path)
     assert 1.0 < float(took) < 5.0
 
 
+@pytest.mark.prove
+@needs_namespaces
 def test_a_connection_to_the_store_sends_no_dns_query(tmp_path: Path) -> None:
     """torch would look up the name of each address, 10 s and more, and call the store unreachable."""
     took, asked = seen_with_a_silent_name_server(MEET, tmp_path)

@@ -19,6 +19,8 @@ from tests.munge import STRANGER, MungeDaemon, need_munge
 from .support import PATIENCE_S, lease, member, raw_client
 from .test_greeting import OURS, served
 
+pytestmark = pytest.mark.prove  # in `make test`: test_told_secret_without_munge.py
+
 ROOT = "elastic-agent/1"
 
 

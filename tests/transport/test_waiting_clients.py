@@ -29,7 +29,7 @@ def looked_at_while_waited_for(host: c10d.C10dHost, awaited: bool) -> bool:
 
     with ThreadPoolExecutor(1) as pool:
         looks = pool.submit(look)
-        told = waiting.wait("key", SHORT_S)
+        told = waiting.wait("key", SHORT_S if awaited else PATIENCE_S)
         over.set()
         looks.result(PATIENCE_S)
     return told

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
-import pytest
 from torch.distributed import TCPStore
 
 from elastic_agent.transport.addresses import connect
-from elastic_agent.transport.base import UnreachableError
 from elastic_agent.transport.c10d.wire import probe_store
 
 from .support import PATIENCE_S
@@ -20,45 +18,33 @@ from .support import PATIENCE_S
 def test_torchs_server_accepts_our_probe() -> None:
     server = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
     for _ in range(3):
-        with connect("127.0.0.1", server.port, 5.0) as sock:
-            probe_store(sock, 5.0, "the store")
+        with connect("127.0.0.1", server.port, PATIENCE_S) as sock:
+            probe_store(sock, PATIENCE_S, "the store")
 
 
 def test_our_probe_equals_the_first_message_of_torchs_client() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
-
-        def dial() -> None:
-            with contextlib.suppress(RuntimeError):
-                TCPStore("127.0.0.1", port, None, False, timedelta(seconds=1), wait_for_workers=False)
-
-        thread = threading.Thread(target=dial, daemon=True)
-        thread.start()
-        theirs = _overhear(server)
-    thread.join(PATIENCE_S)
-    with socket.create_server(("127.0.0.1", 0)) as server, connect(*server.getsockname(), 5.0) as sock:
-        thread = threading.Thread(target=lambda: _refused(sock), daemon=True)
-        thread.start()
-        ours = _overhear(server)
-    thread.join(PATIENCE_S)
+        patience = timedelta(seconds=PATIENCE_S)
+        theirs = _overhear(
+            server, lambda: TCPStore("127.0.0.1", port, None, False, patience, wait_for_workers=False)
+        )
+    with socket.create_server(("127.0.0.1", 0)) as server, connect(*server.getsockname(), PATIENCE_S) as sock:
+        ours = _overhear(server, lambda: probe_store(sock, PATIENCE_S, "the store"))
     assert len(theirs) == len(ours) == 10
     assert theirs[:6] == ours[:6], "all but the number that is to be echoed"
 
 
-def _overhear(server: socket.socket) -> bytes:
-    """What the next caller says before it gets an answer."""
-    caller, _ = server.accept()
-    with caller:
-        caller.settimeout(PATIENCE_S)
-        said = caller.recv(100)
-        while len(said) < 10:
-            more = caller.recv(100)
-            if not more:
-                break
-            said += more
+def _overhear(server: socket.socket, dial: Callable[[], object]) -> bytes:
+    """Return what a client says first; it gets the answer that a store would give."""
+    with ThreadPoolExecutor(1) as pool:
+        dialled = pool.submit(dial)
+        caller, _ = server.accept()
+        with caller:
+            caller.settimeout(PATIENCE_S)
+            said = caller.recv(100)
+            while len(said) < 10 and (more := caller.recv(100)):
+                said += more
+            caller.sendall(said[6:])
+            dialled.result(PATIENCE_S)
         return said
-
-
-def _refused(sock: socket.socket) -> None:
-    with pytest.raises(UnreachableError):
-        probe_store(sock, PATIENCE_S, "the store")

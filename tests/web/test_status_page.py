@@ -31,6 +31,7 @@ from elastic_agent.web.loop_source import LoopSource
 from elastic_agent.web.metrics import metrics_text
 from elastic_agent.web.server import CLIENTS, StatusServer
 from tests.ports import free_port
+from tests.waiting import GUARD_S
 from tests.web.browser import browser
 
 SCRAPE = """
@@ -41,7 +42,15 @@ scrape_configs:
 """
 
 
-needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def needs(program: str, package: str) -> pytest.MarkDecorator:
+    """Skip a test where this program is not installed; such a test is marked ``prove``."""
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"needs {program} (Debian: {package})")
+
+
+@pytest.fixture(autouse=True)
+def _answers_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine pauses, the loop of an agent answers late, too."""
+    monkeypatch.setattr("elastic_agent.web.loop_source.ANSWER_S", GUARD_S)
 
 
 def running(nodes: int = 2) -> RunStatus:
@@ -114,7 +123,7 @@ def served(determine: Callable[[], RunStatus], host: str = "127.0.0.1") -> Itera
     thread = threading.Thread(target=live)
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(GUARD_S)
         yield servers[0]
     finally:
         loop.call_soon_threadsafe(servers[0].close)
@@ -125,7 +134,7 @@ def served(determine: Callable[[], RunStatus], host: str = "127.0.0.1") -> Itera
 
 def get(url: str, **headers: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=GUARD_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -182,9 +191,8 @@ def test_page_json_metrics_and_probes_of_a_running_run() -> None:
         assert get(f"{server.url}../../etc/passwd")[0] == 404
 
 
-@pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="needs Prometheus's promtool (Debian: prometheus)"
-)
+@pytest.mark.prove
+@needs("promtool", "prometheus")
 def test_promtool_accepts_the_metrics() -> None:
     with served(running) as server:
         _, text = get(f"{server.url}metrics")
@@ -192,7 +200,8 @@ def test_promtool_accepts_the_metrics() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Prometheus (Debian: prometheus)")
+@pytest.mark.prove
+@needs("prometheus", "prometheus")
 def test_a_real_prometheus_scrapes_the_metrics(tmp_path: Path) -> None:
     port = free_port()
     with served(running) as server:
@@ -237,7 +246,7 @@ def test_a_run_that_forms_is_not_ready_and_nothing_can_be_changed() -> None:
         assert get(f"{server.url}readyz") == (503, "forming\n")
         request = urllib.request.Request(f"{server.url}api/status", data=b"{}", method="POST")
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=20)
+            urllib.request.urlopen(request, timeout=GUARD_S)
         with refused.value as answer:
             assert answer.code == 501
 
@@ -267,12 +276,14 @@ def test_an_agent_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> 
     thaw = threading.Event()
 
     def frozen() -> RunStatus:
-        thaw.wait(20)
+        thaw.wait()
         return running()
 
     with served(frozen) as server:
-        code, text = get(f"{server.url}healthz")
-        thaw.set()
+        try:
+            code, text = get(f"{server.url}healthz")
+        finally:
+            thaw.set()
         assert (code, text) == (503, "the agent did not answer within 0.1 s\n")
 
 
@@ -379,7 +390,8 @@ def test_a_run_that_has_ended_is_shown_as_of_its_end() -> None:
     assert float(bars[1][1]) + float(bars[1][2]) > 95
 
 
-@needs_chromium
+@pytest.mark.prove
+@needs("chromium", "chromium")
 def test_a_phone_shows_all_of_a_node_without_scrolling_sideways(tmp_path: Path) -> None:
     with served(lambda: running(300)) as server, browser(tmp_path) as page:
         page.resize(390, is_phone=True)
@@ -405,7 +417,8 @@ def test_a_phone_shows_all_of_a_node_without_scrolling_sideways(tmp_path: Path) 
         ]
 
 
-@needs_chromium
+@pytest.mark.prove
+@needs("chromium", "chromium")
 def test_a_root_cause_that_is_unfolded_stays_so_while_the_page_is_refreshed(tmp_path: Path) -> None:
     asked = itertools.count(7)
 

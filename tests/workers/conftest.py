@@ -7,16 +7,16 @@ import pytest
 
 from elastic_agent.linux import boottime_s
 from elastic_agent.workers.guard.client import Guard
-from tests.workers.support import Driver, News, StandIn
+from tests.workers.support import PATIENCE_S, Driver, News, StandIn
 
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
     """A guard whose lease has long to run."""
-    guard = Guard.start(kill_patience_s=1.0)
+    guard = Guard.start(kill_patience_s=PATIENCE_S)
     guard.set_deadline(boottime_s() + 1000)
     yield Driver(guard)
-    guard.close()
+    guard.close(PATIENCE_S)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from typing import Any
 from elastic_agent.linux import become_subreaper, boottime_s
 from elastic_agent.workers.guard.client import Guard, GuardLost, Launch, SpawnerConfig, kill_orphans
 
+PATIENCE_S = 300.0
+
 
 def say(name: str, **fields: Any) -> None:
     print(json.dumps({"name": name, **fields}), flush=True)
@@ -24,7 +26,7 @@ def obey(guard: Guard, message: dict[str, Any]) -> None:
         say("DeadlineSet")
     elif command == "spawn":
         launches = [Launch(**{**fields, "argv": tuple(fields["argv"])}) for fields in message["launches"]]
-        guard.spawn(message["generation"], launches)
+        guard.spawn(message["generation"], launches, warm_patience_s=PATIENCE_S)
     elif command == "warm":
         guard.keep_warm(SpawnerConfig(message["python"], message["folder"], (), {}, 2))
     elif command == "stop":
@@ -38,7 +40,7 @@ def obey(guard: Guard, message: dict[str, Any]) -> None:
 
 def main() -> None:
     become_subreaper()
-    guard = Guard.start()
+    guard = Guard.start(PATIENCE_S)
     guard.set_deadline(boottime_s() + 1000)
     say("standin", guard=guard.pid)
     rest = b""
@@ -48,7 +50,7 @@ def main() -> None:
             for event in guard.read_events():
                 say(type(event).__name__, **dataclasses.asdict(event))
                 if isinstance(event, GuardLost):
-                    say("Orphans", left=kill_orphans(2.0))
+                    say("Orphans", left=kill_orphans(PATIENCE_S))
                     return
         if sys.stdin in ready:
             data = os.read(0, 1 << 20)

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elastic_agent.workers.guard.client import Guard, GuardEvent, Launch
-
-PATIENCE_S = 20.0
-"""How long a test waits for what must come; long, because the machine may be busy."""
+from tests.waiting import GUARD_S as PATIENCE_S
 
 Event = TypeVar("Event")
 
@@ -205,10 +203,14 @@ class StandIn:
         self.process.stdin.write(json.dumps({"do": command, **arguments}).encode() + b"\n")
         self.process.stdin.flush()
 
-    def spawn(self, *launches: Launch, generation: int = 1) -> dict[int, int]:
-        """Starts workers; returns their pids by slot."""
+    def start(self, *launches: Launch, generation: int = 1) -> None:
+        """Asks for workers."""
         fields = [{**vars(launch), "argv": list(launch.argv)} for launch in launches]
         self.do("spawn", generation=generation, launches=fields)
+
+    def spawn(self, *launches: Launch) -> dict[int, int]:
+        """Starts workers; returns their pids by slot."""
+        self.start(*launches)
         return {int(slot): pid for slot, pid in self.until("Spawned")["pids"].items()}
 
     def until(self, name: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:

@@ -12,16 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.workers.cleanup import generation, shm_cleanup
 from elastic_agent.workers.cleanup.generation import Cleanup, Cleared
 from elastic_agent.workers.cleanup.gpu_memory import GpuMemory
+from tests.waiting import GUARD_S
 
-PATIENCE_S = 20.0
 HOLD = "import sys; held = open(sys.argv[1], 'x'); print(flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
-def cleanup(tmp_path: Path) -> Cleanup:
-    """This process plays the guard, on a machine without GPUs."""
+def cleanup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cleanup:
+    """This process plays the guard, on a machine without GPUs; looking at other processes may take long."""
+    monkeypatch.setattr(generation, "SWEEP_LIMIT_S", GUARD_S)
+    monkeypatch.setattr(shm_cleanup, "_OTHERS_LIMIT_S", GUARD_S)
     return Cleanup(os.getpid(), GpuMemory(driver=str(tmp_path / "none")))
 
 
@@ -54,7 +57,7 @@ def clear(cleanup: Cleanup, unkillable: Collection[int] = ()) -> Cleared:
         done.set()
 
     cleanup.clear(take, unkillable)
-    assert done.wait(PATIENCE_S)
+    assert done.wait(GUARD_S)
     return found[0]
 
 
@@ -65,7 +68,7 @@ def test_files_are_attributed_before_the_stop(
     cleanup.inspect()
     looked = threading.Event()
     cleanup._jobs.put(looked.set)
-    assert looked.wait(PATIENCE_S)
+    assert looked.wait(GUARD_S)
     child.kill()
     child.wait()
     assert not cleanup.nothing_to_do
@@ -78,7 +81,7 @@ def test_files_are_attributed_from_time_to_time(
     cleanup: Cleanup, shared: Path, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker may be killed alone, so that nothing announces it."""
-    monkeypatch.setattr("elastic_agent.workers.cleanup.generation.INSPECT_EVERY_S", 0.01)
+    monkeypatch.setattr(generation, "INSPECT_EVERY_S", 0.01)
     noted = threading.Event()
     note = cleanup._sweep.note
 
@@ -88,7 +91,7 @@ def test_files_are_attributed_from_time_to_time(
 
     monkeypatch.setattr(cleanup._sweep, "note", noting)
     cleanup.started([child.pid])
-    assert noted.wait(PATIENCE_S)
+    assert noted.wait(GUARD_S)
     child.kill()
     child.wait()
     assert clear(cleanup).shared_memory.removed == (shared.name,)
@@ -101,7 +104,7 @@ def test_unkillable_workers_that_hold_shared_memory_are_named(
     cleanup.started([child.pid])
     cleanup.inspect()
     held = clear(cleanup, {child.pid} if is_stuck else ()).shared_memory.held
-    assert [(one.file, one.pid) for one in held] == ([(shared.name, child.pid)] if is_stuck else [])
+    assert [(holder.file, holder.pid) for holder in held] == ([(shared.name, child.pid)] if is_stuck else [])
     assert shared.exists()
 
 

@@ -18,7 +18,7 @@ from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import Exited, GuardLost, Spawned, Stopped
 from elastic_agent.workers.output.generation_logs import GenerationLogs
-from tests.workers.support import SLEEP, Driver
+from tests.workers.support import PATIENCE_S, SLEEP, Driver
 
 RAISE = "raise RuntimeError('boom')"
 
@@ -76,7 +76,7 @@ class Contexts:
 def contexts(driver: Driver, tmp_path: Path) -> Iterator[Contexts]:
     made = Contexts(driver, tmp_path / "logs")
     yield made
-    assert made.closer.drain_closing(10.0)
+    assert made.closer.drain_closing(PATIENCE_S)
 
 
 def reported(context: WorkerContext, slot: int = 0) -> WorkerFailure:
@@ -151,7 +151,7 @@ def test_tee_shows_lines_with_their_worker_and_keeps_them(
     contexts.feed(context, Exited)
     contexts.stop(context)
     context.close_later()
-    assert contexts.closer.drain_closing(10.0)
+    assert contexts.closer.drain_closing(PATIENCE_S)
     captured = capsys.readouterr()
     assert sorted(captured.out.split("[w")) == ["", "0]:hello\n", "1]:other\n", "1]:unfinished\n"]
     assert captured.err == "[w0]:oh no\n"
@@ -171,7 +171,7 @@ def test_prefixes_and_filters_of_torchrun(contexts: Contexts, capsys: pytest.Cap
     contexts.feed(context, Exited)
     contexts.stop(context)
     context.close_later()
-    assert contexts.closer.drain_closing(10.0)
+    assert contexts.closer.drain_closing(PATIENCE_S)
     assert capsys.readouterr().out == "<b> loss 2\n"
     filtered = Path(context.stdouts[0]).parent.parent / "filtered_stdout.log"
     assert filtered.read_text() == "<b> loss 2\n"

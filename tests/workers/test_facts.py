@@ -51,6 +51,7 @@ def small_cgroup() -> Iterator[Path]:
     folder.rmdir()
 
 
+@pytest.mark.prove
 def test_a_process_that_the_kernel_killed_for_its_memory_is_counted(small_cgroup: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", EATS_MEMORY, str(small_cgroup)],

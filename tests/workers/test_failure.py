@@ -8,7 +8,7 @@ import signal
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_agent.workers.failure import describe
@@ -243,7 +243,6 @@ def test_control_and_bidi_characters_in_errors_are_escaped(text: str) -> None:
         assert failure.tail == "red"
 
 
-@settings(deadline=None)
 @given(
     returncode=st.integers(-64, 255).filter(bool),
     error_file=st.text() | any_text.map(recorded),

@@ -11,7 +11,7 @@ import pytest
 from elastic_agent.workers.failure import describe
 from elastic_agent.workers.fatal_errors import last_fatal_error
 from elastic_agent.workers.tracebacks import script_line
-from tests.cli.support import elastic_agent
+from tests.cli.support import LONG_LEASE, elastic_agent
 
 GLOO = """step 3
 terminate called after throwing an instance of 'gloo::EnforceNotMet'
@@ -105,11 +105,13 @@ def test_the_line_of_a_traceback_is_the_scripts_and_not_that_of_a_package() -> N
     assert script_line("no traceback") == script_line('  File "<string>", line 1, in <module>') == ""
 
 
-@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize("start", ["warm", pytest.param("cold", marks=pytest.mark.prove)])
 def test_the_log_names_the_line_in_which_a_worker_crashed(tmp_path: Path, start: str) -> None:
     script = tmp_path / "train.py"
     script.write_text("import ctypes\n\n\ndef step():\n    ctypes.string_at(0)\n\n\nstep()\n")
     options = ["--state-dir", str(tmp_path / "state"), "--max-restarts", "0", "--worker-start", start]
-    done = elastic_agent("--standalone", "--log-format", "console", *options, str(script))
+    done = elastic_agent(
+        "--standalone", "--log-format", "console", *options, str(script), variables=LONG_LEASE
+    )
     assert "was killed by SIGSEGV at train.py:5 (crash in native code)" in done.stderr
     assert "was killed by SIGSEGV (at train.py:5)" in done.stderr, "the root cause"

@@ -58,12 +58,15 @@ def test_stderr_is_forwarded_while_the_worker_runs(news: News) -> None:
     theirs.close()
 
 
-def test_output_of_a_grandchild_after_the_workers_exit_is_forwarded(news: News) -> None:
+def test_output_of_a_grandchild_after_the_workers_exit_is_forwarded(news: News, tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
-    speaks = "time.sleep(0.2); os.write(2, b'late words')"
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    speaks = f"open({str(gate)!r}).read(); os.write(2, b'late words')"
     with agent_writing_to(write_end) as agent:
         agent.spawn(daemonising(0, news, daemon=speaks, worker="sys.exit(0)"))
         agent.until("Exited")
+        gate.write_text("")  # returns when the grandchild has opened it, too
         assert read_until(read_end, b"late words")
         agent.do("stop", grace_s=0.0)
         agent.until("Stopped")

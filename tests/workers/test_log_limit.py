@@ -17,6 +17,8 @@ from elastic_agent.workers.output import log_limit
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from elastic_agent.workers.output.log_limit import LogLimit, take_out_middle
 from elastic_agent.workers.output.tee import Tee
+from tests.cli.support import LONG_LEASE, elastic_agent
+from tests.waiting import GUARD_S
 
 LIMIT = 96 * 1024
 PART = LIMIT // 3
@@ -76,7 +78,11 @@ def finish(path: Path) -> None:
     """The generation ends, and no look was due before."""
     limit = LogLimit(LIMIT, check_every_s=1000)
     limit.watch({str(path)})
-    limit.close(20)
+    limit.close(GUARD_S)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == log_limit.__name__]
 
 
 def test_output_within_the_limit_is_complete(path: Path, writer: Writer) -> None:
@@ -106,7 +112,7 @@ for number in range(60001):
     limit.watch({str(path)})
     with path.open("ab") as file:
         subprocess.run([sys.executable, "-S", "-c", code], stdout=file, check=True)
-    limit.close(20)
+    limit.close(GUARD_S)
     assert taken(path) <= LIMIT
     first, last = kept_in(path)
     assert first == [*range(PART // LINE_BYTES)]
@@ -119,7 +125,7 @@ def test_files_of_a_generation_are_limited_when_the_next_begins(path: Path, writ
     limit.watch({str(path)})
     writer.write(20 * LIMIT // LINE_BYTES)
     limit.watch({f"{path}-of-the-next"})
-    limit.close(20)
+    limit.close(GUARD_S)
     assert taken(path) <= LIMIT
 
 
@@ -140,10 +146,10 @@ class Console(StringIO):
             self._seen.set()
         return count
 
-    def wait_for(self, number: int, timeout_s: float) -> bool:
+    def wait_for(self, number: int) -> bool:
         self._seen.clear()
         self._awaited = f"{number:0{LINE_BYTES - 1}d}\n"
-        return self._awaited in self.getvalue() or self._seen.wait(timeout_s)
+        return self._awaited in self.getvalue() or self._seen.wait(GUARD_S)
 
 
 def test_a_followed_file_loses_its_middle_and_its_reader_gets_all(path: Path, writer: Writer) -> None:
@@ -153,7 +159,7 @@ def test_a_followed_file_loses_its_middle_and_its_reader_gets_all(path: Path, wr
     per_round = PART // LINE_BYTES
     for _ in range(8):
         writer.write(per_round)
-        assert console.wait_for(writer.written - 1, 20)
+        assert console.wait_for(writer.written - 1)
         take_out_middle(str(path), LIMIT)
         assert path.stat().st_blocks * 512 <= LIMIT + 2 * 4096
     tail.stop()
@@ -177,15 +183,15 @@ def test_a_file_system_without_holes_is_reported_once(
     limit.watch({str(path)})
     limit.watch({str(path)})
     with caplog.at_level(logging.WARNING):
-        limit.close(20)
-    assert len(caplog.records) == 1
-    assert "below --log-limit: the file system cannot make holes in files" in caplog.text
+        limit.close(GUARD_S)
+    (warning,) = warnings_of(caplog)
+    assert "below --log-limit: the file system cannot make holes in files" in warning
     assert path.read_bytes() == lines(0, writer.written)
 
 
 def test_a_missing_file_is_ignored(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     finish(path)
-    assert caplog.records == []
+    assert warnings_of(caplog) == []
 
 
 # --- which files ----------------------------------------------------------------------------------
@@ -217,9 +223,11 @@ print("the end")
 def test_an_agent_keeps_its_workers_files_small(tmp_path: Path) -> None:
     """All of it comes at once, so that the agent may look only when the worker has ended."""
     (tmp_path / "worker.py").write_text(WORKER)
-    command = [sys.executable, "-m", "elastic_agent", "-r", "3", "--log-limit", "96K"]
-    command += ["--state-dir", str(tmp_path / "state"), "--log-dir", str(tmp_path / "logs")]
-    subprocess.run([*command, str(tmp_path / "worker.py")], check=True, timeout=100, capture_output=True)
+    folders = ["--state-dir", str(tmp_path / "state"), "--log-dir", str(tmp_path / "logs")]
+    done = elastic_agent(
+        "-r", "3", "--log-limit", "96K", *folders, str(tmp_path / "worker.py"), variables=LONG_LEASE
+    )
+    assert done.returncode == 0, done.stderr
     (node,) = (tmp_path / "logs" / "latest" / "latest").iterdir()
     content = (node / "0" / "stdout.log").read_text()
     assert taken(node / "0" / "stdout.log") <= LIMIT

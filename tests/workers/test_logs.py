@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
 from elastic_agent.workers.output.folders import LogFolders, file_safe, prune_runs
 from elastic_agent.workers.output.generation_logs import GenerationLogs
+from tests.waiting import GUARD_S
 
 
 def environments(
@@ -53,7 +53,6 @@ settings = st.one_of(
 )
 
 
-@hypothesis_settings(deadline=None)
 @given(
     redirects=settings, tee=settings, shown=st.sets(st.integers(0, 3)) | st.none(), slots=st.integers(1, 4)
 )
@@ -119,7 +118,7 @@ def await_pruning() -> None:
     """What is removed aside is gone."""
     for thread in threading.enumerate():
         if thread.name == "prune-logs":
-            thread.join(20)
+            thread.join(GUARD_S)
 
 
 # --- what is kept ---------------------------------------------------------------------------------
@@ -186,7 +185,7 @@ def test_a_start_does_not_wait_for_the_removal_of_old_folders(
     answers, removed = threading.Event(), shutil.rmtree
 
     def hang(*args: Any, **kwargs: Any) -> None:
-        assert answers.wait(20)
+        assert answers.wait(GUARD_S)
         removed(*args, **kwargs)
 
     monkeypatch.setattr(shutil, "rmtree", hang)
@@ -281,7 +280,6 @@ def test_ordinary_names_stay_readable(name: str) -> None:
     assert file_safe(name) == (name if name.isascii() else "%E6%97%A5%E6%9C%AC")
 
 
-@hypothesis_settings(deadline=None)
 @given(st.lists(st.text(min_size=0, max_size=300), min_size=2, max_size=20, unique=True))
 def test_different_names_become_different_file_names(names: list[str]) -> None:
     safe = [file_safe(name) for name in names]

@@ -14,10 +14,12 @@ import pytest
 from elastic_agent import linux
 from elastic_agent.testing.node import freeze
 from elastic_agent.workers.find_workers import find_workers
+from tests.names import unique
 from tests.processes import CUT_NAME, TAKE_A_CUT_NAME, process_with_a_cut_name
+from tests.waiting import GUARD_S, wait_for
 
 MARKS = {
-    "ELASTIC_AGENT_RUN_ID": f"cut-{os.getpid()}",
+    "ELASTIC_AGENT_RUN_ID": unique("cut"),
     "ELASTIC_AGENT_WORKER_ID": "n1/0",
     "ELASTIC_AGENT_STACKS_SIGNAL": str(int(signal.SIGUSR1)),
 }
@@ -36,7 +38,7 @@ def test_a_processs_name_state_and_parent_are_known(pid: int) -> None:
     assert (process.parent, process.dead, process.frozen) == (os.getpid(), False, False)
     assert process.key == (pid, linux.start_ticks(pid))
     assert linux.process_name(pid) == CUT_NAME
-    assert pid in {one.pid for one in linux.all_processes()}
+    assert pid in {process.pid for process in linux.all_processes()}
     freeze(pid)
     assert linux.is_frozen(pid)
 
@@ -53,7 +55,7 @@ def test_a_worker_process_is_found(pid: int) -> None:
 
 def test_the_stacks_of_a_worker_can_be_requested(pid: int) -> None:
     command = [sys.executable, "-m", "elastic_agent", "stacks", MARKS["ELASTIC_AGENT_RUN_ID"]]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GUARD_S)
     assert (told.returncode, told.stderr) == (0, "")
     assert f"pid {pid}  requested" in told.stdout
 
@@ -97,11 +99,11 @@ def test_the_descendants_of_a_process_include_children_of_its_other_threads() ->
     thread = threading.Thread(target=start)
     thread.start()
     try:
-        while not started or len(linux.descendants(started[0].pid)) < 1:
-            assert not started or started[0].poll() is None
-        expected = {process.pid for process in linux.descendants(os.getpid())}
-        assert started[0].pid in expected
-        assert linux.family(os.getpid()) == expected
+        (child,) = wait_for("the child", lambda: started)
+        (grandchild,) = wait_for("its child", lambda: linux.descendants(child.pid))
+        expected = {child.pid, grandchild.pid}
+        assert expected <= {process.pid for process in linux.descendants(os.getpid())}
+        assert expected <= linux.family(os.getpid())
     finally:
         ended.set()
         thread.join()

@@ -112,7 +112,7 @@ def processes(method):
     queue = context.Queue()
     child = context.Process(target=put_total, args=(queue, Point(1, [2])))
     child.start()
-    found = [queue.get(timeout=60)]
+    found = [queue.get(timeout=300)]
     child.join()
     leaver = context.Process(target=leave, args=(3,))
     leaver.start()
@@ -186,12 +186,12 @@ def data_loader_with_fork():
 
 @thing
 def data_loader_with_spawn():
-    return batches(num_workers=2, multiprocessing_context="spawn")
+    return batches(num_workers=1, multiprocessing_context="spawn")
 
 
 @thing
 def data_loader_with_forkserver():
-    return batches(num_workers=2, multiprocessing_context="forkserver")
+    return batches(num_workers=1, multiprocessing_context="forkserver")
 
 
 @thing

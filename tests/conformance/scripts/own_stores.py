@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from datetime import timedelta
 
@@ -11,14 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-LIMIT = timedelta(seconds=60)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+LIMIT = timedelta(seconds=300)
 
 
 def add_up(where: str, rank: int, size: int, init_method: str | None = None) -> None:
@@ -36,20 +28,22 @@ def child(slot: int, port: int, method: str) -> None:
 
 
 def child_of_agents_store(slot: int) -> None:
-    add_up("agent's store in children", int(os.environ["RANK"]) * 2 + slot, 4)
+    add_up("agent's store in a child", int(os.environ["RANK"]), 2)
 
 
 if __name__ == "__main__":
     rank, agents = int(os.environ["RANK"]), f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    uses, port = sys.argv[1:]
+    uses, port, *ports = sys.argv[1:]
     if uses == "address":
         add_up("agent's store by address", rank, 2, f"tcp://{agents}")
-    elif uses == "children":
-        mp.spawn(child_of_agents_store, nprocs=2)
     else:
-        add_up("agent's store", rank, 2)
+        if uses == "children":
+            mp.spawn(child_of_agents_store)
+        else:
+            add_up("agent's store", rank, 2)
         add_up("own store by address", rank, 2, f"tcp://127.0.0.1:{port}")
-        for method in ("spawn", "forkserver") if rank == 0 else ():
-            os.environ["MASTER_PORT"] = str(free_port())  # in the parent, which its children inherit
-            args = (int(os.environ["MASTER_PORT"]), method)
+        methods = ("spawn", "forkserver") if rank == 0 else ()
+        for method, own_port in zip(methods, ports, strict=False):
+            os.environ["MASTER_PORT"] = own_port  # in the parent, which its children inherit
+            args = (int(own_port), method)
             mp.start_processes(child, args=args, nprocs=1, start_method=method)

@@ -8,7 +8,21 @@ import os
 import sys
 
 if len(sys.argv) == 1:  # never; what a script imports is read from its source
-    pass
+    import accelerate  # noqa: F401
+    import datasets  # noqa: F401
+    import hydra  # noqa: F401
+    import lightning  # noqa: F401
+    import numpy  # noqa: F401
+    import omegaconf  # noqa: F401
+    import pandas  # noqa: F401
+    import pytorch_lightning  # noqa: F401
+    import safetensors  # noqa: F401
+    import scipy  # noqa: F401
+    import sklearn  # noqa: F401
+    import tokenizers  # noqa: F401
+    import torch  # noqa: F401
+    import torchmetrics  # noqa: F401
+    import transformers  # noqa: F401
 
 
 def modules():

@@ -266,7 +266,7 @@ def code_of_a_fork(works):
     """0 if it works, 1 if the result is wrong, 2 if it raises, -14 if it hangs."""
     pid = os.fork()
     if pid == 0:
-        signal.alarm(20)
+        signal.alarm(120)
         try:
             os._exit(0 if works() else 1)
         finally:
