@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from elastic_agent.agent.identity import host_name
 from tests.agent.support import COMMAND, clean_environment
 from tests.names import unique
@@ -13,6 +15,7 @@ from tests.ports import free_port
 PATIENCE_S = 300.0
 
 
+@pytest.mark.prove
 def test_two_machines_with_the_same_host_name_both_take_part(tmp_path: Path) -> None:
     """The second one is refused, takes the next free id, and its workers run (all the guard says was said before)."""
     script = tmp_path / "show.py"

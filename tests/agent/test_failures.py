@@ -89,6 +89,7 @@ def test_a_full_output_disk_is_reported_as_the_cause(tmp_path: Path) -> None:
     assert str(logs) in done.stderr
 
 
+@pytest.mark.prove
 def test_output_that_was_not_kept_is_not_recommended_for_reading(tmp_path: Path) -> None:
     """The reason is on the standard output of a worker that the console does not show."""
     script = "import os, sys; print('no such device'); sys.exit(3 * int(os.environ['LOCAL_RANK']))"

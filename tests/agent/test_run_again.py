@@ -241,6 +241,7 @@ def test_nothing_is_to_be_resumed_if_no_worker_was_started(tmp_path: Path) -> No
     assert "to resume" not in log
 
 
+@pytest.mark.prove
 def test_a_single_agent_that_was_killed_resumes_its_run(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     options = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--rdzv-id", MINE]

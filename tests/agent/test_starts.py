@@ -50,6 +50,7 @@ def test_a_script_whose_name_is_not_utf_8_is_run(tmp_path: Path, how: str) -> No
     assert (result.returncode, result.stdout) == (0, "['caf\\udce9.py']\n"), result.stderr
 
 
+@pytest.mark.prove
 def test_a_single_node_in_a_crash_loop_needs_only_one_port(tmp_path: Path) -> None:
     port = free_port()
     options = ["--standalone", "--port-range", f"{port}:{port}", "--max-restarts", "3"]

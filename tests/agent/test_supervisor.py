@@ -198,6 +198,7 @@ def test_a_node_that_lost_its_lease_rejoins_although_the_disk_is_full(
     assert "cannot write the state directory" in "".join(capsys.readouterr())
 
 
+@pytest.mark.prove
 def test_a_hanging_state_directory_does_not_cost_the_lease(
     endpoint: Endpoint, host: HostProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,7 +60,8 @@ IGNORING_SIGNALS = ("sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh")
 """As `nohup` and a shell's `&` leave them."""
 
 
-@pytest.mark.parametrize("how", ["warm", pytest.param("cold", marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("how", ["warm", "cold"])
 def test_signals_ignored_by_the_agent_are_not_ignored_by_its_workers(tmp_path: Path, how: str) -> None:
     seen = run(tmp_path, *IGNORING_SIGNALS, *AGENT, "--worker-start", how)
     assert seen["warm"] == (how == "warm"), seen["said"]
@@ -99,6 +100,7 @@ def test_workers_are_warm_however_the_agent_was_started(tmp_path: Path, command:
     assert seen["path"] == str(tmp_path)
 
 
+@pytest.mark.prove
 def test_the_reason_for_cold_starts_is_logged_once(tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text("")
     seen = run(tmp_path, *AGENT)

@@ -104,6 +104,7 @@ def test_serve_is_reachable_under_the_name_it_was_given(tmp_path: Path) -> None:
     assert "all addresses of this machine" in named
 
 
+@pytest.mark.prove
 def test_a_second_server_names_the_program_at_the_port(tmp_path: Path) -> None:
     endpoint = f"localhost:{free_port()}"
     with serving(tmp_path, "--rdzv-endpoint", endpoint):
@@ -113,6 +114,7 @@ def test_a_second_server_names_the_program_at_the_port(tmp_path: Path) -> None:
     assert "the port is in use by a store of elastic-agent" in second.stderr
 
 
+@pytest.mark.prove
 def test_servers_with_one_state_directory_keep_their_runs_separate(tmp_path: Path) -> None:
     """As when one user serves two ports: neither inherits generations, restarts or the outcome of the other's run."""
     run_id = unique("run")
@@ -126,6 +128,7 @@ def test_servers_with_one_state_directory_keep_their_runs_separate(tmp_path: Pat
         assert "generation 1 succeeded" in run.stderr, run.stderr
 
 
+@pytest.mark.prove
 def test_a_server_shows_all_its_runs_over_http(tmp_path: Path) -> None:
     endpoint = f"localhost:{free_port()}"
     own = ("--state-dir", str(tmp_path / "agent"), "--log-format", "console", "--max-restarts", "0")
@@ -147,6 +150,7 @@ def ask(url: str) -> Any:
         return json.load(answer)
 
 
+@pytest.mark.prove
 def test_serve_identifies_another_program_at_the_port(tmp_path: Path) -> None:
     program = (
         "import http.server, sys; s = http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler);"

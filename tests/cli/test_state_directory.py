@@ -119,6 +119,7 @@ def test_the_temporary_folder_is_accessible_to_its_user_only(temporary: Path) ->
         os.umask(before)
 
 
+@pytest.mark.prove
 def test_a_symlink_in_place_of_a_lock_is_not_followed(tmp_path: Path, script: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine\n")
@@ -145,6 +146,7 @@ def closed_home(tmp_path: Path) -> Path:
     return home
 
 
+@pytest.mark.prove
 def test_an_inaccessible_home_falls_back_to_the_temporary_folder(
     closed_home: Path, temporary: Path, script: Path
 ) -> None:

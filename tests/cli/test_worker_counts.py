@@ -19,7 +19,12 @@ CROWDED = "expected one or more CPUs per worker"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "workers"), [("auto", 1), pytest.param("cpu", 1, marks=pytest.mark.prove), ("5", 5)]
+    ("wanted", "workers"),
+    [
+        ("auto", 1),
+        pytest.param("cpu", 1, marks=pytest.mark.prove),
+        pytest.param("5", 5, marks=pytest.mark.prove),
+    ],
 )
 def test_the_cpus_of_this_process_count(tmp_path: Path, wanted: str, workers: int) -> None:
     script = tmp_path / "train.py"

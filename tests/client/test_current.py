@@ -97,6 +97,7 @@ def test_a_script_that_sets_rank_and_world_size_is_a_world_of_one() -> None:
     assert placement == ALONE
 
 
+@pytest.mark.prove
 def test_under_torchrun_ids_survive_a_restart_of_the_workers(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from .launchers import BARE, GUARDED_WARM, Job, Launcher, Outcome, launchers, run_everywhere
 
 PUTS_THE_NEXT_IN_PLACE = """\
@@ -51,6 +53,7 @@ def run(launcher: Launcher, folder: Path) -> list[str]:
     return [shown(outcome, here, attempt) for attempt in range(len(ATTEMPTS))]
 
 
+@pytest.mark.prove
 @launchers(GUARDED_WARM)
 def test_each_attempt_runs_the_current_script_and_modules(launcher: Launcher, tmp_path: Path) -> None:
     everything, expected = run(launcher, tmp_path), run(BARE, tmp_path)

@@ -28,6 +28,7 @@ def printed(uses: str, start: str, folder: Path) -> dict[str, int]:
 OWN = {"own store by address 2": 2, "own store of a spawn child 1": 1, "own store of a forkserver child 1": 1}
 
 
+@pytest.mark.prove
 def test_a_script_and_its_children_host_stores_of_their_own_and_connect_to_the_agents(tmp_path: Path) -> None:
     assert printed("children", "warm", tmp_path) == {**OWN, "agent's store in a child 2": 2}
 

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from .launchers import BARE, GUARDED_WARM, WARM, Job, Launcher, Outcome, launchers, run_everywhere
 
 VARIABLES = {
@@ -48,6 +50,7 @@ def told(outcome: Outcome) -> dict[str, object]:
     return found
 
 
+@pytest.mark.prove
 @launchers(WARM)
 def test_variables_set_by_the_script_take_effect(launcher: Launcher, tmp_path: Path) -> None:
     outcomes = run(tmp_path, [BARE, launcher], in_another_module=False)

@@ -24,6 +24,7 @@ def own_environment() -> dict[str, str]:
     }
 
 
+@pytest.mark.prove
 def test_hello_adds_up_the_ranks_of_two_workers(tmp_path: Path) -> None:
     """The first thing to try: one machine, no options of a rendezvous."""
     done = subprocess.run(

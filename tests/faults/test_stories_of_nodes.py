@@ -40,6 +40,7 @@ def test_a_frozen_node_is_fenced_before_the_others_go_on_and_can_return(make_clu
     see_it_end(cluster, restarts=0)  # rule 2: no worker of b was left when those of a were started again
 
 
+@pytest.mark.prove
 def test_a_run_waits_for_a_killed_node_which_gets_its_seat_back(make_cluster: MakeCluster) -> None:
     """With fewer nodes than its minimum, it says for how many it waits."""
     cluster = make_cluster("2", alone=True, lease_s=EXPIRING_LEASE_S)

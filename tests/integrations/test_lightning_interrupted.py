@@ -28,6 +28,7 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_are_bit_identical_to_those_of_an_uninterrupted_training(
     trainings: Any, kind: str

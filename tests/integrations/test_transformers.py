@@ -60,6 +60,7 @@ def loss_of_steps(cluster: Cluster) -> list[float]:
     return [sum(sum(line["losses"]) for line in ranks) / len(ranks) for ranks in history(cluster)]
 
 
+@pytest.mark.prove
 def test_training_is_resumed_after_a_worker_was_killed_and_continues_in_a_smaller_world(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from elastic_agent.integrations.transformers import private_names
 from elastic_agent.workers.cold_start import with_startup_hook
 from tests.client.support import AGENT_ENVIRONMENT, launched
@@ -30,6 +32,7 @@ print("callbacks:", len(mine), "samples:", mine[0].position.sampler.samples_fini
 """
 
 
+@pytest.mark.prove
 def test_a_cold_worker_adapts_transformers_and_keeps_a_callback_of_the_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(COLD)
     worker = {name: value for name, value in AGENT_ENVIRONMENT.items() if name.startswith("ELASTIC_AGENT_")}

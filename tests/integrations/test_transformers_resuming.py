@@ -35,6 +35,7 @@ def steps(trainings: subprocess.CompletedProcess[str], number: int) -> list[list
     return used
 
 
+@pytest.mark.prove
 def test_a_callback_may_request_the_loader_during_training(
     trainings: subprocess.CompletedProcess[str],
 ) -> None:

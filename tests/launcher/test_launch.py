@@ -35,6 +35,7 @@ def test_a_function_returns_a_value_for_each_rank(settings: dict[str, Any]) -> N
     assert elastic_agent.launch(sum_of_ranks, 3.0, **settings) == {0: 3.0, 1: 3.0}
 
 
+@pytest.mark.prove
 def test_the_values_are_those_of_the_last_attempt(settings: dict[str, Any]) -> None:
     assert elastic_agent.launch(rank_and_restarts, **settings) == {0: (0, 1), 1: (1, 1)}
 
@@ -88,6 +89,7 @@ def test_the_log_is_readable_unless_a_format_is_set(
     assert '"level": "info"' in log_of()
 
 
+@pytest.mark.prove
 def test_nodes_with_the_same_function_do_not_differ(
     settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +157,7 @@ def test_a_program_may_launch_a_function_of_its_own(tmp_path: Path, cloudpickle:
     assert done.stdout.endswith("{0: 10, 1: 15}\n"), done.stderr
 
 
+@pytest.mark.prove
 def test_an_interrupt_reaches_the_function_as_an_interrupt(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
@@ -189,6 +192,7 @@ def test_an_interrupt_reaches_the_function_as_an_interrupt(tmp_path: Path) -> No
     assert errors.endswith("KeyboardInterrupt\n")
 
 
+@pytest.mark.prove
 def test_an_endpoint_that_is_no_store_is_named_in_the_error(settings: dict[str, Any]) -> None:
     with socketserver.TCPServer(("localhost", 0), _SaysHello) as server:
         threading.Thread(target=server.serve_forever).start()

@@ -68,6 +68,7 @@ def test_without_a_terminal_every_line_is_json_with_run_node_and_generation() ->
         assert datetime.fromisoformat(line["time"]).tzinfo is not None
 
 
+@pytest.mark.prove
 def test_the_console_format_can_be_selected() -> None:
     text = "\n".join(lines_of("console", "debug"))
     assert "\x1b" not in text
@@ -79,6 +80,7 @@ def test_the_console_format_can_be_selected() -> None:
     assert "\n      ValueError: broken" in text
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("level", "heard"),
     [

@@ -113,6 +113,7 @@ def replays() -> list[list[str]]:
     return [one.split("end of the story\n") for one in told]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("hosting", REPLAYED)
 def test_a_seed_is_replayed_exactly_whatever_the_hash_seed(replays: list[list[str]], hosting: str) -> None:
     """The story that another process tells of the same seed is the same, to the last letter."""

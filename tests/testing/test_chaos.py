@@ -64,6 +64,7 @@ def test_a_correct_script_passes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.prove
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("mistake", "fault", "workers", "remedy"),

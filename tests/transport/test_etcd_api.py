@@ -64,9 +64,8 @@ def provided(version: str, folder: Path) -> dict[str, str]:
     return here | {"PYTHONPATH": os.pathsep.join((str(folder), here["PYTHONPATH"]))}
 
 
-@pytest.mark.parametrize(
-    "version", ["installed", *(pytest.param(version, marks=pytest.mark.prove) for version in OTHER_VERSIONS)]
-)
+@pytest.mark.prove
+@pytest.mark.parametrize("version", ["installed", *OTHER_VERSIONS])
 def test_the_etcd_api_works_with_every_protobuf(
     shared_etcd: EtcdCluster, tmp_path: Path, version: str
 ) -> None:
@@ -108,6 +107,7 @@ def test_another_package_named_etcd3_is_reported(tmp_path: Path) -> None:
     assert f"{generated} contains no serialized descriptor; expected etcd3 0.12" in done.stderr
 
 
+@pytest.mark.prove
 def test_grpc_writes_nothing_to_standard_error(shared_etcd: EtcdCluster) -> None:
     """It would between the lines of the workers; a broken handshake is worth two lines to it."""
     provoke = """

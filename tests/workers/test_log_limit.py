@@ -220,6 +220,7 @@ print("the end")
 """
 
 
+@pytest.mark.prove
 def test_an_agent_keeps_its_workers_files_small(tmp_path: Path) -> None:
     """All of it comes at once, so that the agent may look only when the worker has ended."""
     (tmp_path / "worker.py").write_text(WORKER)

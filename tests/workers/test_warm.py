@@ -128,6 +128,7 @@ def test_a_killed_spawner_does_not_affect_workers_and_is_replaced(
     stop(warm)
 
 
+@pytest.mark.prove
 def test_a_killed_standby_is_not_used(warm: Driver, tmp_path: Path, news: News) -> None:
     warm.until(Warm)
     spawn(warm, 1, script(tmp_path, news, STAY))
@@ -143,6 +144,7 @@ def test_a_killed_standby_is_not_used(warm: Driver, tmp_path: Path, news: News) 
     stop(warm)
 
 
+@pytest.mark.prove
 def test_signals_for_the_whole_job_end_neither_the_spawner_nor_its_standbys(
     warm: Driver, tmp_path: Path, news: News
 ) -> None:
@@ -160,6 +162,7 @@ def test_signals_for_the_whole_job_end_neither_the_spawner_nor_its_standbys(
     stop(warm)
 
 
+@pytest.mark.prove
 def test_a_warm_worker_starts_with_the_ignored_signals_of_its_launch(
     driver: Driver, tmp_path: Path, news: News
 ) -> None:
@@ -211,6 +214,7 @@ time.sleep(1000)
             assert before <= standbys_of(warm.guard.pid)
 
 
+@pytest.mark.prove
 def test_a_failing_preload_is_reported_with_its_traceback_and_workers_start_cold(
     driver: Driver, tmp_path: Path, news: News
 ) -> None:
@@ -256,6 +260,7 @@ def test_an_unsafe_preload_is_named_and_workers_start_cold(
     stop(driver)
 
 
+@pytest.mark.prove
 def test_a_file_that_shadows_a_loaded_module_is_named_and_workers_start_cold(
     driver: Driver, tmp_path: Path, news: News
 ) -> None:
@@ -320,6 +325,7 @@ def test_a_stop_before_standbys_have_read_their_launch_takes_effect(
     stop(warm)
 
 
+@pytest.mark.prove
 def test_an_unresponsive_spawner_is_replaced(warm: Driver, tmp_path: Path, news: News) -> None:
     warm.until(Warm)
     freeze(spawner_of(warm.guard.pid))
@@ -360,6 +366,7 @@ def test_workers_of_a_replaced_spawner_inherit_no_descriptor(
     stop(warm)
 
 
+@pytest.mark.prove
 def test_variables_set_by_a_preload_are_set_in_workers(driver: Driver, tmp_path: Path, news: News) -> None:
     (tmp_path / "mymodel.py").write_text("import os\nos.environ['SET_BY_MODEL'] = 'yes'\n")
     keep_warm(driver.guard, tmp_path, "mymodel")
