@@ -42,7 +42,8 @@ MEANINGS: dict[ExitCode, str] = {
         "the endpoint is not on this machine, or it is in use"
     ),
     ExitCode.REFUSED: (
-        "the run refused this node: its node id is in use, or its --lease-ttl is longer than the run's"
+        "the run refused this node: its node id is in use, its --lease-ttl is longer than the run's, or the run "
+        "finished with another command, which this node never ran"
     ),
     ExitCode.DRAINED: "drained: this node left on request, the run continues without it",
     ExitCode.NOT_STOPPED: (

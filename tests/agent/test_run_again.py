@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from msgspec.structs import replace
 
+from elastic_agent.agent.worker_group.command import job_of
+from elastic_agent.config.load import load_settings
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.records import (
@@ -258,11 +261,12 @@ def test_a_single_agent_that_was_killed_resumes_its_run(tmp_path: Path) -> None:
 def test_agents_of_a_finished_run_exit_after_the_agent_that_hosted_the_store(
     backend: C10dBackend, tmp_path: Path
 ) -> None:
-    backend.remember(last_plan(Phase.FINISHED))
-    backend.run_ended()
-    where = ["--rdzv-id", RUN_ID, "--rdzv-endpoint", "192.0.2.1:29400", "--join-timeout", "0.1"]
     script = tmp_path / "train.py"
     script.touch()
+    policy = replace(POLICY, job=job_of(load_settings([str(script)], {}).settings, None))
+    backend.remember(replace(last_plan(Phase.FINISHED), policy=policy))
+    backend.run_ended()
+    where = ["--rdzv-id", RUN_ID, "--rdzv-endpoint", "192.0.2.1:29400", "--join-timeout", "0.1"]
     done = elastic_agent("--state-dir", str(tmp_path), "--finish-once", *where, str(script))
     assert done.returncode == 0, done.stderr
     assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -11,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent import run_claim
-from elastic_agent.agent.run_claim import CLAIM_FILE, ClaimedEndpoint, RunClaim, RunElsewhereError
+from elastic_agent.agent.run_claim import (
+    CLAIM_FILE,
+    ClaimedEndpoint,
+    OtherCommandError,
+    RunClaim,
+    RunElsewhereError,
+)
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.transport import connect
 from elastic_agent.values import Endpoint
@@ -63,6 +70,21 @@ def test_a_run_of_the_same_name_at_another_endpoint_is_refused_while_agents_live
         take(tmp_path, other)
     first.release()
     take(tmp_path, other).release()
+
+
+def test_agents_of_one_machine_run_one_command_and_others_may_run_another(tmp_path: Path) -> None:
+    endpoint = Endpoint("n1", 29400)
+    small, large = (
+        ClaimedEndpoint.of(endpoint, "c10d", f"train.py --config {size}") for size in ("small", "large")
+    )
+    first = take(tmp_path, small)
+    take(tmp_path, small).release()
+    with pytest.raises(OtherCommandError, match=r"^train.py --config small$"):
+        take(tmp_path, large)
+    move_to_another_machine(tmp_path)
+    take(tmp_path, dataclasses.replace(large, keys=["c10d n1:29400"])).release()
+    first.release()
+    take(tmp_path, large).release()
 
 
 def test_a_run_can_leave_a_dead_machine_whose_lock_remains(

@@ -492,16 +492,6 @@ def test_a_stopped_run_is_not_resumed_while_its_workers_may_run() -> None:
     assert (table.stand, table.world) == ((RUNNING, 2), ["b"])
 
 
-def test_a_finished_run_is_started_again_unless_finish_once_is_set() -> None:
-    over = History(7, None, 0, ("a",), Phase.FINISHED, settled=True)
-    table = Table(remembered=over)
-    table.comes("a")
-    assert table.stand == (FORMING, 8)
-    once = Table(policy(finishes_once=True), remembered=over)
-    once.comes("a")
-    assert once.stand == (Phase.FINISHED, 7)
-
-
 # -- growth -------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from elastic_agent.agent import events
 from elastic_agent.agent.control.commands import Commands
 from elastic_agent.agent.control.socket import ControlSocket
@@ -24,7 +26,7 @@ from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
 from elastic_agent.agent.worker_group.collectives import Collectives
-from elastic_agent.agent.worker_group.command import job_fingerprint
+from elastic_agent.agent.worker_group.command import command_on_this_machine, job_fingerprint, job_of
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.interruptions import StopSignals
@@ -37,7 +39,7 @@ from elastic_agent.protocol import (
     FINISHED_BEFORE,
     History,
     Outcome,
-    Phase,
+    Policy,
     Seat,
     Waiting,
 )
@@ -57,7 +59,7 @@ from .backend import agree_on_run
 from .identity import IdentityError, NodeIdLock, acquire_node_id, prune_node_ids
 from .member import member_record
 from .observation import Observation
-from .run_claim import ClaimedEndpoint, RunClaim, RunElsewhereError
+from .run_claim import ClaimedEndpoint, OtherCommandError, RunClaim, RunElsewhereError
 from .signals import Meanings, SignalDesk
 from .supervisor import Ending, Graces, Parts, Supervisor
 
@@ -120,6 +122,7 @@ class Agent:
         self._node_id_lock: NodeIdLock | None = None
         self._claim: RunClaim | None = None
         self._job = SlurmJob.from_environment(os.environ)
+        self._runs = job_of(settings, self._job)
         self._stop_signals = stop_signals
         self._signals = SignalDesk(
             Meanings(settings.signals_to_handle, settings.notice_signal, settings.notice_time),
@@ -213,19 +216,21 @@ class Agent:
                 return Ending(Outcome.UNREACHABLE, str(error))
 
     async def _has_finished_before(self, run_id: str) -> bool:
-        """Whether this run has finished and is not run again, by the local run history: no store is needed to find out.
+        """Whether the run has finished and is not run again, by the local run history: no store is needed to find out.
 
         The agent that would host the store reads the same history, and may have ended before this one dials.
         """
-        history = await self._recall(run_id) if self._settings.finish_once else None
-        return history is not None and history.settled and history.outcome is Phase.FINISHED
+        history = await self._recall(run_id)
+        return history is not None and history.settled and self._policy().skips(history)
+
+    def _policy(self) -> Policy:
+        return msgspec.structs.replace(self._settings.policy(), job=self._runs)
 
     async def _until_over(self, run_id: str) -> Ending:
         """Take part; with a derived node id that turns out to be taken elsewhere, try the next one."""
         folder = self._settings.state_dir / "nodes" / run_id
         refused: frozenset[str] = frozenset()
-        if self._settings.rdzv_id is not None:  # an agreed name is unique
-            self._claim = await self._claim_run(folder, run_id)
+        self._claim = await self._claim_run(folder, run_id)
         sweep_heartbeat_files()
         while True:
             with self._using_state_dir():
@@ -249,10 +254,16 @@ class Agent:
 
     async def _claim_run(self, folder: Path, run_id: str) -> RunClaim:
         settings = self._settings
-        claimed = partial(ClaimedEndpoint.of, settings.rdzv_endpoint, settings.rdzv_backend)
+        command = command_on_this_machine(settings)
+        claimed = partial(ClaimedEndpoint.of, settings.rdzv_endpoint, settings.rdzv_backend, command)
         try:
             with self._using_state_dir():
                 return await asyncio.to_thread(lambda: RunClaim.take(folder, claimed()))
+        except OtherCommandError as error:
+            raise UsageError(
+                f"this agent was given `{command}`, but run {run_id} at {settings.rdzv_endpoint} runs `{error}` on "
+                "this machine; give this one another --rdzv-id, or wait until that run has ended"
+            ) from None
         except RunElsewhereError as error:
             raise UsageError(
                 f"run {run_id} is already running at {error}, and its agents use the same state "
@@ -279,7 +290,7 @@ class Agent:
     async def _take_part(self, run_id: str, lock: NodeIdLock) -> Ending:
         settings = self._settings
         incarnation = new_incarnation()
-        member = member_record(settings, self._slots, lock, incarnation)
+        member = member_record(settings, self._policy(), self._slots, lock, incarnation)
         session = self._session = Session(self._backend, member, settings.lease_ttl, settings.local_addr)
         session.history = await self._recall(run_id)
         collectives = Collectives()
@@ -305,7 +316,7 @@ class Agent:
         control = await self._listen(commands)
         observation.open_page()
         try:
-            ending = await supervisor.run()
+            ending = self._with_own_part(await supervisor.run())
             await observation.settle(ending.outcome, hosts_readers=self._backend.is_host)
         finally:
             observation.close()
@@ -317,6 +328,16 @@ class Agent:
         self._publish(events.AgentEnded(ending.outcome, ending.reason))
         await observation.save_goodput()
         return ending
+
+    def _with_own_part(self, ending: Ending) -> Ending:
+        """Return a refusal in place of a success of workers that ran something else than this node was given."""
+        plan = ending.plan
+        if ending.outcome is not Outcome.FINISHED or plan is None or self._seat() is not None:
+            return ending
+        if plan.policy.job.command in ("", self._runs.command):
+            return ending
+        reason = "the run finished, but with another command than this agent was given, which was never run"
+        return Ending(Outcome.REFUSED, reason, plan=plan)
 
     def _parts(self, run_id: str, lock: NodeIdLock, session: Session, collectives: Collectives) -> Parts:
         """The components of this node's supervisor."""

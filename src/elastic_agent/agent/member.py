@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from elastic_agent.agent.worker_group.command import fingerprint
 from elastic_agent.config.settings import Settings
-from elastic_agent.protocol import RECORD_VERSION, Member, State
+from elastic_agent.protocol import RECORD_VERSION, Member, Policy, State
 
 from .identity import NodeIdLock
 
 
-def member_record(settings: Settings, slots: int, lock: NodeIdLock, incarnation: str) -> Member:
+def member_record(
+    settings: Settings, policy: Policy, slots: int, lock: NodeIdLock, incarnation: str
+) -> Member:
     """The first record of this incarnation; ``slots``: how many workers the node runs."""
     return Member(
         version=RECORD_VERSION,
@@ -19,7 +21,7 @@ def member_record(settings: Settings, slots: int, lock: NodeIdLock, incarnation:
         slots=slots,
         state=State.READY,
         generation=0,
-        policy=settings.policy(),
+        policy=policy,
         stop_s=max(settings.restart_grace, settings.shutdown_timeout),
         replaces=(lock.predecessor,) if lock.predecessor else (),
         preferred_rank=settings.node_rank,

@@ -1,9 +1,10 @@
-"""Claims a run for one endpoint among the agents that share a state directory.
+"""Claims a run for one endpoint, and on one machine for one command, among the agents that share a state directory.
 
 A machine stores the history of a run by the run's name alone, so that a run whose store moves to another host (a
 requeued job, say) resumes where it was. Two runs of one name at two endpoints would resume from each other's state.
 So the agents of a run share a lock on a file that names their endpoint, for as long as they live; an agent with
-another endpoint finds it locked and refuses to start.
+another endpoint finds it locked and refuses to start. So does an agent of the same machine with another command: it
+would wait as a spare node of a run that does something else.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class RunElsewhereError(Exception):
     """A run of this name is in progress at another endpoint; the message names it."""
 
 
+class OtherCommandError(Exception):
+    """A run of this name is in progress on this machine with another command; the message is that command."""
+
+
 @dataclass(frozen=True)
 class ClaimedEndpoint:
     """An endpoint, and keys that identify it under any of its names and on any machine."""
@@ -46,21 +51,30 @@ class ClaimedEndpoint:
     keys: list[str]
     dial: list[str | int]
     """Host and port that other machines can try; empty if there are none."""
+    command: str = ""
+    """What the agents on that machine run."""
 
     @classmethod
-    def of(cls, endpoint: Endpoint | None, backend: str) -> ClaimedEndpoint:
+    def of(cls, endpoint: Endpoint | None, backend: str, command: str = "") -> ClaimedEndpoint:
         """The endpoint in these settings; None: a store of this agent's own."""
         boot = boot_id()
         if endpoint is None or not endpoint.port:
-            return cls("a standalone endpoint", backend, boot, [f"{boot} {os.getpid()}"], [])
+            return cls("a standalone endpoint", backend, boot, [f"{boot} {os.getpid()}"], [], command)
         keys = {key for member in endpoint.members for key in _keys(member, backend, boot)}
         local = all(is_loopback_name(member.host) for member in endpoint.members)
         dial: list[str | int] = [] if local or backend != "c10d" else [endpoint.host, endpoint.port]
-        return cls(str(endpoint), backend, boot, sorted(keys), dial)
+        return cls(str(endpoint), backend, boot, sorted(keys), dial, command)
 
     def is_same(self, other: ClaimedEndpoint) -> bool:
         """Whether both mean the same store."""
         return not {*self.keys}.isdisjoint(other.keys)
+
+    def is_other_command(self, other: ClaimedEndpoint) -> bool:
+        """Return whether the other one is of this machine, too, and runs something else.
+
+        Arguments may differ between machines.
+        """
+        return self.boot == other.boot and self.command != other.command
 
     def may_be_in_use(self) -> bool:
         """Whether the agents that locked it may be alive. A file server keeps a dead machine's locks for a while."""
@@ -100,6 +114,7 @@ class RunClaim:
 
         Raises:
             RunElsewhereError: live agents take part in a run of that name at another endpoint, and continue to.
+            OtherCommandError: live agents of this machine do so at this endpoint with another command.
             OSError: the folder cannot be written.
         """
         path = folder / CLAIM_FILE
@@ -111,14 +126,17 @@ class RunClaim:
             except FileNotFoundError:
                 continue  # the folder was swept in between
             found = _share(handle, claimed)
-            if found is not None and claimed.is_same(found) and is_at(handle, path):
+            at_endpoint = found is not None and claimed.is_same(found)
+            is_ours = found is not None and at_endpoint and not claimed.is_other_command(found)
+            if is_ours and is_at(handle, path):
                 return cls(handle)
-            elsewhere = found is not None and not claimed.is_same(found)
-            is_left = found is not None and elsewhere and not found.may_be_in_use()
+            is_left = found is not None and not at_endpoint and not found.may_be_in_use()
             if is_left and is_at(handle, path):  # else another agent has replaced it meanwhile
                 path.unlink(missing_ok=True)
             os.close(handle)
             if not is_left and time.monotonic() >= give_up_s:
+                if found is not None and at_endpoint:
+                    raise OtherCommandError(found.command)
                 raise RunElsewhereError(found.shown if found is not None else "another endpoint")
             time.sleep(PAUSE_S)
 

@@ -213,11 +213,14 @@ class Coordinator:
         if history.settled and history.outcome is Phase.STOPPED:  # the same run, resumed
             again = _next_life(fresh, history)
             return Decision(again.reason, again)
-        once = policy.finishes_once and history.outcome is Phase.FINISHED
-        if history.settled and not once:  # another run under the same name
-            generation, ended = history.generation + 1, history.outcome or Phase.FINISHED
+        once = policy.skips(history)
+        difference = policy.job.difference(history.job)
+        # A run that did something else, or in another job, need not be settled: its outcome is no news for these nodes.
+        is_over = history.settled or (difference and history.outcome in (Phase.FINISHED, Phase.FAILED))
+        if is_over and not once:  # another run under the same name
+            generation, before = history.generation + 1, f"{history.outcome or Phase.FINISHED}{difference}"
             reason = (
-                f"a run with this id {ended} before, in generation {history.generation}; a new one starts"
+                f"a run with this id {before} before, in generation {history.generation}; a new one starts"
             )
             again = msgspec.structs.replace(
                 fresh, generation=generation, life=generation, order=history.order, reason=reason

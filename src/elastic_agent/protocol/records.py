@@ -23,7 +23,7 @@ from elastic_agent.values import (
     smallest_world,
 )
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 """Version of the record formats; a record of another version is rejected by name. As unknown fields are rejected, it
 changes with every field (a test says so)."""
 
@@ -182,6 +182,32 @@ class Notice(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """The run ends when all workers have exited; otherwise the next generation is formed."""
 
 
+class Job(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a run was started for. With the run's id, it tells a run from an earlier one of the same id."""
+
+    command: Text = ""
+    """Digest of the script and its arguments; empty if unknown."""
+    scheduled: Text = ""
+    """Id of the job in the scheduler; empty outside of one."""
+    requeues: Count = 0
+    """How often the scheduler started that job again before."""
+    step: Text = ""
+    """The step of the job whose tasks the agents are."""
+
+    def goes_on(self, earlier: Job) -> bool:
+        """Return whether this is the same command in the same step, or in a later life, of the same job."""
+        same = self.scheduled != "" and (self.scheduled, self.command) == (earlier.scheduled, earlier.command)
+        return same and (self.requeues > earlier.requeues or self.step == earlier.step)
+
+    def difference(self, earlier: Job) -> str:
+        """Say how an earlier job differs from this one, for the log; empty if it does not or that is not known."""
+        if earlier.command and self.command != earlier.command:
+            return " with another command"
+        if earlier.scheduled and self.scheduled != earlier.scheduled:
+            return f" in job {earlier.scheduled}"
+        return ""
+
+
 class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The run's rules. The first member's are taken for the run; times are seconds."""
 
@@ -201,7 +227,7 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     node_counts: Annotated[tuple[Nodes, ...], Meta(max_length=1024)] = ()
     """How many nodes a world may have: multiples of the one number given, or one of several. Empty: any number."""
     finishes_once: bool = False
-    """A run that has finished is not started again under its name."""
+    """A run that has finished is not started again under its name with the same command."""
     restart_window_s: Seconds = 3600.0
     """For each so long that training makes progress, one charged failure is forgiven; 0: none ever is."""
     restart_backoff_s: Seconds = 60.0
@@ -210,6 +236,17 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """How many nodes the first world waits for once there are enough; 0: it waits for no number."""
     desired_wait_s: Seconds = 120.0
     """How long it waits for them."""
+    job: Job = Job()
+
+    def skips(self, history: History) -> bool:
+        """Return whether the run has finished and is not to be run again.
+
+        Only for the command that has finished: an agent never reports success for a command that no agent ran.
+        """
+        if history.outcome is not Phase.FINISHED:
+            return False
+        is_same = self.job.command == history.job.command
+        return self.job.goes_on(history.job) or (self.finishes_once and is_same)
 
     def covering(self, history: History) -> Policy:
         """These rules, with a lease and a margin that suffice for nodes that may still run what is remembered."""
@@ -311,6 +348,7 @@ class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     life: Generation = 1
     """See :attr:`Plan.life`."""
     budget: Budget = Budget()
+    job: Job = Job()
 
     @property
     def rank(self) -> tuple[int, int, bool, bool]:
@@ -459,4 +497,5 @@ class Plan(
             self.policy.fence_margin_s,
             self.life,
             self.budget,
+            self.policy.job,
         )

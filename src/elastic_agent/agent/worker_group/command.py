@@ -5,13 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.config.settings import Settings
 from elastic_agent.installed import installed_version
-from elastic_agent.protocol import Fingerprint
+from elastic_agent.protocol import Fingerprint, Job
+
+LONGEST_COMMAND = 500
+"""Characters of a command that messages show."""
 
 LOCAL_RANK_MACRO = "${local_rank}"
 """torch's macro in worker arguments."""
@@ -26,6 +31,24 @@ def worker_command(settings: Settings, slot: int) -> tuple[str, ...]:
     if settings.runs_module:
         return (python, "-u", "-m", settings.script, *arguments)
     return (python, "-u", settings.script, *arguments)
+
+
+def command_on_this_machine(settings: Settings) -> str:
+    """Return the script, with its folder, and its arguments; of a very long line the first part and a digest."""
+    script = ("-m", settings.script) if settings.runs_module else (os.path.realpath(settings.script),)
+    command = shlex.join((*script, *settings.script_args))
+    if len(command) <= LONGEST_COMMAND:
+        return command
+    return f"{command[:LONGEST_COMMAND]}… ({hashlib.sha256(os.fsencode(command)).hexdigest()[:8]})"
+
+
+def job_of(settings: Settings, scheduled: SlurmJob | None) -> Job:
+    """Return what the run is started for. Folders do not count: they may differ between machines."""
+    words = (os.path.basename(settings.script), *settings.script_args)
+    digest = hashlib.sha256(b"\0".join(map(os.fsencode, words))).hexdigest()[:32]
+    if scheduled is None:
+        return Job(digest)
+    return Job(digest, scheduled.id, scheduled.requeues, scheduled.step)
 
 
 def job_fingerprint(settings: Settings) -> str:

@@ -49,8 +49,8 @@ class NoticeSettings:
     finish_once: bool = setting(
         value_types.SWITCH,
         "false",
-        "Do not start a finished run again under the same run id: its agents exit immediately with success.",
-        shown_default="true in a Slurm job, else false",
+        "Do not start a finished run again under the same run id with the same command: its agents exit immediately "
+        "with success. In a Slurm job that is requeued, this is always so.",
     )
     requeue: str = setting(
         value_types.choice(("auto", "never"), metavar="WHEN"),

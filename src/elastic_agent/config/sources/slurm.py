@@ -41,7 +41,6 @@ def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
         "node_id": (environ.get("SLURMD_NODENAME", ""), "SLURMD_NODENAME"),
         "node_rank": (environ.get("SLURM_NODEID", ""), "SLURM_NODEID"),
         "nproc_per_node": (environ.get("SLURM_GPUS_ON_NODE", ""), "SLURM_GPUS_ON_NODE"),
-        "finish_once": ("true", "a requeued job keeps its id"),
     }
     if len(hosts) == 1:
         del texts["rdzv_endpoint"]  # a single node

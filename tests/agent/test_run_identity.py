@@ -1,0 +1,144 @@
+"""A run is identified by its id, the life of its job, and its command: no agent reports success for what never ran."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.exit_codes import ExitCode
+from tests.agent.support import COMMAND, clean_environment
+from tests.names import unique
+from tests.ports import free_port
+
+SCRIPT = """
+import pathlib, sys
+with open(pathlib.Path(__file__).with_name("trained"), "a") as trained:
+    print(*sys.argv[1:], file=trained)
+"""
+WAITS = """
+import pathlib, sys, time
+print("trains", *sys.argv[1:], flush=True)
+while not pathlib.Path(__file__).with_name("finish").exists():
+    time.sleep(0.05)
+"""
+JOB = {
+    "SLURM_JOB_ID": "100",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n1",
+    "SLURMD_NODENAME": "n1",
+}
+OPTIONS = ["--log-format", "console", "--worker-start", "cold"]
+SKIPPED = "the run finished: the run has already finished and is not repeated under the same id"
+
+
+class Folder:
+    """A script, and agents that run it with one run id and one state directory."""
+
+    def __init__(self, path: Path, script: str) -> None:
+        """Write the script."""
+        self.script = path / "train.py"
+        self.script.write_text(script)
+        self.options = [
+            "--state-dir",
+            str(path / "state"),
+            "--rdzv-id",
+            unique("run"),
+            "--log-format",
+            "console",
+        ]
+
+    def run(
+        self, *arguments: str, options: tuple[str, ...] = (), job: Mapping[str, str] | None = None
+    ) -> str:
+        """Run the script to its end with success, and return what the agent said."""
+        done = subprocess.run(
+            [*COMMAND, *self.options, *options, str(self.script), *arguments],
+            env={**clean_environment(), **(job or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == ExitCode.FINISHED, done.stderr
+        return done.stderr
+
+    @property
+    def trained(self) -> list[str]:
+        """The arguments of each training."""
+        return self.script.with_name("trained").read_text().splitlines()
+
+
+USED_AGAIN = [
+    ({}, {}, "b", "finished with another command before, in generation 1; a new one starts"),
+    (
+        JOB,
+        JOB | {"SLURM_JOB_ID": "101"},
+        "a",
+        "finished in job 100 before, in generation 1; a new one starts",
+    ),
+    # tests/protocol/test_used_run_ids.py decides the same without agents.
+    *(
+        pytest.param(*row, marks=pytest.mark.prove)
+        for row in (
+            ({}, {}, "a", "a run with this id finished before, in generation 1; a new one starts"),
+            (JOB, JOB | {"SLURM_STEP_ID": "1"}, "a", "finished before, in generation 1; a new one starts"),
+            (JOB, JOB | {"SLURM_RESTART_COUNT": "1"}, "b", "finished with another command before"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "arguments", "said"),
+    USED_AGAIN,
+    ids=["another command", "another job", "no job", "another step", "a requeued job, another command"],
+)
+def test_another_run_of_a_used_id_trains(
+    tmp_path: Path, first: dict[str, str], second: dict[str, str], arguments: str, said: str
+) -> None:
+    folder = Folder(tmp_path, SCRIPT)
+    folder.run("a", job=first)
+    assert said in folder.run(arguments, job=second)
+    assert folder.trained == ["a", arguments]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [{"SLURM_RESTART_COUNT": "1"}, pytest.param({}, marks=pytest.mark.prove)],
+    ids=["a requeued job", "a late node"],
+)
+def test_a_step_that_has_finished_is_not_run_again_in_its_job(tmp_path: Path, later: dict[str, str]) -> None:
+    folder = Folder(tmp_path, SCRIPT)
+    folder.run("a", job=JOB)
+    assert SKIPPED in folder.run("a", job=JOB | later)
+    assert folder.trained == ["a"]
+
+
+@pytest.mark.prove
+def test_finish_once_holds_for_the_command_that_finished(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, SCRIPT)
+    folder.run("a")
+    assert SKIPPED in folder.run("a", options=("--finish-once",))
+    folder.run("b", options=("--finish-once",))
+    assert folder.trained == ["a", "b"]
+
+
+def test_an_agent_with_another_command_than_the_run_on_its_machine_ends_with_an_error(tmp_path: Path) -> None:
+    """Without a run id, as two trainings of one script with two configurations are started."""
+    folder = Folder(tmp_path, WAITS)
+    port = free_port()
+    options = ["--state-dir", str(tmp_path / "state"), "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    command = [*COMMAND, *options, *OPTIONS, str(folder.script), "--config"]
+    env = clean_environment()
+    with subprocess.Popen([*command, "small"], env=env, stdout=subprocess.PIPE, text=True) as small:
+        assert small.stdout is not None
+        assert small.stdout.readline() == "trains --config small\n"
+        large = subprocess.run([*command, "large"], env=env, capture_output=True, text=True, check=False)
+        assert large.returncode == ExitCode.USAGE, large.stderr
+        assert f"given `{folder.script} --config large`, but run " in large.stderr
+        assert f" at 127.0.0.1:{port} runs `{folder.script} --config small` on this machine; " in large.stderr
+        assert "Traceback" not in large.stderr
+        (tmp_path / "finish").touch()
+    assert small.returncode == ExitCode.FINISHED
