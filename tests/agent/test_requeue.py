@@ -136,26 +136,26 @@ def test_outside_a_step_there_is_no_job(missing: str) -> None:
 
 
 def test_the_first_start_of_a_job_has_no_requeues() -> None:
-    assert SlurmJob.from_environment(STEP) == SlurmJob("4711", 0, step="0")
+    assert SlurmJob.from_environment(STEP) == SlurmJob("4711", 0)
     again = SlurmJob.from_environment(
         {**STEP, "SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "1795265604"}
     )
-    assert again == SlurmJob("4711", 2, 1795265604.0, step="0")
+    assert again == SlurmJob("4711", 2, 1795265604.0)
 
 
 def test_one_task_of_a_step_is_the_first() -> None:
     first, second = (SlurmJob.from_environment({**STEP, "SLURM_PROCID": number}) for number in "01")
-    assert (first, second) == (SlurmJob("4711", 0, step="0"), SlurmJob("4711", 0, first=False, step="0"))
+    assert (first, second) == (SlurmJob("4711", 0), SlurmJob("4711", 0, first=False))
 
 
 def test_a_task_of_an_array_is_named_as_one() -> None:
     array = {**STEP, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
-    assert SlurmJob.from_environment(array) == SlurmJob("4711_3", 0, step="0")
+    assert SlurmJob.from_environment(array) == SlurmJob("4711_3", 0)
 
 
 def test_a_heterogeneous_job_is_named_by_its_leader() -> None:
     component = {**STEP, "SLURM_JOB_ID": "4712", "SLURM_JOB_ID_HET_GROUP_0": "4711"}
-    assert SlurmJob.from_environment(component) == SlurmJob("4711", 0, step="0")
+    assert SlurmJob.from_environment(component) == SlurmJob("4711", 0)
 
 
 def test_job_facts_are_read_from_the_first_component() -> None:

@@ -8,8 +8,9 @@ from elastic_agent.protocol import History, Job, Phase
 
 from .support import Table, policy
 
-TRAIN = Job("train")
-IN_JOB = Job("train", scheduled="100", step="0")
+TRAIN, TUNE = Job(("train",)), Job(("tune",))
+IN_JOB = Job(("train",), scheduled="100")
+REQUEUED = Job(("train",), scheduled="100", requeues=1)
 
 
 @pytest.mark.parametrize(
@@ -17,15 +18,15 @@ IN_JOB = Job("train", scheduled="100", step="0")
     [
         (TRAIN, TRAIN, False, False),
         (TRAIN, TRAIN, True, True),
-        (TRAIN, Job("tune"), True, False),
-        (IN_JOB, IN_JOB, False, True),
-        (IN_JOB, Job("train", "100", requeues=1, step="0"), False, True),
-        (IN_JOB, Job("train", "100", requeues=1, step="1"), False, True),
-        (IN_JOB, Job("train", "100", step="1"), False, False),
-        (IN_JOB, Job("tune", "100", requeues=1, step="0"), False, False),
-        (IN_JOB, Job("train", "101", step="0"), False, False),
+        (TRAIN, TUNE, True, False),
+        (IN_JOB, REQUEUED, False, True),
+        (IN_JOB, IN_JOB, False, False),
+        (IN_JOB, Job(("tune",), "100", requeues=1), False, False),
+        (IN_JOB, Job(("train",), "101", requeues=1), False, False),
         (IN_JOB, TRAIN, False, False),
-        (TRAIN, IN_JOB, False, False),
+        (TRAIN, REQUEUED, False, False),
+        (Job(("train a", "train b"), "100"), Job(("train b",), "100", requeues=1), False, True),
+        (Job((), "100"), REQUEUED, False, False),
     ],
 )
 def test_a_finished_run_is_not_repeated_in_its_job_and_with_its_command(
@@ -45,13 +46,16 @@ def test_only_success_ends_a_run_for_good(outcome: Phase) -> None:
     assert table.stand == (Phase.FORMING, 8)
 
 
-def test_the_history_names_the_job_of_the_run() -> None:
-    table = Table(policy(job=IN_JOB))
+def test_the_history_has_the_commands_of_all_nodes_of_the_world() -> None:
+    """Arguments may differ between nodes, and each node of a requeued job finds its own."""
+    table = Table(policy(min_nodes=2, max_nodes=2, job=IN_JOB))
     table.comes("a")
-    assert table.plan.history().job == IN_JOB
+    table.comes("b", policy=policy(min_nodes=2, max_nodes=2, job=Job(("train b",), "100")))
+    assert table.world == ["a", "b"]
+    assert table.plan.history().job == Job(("train", "train b"), "100")
 
 
-@pytest.mark.parametrize("now", [Job("tune"), Job("train", "101", step="0")], ids=["command", "job"])
+@pytest.mark.parametrize("now", [TUNE, Job(("train",), "101")], ids=["command", "job"])
 def test_an_outcome_that_not_every_node_has_read_is_not_the_outcome_of_another_run(now: Job) -> None:
     over = History(7, None, 0, ("a",), Phase.FINISHED, job=IN_JOB)
     table = Table(policy(job=now), remembered=over)

@@ -331,12 +331,17 @@ class Agent:
 
     def _with_own_part(self, ending: Ending) -> Ending:
         """Return a refusal in place of a success of workers that ran something else than this node was given."""
-        plan = ending.plan
-        if ending.outcome is not Outcome.FINISHED or plan is None or self._seat() is not None:
+        plan, supervisor = ending.plan, self._supervisor
+        has_run = supervisor is not None and supervisor.world is not None
+        if ending.outcome is not Outcome.FINISHED or plan is None or has_run:
             return ending
-        if plan.policy.job.command in ("", self._runs.command):
+        job = plan.policy.job
+        difference = self._runs.difference(job)
+        if not difference or self._runs.goes_on(job):
             return ending
-        reason = "the run finished, but with another command than this agent was given, which was never run"
+        reason = (
+            f"the run finished{difference}; what this agent was given was not run: start it again in a minute"
+        )
         return Ending(Outcome.REFUSED, reason, plan=plan)
 
     def _parts(self, run_id: str, lock: NodeIdLock, session: Session, collectives: Collectives) -> Parts:

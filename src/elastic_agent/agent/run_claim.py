@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from elastic_agent.files import is_at
-from elastic_agent.linux import boot_id
+from elastic_agent.linux import boot_id, pid_namespace
 from elastic_agent.transport import TransportError, connect, is_local, is_loopback_name, resolve
 from elastic_agent.values import Endpoint
 
@@ -52,29 +52,38 @@ class ClaimedEndpoint:
     dial: list[str | int]
     """Host and port that other machines can try; empty if there are none."""
     command: str = ""
-    """What the agents on that machine run."""
+    """What the agent that wrote this runs; empty: not known."""
+    pid: int = 0
+    processes: str = ""
+    """That agent's process id, and the namespace in which it is valid."""
 
     @classmethod
     def of(cls, endpoint: Endpoint | None, backend: str, command: str = "") -> ClaimedEndpoint:
         """The endpoint in these settings; None: a store of this agent's own."""
         boot = boot_id()
+        writer = command, os.getpid(), pid_namespace()
         if endpoint is None or not endpoint.port:
-            return cls("a standalone endpoint", backend, boot, [f"{boot} {os.getpid()}"], [], command)
+            return cls("a standalone endpoint", backend, boot, [f"{boot} {os.getpid()}"], [], *writer)
         keys = {key for member in endpoint.members for key in _keys(member, backend, boot)}
         local = all(is_loopback_name(member.host) for member in endpoint.members)
         dial: list[str | int] = [] if local or backend != "c10d" else [endpoint.host, endpoint.port]
-        return cls(str(endpoint), backend, boot, sorted(keys), dial, command)
+        return cls(str(endpoint), backend, boot, sorted(keys), dial, *writer)
 
     def is_same(self, other: ClaimedEndpoint) -> bool:
         """Whether both mean the same store."""
         return not {*self.keys}.isdisjoint(other.keys)
 
     def is_other_command(self, other: ClaimedEndpoint) -> bool:
-        """Return whether the other one is of this machine, too, and runs something else.
+        """Return whether the other one's agent runs on this machine, too, and runs something else.
 
         Arguments may differ between machines.
         """
-        return self.boot == other.boot and self.command != other.command
+        if (self.boot, self.processes) != (other.boot, other.processes) or "" in (
+            self.command,
+            other.command,
+        ):
+            return False
+        return self.command != other.command and Path(f"/proc/{other.pid}").exists()
 
     def may_be_in_use(self) -> bool:
         """Whether the agents that locked it may be alive. A file server keeps a dead machine's locks for a while."""

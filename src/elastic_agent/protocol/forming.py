@@ -263,6 +263,9 @@ def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision
             phase=Phase.RUNNING,
             reason=reason[:512],
             world=world,
+            policy=msgspec.structs.replace(
+                plan.policy, job=plan.policy.job.including(member.policy.job for member in ordered)
+            ),
             uncleared=(),
             failure=None,
             failed_node=None,

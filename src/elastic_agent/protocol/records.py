@@ -7,6 +7,7 @@ Each node writes its own :class:`Member` and :class:`Lease`; only the coordinato
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -185,23 +186,30 @@ class Notice(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 class Job(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a run was started for. With the run's id, it tells a run from an earlier one of the same id."""
 
-    command: Text = ""
-    """Digest of the script and its arguments; empty if unknown."""
+    commands: Annotated[tuple[Text, ...], Meta(max_length=MOST_NODES)] = ()
+    """Digests of the script and its arguments: a node has one, a world those of its nodes; empty if unknown."""
     scheduled: Text = ""
     """Id of the job in the scheduler; empty outside of one."""
     requeues: Count = 0
     """How often the scheduler started that job again before."""
-    step: Text = ""
-    """The step of the job whose tasks the agents are."""
+
+    def including(self, others: Iterable[Job]) -> Job:
+        """Return this job with the commands of these, too. Arguments may differ between nodes."""
+        commands = {*self.commands, *(command for other in others for command in other.commands)}
+        return msgspec.structs.replace(self, commands=tuple(sorted(commands)[:MOST_NODES]))
+
+    def has_same_command(self, earlier: Job) -> bool:
+        """Return whether nodes of the earlier job had the commands of this one."""
+        return {*self.commands} <= {*earlier.commands}
 
     def goes_on(self, earlier: Job) -> bool:
-        """Return whether this is the same command in the same step, or in a later life, of the same job."""
-        same = self.scheduled != "" and (self.scheduled, self.command) == (earlier.scheduled, earlier.command)
-        return same and (self.requeues > earlier.requeues or self.step == earlier.step)
+        """Return whether this is the same command in a later life of the same job."""
+        is_later = self.scheduled == earlier.scheduled != "" and self.requeues > earlier.requeues
+        return is_later and self.has_same_command(earlier)
 
     def difference(self, earlier: Job) -> str:
         """Say how an earlier job differs from this one, for the log; empty if it does not or that is not known."""
-        if earlier.command and self.command != earlier.command:
+        if earlier.commands and not self.has_same_command(earlier):
             return " with another command"
         if earlier.scheduled and self.scheduled != earlier.scheduled:
             return f" in job {earlier.scheduled}"
@@ -245,7 +253,7 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
         """
         if history.outcome is not Phase.FINISHED:
             return False
-        is_same = self.job.command == history.job.command
+        is_same = self.job.has_same_command(history.job)
         return self.job.goes_on(history.job) or (self.finishes_once and is_same)
 
     def covering(self, history: History) -> Policy:

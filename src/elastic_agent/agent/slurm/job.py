@@ -66,8 +66,6 @@ class SlurmJob:
     node: str = ""
     """The node of this task, as Slurm names it."""
 
-    step: str = ""
-
     @staticmethod
     def from_environment(environ: Mapping[str, str]) -> SlurmJob | None:
         """The job whose step this process belongs to, if it belongs to one."""
@@ -80,7 +78,6 @@ class SlurmJob:
             float(end) if end.isdecimal() else None,
             first=environ.get("SLURM_PROCID", "0") == "0",
             node=environ.get("SLURMD_NODENAME", ""),
-            step=environ["SLURM_STEP_ID"],
         )
 
     async def end(self) -> JobEnd:

@@ -35,8 +35,12 @@ def worker_command(settings: Settings, slot: int) -> tuple[str, ...]:
 
 def command_on_this_machine(settings: Settings) -> str:
     """Return the script, with its folder, and its arguments; of a very long line the first part and a digest."""
-    script = ("-m", settings.script) if settings.runs_module else (os.path.realpath(settings.script),)
-    command = shlex.join((*script, *settings.script_args))
+    script = settings.script
+    if not (settings.runs_module or settings.runs_program):
+        script = os.path.realpath(script)
+    command = shlex.join((*(("-m",) if settings.runs_module else ()), script, *settings.script_args))
+    if settings.runs_module:
+        command += f" (in {os.getcwd()})"
     if len(command) <= LONGEST_COMMAND:
         return command
     return f"{command[:LONGEST_COMMAND]}… ({hashlib.sha256(os.fsencode(command)).hexdigest()[:8]})"
@@ -47,8 +51,8 @@ def job_of(settings: Settings, scheduled: SlurmJob | None) -> Job:
     words = (os.path.basename(settings.script), *settings.script_args)
     digest = hashlib.sha256(b"\0".join(map(os.fsencode, words))).hexdigest()[:32]
     if scheduled is None:
-        return Job(digest)
-    return Job(digest, scheduled.id, scheduled.requeues, scheduled.step)
+        return Job((digest,))
+    return Job((digest,), scheduled.id, scheduled.requeues)
 
 
 def job_fingerprint(settings: Settings) -> str:
