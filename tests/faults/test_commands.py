@@ -34,9 +34,9 @@ def typed(*words: str) -> subprocess.CompletedProcess[str]:
 
 def work(cluster: Cluster, **save_s: float) -> None:
     """One node of each name, one worker each, which saves for so long; returns when all work."""
-    for index, (node, seconds) in enumerate(save_s.items()):
+    for index, node in enumerate(save_s):
         start = cluster.start if index else cluster.start_host
-        start(node, script=SAVING, arguments=(str(cluster.folder), str(seconds)))
+        start(node, script=SAVING, arguments=(str(cluster.folder), json.dumps(save_s)))
     everyone = set(save_s)
     cluster.wait("all to work", lambda: {one["node_id"] for one in newest(cluster)} == everyone or None)
     cluster.wait("all to be known to work", lambda: all_say_running(cluster, everyone) or None)

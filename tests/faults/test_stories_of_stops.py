@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections import Counter
@@ -20,9 +21,9 @@ pytestmark = pytest.mark.system
 
 def start_working(cluster: Cluster, **save_s: float) -> None:
     """Start a node of each name whose worker saves for so long when it gets SIGTERM; returns when all work."""
-    for node, seconds in save_s.items():
+    for node in save_s:
         start = cluster.start if cluster.agents else cluster.start_host
-        start(node, script=SAVING, arguments=(str(cluster.folder), str(seconds)))
+        start(node, script=SAVING, arguments=(str(cluster.folder), json.dumps(save_s)))
     for node in save_s:
         cluster.wait_event("state", node, state="running")
     cluster.wait("all workers", lambda: {one["node_id"] for one in cluster.born()} == {*save_s} or None)
