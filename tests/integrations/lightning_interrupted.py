@@ -76,13 +76,13 @@ class Dropping(lightning.LightningModule):
         self.network = torch.nn.Sequential(
             torch.nn.Linear(1, 16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
         )
-        self.cells, self.notice_after = cells, notice_after
+        self.cells, self._notice_after = cells, notice_after
         self.batches: list[tuple[int, int, list[int]]] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         values, ids = batch
         self.batches.append((self.trainer.current_epoch, batch_idx, ids.tolist()))
-        if len(self.batches) == self.notice_after:
+        if len(self.batches) == self._notice_after:
             due_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 3600 * 10**9
             self.cells.notify(1, "drain", due_ns)
         return (self.network(values) - values).square().mean()

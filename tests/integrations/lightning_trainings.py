@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from trainings import PAUSE_S, crash, done, main, note_step, save  # isort: skip
+from trainings import PAUSE_S, claim, crash, done, fail, in_another_run, main, note_step, save  # isort: skip
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -12,15 +13,18 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 STEPS = 6
 """In an epoch."""
 
 
 class Numbers(Dataset[tuple[torch.Tensor, int]]):
+    def __init__(self, steps: int = STEPS) -> None:
+        self.steps = steps
+
     def __len__(self) -> int:
-        return 2 * STEPS * int(os.environ.get("WORLD_SIZE", "1"))
+        return 2 * self.steps * int(os.environ.get("WORLD_SIZE", "1"))
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.tensor([index / len(self)]), index
@@ -29,10 +33,13 @@ class Numbers(Dataset[tuple[torch.Tensor, int]]):
 class Line(lightning.LightningModule):
     """Crashes after the given steps, once each, and in the given hook."""
 
-    def __init__(self, folder: Path, name: str, crashes: tuple[int, ...] = (), hook: str = "") -> None:
+    def __init__(
+        self, folder: Path, name: str, crashes: tuple[int, ...] = (), hook: str = "", width: int = 1
+    ) -> None:
         super().__init__()
         self.folder, self.name, self.crashes, self.hook = folder, name, crashes, hook
-        self.network = torch.nn.Linear(1, 1)
+        self.network = torch.nn.Linear(1, width)
+        self.lr = 0.01
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         values, ids = batch
@@ -41,7 +48,8 @@ class Line(lightning.LightningModule):
 
     def on_train_batch_end(self, *_: Any) -> None:
         if self.trainer.global_step in self.crashes:
-            crash(self.folder, f"{self.name}-{self.trainer.global_step}")
+            end = fail if self.hook == "raise" else crash
+            end(self.folder, f"{self.name}-{self.trainer.global_step}")
 
     def on_train_epoch_end(self) -> None:
         if self.hook == "last epoch" and self.trainer.global_step == self.trainer.max_steps:
@@ -59,7 +67,7 @@ class Line(lightning.LightningModule):
         self.log("loss", self.network(batch[0]).mean())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
 def trainer_in(root: Path, **options: Any) -> lightning.Trainer:
@@ -76,10 +84,11 @@ def trainer_in(root: Path, **options: Any) -> lightning.Trainer:
     )
 
 
-def fit(model: Line, trainer: lightning.Trainer, seed: int = 0, **options: Any) -> None:
+def fit(model: Line, trainer: lightning.Trainer, seed: int = 0, steps: int = STEPS, **options: Any) -> None:
     torch.manual_seed(seed)
     model.network.reset_parameters()
-    loader = DataLoader(Numbers(), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(seed))
+    data = Numbers(steps)
+    loader = DataLoader(data, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(seed))
     trainer.fit(model, loader, DataLoader(Numbers(), batch_size=12), **options)
 
 
@@ -221,7 +230,109 @@ def fabric(folder: Path) -> None:
     save(folder, "one", line)
 
 
+def trials(folder: Path, *, lr: float = 0.01, width: int = 1, **options: Any) -> None:
+    """A queue, from which each trial is taken once; the first one is killed, and the others have other options."""
+    while (trial := claim(folder)) < 3:
+        changed = {"lr": lr, "width": width, **options} if trial > 0 else {"lr": 0.01, "width": 1}
+        model = Line(folder, "trial", (5,), width=changed.pop("width"))
+        model.lr = changed.pop("lr")
+        fit(model, trainer_in(folder), **changed)
+        save(folder, f"trial-{trial}", model)
+
+
+def trials_with_another_lr(folder: Path) -> None:
+    trials(folder, lr=0.1)
+
+
+def trials_with_another_seed(folder: Path) -> None:
+    trials(folder, seed=1)
+
+
+def trials_with_another_width(folder: Path) -> None:
+    trials(folder, width=2)
+
+
+def trials_with_other_data(folder: Path) -> None:
+    trials(folder, steps=4)
+
+
+def folds_that_are_claimed(folder: Path) -> None:
+    """Of equal length, with the same settings."""
+    while (fold := claim(folder)) < 3:
+        model = Line(folder, "fold", (5,))
+        torch.manual_seed(0)
+        model.network.reset_parameters()
+        chosen = [number for number in range(3 * STEPS) if number % 3 != fold]
+        data = DataLoader(Subset(Numbers(2 * STEPS), chosen), batch_size=2)
+        trainer_in(folder).fit(model, data)
+        save(folder, f"fold-{fold}", model)
+
+
+def handled_exception(folder: Path) -> None:
+    """The training it has left is over: the one after it begins, with the same settings, in another process."""
+    if not (folder / "failed-one-5").exists():
+        with contextlib.suppress(FloatingPointError):
+            fit(Line(folder, "one", (5,), "raise"), trainer_in(folder))
+    crash(folder, "handled")
+    fit(model := Line(folder, "one", (5,), "raise"), trainer_in(folder))
+    save(folder, "one", model)
+
+
+def exception_that_ends_the_process(folder: Path) -> None:
+    fit(model := Line(folder, "one", (9,), "raise"), trainer_in(folder, max_epochs=3))
+    save(folder, "one", model)
+
+
+def exception_with_which_the_script_exits(folder: Path) -> None:
+    model = Line(folder, "one", (9,), "raise")
+    try:
+        fit(model, trainer_in(folder, max_epochs=3))
+    except FloatingPointError:
+        raise SystemExit(1) from None
+    save(folder, "one", model)
+
+
+def overwritten_by_another_run(folder: Path) -> None:
+    """As soon as this one has crashed."""
+    if (folder / "crashed-one-5").exists():
+        in_another_run(lambda: fit(Line(folder, "another"), overwriting(folder), seed=1))
+    fit(model := Line(folder, "one", (5,)), overwriting(folder))
+    save(folder, "one", model)
+
+
+def overwriting(folder: Path) -> lightning.Trainer:
+    trainer = trainer_in(folder)
+    trainer.checkpoint_callback.save_top_k, trainer.checkpoint_callback._enable_version_counter = -1, False
+    return trainer
+
+
+LR = {"late": 0.01}
+
+
+def late_difference(folder: Path) -> None:
+    """Only the optimizer shows it."""
+    LR["late"] = 0.1 if (folder / "crashed-one-5").exists() else 0.01
+    model = Late(folder, "one", (5,))
+    fit(model, trainer_in(folder))
+    save(folder, "one", model)
+
+
+class Late(Line):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=LR["late"])
+
+
 SCRIPTS = [
+    trials_with_another_lr,
+    trials_with_another_seed,
+    trials_with_another_width,
+    trials_with_other_data,
+    folds_that_are_claimed,
+    handled_exception,
+    exception_that_ends_the_process,
+    exception_with_which_the_script_exits,
+    overwritten_by_another_run,
+    late_difference,
     fabric,
     pauses,
     one_training,

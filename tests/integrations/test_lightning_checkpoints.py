@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 from pathlib import Path
 
@@ -21,11 +22,12 @@ def process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainings, "_newest", {})
+    monkeypatch.setattr(trainings, "_surroundings", {})
     monkeypatch.setattr(trainings, "_said", set())
 
 
 def begin(root: Path) -> Training:
-    return Training(str(root), "elastic_agent", "run")
+    return Training(str(root), "elastic_agent", "run", {"seed": 0})
 
 
 def saved(training: Training, path: Path, step: int = 0) -> str:
@@ -108,17 +110,32 @@ def test_an_earlier_training_does_not_replace_the_record_of_the_newest(tmp_path:
 
 
 def test_a_training_is_continuable_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = begin(tmp_path)
-    assert not continuable(training.folder)
-    saved(training, tmp_path / "a.ckpt")
-    assert continuable(training.folder)
-    training.end()
-    assert not continuable(training.folder)
+    told: dict[str, object] = {"epochs": 3}
+    assert not continuable(begin(tmp_path).folder, told)
     restart(monkeypatch)
-    again = begin(tmp_path)
-    assert not continuable(again.folder), "nothing of it has been saved"
-    saved(again, tmp_path / "b.ckpt")
-    assert continuable(again.folder)
+    training = begin(tmp_path)
+    assert not continuable(training.folder, told), "nothing of it has been saved"
+    restart(monkeypatch)
+    assert not continuable(training.folder, told)
+    saved(training := begin(tmp_path), tmp_path / "a.ckpt")
+    assert continuable(training.folder, told)
+    assert not continuable(training.folder, {"epochs": 4})
+    training.end()
+    assert not continuable(training.folder, told)
+
+
+def test_a_training_that_an_exception_has_left_is_over_once_the_exception_is_handled(tmp_path: Path) -> None:
+    saved(training := begin(tmp_path), tmp_path / "a.ckpt")
+    kept = []
+    try:
+        raise FloatingPointError
+    except FloatingPointError as error:
+        training.left_by(error)
+        kept.append(error)
+    assert type(pickle.loads(pickle.dumps(kept[0]))) is FloatingPointError
+    assert continuable(training.folder, {})
+    kept.clear()
+    assert not continuable(training.folder, {})
 
 
 def test_a_checkpoint_that_is_half_overwritten_is_called_damaged(tmp_path: Path) -> None:

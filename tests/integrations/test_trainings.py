@@ -32,6 +32,13 @@ REPEATED = [
     "folds_that_are_repeated",
     "folds_done_when_training_ends",
     "explicit",
+    "trials_with_another_lr",
+    "trials_with_another_seed",
+    "trials_with_another_width",
+    "trials_with_other_data",
+    "folds_that_are_claimed",
+    "handled_exception",
+    "overwritten_by_another_run",
 ]
 """Scripts of both frameworks whose trainings, when they are begun again, begin as the script says."""
 CONTINUED = {
@@ -39,19 +46,45 @@ CONTINUED = {
     "one_training_at_its_last_step": {"one": (10, 10)},
     "folds_that_are_skipped": {"fold-0": (13, 12), "fold-2": (24, 12), "fold-3": (12, 12)},
     "folds_with_own_folders": {"fold-2": (13, 12)},
+    "exception_that_ends_the_process": {"one": (19, 18)},
+    "exception_with_which_the_script_exits": {"one": (19, 18)},
 }
 """Scripts of both frameworks with a training that is certainly the same: its steps in all, and without the crash.
 
 The first fold is the only training that the run has begun when it crashes; the third and the fourth are not.
 """
 ONLY = {
-    "lightning": ["fit_test_fit", "alternating", "folder_that_cannot_be_written", "fabric"],
+    "lightning": [
+        "fit_test_fit",
+        "alternating",
+        "folder_that_cannot_be_written",
+        "fabric",
+        "late_difference",
+    ],
     "transformers": ["seeded_before_training", "explicit_at_the_last_step", "accelerated"],
 }
 
-CHECKED = ["one_training", "folds_that_are_skipped"]
+CHECKED = [
+    "one_training",
+    "folds_that_are_skipped",
+    "exception_that_ends_the_process",
+    "exception_with_which_the_script_exits",
+]
 """The scripts with trainings to be continued that `make test` runs; and those whose trainings are to be repeated:"""
-CHECKED_REPEATED = ["ended_training", "folds_done_when_training_ends", "explicit"]
+CHECKED_REPEATED = [
+    "ended_training",
+    "folds_done_when_training_ends",
+    "explicit",
+    "trials_with_another_lr",
+    "folds_that_are_claimed",
+    "handled_exception",
+    "overwritten_by_another_run",
+]
+
+ENDED = "a training of this run has ended in"
+SEVERAL = "a process of this run has begun several trainings in"
+ANOTHER = "in the training that was interrupted in"
+OVERWRITTEN = "is not used: another training has overwritten it"
 
 REMEDY = {"lightning": "trainer.fit(..., ckpt_path=...)", "transformers": "resume_from_checkpoint=..."}
 
@@ -109,11 +142,12 @@ def test_a_training_is_continued_if_it_is_certainly_the_same_and_no_other(
             assert (worker.count(script, training), whole.count(script, training)) == counts, training
     told = [line for line in done.output.splitlines() if "training starts as the script says, not" in line]
     assert all(REMEDY[framework] in line for line in told), told
-    for why in (
-        "a training of this run has ended in",
-        "a process of this run has begun several trainings in",
-    ):
-        assert sum(why in line for line in told) == 2, told
+    assert {why: sum(why in line for line in told) for why in (ENDED, SEVERAL, ANOTHER)} == {
+        ENDED: 3,
+        SEVERAL: 2,
+        ANOTHER: 2,
+    }, told
+    assert done.output.count(OVERWRITTEN) == 2, "both checkpoints of the training that was interrupted"
 
 
 class Runs:
@@ -166,12 +200,14 @@ def test_one_line_per_process_names_the_code_that_continues_a_training(
     told = [line for line in agent.output.splitlines() if "training starts as the script says, not" in line]
     lines = [line for line in told if line.startswith("elastic_agent: ")]
     assert all(REMEDY[runs.framework] in line for line in lines), lines
-    ended = [line for line in lines if "a training of this run has ended in" in line]
-    several = [line for line in lines if "a process of this run has begun several trainings in" in line]
-    assert len(ended) == 2, lines
+    ended, several, another = ([line for line in lines if why in line] for why in (ENDED, SEVERAL, ANOTHER))
     # After each crash in the later folds, and in the scripts in which a second training crashes.
-    assert len(several) == {"lightning": 5, "transformers": 3}[runs.framework], lines
-    assert len(lines) == len(ended) + len(several)
+    counts = {"lightning": (4, 5, 5), "transformers": (3, 3, 5)}[runs.framework]
+    assert (len(ended), len(several), len(another)) == counts, lines
+    assert len(lines) == sum(counts)
+    assert agent.output.count(OVERWRITTEN) == 2
+    if runs.framework == "lightning":
+        assert agent.output.count("optimizer.0.0.lr is 0.1 and was 0.01 in the training whose") == 1
 
 
 @system_to_prove

@@ -52,6 +52,31 @@ def crash(folder: Path, name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fail(folder: Path, name: str) -> None:
+    """Once per name."""
+    marker = folder / f"failed-{name}"
+    if not marker.exists() and _crashing:
+        marker.touch()
+        raise FloatingPointError("the loss is not a number")
+
+
+def claim(folder: Path) -> int:
+    """The number of a trial that no process has taken: each is taken once, whether or not it is finished."""
+    number = len([*folder.glob("claimed-*")])
+    (folder / f"claimed-{number}").touch()
+    return number
+
+
+def in_another_run(train: Callable[[], object]) -> None:
+    """Train to the end in a run with another id, whose folder may be the same."""
+    child = os.fork()
+    if child == 0:
+        os.environ["ELASTIC_AGENT_RUN_ID"] = os.environ["TORCHELASTIC_RUN_ID"] = "another"
+        train()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def note_step(folder: Path, name: str, step: int, ids: list[int]) -> None:
     with (folder / f"steps-{rank()}.jsonl").open("a") as file:
         file.write(f"{json.dumps([name, step, ids])}\n")
@@ -88,7 +113,7 @@ def repeat(root: Path, mode: str, scripts: list[Script], world: dict[str, str]) 
             begin(root, mode, scripts)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert code in (0, -signal.SIGKILL), code
+        assert code in (0, 1, -signal.SIGKILL), code
 
 
 def begin(root: Path, mode: str, scripts: list[Script]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from trainings import PAUSE_S, crash, done, main, note_step, save  # isort: skip
+from trainings import PAUSE_S, claim, crash, done, fail, in_another_run, main, note_step, save  # isort: skip
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
 STEPS = 6
@@ -19,18 +20,21 @@ STEPS = 6
 
 
 class Numbers(Dataset[dict[str, torch.Tensor]]):
+    def __init__(self, steps: int = STEPS) -> None:
+        self.steps = steps
+
     def __len__(self) -> int:
-        return 2 * STEPS * int(os.environ.get("WORLD_SIZE", "1"))
+        return 2 * self.steps * int(os.environ.get("WORLD_SIZE", "1"))
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"x": torch.tensor([float(index)])}
 
 
 class Line(torch.nn.Module):
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, width: int = 1) -> None:
         super().__init__()
         self.folder, self.name, self.step = folder, name, 0
-        self.layer = torch.nn.Linear(1, 1)
+        self.layer = torch.nn.Linear(1, width)
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         note_step(self.folder, self.name, self.step, [int(value) for value in x.flatten().tolist()])
@@ -48,7 +52,8 @@ class Crashes(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step in self.crashes:
-            crash(self.model.folder, f"{self.model.name}-{state.global_step}")
+            end = fail if self.hook == "raise" else crash
+            end(self.model.folder, f"{self.model.name}-{state.global_step}")
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.hook == "last epoch" and state.global_step == state.max_steps:
@@ -69,6 +74,8 @@ def train(
     root: Path | None = None,
     seed: int = 3,
     resume: Any = None,
+    width: int = 1,
+    data: Any = None,
     **options: Any,
 ) -> Line:
     settings: dict[str, Any] = {"num_train_epochs": 2, "save_steps": 2, **options}
@@ -83,8 +90,9 @@ def train(
         **settings,
     )
     torch.manual_seed(seed)
-    model = Line(folder, name)
-    trainer = Trainer(model, arguments, train_dataset=Numbers(), callbacks=[Crashes(model, crashes, hook)])
+    model = Line(folder, name, width)
+    callbacks = [Crashes(model, crashes, hook)]
+    trainer = Trainer(model, arguments, train_dataset=data or Numbers(), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=resume)
     return model
 
@@ -213,7 +221,74 @@ def accelerated(folder: Path) -> None:
     save(folder, "one", line)
 
 
+def trials(folder: Path, **options: Any) -> None:
+    """A queue, from which each trial is taken once; the first one is killed, and the others have other options."""
+    while (trial := claim(folder)) < 3:
+        changed = options if trial > 0 else {}
+        save(folder, f"trial-{trial}", train(folder, "trial", crashes=(5,), **changed))
+
+
+def trials_with_another_lr(folder: Path) -> None:
+    trials(folder, learning_rate=0.1)
+
+
+def trials_with_another_seed(folder: Path) -> None:
+    trials(folder, seed=4)
+
+
+def trials_with_another_width(folder: Path) -> None:
+    trials(folder, width=2)
+
+
+def trials_with_other_data(folder: Path) -> None:
+    trials(folder, data=Numbers(4))
+
+
+def folds_that_are_claimed(folder: Path) -> None:
+    """Of equal length, with the same settings."""
+    while (fold := claim(folder)) < 3:
+        chosen = [number for number in range(3 * STEPS) if number % 3 != fold]
+        data = Subset(Numbers(2 * STEPS), chosen)
+        save(folder, f"fold-{fold}", train(folder, "fold", crashes=(5,), data=data))
+
+
+def handled_exception(folder: Path) -> None:
+    """The training it has left is over: the one after it begins, with the same settings, in another process."""
+    if not (folder / "failed-one-5").exists():
+        with contextlib.suppress(FloatingPointError):
+            train(folder, "one", crashes=(5,), hook="raise")
+    crash(folder, "handled")
+    save(folder, "one", train(folder, "one", crashes=(5,), hook="raise"))
+
+
+def exception_that_ends_the_process(folder: Path) -> None:
+    save(folder, "one", train(folder, "one", crashes=(9,), hook="raise", num_train_epochs=3))
+
+
+def exception_with_which_the_script_exits(folder: Path) -> None:
+    try:
+        save(folder, "one", train(folder, "one", crashes=(9,), hook="raise", num_train_epochs=3))
+    except FloatingPointError:
+        raise SystemExit(1) from None
+
+
+def overwritten_by_another_run(folder: Path) -> None:
+    """As soon as this one has crashed."""
+    if (folder / "crashed-one-5").exists():
+        in_another_run(lambda: train(folder, "another", seed=1))
+    save(folder, "one", train(folder, "one", crashes=(5,)))
+
+
 SCRIPTS = [
+    trials_with_another_lr,
+    trials_with_another_seed,
+    trials_with_another_width,
+    trials_with_other_data,
+    folds_that_are_claimed,
+    handled_exception,
+    exception_that_ends_the_process,
+    exception_with_which_the_script_exits,
+    overwritten_by_another_run,
     accelerated,
     pauses,
     one_training,

@@ -1,9 +1,11 @@
 """Knows whether a training is certainly the one in which an earlier process of the run was when it ended.
 
 A script that is started again begins with its first line, and only the script knows which trainings it begins then: it
-may repeat those that are finished, or skip them. So a training is continued only if nothing else is possible, as far as
-its folder is concerned: no process of the run has begun a second training there, and none has come to the end of one.
-Scripts with several trainings that give each a folder of its own fulfil this in each folder.
+may repeat those that are finished, skip them, or take the next one from a queue. So a training is continued only if
+nothing else is possible, as far as its folder is concerned: no process of the run has begun a second training there, no
+training has been left, by its end or by an exception that the script handled, and the signature of the one that was
+interrupted is that of the one that begins. Scripts with several trainings that give each a folder of its own fulfil
+this in each folder. A checkpoint contains the id of its training, because another training can overwrite its file.
 
 The record is ``ROOT/NAME/RUN_ID/trainings.json``. It is written with the first checkpoint, before which there is
 nothing to continue: a folder without checkpoints stays as the script left it.
@@ -13,13 +15,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 from urllib.parse import quote
 
 from elastic_agent.files import write_atomically
 from elastic_agent.integrations.say import say
+from elastic_agent.integrations.signature import Signature, difference
 
 _KEPT = 16
 """How many checkpoints are remembered. More than one, as scripts may delete some."""
@@ -34,13 +39,21 @@ class Record(TypedDict):
     several: bool
     """A process has begun more than one."""
     ended: bool
-    """The newest has come to its end."""
+    """The newest has been left."""
+    id: str
+    """Of the newest, also in its checkpoints."""
+    world: int
+    """How many workers the newest has begun with."""
+    signature: dict[str, Signature]
+    """Of the newest, by when it was known: ``begin``, and the names given to :meth:`Training.complete`."""
     checkpoints: Checkpoints
     """Those of the newest."""
 
 
 _newest: dict[str, Training] = {}
 """By folder, the training that this process has begun last."""
+_surroundings: dict[str, Signature] = {}
+"""By folder, what :func:`continuable` was told."""
 _said: set[str] = set()
 """The kinds of lines that have been said: one of each kind per process."""
 
@@ -48,26 +61,42 @@ _said: set[str] = set()
 class Training:
     """A training that this process begins. On rank 0 only; on any file system that fsspec knows."""
 
-    def __init__(self, root: str, name: str, run_id: str) -> None:
+    def __init__(self, root: str, name: str, run_id: str, signature: Signature) -> None:
         """Begin it in the folder ``root``; records are in its folder ``name``."""
         self.folder = folder_of_run(root, name, run_id)
         self._root = root
         self._lock = threading.Lock()
+        signature = {**signature, **_surroundings.get(self.folder, {})}
         previous = _newest.get(self.folder)
         _newest[self.folder] = self
         earlier = read(self.folder)
         self._is_recorded = earlier is not None
-        self._record = earlier or Record(several=False, ended=False, checkpoints={})
+        self._record = earlier or _new_record(signature)
         self.earlier = {} if previous is not None else self._record["checkpoints"]
         """Checkpoints of earlier processes."""
         self._record["several"] |= previous is not None
-        self.doubt = _doubt(self._record)
+        self.doubt = _doubt(self._record, signature)
         """Why these may be of another training; empty if they are certainly of this one."""
-        if self.doubt:
-            self._record["checkpoints"] = {}
-            self._record["ended"] = False
-            if self._is_recorded:
-                self._write()
+        if self.doubt or not self._record["checkpoints"]:
+            self._record = {**_new_record(signature), "several": self._record["several"]}
+        if self.doubt and self._is_recorded:
+            self._write()
+
+    @property
+    def id(self) -> str:
+        """What the checkpoints of this training contain."""
+        return self._record["id"]
+
+    def complete(self, name: str, signature: Signature) -> str:
+        """Add what is known only after a checkpoint has been chosen; return how it differs from what was recorded.
+
+        If it does, the training is over: that checkpoint is of another one.
+        """
+        earlier = self._record["signature"].setdefault(name, signature)
+        differs = difference(earlier, signature, _world_size() / self._record["world"])
+        if differs:
+            self.end()
+        return differs
 
     def explain(self, remedy: str) -> None:
         """Say, once per process, that earlier checkpoints are not used, and which code uses them."""
@@ -103,6 +132,15 @@ class Training:
             if self._is_recorded:
                 self._write()
 
+    def left_by(self, error: BaseException) -> None:
+        """Record the training's end if the script handles the exception that has left it.
+
+        An exception that ends the process is not released before. So the next process continues the training, also
+        after a SystemExit, with which a worker leaves on a notice.
+        """
+        if not isinstance(error, SystemExit):
+            error._elastic_agent_training = _Handled(self.end)  # type: ignore[attr-defined]
+
     def _write(self) -> None:
         """Replace the record in one step; without space or permission, remove it, so that none is out of date."""
         if _newest[self.folder] is not self:
@@ -129,6 +167,38 @@ class Training:
                 fs.rm(file)
 
 
+class _Handled:
+    """Is an attribute of an exception that has left a training, and so lives as long as the exception does."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        # The interpreter itself, below all frames, releases the SystemExit that ends the process.
+        ends_process = sys.is_finalizing() or sys._getframe().f_back is None
+        if not ends_process and os.getpid() == self._process:
+            self._end()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()  # exceptions are pickled with their attributes
+
+
+def _new_record(signature: Signature) -> Record:
+    return Record(
+        several=False,
+        ended=False,
+        id=os.urandom(8).hex(),
+        world=_world_size(),
+        signature={"begin": signature},
+        checkpoints={},
+    )
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def _say_once(line: str) -> None:
     kind = line.partition(":")[0]
     if kind not in _said:
@@ -136,16 +206,30 @@ def _say_once(line: str) -> None:
         say(line)
 
 
-def _doubt(record: Record) -> str:
+def _doubt(record: Record, signature: Signature | None = None) -> str:
     if record["several"]:
         return "a process of this run has begun several trainings"
-    return "a training of this run has ended" if record["ended"] else ""
+    if record["ended"]:
+        return "a training of this run has ended"
+    if signature is None or not record["checkpoints"]:
+        return ""
+    differs = difference(record["signature"]["begin"], signature, _world_size() / record["world"])
+    return f"{differs} in the training that was interrupted" if differs else ""
 
 
-def continuable(folder: str) -> bool:
-    """Return whether the first training that a process begins there is certainly that of the last process."""
+def continuable(folder: str, signature: Signature) -> bool:
+    """Return whether the first training that a process begins there is certainly that of the last process.
+
+    Args:
+        folder: from :func:`folder_of_run`.
+        signature: of what the framework that begins the training was told; it becomes part of the training's.
+    """
+    _surroundings[folder] = signature
     record = read(folder)
-    return record is not None and bool(record["checkpoints"]) and not _doubt(record)
+    if record is None or not record["checkpoints"] or _doubt(record):
+        return False
+    earlier = {name: value for name, value in record["signature"]["begin"].items() if name in signature}
+    return not difference(earlier, signature, _world_size() / record["world"])
 
 
 def folder_of_run(root: str, name: str, run_id: str) -> str:
@@ -164,7 +248,14 @@ def read(folder: str) -> Record | None:
         with fs.open(file, "rb") as opened:
             found = json.loads(opened.read())
         checkpoints = {str(name): (note, int(step)) for name, (note, step) in found["checkpoints"].items()}
-        return Record(several=bool(found["several"]), ended=bool(found["ended"]), checkpoints=checkpoints)
+        return Record(
+            several=bool(found["several"]),
+            ended=bool(found["ended"]),
+            id=str(found["id"]),
+            world=int(found["world"]),
+            signature={"begin": {}, **found["signature"]},
+            checkpoints=checkpoints,
+        )
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -19,6 +19,7 @@ from elastic_agent.integrations.lightly_train.features import Feature
 from elastic_agent.integrations.lightning.callback import STATE
 from elastic_agent.integrations.patching import Patch
 from elastic_agent.integrations.say import say_once
+from elastic_agent.integrations.signature import of_values
 from elastic_agent.integrations.trainings import continuable, folder_of_run
 from elastic_agent.worker_variables import LIGHTLY_TRAIN_DISABLE
 
@@ -82,7 +83,8 @@ def _continue_after_restart(original: Any) -> Any:
     def train_from_config(config: Any, *args: Any, **kwargs: Any) -> Any:
         # LightlyTrain has its Trainer save there. A folder that is full for another reason is the user's.
         root = str(Path(config.out).resolve())
-        if continuable(folder_of_run(root, STATE, client.current().run_id)):
+        told = of_values(ROOT, vars(config))
+        if continuable(folder_of_run(root, STATE, client.current().run_id), told):
             config.resume_interrupted = True
             config.overwrite = False
             config.checkpoint = None  # from which training began; both together are an error

@@ -7,11 +7,13 @@ import sys
 from typing import Any
 
 from elastic_agent import client
+from elastic_agent.integrations import signature
 from elastic_agent.integrations.lightning import checkpoints, private_names, world_change
 from elastic_agent.integrations.lightning.features import Feature
 from elastic_agent.integrations.lightning.notices import PacedAgreement, from_rank_0
 from elastic_agent.integrations.lightning.samples import Samples
 from elastic_agent.integrations.say import say
+from elastic_agent.integrations.signature import Signature
 from elastic_agent.integrations.trainings import Checkpoints, Training, folder_of_run
 
 STATE = "elastic_agent"
@@ -36,6 +38,7 @@ class TrainerHooks:
         self._features = features
         self._agreement: PacedAgreement | None = None
         self._training: Training | None = None
+        self._continues = False
         self._at: str | None = None
         self._restored: dict[str, Any] = {}
         self._validated = False
@@ -51,8 +54,13 @@ class TrainerHooks:
             self._restored = {}
             self.samples = Samples({})
             self._training = None
+            self._continues = False
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._compare("optimizer", signature.of_optimizers(trainer.optimizers))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._compare("data", private_names.signature_of_data(trainer))
         if Feature.NOTICES in self._features:
             self._agreement = PacedAgreement()
         if self._restored.get("at") == "epoch":
@@ -81,11 +89,14 @@ class TrainerHooks:
         if self._training is not None:
             self._training.end()
 
-    def on_exception(self, *_: Any, **__: Any) -> None:
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.samples.release()
+        if self._training is not None:
+            self._training.left_by(exception)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         state: dict[str, Any] = {"world_size": trainer.world_size, "sampler": self.samples.state()}
+        state["training"] = self._training.id if self._training is not None else None
         if self._at is not None:
             state["at"] = self._at
             state["validated"] = self._at == "step" and private_names.validated_last(trainer)
@@ -140,8 +151,8 @@ class TrainerHooks:
             added = self._training, checkpoints.absolute(path), trainer.global_step
             private_names.after_saves(trainer, _add, *added)
 
-    def begin_training(self, trainer: Any, named: Any) -> str | None:
-        """Begin a training, and return the checkpoint to continue it from, if it is certain that there is one.
+    def begin_training(self, trainer: Any, named: Any) -> list[str]:
+        """Begin a training; return the checkpoints to continue it from, best first, if it certainly is an earlier one.
 
         Args:
             trainer: whose ``fit`` it is.
@@ -149,7 +160,8 @@ class TrainerHooks:
         """
         earlier: Checkpoints = {}
         if trainer.is_global_zero:
-            self._training = Training(trainer.default_root_dir, STATE, client.current().run_id)
+            facts = private_names.signature_of(trainer)
+            self._training = Training(trainer.default_root_dir, STATE, client.current().run_id, facts)
             if self._training.doubt and named is None:
                 self._training.explain(REMEDY)
             elif not self._training.doubt:
@@ -163,7 +175,27 @@ class TrainerHooks:
         if trainer.is_global_zero:
             seen = [path for path, *here in zip(recorded, *readable, strict=True) if any(here)]
             _explain_choice(named, on_all, seen)
-        return on_all[-1] if on_all and named is None else None
+        return on_all[::-1] if named is None else []
+
+    def is_of_this_training(self, trainer: Any, path: str, checkpoint: dict[str, Any]) -> bool:
+        """Return whether the content of a checkpoint is what was recorded: other trainings may overwrite the file."""
+        found = checkpoint.get(STATE, {}).get("training")
+        self._continues = bool(from_rank_0(self._training is not None and found == self._training.id))
+        if not self._continues and trainer.is_global_zero:
+            say(f"checkpoint {path} is not used: another training has overwritten it")
+        return self._continues
+
+    def _compare(self, name: str, facts: Signature) -> None:
+        """Complete the signature; end this worker if training continues from a checkpoint of another one."""
+        differs = self._training.complete(name, facts) if self._training is not None else ""
+        differs = from_rank_0(differs) if self._continues else ""
+        if differs and self._training is not None:
+            say(
+                f"{differs} in the training whose checkpoint has been loaded: this worker ends, and training starts "
+                f"as the script says when it is started again. To continue from the checkpoint: {REMEDY}"
+            )
+        if differs:
+            sys.exit(1)
 
 
 def _explain_choice(named: Any, on_all: list[str], seen: list[str]) -> None:

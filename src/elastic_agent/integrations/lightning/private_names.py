@@ -13,9 +13,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from elastic_agent.integrations import patching
+from elastic_agent.integrations import patching, signature
 from elastic_agent.integrations.lightning.features import Feature
 from elastic_agent.integrations.patching import Patch
+from elastic_agent.integrations.signature import Signature
 from elastic_agent.worker_variables import LIGHTNING_DISABLE
 
 TESTED = "2.6.6"
@@ -23,6 +24,19 @@ TESTED = "2.6.6"
 
 FABRICS = ("lightning.fabric", "lightning_fabric")
 PYTORCHES = ("lightning.pytorch", "pytorch_lightning")
+
+
+_SETTINGS = (
+    "max_epochs",
+    "max_steps",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "limit_train_batches",
+    "overfit_batches",
+    "precision",
+)
+"""The attributes of a ``Trainer`` on which the weights depend, and which do not depend on the nodes."""
 
 
 # -- the world -----------------------------------------------------------------------------------
@@ -182,10 +196,12 @@ def _continue_training(original: Any) -> Any:
         if hooks is not None and self.trainer.state.fn == "fit" and not is_trial(self.trainer):
             # "last" is a choice of Lightning's, which does not know of the checkpoints that were saved on a notice.
             wants_last = getattr(self, "_elastic_agent_wants_last", False)
-            newest = hooks.begin_training(self.trainer, None if wants_last else checkpoint_path)
-            if newest is not None:
+            for newest in hooks.begin_training(self.trainer, None if wants_last else checkpoint_path):
                 # The run's own workers saved it, whatever objects the script puts into its checkpoints.
-                checkpoint_path, weights_only = newest, False
+                original(self, newest, False)
+                if hooks.is_of_this_training(self.trainer, newest, self._loaded_checkpoint):
+                    return
+            self._loaded_checkpoint = {}
         original(self, checkpoint_path, weights_only)
 
     return resume_start
@@ -482,6 +498,30 @@ def loaded(roots: tuple[str, ...]) -> Iterator[str]:
 def hooks_of(trainer: Any) -> Any:
     """The integration's callback of this trainer; None without one, as while Lightning's tuner tries something."""
     return next((one for one in trainer.callbacks if getattr(one, "is_elastic_agent", False)), None)
+
+
+def signature_of(trainer: Any) -> Signature:
+    """Describe the training that ``fit`` begins, as far as it is known before weights are restored."""
+    settings = {name: getattr(trainer, name, None) for name in _SETTINGS}
+    module, data = trainer.lightning_module, trainer.datamodule
+    source = trainer.fit_loop._data_source.instance
+    loaders = {} if source in (None, module, data) else signature.of_data("data", source)
+    return {
+        **signature.of_seed(),
+        **signature.of_values("trainer", settings),
+        **signature.of_model(module),
+        **signature.of_values("hyperparameters", dict(module.hparams)),
+        **(signature.of_data("datamodule", data) if data is not None else {}),
+        **signature.of_values("datamodule.hyperparameters", dict(getattr(data, "hparams", {}))),
+        **loaders,
+    }
+
+
+def signature_of_data(trainer: Any) -> Signature:
+    """Describe the training data as they are when training starts: the module or its data module may have made them."""
+    loaders = enumerate(trainer.fit_loop._combined_loader.flattened)
+    lengths = [signature.of_length(str(index), getattr(loader, "dataset", None)) for index, loader in loaders]
+    return signature.of_values("data", {name: length for found in lengths for name, length in found.items()})
 
 
 def is_trial(trainer: Any) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from elastic_agent import client
+from elastic_agent.integrations import signature
 from elastic_agent.integrations.say import say
+from elastic_agent.integrations.signature import Signature
 from elastic_agent.integrations.trainings import Training
 from elastic_agent.integrations.transformers import checkpoints, install
 from elastic_agent.integrations.transformers.features import Feature
@@ -18,6 +20,33 @@ FOLDER = "_elastic_agent"
 """In ``output_dir``, with the records: ``Trainer.push_to_hub`` leaves out what begins with an underscore."""
 
 REMEDY = "trainer.train(resume_from_checkpoint=...)"
+
+_NO_WEIGHTS = (
+    *(
+        "output_dir",
+        "resume_from_checkpoint",
+        "run_name",
+        "project",
+        "report_to",
+        "disable_tqdm",
+        "push_to_hub",
+    ),
+    *(
+        "log_",
+        "logging_",
+        "hub_",
+        "trackio_",
+        "save_",
+        "eval_",
+        "do_",
+        "include_",
+        "debug",
+        "skip_memory_metrics",
+    ),
+    *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch", "dataloader_persistent"),
+    *("ddp_timeout", "local_rank", "enable_jit_checkpoint", "per_device_eval_batch_size", "use_cpu"),
+)
+"""Beginnings of names of ``TrainingArguments`` on which no weights depend."""
 
 
 class ElasticCallback(TrainerCallback, ExportableState):
@@ -42,16 +71,23 @@ class ElasticCallback(TrainerCallback, ExportableState):
         """Of the checkpoint that is being saved."""
         return {
             "args": {},
-            "attributes": {"saved": {"position": self.position and self.position.state_dict()}},
+            "attributes": {
+                "saved": {
+                    "position": self.position and self.position.state_dict(),
+                    "training": self.training and self.training.id,
+                }
+            },
         }
 
-    def begin_training(self, args: Any, named: Any) -> Any:
+    def begin_training(self, trainer: Any, named: Any) -> Any:
         """Begin a training, and return the checkpoint to continue it from: the script's, or if certain, the newest."""
+        args = trainer.args
         import torch.distributed as dist
 
         found: list[str | None] = [None]
         if args.process_index == 0:
-            self.training = Training(args.output_dir, FOLDER, client.current().run_id)
+            facts = _signature_of(trainer)
+            self.training = Training(args.output_dir, FOLDER, client.current().run_id, facts)
             if named is None:
                 self.training.explain(REMEDY)
                 found = [_newest(self.training, args.output_dir)]
@@ -66,6 +102,11 @@ class ElasticCallback(TrainerCallback, ExportableState):
         """The training is complete: the script may now do what makes it skip this training when it is restarted."""
         if self.training is not None:
             self.training.end()
+
+    def left_by(self, error: BaseException) -> None:
+        """Training was left by an exception, which the script may handle."""
+        if self.training is not None:
+            self.training.left_by(error)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if Feature.NOTICES in self._features:
@@ -98,8 +139,27 @@ class ElasticCallback(TrainerCallback, ExportableState):
 
 
 def _newest(training: Training, output_dir: str) -> str | None:
-    """The newest complete checkpoint that is certainly of this training."""
+    """Return the newest complete checkpoint that is certainly of this training; None if there is none."""
     if training.doubt:
         return None
-    paths = (os.path.join(output_dir, name) for name in reversed(training.earlier))
-    return next((path for path in paths if checkpoints.trainer_state(path)), None)
+    for path in (os.path.join(output_dir, name) for name in reversed(training.earlier)):
+        if not checkpoints.trainer_state(path):
+            continue
+        if checkpoints.saved(path).get("training") == training.id:
+            return path
+        say(f"checkpoint {path} is not used: another training has overwritten it")
+    return None
+
+
+def _signature_of(trainer: Any) -> Signature:
+    """Describe the training that ``train`` begins."""
+    settings = {
+        name: value for name, value in trainer.args.to_dict().items() if not name.startswith(_NO_WEIGHTS)
+    }
+    return {
+        **signature.of_seed(),
+        **signature.of_values("arguments", settings),
+        **signature.of_model(trainer.model),
+        **signature.of_data("data", trainer.train_dataset),
+        **signature.of_optimizers([trainer.optimizer] if trainer.optimizer is not None else []),
+    }

@@ -43,8 +43,12 @@ def _begin_training(original: Any) -> Any:
         callback = _callback(self)
         callback.training, callback.continues = None, False
         if trial is None:  # a search for hyperparameters may take another course when it is repeated
-            resume_from_checkpoint = callback.begin_training(self.args, resume_from_checkpoint)
-        return original(self, resume_from_checkpoint, trial, *args, **kwargs)
+            resume_from_checkpoint = callback.begin_training(self, resume_from_checkpoint)
+        try:
+            return original(self, resume_from_checkpoint, trial, *args, **kwargs)
+        except BaseException as error:
+            _callback(self).left_by(error)
+            raise
 
     return train
 
