@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,36 @@ def test_workers_of_an_agent_that_fail_end_as_under_plain_python(tmp_path: Path)
     outcomes = run_everywhere(job, tmp_path)
     for launcher in LAUNCHERS:
         compare_all(outcomes, launcher.name, {name: (attempt, 0) for attempt, name in enumerate(BAD)})
+
+
+TRAINED = ("falls_off_the_end", "exits_with_3", "raises", "is_terminated", "exits_at_once")
+TIMES = re.compile(rb"'train_runtime': .*|\d+\.\d+s|/\S*/warnings\.py")
+
+
+def to_prove(framework: str) -> object:
+    return pytest.param(framework, marks=pytest.mark.prove)
+
+
+@pytest.mark.parametrize(
+    "framework", ["torch", to_prove("ddp"), to_prove("lightning"), to_prove("transformers")]
+)
+def test_workers_that_have_trained_end_as_under_plain_python(framework: str, tmp_path: Path) -> None:
+    """With triton, which torch imports when the first optimizer is made: what is left of it is told at the end."""
+    names = ",".join(f"{framework}.{ending}" for ending in TRAINED)
+    job = Job("trained_endings.py", (names,), slots=len(TRAINED))
+    outcomes = run_everywhere(job, tmp_path, [BARE, GUARDED_WARM])
+    for slot, ending in enumerate(TRAINED):
+        ended, expected = (outcomes[one.name].worker(0, slot) for one in (GUARDED_WARM, BARE))
+        assert b"trained" in expected.stdout, expected
+        for stream in ("stdout", "stderr"):
+            seen, wanted = (
+                TIMES.sub(b"", plain(ending, getattr(one, stream))).replace(bytes(tmp_path / folder), b"")
+                for one, folder in ((ended, GUARDED_WARM.name), (expected, BARE.name))
+            )
+            assert seen.decode() == wanted.decode(), f"{ending}: {stream}"
+        assert ended.code == expected.code, ending
+
+
+def test_triton_is_there() -> None:
+    """Builds of torch for GPUs come with it; it works without one."""
+    assert find_spec("triton") is not None

@@ -85,10 +85,11 @@ def psm() -> str:
 
 @pytest.mark.parametrize("how", ["open", "mapped"])
 @pytest.mark.parametrize(
-    "name", ["psm_{}", "sem.mp-{}", "cuda.shm.0.{}.1", "sem.loky-PID-{}", "torch_PID_7_0"]
+    "name", ["psm_{}", "sem.mp-{}", "cuda.shm.0.{}.1", "sem.loky-PID-{}", "torch_PID_7_0", "NUMBER_barrier"]
 )
 def test_files_held_by_the_generation_are_removed(hold: MakeHolder, name: str, how: str) -> None:
     sweep = SharedMemorySweep(trust_pids=False)
+    name = name.replace("NUMBER", f"{secrets.randbelow(10**6):06}")
     worker = hold(name.format(secrets.token_hex(4)), how)
     sweep.note([worker.pid])
     worker.kill()

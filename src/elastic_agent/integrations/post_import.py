@@ -57,20 +57,16 @@ class _Finder:
 
     def __init__(self, names: "Collection[str]") -> None:
         self._names = names
-        self._searching = False  # one for all threads: Python calls finders one at a time
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "types.ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        if name not in self._names or self._searching:
+        if name not in self._names:
             return None
-        from importlib.util import find_spec
-
-        self._searching = True
-        try:
-            spec = find_spec(name)
-        finally:
-            self._searching = False
+        # Not importlib.util.find_spec, which imports the package around the module: Python holds the module's lock now,
+        # and another thread, which imports the package, may hold the package's and wait for this one.
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)  # type: ignore[assignment] # duck-typed, likewise
         return spec

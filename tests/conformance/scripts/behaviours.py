@@ -88,8 +88,16 @@ def total(point):
     return point.total(), __name__ in ("__main__", "__mp_main__"), type(point).__module__
 
 
+def moved(point):
+    return Point(point.x + 1, point.rest, point)
+
+
 def put_total(queue, point):
-    queue.put(total(point))
+    queue.put((total(point), moved(point)))
+
+
+def is_of_this_script(point):
+    return type(point) is Point and type(point.other) is Point, point.x
 
 
 def write_shared(name):
@@ -112,13 +120,15 @@ def processes(method):
     queue = context.Queue()
     child = context.Process(target=put_total, args=(queue, Point(1, [2])))
     child.start()
-    found = [queue.get(timeout=300)]
+    summed, point = queue.get(timeout=300)
+    found = [summed, is_of_this_script(point)]
     child.join()
     leaver = context.Process(target=leave, args=(3,))
     leaver.start()
     shared = multiprocessing.shared_memory.SharedMemory(create=True, size=16)
     with context.Pool(2) as pool:
         found.append(pool.map(total, [Point(n, []) for n in range(3)]))
+        found.append(is_of_this_script(pool.apply(moved, (Point(1, []),))))
         pool.apply(write_shared, (shared.name,))
         try:
             pool.apply(fail)
@@ -129,6 +139,7 @@ def processes(method):
     shared.unlink()
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
         found.append(executor.submit(total, Point(4, [5])).result())
+        found.append(is_of_this_script(executor.submit(moved, Point(4, [5])).result()))
     leaver.join()
     return [*found, child.exitcode, leaver.exitcode]
 
@@ -192,6 +203,23 @@ def data_loader_with_spawn():
 @thing
 def data_loader_with_forkserver():
     return batches(num_workers=1, multiprocessing_context="forkserver")
+
+
+class Points(Squares):
+    """A data set of objects of the script."""
+
+    def __getitem__(self, index):
+        return moved(Point(index, []))
+
+
+@thing
+def objects_from_loaders():
+    found = {}
+    for method in ("fork", "spawn", "forkserver"):
+        options = {"num_workers": 1, "multiprocessing_context": method, "collate_fn": list}
+        loader = torch.utils.data.DataLoader(Points(), batch_size=4, **options)
+        found[method] = [is_of_this_script(point) for batch in loader for point in batch]
+    return found
 
 
 @thing

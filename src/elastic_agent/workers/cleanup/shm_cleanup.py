@@ -47,6 +47,8 @@ _NAMES = re.compile(
             r"psm_[0-9a-f]{8}",
             # NCCL: ncclShmOpen (src/misc/shmutils.cc)
             r"nccl-[A-Za-z0-9]{6}",
+            # mosaicml-streaming: _get_path (streaming/base/shared/prefix.py)
+            r"\d{6}_[a-z_]+",
             # CUDA's driver, for memory shared between processes; its source is not public
             r"cuda\.shm\.[0-9a-f]+(\.[0-9a-f]+)+",
         )

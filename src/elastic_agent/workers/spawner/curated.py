@@ -78,15 +78,24 @@ def _tempfile(module: Any) -> None:
     module.tempdir = None  # dill has it look for its folder
 
 
+def _dynamo_config(module: Any) -> None:
+    module._config["debug_dir_root"].default = module.default_debug_dir_root()
+
+
 RENEWED: Mapping[str, Callable[[Any], None]] = {
     "lightning.fabric.utilities.rank_zero": _lightning,
     "lightning_fabric.utilities.rank_zero": _lightning,
     "linecache": lambda module: module.clearcache(),
     "multiprocessing.process": _multiprocessing,
     "tempfile": _tempfile,
+    "torch._dynamo.config": _dynamo_config,
     "torchmetrics.utilities.prints": _torchmetrics,
 }
 """Modules that keep what differs between workers, and how they get it as in an import of their own."""
+
+
+READ_AGAIN = RENEWED.keys() - {"torch._dynamo.config"}
+"""Those of them that read all variables again that they had read."""
 
 
 def _authkey(module: Any) -> None:

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import ast
 import atexit
-import ctypes
+import gc
 import logging
 import operator
 import os
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from itertools import takewhile
 from types import ModuleType
 from typing import Any
 
 from elastic_agent.integrations import post_import
-from elastic_agent.workers.spawner.curated import ONLY_PREFIX, RENEWED, RESEEDED
+from elastic_agent.workers.spawner.curated import ONLY_PREFIX, READ_AGAIN, RENEWED, RESEEDED
 from elastic_agent.workers.spawner.generators import Generators
 from elastic_agent.workers.spawner.import_variables import is_read_at_import
 from elastic_agent.workers.spawner.recording import EVERYTHING, MISSING, Record, Recorder, stamp
@@ -32,8 +31,8 @@ from elastic_agent.workers.spawner.search_path import SearchPath
 _OWN = __name__.partition(".")[0]
 _CONSIDERED = {"argv", "path"}
 """Of `sys`: the search path is looked at anyway, and no curated package looks at the arguments when it is imported."""
-_YOUNG_S = 60.0
-"""A script that has run for longer is not started again."""
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables that torch is told of later: how many threads it uses. The first one that was changed counts."""
 
 
 class Preloaded:
@@ -76,11 +75,14 @@ class Preloaded:
         """Packages that no process can import twice."""
         self._anonymous = {name for name, module in self._modules.items() if not _spec(module).name}
         """Modules that compiled code makes, several for one name."""
+        main = sys.modules["__main__"]
+        self._aliases_of_main = [name for name, module in self._modules.items() if module is main]
+        """Names of modules that are to be the worker's main module: `__mp_main__`, by which children pickle classes."""
         self._uses_of_main = [
             (name, attribute)
             for name, module in self._modules.items()
             for attribute, value in _namespace(module).items()
-            if value is sys.modules["__main__"]
+            if value is main
         ]
         """Attributes of modules that are to be the worker's main module."""
         using_main = {name for name, _ in self._uses_of_main}
@@ -93,9 +95,7 @@ class Preloaded:
         self.hide()
         self._namespaces = {name: dict(_namespace(module)) for name, module in self._modules.items()}
         self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
-        self._pid = 0
-        self._start_again: Callable[[], object] = bool
-        self._begun_s = 0.0
+        self._said: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -127,17 +127,12 @@ class Preloaded:
         for item in self._filters:
             warnings._add_filter(*item, append=True)  # type: ignore[attr-defined]
 
-    def begin(self, start_again: Callable[[], object]) -> str:
-        """Begin to hand out, in a worker with its environment. Returns why not even torch can be, if it cannot.
-
-        `start_again`: become a worker that has imported nothing.
-        """
+    def begin(self) -> str:
+        """Begin to hand out, in a worker with its environment. Returns why not even torch can be, if it cannot."""
         self.hide()
         sys.meta_path.insert(0, self)
         self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
-        self._pid = os.getpid()
-        self._start_again = start_again
-        self._begun_s = time.monotonic()
+        atexit.register(self.end)  # before the script's functions, so it is called after them
         if changed := self._path.changed_startup_file():
             return changed
         records = [self._records[name] for name in self._reached_from("torch") if name in self._records]
@@ -154,20 +149,21 @@ class Preloaded:
         self._why_not(self._reached_from("torch"))  # copies the memory that it touches while there is time
 
     def end(self) -> None:
-        """Keep nothing alive that the end of the interpreter would destroy, and have it destroy nothing hidden."""
-        self._namespaces.clear()
-        kept: list[object] = [self._modules]
-        if any(name in self._handed for name, _ in self._uses_of_main):
-            kept.append(
-                sys.modules["__main__"]
-            )  # as these keep it, which are not collected in a forked process
-        for name in self._handed:
-            self._modules.pop(name, None)
-        for value in kept:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+        """Have the end of the interpreter destroy all modules, as if the script had imported those it got.
+
+        What is hidden must not outlive the interpreter either: compiled code reports what is left of it.
+        """
+        for name, module in self._modules.items():
+            sys.modules.setdefault(name, module)
+        for kept in (self._modules, self._namespaces, self._closures, self._records):
+            kept.clear()
+        self._variables, self._effects, self._uses_of_main = [], [], []
+        gc.unfreeze()
 
     def watch(self) -> None:
         """Remember how the modules are that a fresh Python has, as the script is to begin."""
+        for name in self._aliases_of_main:
+            self._modules[name] = sys.modules["__main__"]
         for name in self._baseline & sys.modules.keys():
             self._namespaces[name] = dict(_namespace(sys.modules[name]))
 
@@ -204,8 +200,15 @@ class Preloaded:
         for record, kind, value in self._effects:
             if record in records:
                 self._enter(kind, value)
+        if "torch" in new:
+            self._set_threads(sys.modules["torch"])
         for each in filter(self._out_of_date.__contains__, new):  # to look at the others takes milliseconds
             self._bring_up_to_date(each)
+
+    def _set_threads(self, torch: Any) -> None:
+        changed = [name for name in _THREADS if os.environ.get(name) != self._environment.get(name)]
+        if changed and int(os.environ.get(changed[0], "0")) > 0:
+            torch.set_num_threads(int(os.environ[changed[0]]))
 
     def _bring_up_to_date(self, name: str) -> None:
         """Let a module be as an import here and now would have made it."""
@@ -242,29 +245,14 @@ class Preloaded:
                 _register_logger(logger)
 
     def _insists(self, name: str, reason: str) -> bool:
-        """Decide what becomes of a module that should not be handed out. Returns whether it is, nevertheless.
-
-        Packages that can be imported only once require a new process. It is too late for one if others wait for this
-        one in collectives, or if the script has been at work for long.
-        """
+        """Decide whether a module is handed out that should not be: packages that no process can import twice are."""
         package = name.partition(".")[0]
         if package not in self._once or (package in sys.modules and package not in self._handed):
             return False
-        c10d = sys.modules.get("torch.distributed.distributed_c10d")
-        is_young = time.monotonic() - self._begun_s < _YOUNG_S and os.getpid() == self._pid
-        starts_again = is_young and not (c10d is not None and c10d.is_initialized())
-        outcome = (
-            "this worker starts again, cold"
-            if starts_again
-            else f"the import of {name} does not take that into account"
-        )
-        if sys.stderr is not None:
-            line = (
-                f"elastic-agent: {reason} after {package} was preloaded: {outcome}; use --worker-start cold"
-            )
+        line = f"elastic-agent: {reason} after {package} was preloaded, which has no effect; use --worker-start cold"
+        if line not in self._said and sys.stderr is not None:
             print(line, file=sys.stderr)
-        if starts_again:
-            self._start_again()
+        self._said.add(line)
         return True
 
     # --- the conditions ---------------------------------------------------------------------------
@@ -292,7 +280,7 @@ class Preloaded:
         )
 
     def _other_variable(self, records: Sequence[Record]) -> str:
-        among, set_before = set(records), dict[str, str | None]()
+        among, set_before, changed = set(records), dict[str, str | None](), set[str]()
         for record, name, value, is_set in self._variables:
             if record not in among:
                 continue
@@ -303,13 +291,18 @@ class Preloaded:
                 if prefix is None or _with(prefix, os.environ) != _with(prefix, self._environment):
                     return f"variables that {record.name} reads were changed"
             elif (set_before[name] if name in set_before else os.environ.get(name)) != value:
-                return f"{name} was changed"
+                changed.add(name)
         if any(record.name in self._once for record in records):  # loads compiled code, which reads them
             for name in os.environ.keys() | self._environment.keys():
                 now, then = os.environ.get(name), self._environment.get(name)
                 if now != then and (is_read_at_import(name, now) or is_read_at_import(name, then)):
-                    return f"{name} was changed"
-        return ""
+                    changed.add(name)
+        changed -= {name for name in _THREADS if os.environ.get(name, "").isdecimal()}
+        return (
+            f"{', '.join(sorted(changed))} {'was' if len(changed) == 1 else 'were'} changed"
+            if changed
+            else ""
+        )
 
     def _other_search(self, records: Sequence[Record]) -> str:
         before_paths = takewhile(lambda finder: finder is not PathFinder, sys.meta_path)
@@ -435,7 +428,7 @@ def _matters(record: Record, variable: str, value: str | None, is_set: bool) -> 
     """Tell whether it matters what a module has read: not if it was along with all others, or is read again."""
     prefix = ONLY_PREFIX.get(record.name)
     beside = prefix is not None and variable != EVERYTHING and not variable.startswith(prefix)
-    return is_set or not (beside or record.name in RENEWED)
+    return is_set or not (beside or record.name in READ_AGAIN)
 
 
 def _with(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -47,7 +47,6 @@ class PythonProgram:
         self.namespace = namespace
         self.run = run
         self.arguments = arguments
-        self.preloaded: Preloaded | None = None
         self.exit_note: Writer | None = None
 
     def finish(self, failure: BaseException | None) -> None:
@@ -60,8 +59,6 @@ class PythonProgram:
         if self.exit_note is not None:
             error = failure if failure is not None else sys.exc_info()[1]
             self.exit_note.write(error, exit_code(error))
-        if self.preloaded is not None:
-            self.preloaded.end()
 
     @staticmethod
     def report(error: BaseException) -> None:
@@ -123,13 +120,12 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
     exit_note = Writer.of_worker(env)
     if exit_note is not None:
         note_immediate_exits(exit_note)
-    if reason := preloaded.begin(lambda: _execute(launch, folder)):
+    if reason := preloaded.begin():
         print(f"elastic-agent: this worker starts cold: {reason} after torch was preloaded", file=sys.stderr)
         _execute(launch, folder)
     try:
         program = _program(argv)
         program.exit_note = exit_note
-        program.preloaded = preloaded
         preloaded.watch()
         return program
     except Exception:

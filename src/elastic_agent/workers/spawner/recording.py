@@ -120,6 +120,8 @@ class Recorder:
         original.clear()
         original.update(environment)
         sys.meta_path.remove(self)
+        for kept in (self._namespaces, self._finders, self._undo):
+            kept.clear()  # modules may keep this object, and are not to keep each other by it
 
     def _replace(self, holder: "Any", name: str, new: object) -> None:
         old = getattr(holder, name)

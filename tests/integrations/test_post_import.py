@@ -1,0 +1,58 @@
+"""Integrations are installed when a worker imports the framework, and the import works as without them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.client.support import AGENT_ENVIRONMENT, launched
+
+TWO_THREADS = """
+import sys, threading
+
+searched, begun = threading.Event(), threading.Event()
+
+class Telling:
+    def find_spec(self, name, path=None, target=None):
+        if name == "transformers.trainer":
+            searched.set()
+
+from elastic_agent.integrations import post_import
+
+post_import.watch()
+sys.meta_path.insert(0, Telling())
+sys.path.insert(0, ".")
+package = threading.Thread(target=__import__, args=("transformers",), daemon=True)
+package.start()
+begun.wait()
+import transformers.trainer
+package.join()
+print(transformers.trainer.NAME, transformers.DONE)
+"""
+
+PACKAGE = """
+import __main__
+
+__main__.begun.set()
+__main__.searched.wait()
+import beside
+DONE = True
+"""
+
+
+def test_two_threads_import_a_package_and_its_module_at_once(tmp_path: Path) -> None:
+    """Python looks for the module with its import lock held, so this may not wait for the package."""
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text(PACKAGE)
+    (tmp_path / "transformers" / "trainer.py").write_text("NAME = __name__\n")
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_THREADS],
+        cwd=tmp_path,
+        env=launched(AGENT_ENVIRONMENT),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "transformers.trainer True\n", done.stderr
