@@ -28,6 +28,7 @@ from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Guard, GuardLost, Signalled, Spawned, Stopped
 from elastic_agent.workers.output.final_output import FinalOutput
 from elastic_agent.workers.output.generation_logs import GenerationLogs
+from tests.waiting import wait_for_async
 
 PATIENCE_S = 300.0
 
@@ -48,7 +49,9 @@ class Bench:
         self.stopped_answers: list[int] = []
         self._news = asyncio.Event()
         self.stop_signals = StopSignals([signal.SIGUSR1, signal.SIGTERM])
-        self.runner = Runner(guard, "n1", self._report, 0.0, self.stop_signals)
+        self.runner = Runner(
+            guard, "n1", self._report, 0.0, self.stop_signals, notice_signal=int(signal.SIGUSR1)
+        )
         asyncio.get_running_loop().add_reader(guard.fileno(), self._read)
 
     def _report(self, event: events.Event) -> None:
@@ -220,6 +223,44 @@ def test_setting_the_clock_does_not_change_the_time_left_after_a_notice(guard: G
     assert 0.0 < float((tmp_path / "left").read_text()) <= 3600.0, (
         "less than the 86,400 s by which it was set"
     )
+
+
+HANDLES_A_SIGNAL = """
+import pathlib, signal, sys
+
+saved = pathlib.Path(sys.argv[1])
+if sys.argv[2] == "handles":
+    signal.signal(signal.SIGUSR1, lambda *_: (saved.write_text("saved"), sys.exit(0)))
+pathlib.Path(sys.argv[1] + "-ready").touch()
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("handles", "cause", "told"),
+    [("handles", Cause.PREEMPTED, 1), ("does not", Cause.PREEMPTED, 0), ("handles", Cause.GROW, 0)],
+)
+def test_a_worker_that_handles_only_the_notice_signal_gets_it_when_the_run_is_to_save_and_end(
+    handles: str, cause: Cause, told: int, guard: Guard, tmp_path: Path
+) -> None:
+    async def scene() -> int | None:
+        bench = Bench(guard, tmp_path)
+        bench.start(1, sys.executable, "-c", HANDLES_A_SIGNAL, tmp_path / "file", handles)
+        await bench.until("started", 1)
+        await wait_for_async("the worker", (tmp_path / "file-ready").exists)
+        found = bench.runner.notify(
+            Notice(1, cause, 3600.0, "SIGUSR1 on n1", ends=cause is Cause.PREEMPTED), boottime_s() + 3600.0
+        )
+        if told:
+            await bench.until("succeeded", 1)
+        else:
+            bench.runner.stop(1.0)
+            await bench.until("stopped", ())
+        bench.close()
+        return found
+
+    assert asyncio.run(scene()) == told
+    assert (tmp_path / "file").exists() == bool(told)
 
 
 def test_a_full_disk_affects_only_the_event_log() -> None:

@@ -33,6 +33,7 @@ from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
+from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.linux import start_ticks
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import (
@@ -367,7 +368,13 @@ class Agent:
             join_timeout_s=settings.join_timeout,
             hang_timeout_s=settings.hang_timeout,
             collectives=collectives,
+            notice_signal=self._notice_signal(),
         )
+
+    def _notice_signal(self) -> int | None:
+        """What the agent sends to workers that handle it; None in a Slurm step, where Slurm sends it to them."""
+        name = self._settings.notice_signal
+        return None if name == NO_SIGNAL or self._job is not None else int(signal.Signals[name])
 
     def _log_dir(self, run_id: str) -> str:
         """Where the output of the run's workers is; empty: in no file of ours."""

@@ -117,11 +117,14 @@ class StopRequested(AgentEvent):
 
 @dataclass(frozen=True)
 class NoticeGiven(AgentEvent):
-    """The workers are to save and exit. ``delivered``: at least one that runs got the notice."""
+    """The workers are to save and exit."""
 
     generation: int
     notice: Notice
     delivered: bool
+    """Workers run here."""
+    told: int = 0
+    """How many of them handle notices, or the notice signal."""
 
 
 # -- workers ------------------------------------------------------------------------------------

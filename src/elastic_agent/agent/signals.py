@@ -18,6 +18,20 @@ from elastic_agent.protocol import Cause, Notice
 from .supervisor import Supervisor
 from .tasks import BackgroundTasks
 
+_OF_ERRORS = {"SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS"}
+_HARMLESS = {
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGURG",
+    "SIGWINCH",
+    "SIGSTOP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGKILL",
+}
+"""Signals that do not end a process, and the one that no process can handle."""
+
 FIRST_ONE_S = 2.0
 """How long the first agent of a Slurm step may take to publish what a signal means."""
 
@@ -31,6 +45,25 @@ class Meanings:
     """The run saves and ends; ``none``: no signal does."""
     notice_s: float
     """How long workers have then, outside of Slurm."""
+
+
+def name_of(signum: int) -> str:
+    """Return a signal's name, such as ``SIGTERM`` or ``SIGRTMIN+3``."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"SIGRTMIN+{signum - int(signal.SIGRTMIN)}"
+
+
+def _other_deadly_signals() -> list[int]:
+    """Return the signals that would end this process without a word, but for those by which errors end one."""
+    names = {signum: name_of(signum) for signum in signal.valid_signals()}
+    handled = _OF_ERRORS | _HARMLESS
+    return [
+        signum
+        for signum, name in names.items()
+        if name not in handled and signal.getsignal(signum) == signal.SIG_DFL
+    ]
 
 
 class SignalDesk:
@@ -83,27 +116,31 @@ class SignalDesk:
                 self._stop_signals.handled.add(signal.Signals[name])
             if act == self._notice_signalled and self._stop_signals.received([signal.Signals[name]]):
                 act(signal.Signals[name])  # it came before
+        for signum in _other_deadly_signals():
+            with contextlib.suppress(ValueError, RuntimeError):
+                loop.add_signal_handler(signum, self._leave_signalled, signum)
+                self._stop_signals.handled.add(signum)
 
     def attend(self, supervisor: Supervisor, node_id: str) -> None:
         """Pass signals to this supervisor, including those received before there was one."""
         self._supervisor, self._node_id = supervisor, node_id
         if self.leave_signals:  # it came while another id was being looked for
-            supervisor.drain(f"{signal.Signals(self.leave_signals[0]).name} received")
+            supervisor.drain(f"{name_of(self.leave_signals[0])} received")
         elif self._notice:
             self._give_notice(supervisor)
 
     # -- this node leaves -----------------------------------------------------------------------
 
-    def _leave_signalled(self, signum: signal.Signals) -> None:
+    def _leave_signalled(self, signum: int) -> None:
         self._stop_signals.receive(signum)
         self.leave_signals.append(int(signum))
-        self._publish(LeaveSignalled(f"{signum.name} received"))
+        self._publish(LeaveSignalled(f"{name_of(signum)} received"))
         if self._supervisor is None or len(self.leave_signals) > 1:
-            self._log.warning(f"{signum.name} received: exiting immediately")
+            self._log.warning(f"{name_of(signum)} received: exiting immediately")
             self._end_at_once()
         elif self.hosting_on:
             self._log.info(
-                f"{signum.name} received while other nodes need the store; send a second signal to exit "
+                f"{name_of(signum)} received while other nodes need the store; send a second signal to exit "
                 "immediately"
             )
         elif self._job is not None and signum == signal.SIGTERM:
@@ -111,15 +148,13 @@ class SignalDesk:
         else:
             self._leave(self._supervisor, signum)
 
-    def _leave(self, supervisor: Supervisor, signum: signal.Signals) -> None:
+    def _leave(self, supervisor: Supervisor, signum: int) -> None:
         self._log.info(
-            f"{signum.name} received: this node is leaving the run; send a second signal to exit immediately"
+            f"{name_of(signum)} received: this node is leaving the run; send a second signal to exit immediately"
         )
-        supervisor.drain(f"{signum.name} received")
+        supervisor.drain(f"{name_of(signum)} received")
 
-    async def _leave_or_give_notice(
-        self, supervisor: Supervisor, job: SlurmJob, signum: signal.Signals
-    ) -> None:
+    async def _leave_or_give_notice(self, supervisor: Supervisor, job: SlurmJob, signum: int) -> None:
         """SIGTERM: from scancel, or from a preemption of the job (if it has no --signal)."""
         known = await self._from_the_first(supervisor, job)
         if known is not None and known.ends:
@@ -131,10 +166,10 @@ class SignalDesk:
 
     # -- the run ends ---------------------------------------------------------------------------
 
-    def _notice_signalled(self, signum: signal.Signals) -> None:
+    def _notice_signalled(self, signum: int) -> None:
         self._stop_signals.receive(signum)
-        self._log.info(f"{signum.name} received: stopping the run after its workers have saved")
-        self._notice = f"{signum.name} on {self._node_id or 'a node'}"
+        self._log.info(f"{name_of(signum)} received: stopping the run after its workers have saved")
+        self._notice = f"{name_of(signum)} on {self._node_id or 'a node'}"
         if self._supervisor is not None:
             self._give_notice(self._supervisor)
 

@@ -88,6 +88,8 @@ class Parts:
     hang_timeout_s: float | None
     """How long the workers may make no progress; 0: for ever; None: by the collectives' own time-outs."""
     collectives: Collectives = field(default_factory=Collectives)
+    notice_signal: int | None = None
+    """What workers that handle it, and no notices, get when the run is to save and end."""
     """What workers answer about their collectives."""
 
 
@@ -303,6 +305,7 @@ class Supervisor:
             parts.hang_timeout_s,
             parts.stop_signals,
             parts.collectives,
+            parts.notice_signal,
         )
 
     def hang(self, generation: int, failure: Failure) -> None:
@@ -390,8 +393,8 @@ class Supervisor:
 
     def _give(self, notice: Notice, stopped_s: float) -> None:
         self._noticed = self.node.generation
-        delivered = self._runner.notify(notice, stopped_s)
-        self._publish(events.NoticeGiven(self.node.generation, notice, delivered))
+        told = self._runner.notify(notice, stopped_s)
+        self._publish(events.NoticeGiven(self.node.generation, notice, told is not None, told or 0))
 
     def _stop_workers(self, action: machine.StopWorkers) -> None:
         self._publish(events.WorkersStopping(self.node.generation, action.reason, action.grace))

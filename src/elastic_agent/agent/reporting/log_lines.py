@@ -52,15 +52,25 @@ def _log_agent(event: events.Event) -> None:
             (log.error if failed else log.info)(words)
 
 
+def _log_notice(event: events.NoticeGiven) -> None:
+    log, notice = get_logger(), event.notice
+    left = f"{round(notice.left_s, 1):g} s"
+    if notice.ends and event.delivered and not event.told:
+        log.warning(
+            f"{notice.words}: no worker here has asked for notices so far, or handles the notice signal; those that do "
+            f"not get SIGTERM in {left}, then the run ends",
+            cause=notice.cause.value,
+        )
+        return
+    after = "then the run ends" if notice.ends else "then a new generation starts"
+    log.info(f"{notice.words}: all workers have {left} to save and exit, {after}", cause=notice.cause.value)
+
+
 def _log_workers(event: events.Event) -> None:
     log = get_logger()
     match event:
-        case events.NoticeGiven(notice=notice):
-            after = "then the run ends" if notice.ends else "then a new generation starts"
-            log.info(
-                f"{notice.words}: all workers have {round(notice.left_s, 1):g} s to save and exit, {after}",
-                cause=notice.cause.value,
-            )
+        case events.NoticeGiven():
+            _log_notice(event)
         case events.WorkerLeft(worker_id=worker_id, returncode=returncode):
             log.warning(
                 f"worker {worker_id} saved and left, then exited with {returncode}; treated as a clean exit"

@@ -100,13 +100,16 @@ class Runner:
         hang_timeout_s: float | None,
         stop_signals: StopSignals,
         collectives: Collectives | None = None,
+        notice_signal: int | None = None,
     ) -> None:
+        """Run nothing yet. ``notice_signal``: what workers that handle it get when the run is to save and end."""
         self._guard = guard
         self._node_id = node_id
         self._report = report
         self._hang_timeout_s = hang_timeout_s
         self._collectives = collectives if collectives is not None else Collectives()
         self._stop_signals = stop_signals
+        self._notice_signal = notice_signal
         self._gpu = GpuMemory()
         self._running: _Running | None = None
         self._highest_step = 0
@@ -188,16 +191,33 @@ class Runner:
         else:
             self._guard.stop(grace_s, signum, idle_s=idle_s)
 
-    def notify(self, notice: Notice, stopped_s: float) -> bool:
-        """Give the workers the notice, if any run; they are stopped at ``stopped_s`` (CLOCK_BOOTTIME).
+    def notify(self, notice: Notice, stopped_s: float) -> int | None:
+        """Give the workers the notice; they are stopped at ``stopped_s`` (CLOCK_BOOTTIME).
 
-        Workers that do not handle notices are not affected.
+        Workers that do not handle notices, but the notice signal, get that if the run ends. Others are not affected.
+
+        Returns:
+            How many workers handle one of the two; None: no workers run.
         """
         running = self._running
         if running is None or running.gone:
-            return False
+            return None
         running.heartbeats.notify(notice.serial, notice.cause.value, int(stopped_s * 1e9))
-        return True
+        told = 0
+        for slot, pid in running.pids.items():
+            if running.heartbeats.handles_notices(slot):
+                told += 1
+            elif notice.ends and self._notice_signal is not None and slot not in running.exited:
+                told += self._signal_notice(pid, self._notice_signal)
+        return told
+
+    @staticmethod
+    def _signal_notice(pid: int, signum: int) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            if catches(pid, signum):
+                os.kill(pid, signum)
+                return True
+        return False
 
     @property
     def handles_notices(self) -> bool:

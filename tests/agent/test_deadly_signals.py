@@ -1,0 +1,90 @@
+"""What a signal to the agent does, whichever it is."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+import structlog
+
+from elastic_agent.agent import events
+from elastic_agent.agent.reporting.log_lines import log_event
+from elastic_agent.agent.signals import Meanings, SignalDesk, name_of
+from elastic_agent.agent.worker_group.interruptions import StopSignals
+from elastic_agent.protocol import Cause, Notice
+
+DEADLY = {
+    "SIGUSR2": signal.SIGUSR2,
+    "SIGIO": signal.SIGIO,
+    "SIGPWR": signal.SIGPWR,
+    "SIGVTALRM": signal.SIGVTALRM,
+    "SIGXCPU": signal.SIGXCPU,
+    "SIGRTMIN+3": int(signal.SIGRTMIN) + 3,
+}
+"""Signals in none of the agent's lists, which would end it."""
+
+
+@pytest.mark.parametrize(("name", "signum"), DEADLY.items(), ids=DEADLY)
+def test_any_signal_that_would_end_the_agent_makes_its_node_leave(name: str, signum: int) -> None:
+    left: list[str] = []
+    at_once: list[bool] = []
+    stop_signals = StopSignals()
+
+    async def receive() -> None:
+        heard = asyncio.Event()
+        desk = SignalDesk(
+            Meanings(("SIGTERM",), "SIGUSR1", 60.0),
+            None,
+            stop_signals,
+            publish=lambda event: left.append(event.reason),
+            end_at_once=lambda: (at_once.append(True), heard.set()),
+        )
+        desk.open()
+        signal.raise_signal(signum)
+        await heard.wait()
+
+    asyncio.run(receive())
+    assert left == [f"{name} received"]
+    assert at_once == [True], "there was no run yet, so nothing to leave"
+    assert stop_signals.received([signum])
+    assert signal.getsignal(signum) == signal.SIG_DFL, "as before"
+
+
+@pytest.mark.parametrize(
+    "signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGCHLD, signal.SIGWINCH, signal.SIGPIPE]
+)
+def test_signals_of_errors_and_those_that_end_nothing_stay_as_they_are(signum: signal.Signals) -> None:
+    before = signal.getsignal(signum)
+
+    async def look() -> object:
+        desk = SignalDesk(
+            Meanings(("SIGTERM",), "none", 60.0),
+            None,
+            StopSignals(),
+            publish=lambda _: None,
+            end_at_once=lambda: None,
+        )
+        desk.open()
+        return signal.getsignal(signum)
+
+    assert asyncio.run(look()) == before
+
+
+def test_signals_have_the_names_that_kill_takes() -> None:
+    assert [name_of(number) for number in (15, int(signal.SIGRTMIN) + 3)] == ["SIGTERM", "SIGRTMIN+3"]
+
+
+@pytest.mark.parametrize(
+    ("told", "ends", "line"),
+    [
+        (0, True, "no worker here has asked for notices so far, or handles the notice signal"),
+        (1, True, "all workers have 60 s to save and exit, then the run ends"),
+        (0, False, "all workers have 60 s to save and exit, then a new generation starts"),
+    ],
+)
+def test_a_notice_that_no_worker_hears_is_said(told: int, ends: bool, line: str) -> None:
+    notice = Notice(1, Cause.PREEMPTED if ends else Cause.GROW, 60.0, "SIGUSR1 on a", ends)
+    with structlog.testing.capture_logs() as logs:
+        log_event(events.NoticeGiven(3, notice, delivered=True, told=told))
+    assert [line in entry["event"] for entry in logs] == [True]
