@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from elastic_agent.diagnosis.cause import CauseKind, RootCause
-from elastic_agent.monitoring.run_log import KEPT_GENERATIONS, KEPT_WORLDS, Change, RunLog
+from elastic_agent.monitoring.run_log import KEPT_DEPARTURES, KEPT_GENERATIONS, KEPT_WORLDS, Change, RunLog
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
 
 
@@ -56,3 +60,45 @@ def test_the_history_of_a_run_that_restarts_for_ever_stays_small() -> None:
     assert len(log.generations) == KEPT_GENERATIONS
     assert len(log.failures) == KEPT_WORLDS
     assert log.world(1) is None
+
+
+def without_n1(generation: int, **changes: Any) -> Plan:
+    world = World(generation, (Seat("n0", "i0", "10.0.0.1", 2, 0),), Address("10.0.0.1", 1234), "n0")
+    return msgspec.structs.replace(running(generation), world=world, **changes)
+
+
+def departures(*plans: Plan) -> list[tuple[str, str, float, str]]:
+    log = RunLog()
+    for at, plan in enumerate(plans):
+        log.see(plan, float(at))
+    return [(gone.node_id, gone.role, gone.at_s, gone.reason) for gone in log.departures]
+
+
+def test_a_node_that_is_lost_or_leaves_is_remembered_until_it_comes_back() -> None:
+    lost = msgspec.structs.replace(forming(2, "n1 did not renew its lease"), lost=("n1",))
+    leaving = msgspec.structs.replace(forming(2, "n1 is leaving"), leaving=("i1",))
+    assert departures(running(1)) == []
+    for forms, role in ((lost, "lost"), (leaving, "left")):
+        gone = [("n1", role, 1.0, forms.reason)]
+        assert departures(running(1), forms) == gone
+        assert departures(running(1), forms, without_n1(2), without_n1(2, version=3)) == gone
+        assert departures(running(1), forms, without_n1(2), running(3)) == []
+
+
+def test_a_node_whose_loss_is_noticed_after_the_failure_it_caused_is_lost() -> None:
+    failed = forming(2, "worker n0/0: connection closed by peer")
+    lost = msgspec.structs.replace(failed, lost=("n1",), reason="n1 did not renew its lease")
+    assert departures(running(1), failed) == []
+    assert departures(running(1), failed, lost) == [("n1", "lost", 2.0, "n1 did not renew its lease")]
+    assert departures(running(1), failed, without_n1(2)) == [("n1", "left", 2.0, "all nodes are ready")]
+
+
+def test_a_run_that_many_machines_pass_through_remembers_the_last_ones() -> None:
+    plans = []
+    for number in range(1, KEPT_DEPARTURES + 10):
+        seats = (Seat(f"n{number}", f"i{number}", "10.0.0.1", 1, 0),)
+        world = World(number, seats, Address("10.0.0.1", 1234), f"n{number}")
+        plans.append(msgspec.structs.replace(running(number), world=world))
+    gone = departures(*plans)
+    assert len(gone) == KEPT_DEPARTURES
+    assert gone[-1][0] == f"n{KEPT_DEPARTURES + 8}"

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
-from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus, run_status
+from elastic_agent.monitoring.status import Departure, GenerationStatus, NodeStatus, RunStatus, run_status
 from elastic_agent.monitoring.status_text import duration, status_text
 from elastic_agent.protocol import (
     RECORD_VERSION,
@@ -104,6 +104,35 @@ def test_a_node_that_was_lost_before_the_end_of_the_run_stays_lost() -> None:
         "a": "ended",
         "b": "lost (running): did not renew its lease within 5 s",
     }
+
+
+def test_a_node_that_is_gone_keeps_its_row_until_it_comes_back() -> None:
+    gone = [
+        Departure("b", "lost", 930.0, "did not renew its lease", "10.0.0.2", 1),
+        Departure("c", "left", 995.0, "c is leaving", "10.0.0.3", 2),
+    ]
+    alone = World(3, (Seat("a", "ia", "10.0.0.1", 1, 0),), Address("10.0.0.1", 4711), "a")
+    plan = replace(PLAN, world=alone, policy=Policy(desired_nodes=3))
+
+    def status(*members: Member) -> RunStatus:
+        return run_status(
+            run_id="r",
+            endpoint="host0:29400",
+            asked_s=1000.0,
+            plan=plan,
+            members={one.incarnation: one for one in members},
+            leases={one.incarnation: Lease(one.incarnation, 5.0) for one in members},
+            departures=gone,
+        )
+
+    a, b = member("a", State.RUNNING), member("b", State.READY)
+    assert rows(status(a)) == {
+        "a": "running",
+        "b": "lost 1 min 10 s ago: did not renew its lease",
+        "c": "left 5 s ago: c is leaving",
+    }
+    assert rows(status(a, b))["b"] == "standing by (ready)", "it has come back"
+    assert "running, 1 of 3 desired nodes, 1 worker" in status_text(status(a))
 
 
 def test_the_generation_of_a_run_that_has_ended_is_the_last_one_that_ran() -> None:

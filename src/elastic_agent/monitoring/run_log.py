@@ -11,10 +11,11 @@ from elastic_agent.diagnosis.cause import RootCause
 from elastic_agent.diagnosis.render import render
 from elastic_agent.protocol import Phase, Plan, World
 
-from .status import GenerationStatus
+from .status import Departure, GenerationStatus
 
 KEPT_GENERATIONS = 1000
 KEPT_WORLDS = 3
+KEPT_DEPARTURES = 100
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,14 @@ class RunLog:
         self._worlds: dict[int, World] = {}
         self._failures: dict[int, Plan] = {}
         self._generations: dict[int, GenerationStatus] = {}
+        self._last: World | None = None
+        """The newest world that has run."""
+        self._departures: dict[str, Departure] = {}
+
+    @property
+    def departures(self) -> tuple[Departure, ...]:
+        """Of the nodes that have left the world or were lost, the newest last; at most :data:`KEPT_DEPARTURES`."""
+        return tuple(self._departures.values())
 
     @property
     def failures(self) -> Mapping[int, Plan]:
@@ -59,6 +68,7 @@ class RunLog:
         if before is None or (before.phase, before.generation) != (plan.phase, plan.generation):
             self.since_s = now_s
         ended = self._end(plan, now_s)
+        self._note_departures(plan, now_s)
         world = plan.world if plan.phase is Phase.RUNNING else None
         if world is None or plan.generation in self._generations:
             return Change(ended)
@@ -92,6 +102,30 @@ class RunLog:
             if failed:
                 self._failures[number] = plan
         return ended
+
+    def _note_departures(self, plan: Plan, now_s: float) -> None:
+        """Note which nodes of the last world are gone; a node that is in the present one has come back."""
+        running = plan.world if plan.phase is Phase.RUNNING else None
+        stay = {seat.node_id for seat in running.seats} if running is not None else set()
+        for seat in self._last.seats if self._last is not None else ():
+            is_lost = seat.node_id in plan.lost
+            is_gone = (
+                is_lost
+                or seat.incarnation in plan.leaving
+                or (running is not None and seat.node_id not in stay)
+            )
+            known = self._departures.get(seat.node_id)
+            if is_gone and (known is None or (is_lost and known.role != "lost")):
+                role = "lost" if is_lost else "left"
+                self._departures[seat.node_id] = Departure(
+                    seat.node_id, role, now_s, plan.reason, seat.address, seat.slots
+                )
+        if running is not None:
+            self._last = running
+            for node_id in stay & self._departures.keys():
+                del self._departures[node_id]
+        while len(self._departures) > KEPT_DEPARTURES:
+            del self._departures[next(iter(self._departures))]
 
     def _forget_old(self) -> None:
         while len(self._generations) > KEPT_GENERATIONS:

@@ -42,6 +42,19 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     """It ended because of a failure, or of the loss of a node."""
 
 
+class Departure(Struct, frozen=True):
+    """How a node left the world of the run; it has not come back."""
+
+    node_id: str
+    role: str
+    """``left`` or ``lost``."""
+    at_s: float
+    """When this was seen; seconds since 1970."""
+    reason: str
+    address: str
+    workers: int
+
+
 class NodeStatus(Struct, frozen=True, omit_defaults=True):
     """One node of the run."""
 
@@ -71,6 +84,8 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     """Of each of its workers, the part of the time in which it waits in collectives; empty: not known."""
     log_dir: str = ""
     """Where the output of its workers is on its machine."""
+    departed_s: float | None = None
+    """When it left the world or was lost; seconds since 1970. None: it is there."""
 
 
 class Standstill(Struct, frozen=True, omit_defaults=True):
@@ -106,6 +121,8 @@ class RunStatus(Struct, frozen=True):
     notice: str = ""
     """Why workers are asked to save and exit."""
     world_size: int = 0
+    desired_nodes: int = 0
+    """How many nodes the world is to have (``--desired-nodes``); 0: no number."""
     restarts: int = 0
     """Charged restarts that count against the budget."""
     max_restarts: int = 0
@@ -146,6 +163,7 @@ def run_status(
     reports: Sequence[NodeReport] = (),
     since_s: float | None = None,
     generations: Sequence[GenerationStatus] = (),
+    departures: Sequence[Departure] = (),
     goodput: Goodput | None = None,
     problem: str = "",
 ) -> RunStatus:
@@ -163,6 +181,7 @@ def run_status(
         reports: the newest report of each node.
         since_s: when the plan's phase and generation began.
         generations: the history that this agent saw, oldest first.
+        departures: of the nodes that have left the world since, as this agent saw it.
         goodput: of this agent's node.
         problem: why the store could not be read.
     """
@@ -175,7 +194,7 @@ def run_status(
         asked_s,
         waiting_for=waiting.reason if waiting is not None else "",
         common_causes=join_causes(waiting) if waiting is not None else "",
-        nodes=nodes.all(),
+        nodes=nodes.all(departures),
         goodput=goodput,
         run_goodput=sum_goodput([one.goodput for one in reports if one.goodput is not None]),
         problem=problem,
@@ -200,6 +219,7 @@ def _planned(
         common_causes=status.common_causes if forms and plan.world is None else "",
         notice=plan.notice.words if plan.notice is not None and not plan.is_terminal else "",
         world_size=running.world_size if running is not None else 0,
+        desired_nodes=plan.policy.desired_nodes,
         restarts=max(0, plan.charged - plan.budget.forgiven),
         max_restarts=plan.policy.max_restarts,
         generations=tuple(generations),
@@ -237,8 +257,8 @@ class _Nodes:
         self._leases = leases
         self._reports = reports
 
-    def all(self) -> tuple[NodeStatus, ...]:
-        """Nodes of the world by rank, then the others by name."""
+    def all(self, departures: Sequence[Departure]) -> tuple[NodeStatus, ...]:
+        """Nodes of the world by rank, then the others by name, then those that are gone."""
         plan = self._plan
         seats = plan.world.seats if plan is not None and plan.world is not None else ()
         rows = [self._seated(seat) for seat in seats]
@@ -253,7 +273,22 @@ class _Nodes:
                 row = self._unseated(member, is_twin=member.node_id in known)
                 if row is not None:
                     rows.append(row)
-        return tuple(rows)
+        present = {row.node_id for row in rows}
+        gone = [one for one in departures if one.node_id not in present]
+        return (
+            *rows,
+            *(
+                NodeStatus(
+                    one.node_id,
+                    one.role,
+                    address=one.address,
+                    workers=one.workers,
+                    note=one.reason,
+                    departed_s=one.at_s,
+                )
+                for one in gone
+            ),
+        )
 
     def _seated(self, seat: Seat) -> NodeStatus:
         plan = self._plan

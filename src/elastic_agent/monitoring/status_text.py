@@ -117,10 +117,12 @@ def _headline(status: RunStatus, now_s: float) -> str:
     since = f" for {duration(now_s - status.since_s)}" if status.since_s is not None else ""
     if status.phase == "running":
         nodes = sum(1 for one in status.nodes if one.first_rank is not None)
-        return (
-            f"{head} generation {status.generation} running{since}, {count(nodes, 'node')}, "
-            f"{count(status.world_size, 'worker')}"
+        shown = (
+            f"{nodes} of {status.desired_nodes} desired nodes"
+            if nodes < status.desired_nodes
+            else count(nodes, "node")
         )
+        return f"{head} generation {status.generation} running{since}, {shown}, {count(status.world_size, 'worker')}"
     if status.phase == "forming":
         return f"{head} forming generation {status.generation}{since}: {status.reason}"
     since = f" {duration(now_s - status.since_s)} ago" if status.since_s is not None else ""
@@ -174,6 +176,8 @@ def _node_row(node: NodeStatus, now_s: float) -> Row:
     state = node.state if node.role == "in the world" else node.role
     if node.state and state != node.state:
         state = f"{state} ({node.state})"
+    if node.departed_s is not None:
+        state = f"{state} {duration(now_s - node.departed_s)} ago"
     if node.note:
         state = f"{state}: {node.note}"
     seen = f"{duration(now_s - node.seen_s)} ago" if node.seen_s is not None else "-"

@@ -193,6 +193,7 @@ class RunObserver:
             reports=tuple(newest.values()),
             since_s=self._log.since_s if is_known else None,
             generations=self._log.generations,
+            departures=self._log.departures,
             goodput=self._observed.goodput(),
             problem=problem,
         )

@@ -87,6 +87,7 @@ class HostedRuns:
                 reports=known.newest,
                 since_s=log.since_s,
                 generations=log.generations,
+                departures=log.departures,
                 problem=problem,
             )
 
