@@ -10,7 +10,7 @@ import structlog
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.log_lines import log_event
-from elastic_agent.agent.signals import Meanings, SignalDesk, name_of
+from elastic_agent.agent.signals import Meanings, SignalDesk
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.protocol import Cause, Notice
 
@@ -71,20 +71,16 @@ def test_signals_of_errors_and_those_that_end_nothing_stay_as_they_are(signum: s
     assert asyncio.run(look()) == before
 
 
-def test_signals_have_the_names_that_kill_takes() -> None:
-    assert [name_of(number) for number in (15, int(signal.SIGRTMIN) + 3)] == ["SIGTERM", "SIGRTMIN+3"]
-
-
 @pytest.mark.parametrize(
-    ("told", "ends", "line"),
+    ("told", "cause", "line"),
     [
-        (0, True, "no worker here has asked for notices so far, or handles the notice signal"),
-        (1, True, "all workers have 60 s to save and exit, then the run ends"),
-        (0, False, "all workers have 60 s to save and exit, then a new generation starts"),
+        (0, Cause.PREEMPTED, "no worker here has asked for notices so far, or handles the notice signal"),
+        (1, Cause.PREEMPTED, "all workers have 60 s to save and exit, then the run ends"),
+        (0, Cause.DRAIN, "all workers have 60 s to save and exit, then the run ends"),
     ],
 )
-def test_a_notice_that_no_worker_hears_is_said(told: int, ends: bool, line: str) -> None:
-    notice = Notice(1, Cause.PREEMPTED if ends else Cause.GROW, 60.0, "SIGUSR1 on a", ends)
+def test_a_notice_that_no_worker_hears_is_said(told: int, cause: Cause, line: str) -> None:
+    notice = Notice(1, cause, 60.0, "SIGUSR1 on a", ends=True)
     with structlog.testing.capture_logs() as logs:
         log_event(events.NoticeGiven(3, notice, delivered=True, told=told))
     assert [line in entry["event"] for entry in logs] == [True]

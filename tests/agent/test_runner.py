@@ -238,7 +238,7 @@ signal.pause()
 
 @pytest.mark.parametrize(
     ("handles", "cause", "told"),
-    [("handles", Cause.PREEMPTED, 1), ("does not", Cause.PREEMPTED, 0), ("handles", Cause.GROW, 0)],
+    [("handles", Cause.PREEMPTED, 1), ("does not", Cause.PREEMPTED, 0), ("handles", Cause.DRAIN, 0)],
 )
 def test_a_worker_that_handles_only_the_notice_signal_gets_it_when_the_run_is_to_save_and_end(
     handles: str, cause: Cause, told: int, guard: Guard, tmp_path: Path
@@ -249,7 +249,7 @@ def test_a_worker_that_handles_only_the_notice_signal_gets_it_when_the_run_is_to
         await bench.until("started", 1)
         await wait_for_async("the worker", (tmp_path / "file-ready").exists)
         found = bench.runner.notify(
-            Notice(1, cause, 3600.0, "SIGUSR1 on n1", ends=cause is Cause.PREEMPTED), boottime_s() + 3600.0
+            Notice(1, cause, 3600.0, "SIGUSR1 on n1", ends=True), boottime_s() + 3600.0
         )
         if told:
             await bench.until("succeeded", 1)

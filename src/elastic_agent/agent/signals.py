@@ -12,6 +12,7 @@ from elastic_agent.agent.events import LeaveSignalled
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.config.value_types import NO_SIGNAL
+from elastic_agent.diagnosis.signals import signal_name
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Cause, Notice
 
@@ -47,17 +48,9 @@ class Meanings:
     """How long workers have then, outside of Slurm."""
 
 
-def name_of(signum: int) -> str:
-    """Return a signal's name, such as ``SIGTERM`` or ``SIGRTMIN+3``."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"SIGRTMIN+{signum - int(signal.SIGRTMIN)}"
-
-
 def _other_deadly_signals() -> list[int]:
     """Return the signals that would end this process without a word, but for those by which errors end one."""
-    names = {signum: name_of(signum) for signum in signal.valid_signals()}
+    names = {signum: signal_name(-signum) for signum in signal.valid_signals()}
     handled = _OF_ERRORS | _HARMLESS
     return [
         signum
@@ -125,7 +118,7 @@ class SignalDesk:
         """Pass signals to this supervisor, including those received before there was one."""
         self._supervisor, self._node_id = supervisor, node_id
         if self.leave_signals:  # it came while another id was being looked for
-            supervisor.drain(f"{name_of(self.leave_signals[0])} received")
+            supervisor.drain(f"{signal_name(-self.leave_signals[0])} received")
         elif self._notice:
             self._give_notice(supervisor)
 
@@ -134,13 +127,13 @@ class SignalDesk:
     def _leave_signalled(self, signum: int) -> None:
         self._stop_signals.receive(signum)
         self.leave_signals.append(int(signum))
-        self._publish(LeaveSignalled(f"{name_of(signum)} received"))
+        self._publish(LeaveSignalled(f"{signal_name(-signum)} received"))
         if self._supervisor is None or len(self.leave_signals) > 1:
-            self._log.warning(f"{name_of(signum)} received: exiting immediately")
+            self._log.warning(f"{signal_name(-signum)} received: exiting immediately")
             self._end_at_once()
         elif self.hosting_on:
             self._log.info(
-                f"{name_of(signum)} received while other nodes need the store; send a second signal to exit "
+                f"{signal_name(-signum)} received while other nodes need the store; send a second signal to exit "
                 "immediately"
             )
         elif self._job is not None and signum == signal.SIGTERM:
@@ -150,9 +143,9 @@ class SignalDesk:
 
     def _leave(self, supervisor: Supervisor, signum: int) -> None:
         self._log.info(
-            f"{name_of(signum)} received: this node is leaving the run; send a second signal to exit immediately"
+            f"{signal_name(-signum)} received: this node is leaving the run; send a second signal to exit immediately"
         )
-        supervisor.drain(f"{name_of(signum)} received")
+        supervisor.drain(f"{signal_name(-signum)} received")
 
     async def _leave_or_give_notice(self, supervisor: Supervisor, job: SlurmJob, signum: int) -> None:
         """SIGTERM: from scancel, or from a preemption of the job (if it has no --signal)."""
@@ -168,8 +161,8 @@ class SignalDesk:
 
     def _notice_signalled(self, signum: int) -> None:
         self._stop_signals.receive(signum)
-        self._log.info(f"{name_of(signum)} received: stopping the run after its workers have saved")
-        self._notice = f"{name_of(signum)} on {self._node_id or 'a node'}"
+        self._log.info(f"{signal_name(-signum)} received: stopping the run after its workers have saved")
+        self._notice = f"{signal_name(-signum)} on {self._node_id or 'a node'}"
         if self._supervisor is not None:
             self._give_notice(self._supervisor)
 

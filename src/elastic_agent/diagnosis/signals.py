@@ -38,7 +38,9 @@ def signal_name(returncode: int | None) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        return f"signal {number}" if returncode < 0 else ""
+        if not signal.SIGRTMIN < number < signal.SIGRTMAX:
+            return f"signal {number}" if returncode < 0 else ""
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
 def ending(returncode: int | None) -> str:

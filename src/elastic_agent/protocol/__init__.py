@@ -35,6 +35,7 @@ from .node import (
     StopWorkers,
     misquoted,
 )
+from .notices import PROMPT
 from .records import (
     RECORD_VERSION,
     Address,
@@ -74,6 +75,7 @@ __all__ = [
     "MAX_AHEAD",
     "MAX_PLAN_BYTES",
     "MAX_REPORTED_GENERATION",
+    "PROMPT",
     "RECORD_VERSION",
     "RENEWALS_PER_LEASE",
     "TRANSITIONS",

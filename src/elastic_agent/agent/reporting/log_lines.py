@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from elastic_agent.agent import events
 from elastic_agent.diagnosis.signals import ending
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import count
+from elastic_agent.protocol import PROMPT, count
 from elastic_agent.rendezvous.events import LeaseLost, PrepareFailed
 from elastic_agent.workers.cleanup.generation import Cleared
 from elastic_agent.workers.guard.client import (
@@ -55,7 +55,7 @@ def _log_agent(event: events.Event) -> None:
 def _log_notice(event: events.NoticeGiven) -> None:
     log, notice = get_logger(), event.notice
     left = f"{round(notice.left_s, 1):g} s"
-    if notice.ends and event.delivered and not event.told:
+    if notice.cause not in PROMPT and event.delivered and not event.told:
         log.warning(
             f"{notice.words}: no worker here has asked for notices so far, or handles the notice signal; those that do "
             f"not get SIGTERM in {left}, then the run ends",

@@ -21,7 +21,7 @@ import msgspec
 from elastic_agent.agent import events
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s, catches, is_frozen
-from elastic_agent.protocol import Failure, FailureKind, Notice
+from elastic_agent.protocol import PROMPT, Failure, FailureKind, Notice
 from elastic_agent.workers.cleanup.generation import CLEANUP_LIMIT_S, Cleanup, Cleared
 from elastic_agent.workers.cleanup.gpu_memory import GpuMemory
 from elastic_agent.workers.context import WorkerContext
@@ -194,7 +194,8 @@ class Runner:
     def notify(self, notice: Notice, stopped_s: float) -> int | None:
         """Give the workers the notice; they are stopped at ``stopped_s`` (CLOCK_BOOTTIME).
 
-        Workers that do not handle notices, but the notice signal, get that if the run ends. Others are not affected.
+        Workers that do not handle notices, but the notice signal, get that if the run has to end at that time. Others
+        are not affected.
 
         Returns:
             How many workers handle one of the two; None: no workers run.
@@ -207,7 +208,9 @@ class Runner:
         for slot, pid in running.pids.items():
             if running.heartbeats.handles_notices(slot):
                 told += 1
-            elif notice.ends and self._notice_signal is not None and slot not in running.exited:
+            elif (
+                notice.cause not in PROMPT and self._notice_signal is not None and slot not in running.exited
+            ):
                 told += self._signal_notice(pid, self._notice_signal)
         return told
 
