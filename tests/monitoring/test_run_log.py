@@ -62,6 +62,21 @@ def test_the_history_of_a_run_that_restarts_for_ever_stays_small() -> None:
     assert log.world(1) is None
 
 
+def test_a_generation_ends_because_of_its_root_cause_and_not_of_what_was_noticed_first() -> None:
+    victim = "worker n0/0: connection closed by peer"
+    lost = RootCause(1, CauseKind.NODE_LOST, "node n1 was lost", node_id="n1", host="lab3")
+    for cause, end in (
+        (lost, "node n1 was lost on lab3"),
+        (msgspec.structs.replace(lost, is_certain=False), victim),
+    ):
+        log = RunLog()
+        log.see(running(1), 10.0)
+        log.see(forming(2, victim, Failure(FailureKind.WORKER, victim)), 20.0)
+        assert log.generations[0].end == victim
+        log.explain(1, cause)
+        assert log.generations[0].end == end
+
+
 def without_n1(generation: int, **changes: Any) -> Plan:
     world = World(generation, (Seat("n0", "i0", "10.0.0.1", 2, 0),), Address("10.0.0.1", 1234), "n0")
     return msgspec.structs.replace(running(generation), world=world, **changes)

@@ -13,7 +13,12 @@ from elastic_agent.config.errors import UsageError, quoted
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:
-    """The folder for what must outlive the agent: the user's state folder, else a temporary one."""
+    """Return the folder for what must outlive the agent.
+
+    The one that ``ELASTIC_AGENT_STATE_DIR`` names, else the user's state folder, else a temporary one.
+    """
+    if named := environ.get("ELASTIC_AGENT_STATE_DIR", ""):
+        return Path(os.path.abspath(named))
     home = environ.get("HOME", "")
     base = environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):  # the XDG specification requires to ignore a relative one

@@ -30,18 +30,22 @@ _VERBS = ("was ", "exited ", "ended", "did ", "called ", "made ")
 
 def headline(cause: RootCause) -> str:
     """Cause, machine and worker in one line."""
+    return f"{'root cause' if cause.is_certain else 'probable root cause'}: {described(cause)}"
+
+
+def described(cause: RootCause) -> str:
+    """Return who failed and how, such as ``worker a/0 exited with code 1`` or ``node b was lost on host1``."""
     who = _who(cause)
     what = _cut(cause.what, _MESSAGE_CHARACTERS)
-    verb = "root cause" if cause.is_certain else "probable root cause"
     if cause.kind is CauseKind.NODE_LOST or not who:
         where = f" on {cause.host}" if cause.host and cause.host not in what else ""
-        return f"{verb}: {what}{where}"
+        return f"{what}{where}"
     if what.startswith(who) or (
         cause.node_id and what.startswith((cause.node_id, f"worker {cause.node_id}"))
     ):
         machine = f" (on {cause.host})" if cause.host and cause.host not in what else ""
-        return f"{verb}: {what}{machine}{_folded(cause)}"
-    return f"{verb}: {who}{'' if what.startswith(_VERBS) else ':'} {what}{_folded(cause)}"
+        return f"{what}{machine}{_folded(cause)}"
+    return f"{who}{'' if what.startswith(_VERBS) else ':'} {what}{_folded(cause)}"
 
 
 def render(cause: RootCause, shown_tail: str = "") -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from elastic_agent.diagnosis.cause import RootCause
-from elastic_agent.diagnosis.render import render
+from elastic_agent.diagnosis.render import described, render
 from elastic_agent.protocol import Phase, Plan, World
 
 from .status import Departure, GenerationStatus
@@ -81,11 +81,15 @@ class RunLog:
         return Change(ended, has_begun=True)
 
     def explain(self, generation: int, cause: RootCause, stacks: str = "") -> None:
-        """Note the root cause of a generation's end, and where its workers were if they hung."""
+        """Note the root cause of a generation's end, and where its workers were if they hung.
+
+        The plan that ended the generation names what was noticed first, which may be another node's trouble with it.
+        """
         known = self._generations.get(generation)
         if known is not None:
+            end = described(cause) if cause.is_certain else known.end
             self._generations[generation] = msgspec.structs.replace(
-                known, cause=render(cause), culprit=cause.worker, stacks=stacks
+                known, end=end, cause=render(cause), culprit=cause.worker, stacks=stacks
             )
 
     def _end(self, plan: Plan, now_s: float) -> tuple[int, ...]:

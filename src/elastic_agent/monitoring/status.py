@@ -31,7 +31,7 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     nodes: tuple[str, ...] = ()
     workers: int = 0
     end: str = ""
-    """Why it ended, in words."""
+    """Why it ended, in words: the root cause, as soon as that is certain."""
     cause: str = ""
     """The report on its root cause, if it failed."""
     culprit: str = ""
