@@ -230,6 +230,12 @@ def fabric(folder: Path) -> None:
     save(folder, "one", line)
 
 
+def one_training_without_a_seed(folder: Path) -> None:
+    """Its weights are never the same."""
+    model = Line(folder, "one", crashes=(9,))
+    trainer_in(folder, max_epochs=3).fit(model, DataLoader(Numbers(), batch_size=2, shuffle=True))
+
+
 def trials(folder: Path, *, lr: float = 0.01, width: int = 1, **options: Any) -> None:
     """A queue, from which each trial is taken once; the first one is killed, and the others have other options."""
     while (trial := claim(folder)) < 3:
@@ -323,6 +329,7 @@ class Late(Line):
 
 
 SCRIPTS = [
+    one_training_without_a_seed,
     trials_with_another_lr,
     trials_with_another_seed,
     trials_with_another_width,

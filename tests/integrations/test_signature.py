@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,6 +78,7 @@ def differs(earlier: Signature, now: Signature, ratio: float = 1.0) -> str:
 
 
 MANY = list(range(100_000))
+FOLDS: Any = [np.array([1, 2, 5]), np.array([0, 3, 4])]
 
 OTHERS: list[tuple[str, Callable[[], Signature], Callable[[], Signature]]] = [
     ("v.lr", lambda: values({"lr": 0.1}), lambda: values({"lr": 0.2})),
@@ -88,8 +91,8 @@ OTHERS: list[tuple[str, Callable[[], Signature], Callable[[], Signature]]] = [
     ("v.amp", lambda: values({"amp": True}), lambda: values({"amp": 1.5})),
     ("v.lr", lambda: values({"lr": torch.tensor(1.0)}), lambda: values({"lr": np.float32(2.0)})),
     ("v", lambda: values(MANY), lambda: values(MANY[:-1])),
-    ("v", lambda: values(np.zeros((50, 50))), lambda: values(np.ones((50, 50)))),
-    ("v", lambda: values({"a"}), lambda: values({"b"})),
+    ("v", lambda: values(np.zeros((50, 50))), lambda: values(np.zeros((50, 51)))),
+    ("v", lambda: values({"a"}), lambda: values({"a", "b"})),
     ("v", lambda: values("x" * 999), lambda: values("y" * 999)),
     ("model.parameters", lambda: signature.of_model(Net()), lambda: signature.of_model(Net(width=4))),
     ("model.layers", lambda: signature.of_model(Net()), lambda: signature.of_model(Net(dropout=0.2))),
@@ -102,17 +105,13 @@ OTHERS: list[tuple[str, Callable[[], Signature], Callable[[], Signature]]] = [
     ("d.folder", lambda: data(Images()), lambda: data(Images(folder="b"))),
     ("d.0.length", lambda: data([Images()]), lambda: data([Images(9)])),
     ("d.batch_size", lambda: data(DataLoader(Images())), lambda: data(DataLoader(Images(), 2))),
-    ("d.indices.0", lambda: data(Subset(Images(), [1, 2])), lambda: data(Subset(Images(), [2, 3]))),
-    ("d.indices", lambda: data(Subset(Images(), MANY)), lambda: data(Subset(Images(), MANY[::-1]))),
+    ("d.indices", lambda: data(Subset(Images(), [1, 2])), lambda: data(Subset(Images(), [2, 3]))),
+    ("d.indices", lambda: data(Subset(Images(), MANY[1:])), lambda: data(Subset(Images(), MANY[:-1]))),
+    ("d.indices", lambda: data(Subset(Images(), FOLDS[0])), lambda: data(Subset(Images(), FOLDS[1]))),
     (
-        "d.sampler.indices.0",
+        "d.sampler.indices",
         lambda: data(DataLoader(Images(), sampler=SubsetRandomSampler([1, 2]))),
         lambda: data(DataLoader(Images(), sampler=SubsetRandomSampler([2, 3]))),
-    ),
-    (
-        "d.tensors.0",
-        lambda: data(TensorDataset(torch.arange(99))),
-        lambda: data(TensorDataset(torch.arange(1, 100))),
     ),
 ]
 
@@ -131,7 +130,7 @@ def test_a_selection_of_rows_of_the_package_datasets_is_told() -> None:
     from datasets import Dataset as Rows  # type: ignore[import-untyped]
 
     rows = Rows.from_dict({"x": [*range(9)]})
-    assert differs(data(rows.select([1, 3, 5])), data(rows.select([2, 4, 6]))).startswith("d.indices is ")
+    assert differs(data(rows.select([1, 3, 5])), data(rows.select([2, 4, 6]))).startswith("d.rows is ")
 
 
 SAME: list[tuple[str, Callable[[], Signature]]] = [
@@ -141,6 +140,13 @@ SAME: list[tuple[str, Callable[[], Signature]]] = [
     ("meta", lambda: signature.of_model(torch.nn.Linear(3, 3, device="meta"))),
     ("loader", lambda: data({"train": DataLoader(Images(), num_workers=0, shuffle=True)})),
     ("samples", lambda: data(torch.utils.data.ConcatDataset([Images(), Images()]))),
+    ("random tensors", lambda: data(TensorDataset(torch.randn(99, 3), torch.randint(9, (99,))))),
+    ("a random split", lambda: data(torch.utils.data.random_split(Images(99), [90, 9])[0])),
+    (
+        "a random example",
+        lambda: values({"example_input_array": torch.rand(3, 3), "weights": np.random.rand(4)}),
+    ),
+    ("files in the order of a folder", lambda: values({"files": [str(n) for n in torch.randperm(99)]})),
     ("iterable", lambda: data(iter([1, 2]))),
     ("of the machine", lambda: values({"num_workers": os.getpid(), "devices": time.monotonic_ns()})),
 ]
@@ -151,10 +157,28 @@ def test_the_same_training_in_another_process_has_no_difference(facts: Callable[
     assert differs(facts(), facts()) == ""
 
 
+def test_a_script_that_seeds_nothing_is_the_same_training_in_another_process() -> None:
+    code = "import json; from elastic_agent.integrations import signature; print(json.dumps(signature.of_seed()))"
+    earlier, now = (
+        json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(2)
+    )
+    assert differs(earlier, now) == ""
+    torch.seed()
+    assert differs(earlier, signature.of_seed()) == "", "as a worker that was forked has it"
+
+
 def test_a_time_of_the_clock_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1.7e9)
     assert differs(values({"started": 1.7e9 - 60.0}), values({"started": 1.7e9})) == ""
     assert differs(values({"tokens": 1.5e9}), values({"tokens": 1.6e9})) != ""
+
+
+def test_a_random_split_of_the_package_datasets_is_no_difference() -> None:
+    from datasets import Dataset as Rows
+
+    rows = Rows.from_dict({"x": [*range(99)]})
+    assert differs(data(rows.train_test_split(0.1)["train"]), data(rows.train_test_split(0.1)["train"])) == ""
 
 
 def test_describing_a_training_draws_no_random_numbers() -> None:

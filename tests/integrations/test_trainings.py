@@ -43,6 +43,7 @@ REPEATED = [
 """Scripts of both frameworks whose trainings, when they are begun again, begin as the script says."""
 CONTINUED = {
     "one_training": {"one": (19, 18)},
+    "one_training_without_a_seed": {"one": (19, 18)},
     "one_training_at_its_last_step": {"one": (10, 10)},
     "folds_that_are_skipped": {"fold-0": (13, 12), "fold-2": (24, 12), "fold-3": (12, 12)},
     "folds_with_own_folders": {"fold-2": (13, 12)},
@@ -66,6 +67,7 @@ ONLY = {
 
 CHECKED = [
     "one_training",
+    "one_training_without_a_seed",
     "folds_that_are_skipped",
     "exception_that_ends_the_process",
     "exception_with_which_the_script_exits",

@@ -75,6 +75,7 @@ def train(
     seed: int = 3,
     resume: Any = None,
     width: int = 1,
+    is_seeded: bool = True,
     data: Any = None,
     **options: Any,
 ) -> Line:
@@ -89,7 +90,8 @@ def train(
         logging_steps=100,
         **settings,
     )
-    torch.manual_seed(seed)
+    if is_seeded:
+        torch.manual_seed(seed)
     model = Line(folder, name, width)
     callbacks = [Crashes(model, crashes, hook)]
     trainer = Trainer(model, arguments, train_dataset=data or Numbers(), callbacks=callbacks)
@@ -221,6 +223,11 @@ def accelerated(folder: Path) -> None:
     save(folder, "one", line)
 
 
+def one_training_without_a_seed(folder: Path) -> None:
+    """The Trainer has one, but the weights that it begins with are never the same."""
+    train(folder, "one", crashes=(9,), num_train_epochs=3, is_seeded=False)
+
+
 def trials(folder: Path, **options: Any) -> None:
     """A queue, from which each trial is taken once; the first one is killed, and the others have other options."""
     while (trial := claim(folder)) < 3:
@@ -280,6 +287,7 @@ def overwritten_by_another_run(folder: Path) -> None:
 
 
 SCRIPTS = [
+    one_training_without_a_seed,
     trials_with_another_lr,
     trials_with_another_seed,
     trials_with_another_width,

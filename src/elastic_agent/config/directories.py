@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.worker_variables import PREFIX
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:
@@ -17,7 +18,7 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
 
     The one that ``ELASTIC_AGENT_STATE_DIR`` names, else the user's state folder, else a temporary one.
     """
-    if named := environ.get("ELASTIC_AGENT_STATE_DIR", ""):
+    if named := environ.get(f"{PREFIX}STATE_DIR", ""):
         return Path(os.path.abspath(named))
     home = environ.get("HOME", "")
     base = environ.get("XDG_STATE_HOME", "")

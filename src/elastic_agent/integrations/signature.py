@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import itertools
 import math
 import os
 import time
@@ -31,7 +32,7 @@ _OF_THE_MACHINE = {
 """Last parts of names of what may differ between machines and worlds."""
 
 _SAMPLE = 4096
-"""Elements that are compared of a long sequence, evenly spaced."""
+"""Elements that are compared of many numbers of samples, evenly spaced."""
 _LISTED = 32
 """Items up to which a sequence is described item by item, so that a difference has a name."""
 _NAMED = 512
@@ -43,10 +44,14 @@ _CLOCK_S = 30 * 86400.0
 
 
 def of_seed() -> Signature:
-    """Describe with which number torch was seeded last, by the script or by the framework."""
+    """Describe with which number torch was seeded last, by the script or by the framework; nothing if by neither.
+
+    A process begins with a seed of 64 bits that torch draws from the system. Those that people choose have 32.
+    """
     import torch
 
-    return {"seed": torch.initial_seed()}
+    seed = torch.initial_seed()
+    return {"seed": seed if seed < 2**32 else None}
 
 
 def of_values(name: str, values: Any) -> Signature:
@@ -96,17 +101,36 @@ def of_data(name: str, data: Any) -> Signature:
     if isinstance(data, list | tuple):
         return _merged(of_data(f"{name}.{index}", value) for index, value in enumerate(data))
     if isinstance(data, DataLoader):
-        chosen = of_values(f"{name}.sampler.indices", getattr(data.sampler, "indices", None))
+        chosen = _selection(f"{name}.sampler.indices", getattr(data.sampler, "indices", None))
         return {f"{name}.batch_size": data.batch_size, **chosen, **of_data(name, data.dataset)}
     found = {name: _name_of(type(data)), **of_length(name, data), **of_attributes(name, data)}
+    attributes = getattr(data, "__dict__", {})
     # The package `datasets` keeps a table of the rows that were selected.
-    selected: Any = getattr(data, "_indices", None)
-    if hasattr(selected, "column"):
-        found[f"{name}.indices"] = _checksum(selected.column(0)[:_SAMPLE].to_pylist())
-    for attribute, value in getattr(data, "__dict__", {}).items():
+    for attribute, selected in (("indices", attributes.get("indices")), ("rows", attributes.get("_indices"))):
+        if selected is not None:
+            found = {key: value for key, value in found.items() if not key.startswith(f"{name}.{attribute}")}
+            found.update(_selection(f"{name}.{attribute}", selected))
+    for attribute, value in attributes.items():
         if _is_dataset(value) and name.count(".") < _DEPTH:
             found.update(of_data(f"{name}.{attribute}", value))
     return found
+
+
+def _selection(name: str, selected: Any) -> Signature:
+    """Describe the numbers of the samples that are used: in ascending order, as those of folds are, by their values.
+
+    Others are drawn at random, by scripts that seed nothing in each process anew: only their number is described.
+    """
+    if hasattr(selected, "column"):
+        selected = selected.column(0)
+    try:
+        count = len(selected)
+        some = selected[:: max(1, count // _SAMPLE)]
+        numbers = [int(number) for number in (some.to_pylist() if hasattr(some, "to_pylist") else some)]
+    except Exception:  # it is something else
+        return {}
+    in_order = all(before < after for before, after in itertools.pairwise(numbers))
+    return {name: f"{count} items, {_checksum(numbers)}" if in_order else f"{count} items"}
 
 
 def of_length(name: str, data: Any) -> Signature:
@@ -120,7 +144,7 @@ def of_length(name: str, data: Any) -> Signature:
 def _is_dataset(value: Any) -> bool:
     from torch.utils.data import Dataset
 
-    return isinstance(value, Dataset) or type(value).__module__.partition(".")[0] == "datasets"
+    return isinstance(value, Dataset) or type(value).__module__ == "datasets.arrow_dataset"
 
 
 def of_optimizers(optimizers: Iterable[Any]) -> Signature:
@@ -207,29 +231,18 @@ def _text(value: Any) -> Any:
     if isinstance(value, str | bytes | os.PathLike):
         path = os.fspath(value)
         return path if isinstance(path, str) and len(path) <= _TEXT else _checksum([path])
-    if isinstance(value, Set):
-        return f"{len(value)} items, {_checksum(sorted(repr(_text(part)) for part in value))}"
-    if isinstance(value, Mapping):
-        return f"{len(value)} items, {_checksum(f'{key}={_text(part)!r}' for key, part in value.items())}"
-    if isinstance(value, list | tuple | range):
-        return f"{len(value)} items, {_checksum(_spread(value, len(value)))}"
+    if isinstance(value, Set | Mapping | list | tuple | range):
+        return f"{len(value)} items"
     return _tensor(value)
 
 
 def _tensor(value: Any) -> Any:
-    """Describe a tensor or an array by its shape and a sample of its elements; NotImplemented if it is neither."""
+    """Describe a tensor or an array by its shape: its values may be random. NotImplemented if it is neither."""
     shape, kind = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if kind is None or not isinstance(shape, tuple) or not hasattr(value, "reshape"):
+    if kind is None or not isinstance(shape, tuple) or not hasattr(value, "item"):
         return NotImplemented
-    if getattr(value, "is_meta", False):
-        return f"{kind}{[*shape]}"
-    flat = (value.detach() if hasattr(value, "detach") else value).reshape(-1)
-    elements = _spread(flat, math.prod(shape)).tolist()
-    return _text(elements[0]) if len(shape) == 0 else f"{kind}{[*shape]}, {_checksum(elements)}"
-
-
-def _spread(values: Any, length: int) -> Any:
-    return values[:: max(1, length // _SAMPLE)]
+    is_number = len(shape) == 0 and not getattr(value, "is_meta", False)
+    return _text(value.item()) if is_number else f"{kind}{[*shape]}"
 
 
 def _checksum(parts: Iterable[Any]) -> str:

@@ -132,7 +132,6 @@ class Preloaded:
         self.hide()
         sys.meta_path.insert(0, self)
         self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
-        atexit.register(self.end)  # before the script's functions, so it is called after them
         if changed := self._path.changed_startup_file():
             return changed
         records = [self._records[name] for name in self._reached_from("torch") if name in self._records]
@@ -149,7 +148,7 @@ class Preloaded:
         self._why_not(self._reached_from("torch"))  # copies the memory that it touches while there is time
 
     def end(self) -> None:
-        """Have the end of the interpreter destroy all modules, as if the script had imported those it got.
+        """Have the end of the interpreter destroy all modules; the script is over, but for its functions at exit.
 
         What is hidden must not outlive the interpreter either: compiled code reports what is left of it.
         """

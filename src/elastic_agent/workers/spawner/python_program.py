@@ -47,6 +47,7 @@ class PythonProgram:
         self.namespace = namespace
         self.run = run
         self.arguments = arguments
+        self.preloaded: Preloaded | None = None
         self.exit_note: Writer | None = None
 
     def finish(self, failure: BaseException | None) -> None:
@@ -59,6 +60,8 @@ class PythonProgram:
         if self.exit_note is not None:
             error = failure if failure is not None else sys.exc_info()[1]
             self.exit_note.write(error, exit_code(error))
+        if self.preloaded is not None:
+            self.preloaded.end()
 
     @staticmethod
     def report(error: BaseException) -> None:
@@ -126,6 +129,7 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
     try:
         program = _program(argv)
         program.exit_note = exit_note
+        program.preloaded = preloaded
         preloaded.watch()
         return program
     except Exception:
