@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 import structlog
@@ -12,7 +14,11 @@ from elastic_agent.agent import events
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.signals import Meanings, SignalDesk
 from elastic_agent.agent.worker_group.interruptions import StopSignals
+from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import Cause, Notice
+from tests.agent.support import COMMAND, clean_environment
+from tests.names import unique
+from tests.waiting import wait_for
 
 DEADLY = {
     "SIGUSR2": signal.SIGUSR2,
@@ -84,3 +90,43 @@ def test_a_notice_that_no_worker_hears_is_said(told: int, cause: Cause, line: st
     with structlog.testing.capture_logs() as logs:
         log_event(events.NoticeGiven(3, notice, delivered=True, told=told))
     assert [line in entry["event"] for entry in logs] == [True]
+
+
+SAVES = """
+import pathlib, signal, sys, time
+
+def save(*_):
+    pathlib.Path("saved").touch()
+    sys.exit(0)
+
+signal.signal(signal.SIGUSR1, save)
+pathlib.Path("ready").touch()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_run_whose_workers_save_on_the_notice_signal_is_stopped_and_can_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SAVES)
+    options = [
+        "--standalone",
+        "--nproc-per-node",
+        "1",
+        "--worker-start",
+        "cold",
+        "--rdzv-id",
+        unique("saves"),
+    ]
+    agent = subprocess.Popen(
+        [*COMMAND, *options, "--state-dir", "state", "train.py"],
+        cwd=tmp_path,
+        env=clean_environment({"ELASTIC_AGENT_LEASE_TTL": "60"}),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for("the worker", (tmp_path / "ready").exists)
+    agent.send_signal(signal.SIGUSR1)
+    _, log = agent.communicate(timeout=300)
+    assert (tmp_path / "saved").exists(), log
+    assert agent.returncode == ExitCode.STOPPED, log
+    assert "exited with code 0 after SIGUSR1, which its agent sent" in log

@@ -252,7 +252,9 @@ def test_a_worker_that_handles_only_the_notice_signal_gets_it_when_the_run_is_to
             Notice(1, cause, 3600.0, "SIGUSR1 on n1", ends=True), boottime_s() + 3600.0
         )
         if told:
-            await bench.until("succeeded", 1)
+            summary = "worker n1/0 exited with code 0 after SIGUSR1, which its agent sent"
+            await bench.until("interrupted", (1, summary))
+            await bench.until("saved", 1)
         else:
             bench.runner.stop(1.0)
             await bench.until("stopped", ())

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,19 @@ def differs(earlier: Signature, now: Signature, ratio: float = 1.0) -> str:
     restored = json.loads(json.dumps(earlier))
     assert signature.difference(restored, earlier, 1.0) == ""
     return signature.difference(restored, now, ratio)
+
+
+class Archive(Mapping[str, int]):
+    """One whose content nothing may load."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("it was loaded")
+
+    def __getitem__(self, name: str) -> int:
+        raise AssertionError("it was loaded")
 
 
 MANY = list(range(100_000))
@@ -148,7 +161,17 @@ SAME: list[tuple[str, Callable[[], Signature]]] = [
     ),
     ("files in the order of a folder", lambda: values({"files": [str(n) for n in torch.randperm(99)]})),
     ("iterable", lambda: data(iter([1, 2]))),
-    ("of the machine", lambda: values({"num_workers": os.getpid(), "devices": time.monotonic_ns()})),
+    (
+        "of the machine",
+        lambda: values({name: os.urandom(3).hex() for name in ("num_workers", "gpu", "hf_device_map")}),
+    ),
+    (
+        "of the start",
+        lambda: values({name: os.urandom(3).hex() for name in ("run_name", "log_dir", "version")}),
+    ),
+    ("a folder of the machine", lambda: values({"root": f"/scratch/{os.urandom(3).hex()}/data"})),
+    ("a date", lambda: values({"tag": f"run-2026-11-{os.urandom(1)[0] % 20 + 10}", "n": 1.7e9})),
+    ("a lazy collection", lambda: values({"archive": Archive()})),
 ]
 
 
@@ -210,6 +233,69 @@ def test_what_scripts_scale_with_the_number_of_workers_is_no_difference_in_anoth
     assert ratio in (1.0, 3.0) or differs(values(earlier), values(now)) != ""
 
 
-@pytest.mark.parametrize("name", ["seed", "d.length"])
-def test_no_script_scales_its_seed_or_its_data_with_the_number_of_workers(name: str) -> None:
+@pytest.mark.parametrize("name", ["seed", "v.fold"])
+def test_no_script_scales_its_seed_or_its_fold_with_the_number_of_workers(name: str) -> None:
     assert differs({name: 1}, {name: 2}, 2.0) == f"{name} is 2 and was 1"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "ratio"),
+    [
+        ({"batch": 128}, {"batch": 126}, 3.0),
+        ({"steps": 12510}, {"steps": 9390}, 4 / 3),
+        ({"n": 1 / 333}, {"n": 1 / 250}, 4 / 3),
+    ],
+)
+def test_numbers_may_be_rounded_when_they_are_scaled(earlier: Any, now: Any, ratio: float) -> None:
+    assert differs(values(earlier), values(now), ratio) == ""
+
+
+@pytest.mark.parametrize(("earlier", "now"), [(2, 3), (1, 2), (3, 5)])
+def test_small_numbers_are_not_alike_because_they_could_be_rounded(earlier: int, now: int) -> None:
+    assert differs(values({"depth": earlier}), values({"depth": now}), 8 / 7) != ""
+
+
+def test_samples_that_are_divided_among_the_workers_are_no_difference_in_another_world() -> None:
+    two, three = (data(Subset(Images(12), range(0, 12, world))) for world in (2, 3))
+    assert differs(two, three, 1.5) == ""
+    assert differs(two, three) != ""
+
+
+def test_data_in_a_long_list_is_described_by_its_length() -> None:
+    samples = [{"input_ids": [*range(128)], "label": 1}] * 5000
+    assert data(samples) == {"d": "builtins.list", "d.length": 5000}
+
+
+def test_hyperparameters_of_omegaconf_are_described_without_being_resolved() -> None:
+    from omegaconf import OmegaConf
+
+    config = {
+        "lr": 0.1,
+        "to": "${oc.env:NO_SUCH_VARIABLE}",
+        "missing": "???",
+        "layers": [1, 2],
+        "sub": {"x": "${lr}"},
+    }
+    earlier, now = (values(OmegaConf.create({**config, "layers": layers})) for layers in ([1, 2], [1, 3]))
+    assert differs(earlier, earlier) == ""
+    assert differs(earlier, now) == "v.layers.1 is 3 and was 2"
+
+
+class Broken:
+    """An array whose shape cannot be read, and a training that cannot be described."""
+
+    @property
+    def shape(self) -> Any:
+        raise RuntimeError("no shape")
+
+    dtype = "float32"
+
+    def named_parameters(self) -> Any:
+        raise RuntimeError("no parameters")
+
+
+def test_what_cannot_be_described_breaks_no_training() -> None:
+    assert values({"x": Broken()}) == {"v.x": "not known"}
+    first, second = (signature.described(signature.of_model, Broken()) for _ in range(2))
+    assert differs(first, second) != "", "nothing is known, so it is not continued"
+    assert signature.described_late(signature.of_model, Broken()) == {}

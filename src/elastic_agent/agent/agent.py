@@ -34,6 +34,7 @@ from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import NO_SIGNAL
+from elastic_agent.diagnosis.signals import signal_name
 from elastic_agent.linux import start_ticks
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import (
@@ -85,7 +86,7 @@ class EndedAtOnceError(Exception):
     """A second signal: the agent exits at once."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"terminated by {signal.Signals(signum).name}")
+        super().__init__(f"terminated by {signal_name(-signum)}")
         self.signum = signum
 
 
@@ -355,6 +356,7 @@ class Agent:
             self._closer,
             collectives.address,
         )
+        name = settings.notice_signal
         return Parts(
             guard=self._guard,
             session=session,
@@ -368,13 +370,9 @@ class Agent:
             join_timeout_s=settings.join_timeout,
             hang_timeout_s=settings.hang_timeout,
             collectives=collectives,
-            notice_signal=self._notice_signal(),
+            notice_signal=None if name == NO_SIGNAL else int(signal.Signals[name]),
+            sends_notice_signal=self._job is None,
         )
-
-    def _notice_signal(self) -> int | None:
-        """What the agent sends to workers that handle it; None in a Slurm step, where Slurm sends it to them."""
-        name = self._settings.notice_signal
-        return None if name == NO_SIGNAL or self._job is not None else int(signal.Signals[name])
 
     def _log_dir(self, run_id: str) -> str:
         """Where the output of the run's workers is; empty: in no file of ours."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.diagnosis.signals import signal_name
+from elastic_agent.linux import catches
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Cause, Notice
 
@@ -31,7 +33,7 @@ _HARMLESS = {
     "SIGTTOU",
     "SIGKILL",
 }
-"""Signals that do not end a process, and the one that no process can handle."""
+"""Signals that do not end a process, or that no process can handle."""
 
 FIRST_ONE_S = 2.0
 """How long the first agent of a Slurm step may take to publish what a signal means."""
@@ -51,11 +53,13 @@ class Meanings:
 def _other_deadly_signals() -> list[int]:
     """Return the signals that would end this process without a word, but for those by which errors end one."""
     names = {signum: signal_name(-signum) for signum in signal.valid_signals()}
-    handled = _OF_ERRORS | _HARMLESS
+    left_alone = _OF_ERRORS | _HARMLESS
     return [
         signum
         for signum, name in names.items()
-        if name not in handled and signal.getsignal(signum) == signal.SIG_DFL
+        if name not in left_alone
+        and signal.getsignal(signum) == signal.SIG_DFL
+        and not catches(os.getpid(), signum)  # handled by compiled code
     ]
 
 

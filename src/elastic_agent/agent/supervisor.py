@@ -88,9 +88,11 @@ class Parts:
     hang_timeout_s: float | None
     """How long the workers may make no progress; 0: for ever; None: by the collectives' own time-outs."""
     collectives: Collectives = field(default_factory=Collectives)
-    notice_signal: int | None = None
-    """What workers that handle it, and no notices, get when the run is to save and end."""
     """What workers answer about their collectives."""
+    notice_signal: int | None = None
+    """The signal by which workers that handle it, and no notices, are told to save."""
+    sends_notice_signal: bool = True
+    """Whether they get it from this agent, and not from Slurm."""
 
 
 class Supervisor:
@@ -306,6 +308,7 @@ class Supervisor:
             parts.stop_signals,
             parts.collectives,
             parts.notice_signal,
+            sends_notice_signal=parts.sends_notice_signal,
         )
 
     def hang(self, generation: int, failure: Failure) -> None:

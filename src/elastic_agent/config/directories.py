@@ -19,7 +19,7 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
     The one that ``ELASTIC_AGENT_STATE_DIR`` names, else the user's state folder, else a temporary one.
     """
     if named := environ.get(f"{PREFIX}STATE_DIR", ""):
-        return Path(os.path.abspath(named))
+        return Path(os.path.expanduser(named)).absolute()
     home = environ.get("HOME", "")
     base = environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):  # the XDG specification requires to ignore a relative one

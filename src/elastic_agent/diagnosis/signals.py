@@ -38,9 +38,10 @@ def signal_name(returncode: int | None) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        if not signal.SIGRTMIN < number < signal.SIGRTMAX:
-            return f"signal {number}" if returncode < 0 else ""
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+        if returncode > 0:
+            return ""
+        is_real_time = signal.SIGRTMIN < number < signal.SIGRTMAX
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if is_real_time else f"signal {number}"
 
 
 def ending(returncode: int | None) -> str:

@@ -14,22 +14,34 @@ import enum
 import itertools
 import math
 import os
+import re
+import sys
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Set
+from collections import UserDict
+from collections.abc import Callable, Iterable
+from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any
 
 Signature = dict[str, Any]
 """By name, a JSON scalar, or a short text that stands for more."""
 
-_STRICT = ("seed", "length")
+_STRICT = ("seed", "fold", "split", "task")
 """Last parts of names of numbers that no script computes from the number of workers."""
-
-_OF_THE_MACHINE = {
-    *("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "device", "devices", "gpus"),
-    *("nodes", "num_nodes", "node_rank", "rank", "local_rank", "world_size", "local_world_size"),
-}
+_SELECTED = ("indices", "rows")
+"""Last parts of names of the samples that are used, which a script may divide among the workers."""
+_OF_THE_MACHINE = re.compile(
+    r"(\w+_)?(workers|gpus?|cpus|threads|processes|ranks?|world_size|nodes?|devices?|device_map|accelerator|strategy"
+    r"|distributed|dist_url|pin_memory|prefetch_factor|persistent_workers|hosts?|hostname|ports?|pid)"
+)
 """Last parts of names of what may differ between machines and worlds."""
+_OF_THE_START = re.compile(
+    r"(log|save|out|output|run|ckpt|checkpoint|tmp|temp|cache|work|default_root)_?(dir|path|root|folder)"
+    r"|(run|exp|experiment|job)_?(name|id)|version|timestamp|start_?time|date"
+)
+"""Last parts of names of what scripts choose anew whenever they are started."""
+_DATE = re.compile(r"\d{4}[-_.]?\d\d[-_.]?\d\d")
 
 _SAMPLE = 4096
 """Elements that are compared of many numbers of samples, evenly spaced."""
@@ -40,7 +52,25 @@ _NAMED = 512
 _DEPTH = 4
 _TEXT = 200
 _CLOCK_S = 30 * 86400.0
-"""A float this close to the present time is a time of the clock, which differs in each process."""
+"""A number this close to the present time is a time of the clock, which differs in each process."""
+_TOLERANCE = 0.05
+"""By which numbers may differ from scaled ones: scripts round them, once or several times."""
+
+
+def described(describe: Callable[[Any], Signature], training: Any) -> Signature:
+    """Return what the function describes. If it fails, the training is like no other, so that it is not continued."""
+    try:
+        return describe(training)
+    except Exception as error:  # of the script's objects
+        return {"description": f"{type(error).__name__} {os.urandom(4).hex()}"}
+
+
+def described_late(describe: Callable[[Any], Signature], training: Any) -> Signature:
+    """Return what the function describes; nothing if it fails: training has begun."""
+    try:
+        return describe(training)
+    except Exception:  # of the script's objects
+        return {}
 
 
 def of_seed() -> Signature:
@@ -83,6 +113,11 @@ def of_model(model: Any) -> Signature:
     }
 
 
+def of_sharded_model(model: Any) -> Signature:
+    """Describe a model that is divided among the workers already: its parameters are those of this worker."""
+    return {"model": _name_of(type(model)), **of_attributes("model", model)}
+
+
 def of_attributes(name: str, owner: Any) -> Signature:
     """Describe the attributes of an object that are data. Private ones, and objects in them, are left out."""
     found: Signature = {}
@@ -96,13 +131,15 @@ def of_data(name: str, data: Any) -> Signature:
     """Describe training data: a ``Dataset``, a ``DataLoader``, a ``LightningDataModule``, or a collection of them."""
     from torch.utils.data import DataLoader
 
-    if isinstance(data, Mapping):
-        return _merged(of_data(f"{name}.{key}", value) for key, value in data.items())
-    if isinstance(data, list | tuple):
-        return _merged(of_data(f"{name}.{index}", value) for index, value in enumerate(data))
+    if isinstance(data, dict | list | tuple):
+        parts = data.items() if isinstance(data, dict) else enumerate(data)
+        if len(data) > _LISTED or not all(_is_data(part) for _, part in parts):
+            return {name: _name_of(type(data)), f"{name}.length": len(data)}
+        parts = data.items() if isinstance(data, dict) else enumerate(data)
+        return _merged(of_data(f"{name}.{key}", part) for key, part in parts)
     if isinstance(data, DataLoader):
         chosen = _selection(f"{name}.sampler.indices", getattr(data.sampler, "indices", None))
-        return {f"{name}.batch_size": data.batch_size, **chosen, **of_data(name, data.dataset)}
+        return {**of_values(f"{name}.batch_size", data.batch_size), **chosen, **of_data(name, data.dataset)}
     found = {name: _name_of(type(data)), **of_length(name, data), **of_attributes(name, data)}
     attributes = getattr(data, "__dict__", {})
     # The package `datasets` keeps a table of the rows that were selected.
@@ -121,9 +158,9 @@ def _selection(name: str, selected: Any) -> Signature:
 
     Others are drawn at random, by scripts that seed nothing in each process anew: only their number is described.
     """
-    if hasattr(selected, "column"):
-        selected = selected.column(0)
     try:
+        if hasattr(selected, "column"):
+            selected = selected.column(0)
         count = len(selected)
         some = selected[:: max(1, count // _SAMPLE)]
         numbers = [int(number) for number in (some.to_pylist() if hasattr(some, "to_pylist") else some)]
@@ -141,6 +178,12 @@ def of_length(name: str, data: Any) -> Signature:
         return {}
 
 
+def _is_data(value: Any) -> bool:
+    from torch.utils.data import DataLoader
+
+    return isinstance(value, DataLoader | dict | list | tuple) or _is_dataset(value)
+
+
 def _is_dataset(value: Any) -> bool:
     from torch.utils.data import Dataset
 
@@ -153,7 +196,12 @@ def of_optimizers(optimizers: Iterable[Any]) -> Signature:
     for index, optimizer in enumerate(optimizers):
         found[f"optimizer.{index}"] = _name_of(type(optimizer))
         for number, group in enumerate(optimizer.param_groups):
-            settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+            left_out = {
+                "params",
+                "param_names",
+                *(["lr"] if "initial_lr" in group else []),
+            }  # a schedule's first rate
+            settings = {key: value for key, value in group.items() if key not in left_out}
             _describe(found, f"optimizer.{index}.{number}", settings, _DEPTH, objects=False)
     return found
 
@@ -177,42 +225,54 @@ def difference(earlier: Signature, now: Signature, ratio: float) -> str:
 
 
 def _same(name: str, earlier: Any, now: Any, ratio: float) -> bool:
-    if earlier == now:
+    last = name.rpartition(".")[2]
+    if earlier == now or (ratio != 1 and last in _SELECTED):
         return True
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (earlier, now))
-    if ratio == 1 or not numbers or name.endswith(_STRICT):
+    if ratio == 1 or not numbers or last in _STRICT:
         return False
+    scaled = [earlier * ratio**power for power in (1, 0, -1)]
     if isinstance(earlier, int) and isinstance(now, int):
-        return any(abs(earlier * ratio**power - now) < 1 for power in (1, -1))  # rounded
-    return any(math.isclose(earlier * ratio**power, now, rel_tol=1e-6) for power in (1, -1, 0.5, -0.5))
+        if any(now in (math.floor(number), round(number)) for number in scaled):
+            return True
+    else:
+        scaled += [earlier * ratio**power for power in (0.5, -0.5)]
+    return any(math.isclose(number, now, rel_tol=_TOLERANCE) for number in scaled)
 
 
 def _describe(found: Signature, name: str, value: Any, depth: int, *, objects: bool = True) -> None:
     """Add what is known of a value. ``objects``: add the classes of those that are no data, too."""
-    if name.rpartition(".")[2] in _OF_THE_MACHINE:
+    last = name.rpartition(".")[2].lower()
+    if _OF_THE_MACHINE.fullmatch(last) or _OF_THE_START.fullmatch(last):
         return
-    parts = _parts(value) if depth > 0 else None
-    if parts is not None and len(parts) <= (_LISTED if isinstance(value, list | tuple) else _NAMED):
+    try:
+        parts = _parts(value) if depth > 0 else None
+        text = _text(value) if parts is None else None
+    except Exception:  # the value's own code
+        parts, text = None, "not known"
+    if parts is not None:
         for key, part in parts.items():
             _describe(found, f"{name}.{key}", part, depth - 1, objects=objects)
-        return
-    text = _text(value)
-    if text is not NotImplemented:
+    elif text is not NotImplemented:
         found[name] = text
     elif objects:
         found[name] = _name_of(type(value))
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
-    """Return the parts of a collection by name; None if the value is none."""
+    """Return the parts of a small collection by name; None if the value is none, or has too many."""
+    if type(value).__module__.startswith(
+        "omegaconf."
+    ):  # without what its resolvers, the script's code, compute
+        value = sys.modules["omegaconf"].OmegaConf.to_container(value, resolve=False)
     if isinstance(value, argparse.Namespace) or (
         dataclasses.is_dataclass(value) and not isinstance(value, type)
     ):
-        return dict(getattr(value, "__dict__", {}))
-    if isinstance(value, Mapping):
+        value = dict(getattr(value, "__dict__", {}))
+    if isinstance(value, dict | MappingProxyType | UserDict) and len(value) <= _NAMED:
         return {str(key): part for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return {str(index): part for index, part in enumerate(value[: _LISTED + 1])}
+    if isinstance(value, list | tuple) and len(value) <= _LISTED:
+        return {str(index): part for index, part in enumerate(value)}
     return None
 
 
@@ -222,18 +282,28 @@ def _text(value: Any) -> Any:
         return value
     if isinstance(value, enum.Enum):
         return str(value)
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return repr(value)  # JSON has none, and none equals itself
-        return "a time" if abs(value - time.time()) < _CLOCK_S else float(value)
-    if isinstance(value, str | bytes | os.PathLike):
-        path = os.fspath(value)
-        return path if isinstance(path, str) and len(path) <= _TEXT else _checksum([path])
-    if isinstance(value, Set | Mapping | list | tuple | range):
+    if isinstance(value, int | float):
+        return _number(value)
+    if isinstance(value, PurePath):
+        value = str(value)
+    if isinstance(value, str):
+        text = os.path.basename(value) if os.path.isabs(value) else value
+        if _DATE.search(text):
+            return "a time"
+        return text if len(text) <= _TEXT else _checksum([text])
+    if isinstance(value, bytes):
+        return _checksum([value])
+    if isinstance(value, set | frozenset | dict | list | tuple | range):
         return f"{len(value)} items"
     return _tensor(value)
+
+
+def _number(value: float) -> Any:
+    if not math.isfinite(value):
+        return repr(value)  # JSON has none, and none equals itself
+    if any(abs(value / unit - time.time()) < _CLOCK_S for unit in (1, 10**3, 10**6, 10**9)):
+        return "a time"
+    return int(value) if isinstance(value, int) else float(value)
 
 
 def _tensor(value: Any) -> Any:

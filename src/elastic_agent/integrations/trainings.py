@@ -65,7 +65,7 @@ class Training:
         """Begin it in the folder ``root``; records are in its folder ``name``."""
         self.folder = folder_of_run(root, name, run_id)
         self._root = root
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an exception may be released while it is held
         signature = {**signature, **_surroundings.get(self.folder, {})}
         previous = _newest.get(self.folder)
         _newest[self.folder] = self
@@ -139,7 +139,7 @@ class Training:
         after a SystemExit, with which a worker leaves on a notice.
         """
         if not isinstance(error, SystemExit):
-            error._elastic_agent_training = _Handled(self.end)  # type: ignore[attr-defined]
+            error.__dict__["_elastic_agent_training"] = _Handled(self.end)  # also if its class is frozen
 
     def _write(self) -> None:
         """Replace the record in one step; without space or permission, remove it, so that none is out of date."""
@@ -176,7 +176,9 @@ class _Handled:
 
     def __del__(self) -> None:
         # The interpreter itself, below all frames, releases the SystemExit that ends the process.
-        ends_process = sys.is_finalizing() or sys._getframe().f_back is None
+        ends_process = (
+            sys.is_finalizing() or not threading.main_thread().is_alive() or sys._getframe().f_back is None
+        )
         if not ends_process and os.getpid() == self._process:
             self._end()
 

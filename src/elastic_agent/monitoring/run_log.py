@@ -68,7 +68,7 @@ class RunLog:
         if before is None or (before.phase, before.generation) != (plan.phase, plan.generation):
             self.since_s = now_s
         ended = self._end(plan, now_s)
-        self._note_departures(plan, now_s)
+        self._note_departures(before, plan, now_s)
         world = plan.world if plan.phase is Phase.RUNNING else None
         if world is None or plan.generation in self._generations:
             return Change(ended)
@@ -107,23 +107,24 @@ class RunLog:
                 self._failures[number] = plan
         return ended
 
-    def _note_departures(self, plan: Plan, now_s: float) -> None:
+    def _note_departures(self, before: Plan | None, plan: Plan, now_s: float) -> None:
         """Note which nodes of the last world are gone; a node that is in the present one has come back."""
         running = plan.world if plan.phase is Phase.RUNNING else None
         stay = {seat.node_id for seat in running.seats} if running is not None else set()
+        reason = plan.reason if running is None or before is None else before.reason
         for seat in self._last.seats if self._last is not None else ():
-            is_lost = seat.node_id in plan.lost
-            is_gone = (
-                is_lost
-                or seat.incarnation in plan.leaving
-                or (running is not None and seat.node_id not in stay)
-            )
+            # Often a node is known to be lost only while the next world forms: then it is counted.
+            counted = plan.losses.get(seat.node_id, 0) > (before.losses.get(seat.node_id, 0) if before else 0)
+            is_lost = seat.node_id in plan.lost or counted
+            has_left = running is not None and seat.node_id not in stay
             known = self._departures.get(seat.node_id)
-            if is_gone and (known is None or (is_lost and known.role != "lost")):
+            if known is None and (is_lost or has_left or seat.incarnation in plan.leaving):
                 role = "lost" if is_lost else "left"
                 self._departures[seat.node_id] = Departure(
-                    seat.node_id, role, now_s, plan.reason, seat.address, seat.slots
+                    seat.node_id, role, now_s, reason, seat.address, seat.slots
                 )
+            elif known is not None and is_lost and known.role != "lost":
+                self._departures[seat.node_id] = msgspec.structs.replace(known, role="lost")
         if running is not None:
             self._last = running
             for node_id in stay & self._departures.keys():

@@ -71,6 +71,8 @@ class _Running:
     stalls: StallWatch | None = None
     stopped_s: float | None = None
     """When the agent began to stop the workers (CLOCK_BOOTTIME)."""
+    notice_sent: set[int] = field(default_factory=set)
+    """The slots of the workers to which the notice signal was sent."""
     saves_on: signal.Signals | None = None
     """The signal on which the workers may save; None: none was sent, or they are stopped because of a failure."""
 
@@ -101,8 +103,21 @@ class Runner:
         stop_signals: StopSignals,
         collectives: Collectives | None = None,
         notice_signal: int | None = None,
+        *,
+        sends_notice_signal: bool = True,
     ) -> None:
-        """Run nothing yet. ``notice_signal``: what workers that handle it get when the run is to save and end."""
+        """Run nothing yet.
+
+        Args:
+            guard: starts and stops the workers.
+            node_id: of this node.
+            report: called with each event.
+            hang_timeout_s: how long the workers may make no progress; 0: for ever; None: by the collectives' time-outs.
+            stop_signals: the signals that make this agent stop.
+            collectives: what workers answer about theirs.
+            notice_signal: the signal by which workers that handle it, and no notices, are told to save.
+            sends_notice_signal: whether they get it from this agent, and not from Slurm.
+        """
         self._guard = guard
         self._node_id = node_id
         self._report = report
@@ -110,6 +125,7 @@ class Runner:
         self._collectives = collectives if collectives is not None else Collectives()
         self._stop_signals = stop_signals
         self._notice_signal = notice_signal
+        self._sends_notice_signal = sends_notice_signal
         self._gpu = GpuMemory()
         self._running: _Running | None = None
         self._highest_step = 0
@@ -198,29 +214,28 @@ class Runner:
         are not affected.
 
         Returns:
-            How many workers handle one of the two; None: no workers run.
+            How many workers handle one of the two; None: no worker runs, or not all are started.
         """
         running = self._running
         if running is None or running.gone:
             return None
         running.heartbeats.notify(notice.serial, notice.cause.value, int(stopped_s * 1e9))
-        told = 0
-        for slot, pid in running.pids.items():
-            if running.heartbeats.handles_notices(slot):
-                told += 1
-            elif (
-                notice.cause not in PROMPT and self._notice_signal is not None and slot not in running.exited
-            ):
-                told += self._signal_notice(pid, self._notice_signal)
-        return told
+        alive = {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}
+        told = [self._tell(running, slot, pid, notice) for slot, pid in alive.items()]
+        return sum(told) if told else None
 
-    @staticmethod
-    def _signal_notice(pid: int, signum: int) -> bool:
-        with contextlib.suppress(ProcessLookupError):
-            if catches(pid, signum):
+    def _tell(self, running: _Running, slot: int, pid: int, notice: Notice) -> bool:
+        """Send the notice signal to a worker that handles it, and no notices; return whether it handles either."""
+        if running.heartbeats.handles_notices(slot):
+            return True
+        signum = self._notice_signal
+        if signum is None or notice.cause in PROMPT or not catches(pid, signum):
+            return False
+        if self._sends_notice_signal:
+            running.notice_sent.add(slot)
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
-                return True
-        return False
+        return True
 
     @property
     def handles_notices(self) -> bool:
@@ -331,6 +346,8 @@ class Runner:
         suspects = running.interruptions.suspects(event.slot, event.returncode)
         if running.heartbeats.left(event.slot):
             self._left(running, event)
+        elif event.slot in running.notice_sent and self._notice_signal is not None:
+            self._interrupted(running, event, frozenset({self._notice_signal}))
         elif not suspects:
             self._classify(running, event)
         elif self._stop_signals.received(suspects):
@@ -377,7 +394,10 @@ class Runner:
             if event.returncode < 0
             else f"exited with code {event.returncode} after {name}"
         )
-        summary = f"worker {self._node_id}/{event.slot} {how}, which the agent also received"
+        whose = (
+            "which its agent sent" if event.slot in running.notice_sent else "which the agent also received"
+        )
+        summary = f"worker {self._node_id}/{event.slot} {how}, {whose}"
         running.interrupted = True
         failure = Failure(
             FailureKind.INTERRUPTED, summary[:512], slot=event.slot, returncode=event.returncode

@@ -57,10 +57,10 @@ class TrainerHooks:
             self._continues = False
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        self._compare("optimizer", signature.of_optimizers(trainer.optimizers))
+        self._compare("optimizer", signature.described_late(signature.of_optimizers, trainer.optimizers))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._compare("data", private_names.signature_of_data(trainer))
+        self._compare("data", signature.described_late(private_names.signature_of_data, trainer))
         if Feature.NOTICES in self._features:
             self._agreement = PacedAgreement()
         if self._restored.get("at") == "epoch":
@@ -160,7 +160,7 @@ class TrainerHooks:
         """
         earlier: Checkpoints = {}
         if trainer.is_global_zero:
-            facts = private_names.signature_of(trainer)
+            facts = signature.described(private_names.signature_of, trainer)
             self._training = Training(trainer.default_root_dir, STATE, client.current().run_id, facts)
             if self._training.doubt and named is None:
                 self._training.explain(REMEDY)

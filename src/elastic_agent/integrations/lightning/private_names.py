@@ -505,20 +505,25 @@ def signature_of(trainer: Any) -> Signature:
     settings = {name: getattr(trainer, name, None) for name in _SETTINGS}
     module, data = trainer.lightning_module, trainer.datamodule
     source = trainer.fit_loop._data_source.instance
-    loaders = {} if source in (None, module, data) else signature.of_data("data", source)
+    given = not any(source is known for known in (None, module, data))
+    loaders = signature.of_data("data", source) if given else {}
+    is_sharded = trainer.strategy.restore_checkpoint_after_setup
     return {
         **signature.of_seed(),
         **signature.of_values("trainer", settings),
-        **signature.of_model(module),
-        **signature.of_values("hyperparameters", dict(module.hparams)),
+        **(signature.of_sharded_model(module) if is_sharded else signature.of_model(module)),
+        **(signature.of_optimizers(trainer.optimizers) if is_sharded else {}),
+        **signature.of_values("hyperparameters", module.hparams),
         **(signature.of_data("datamodule", data) if data is not None else {}),
-        **signature.of_values("datamodule.hyperparameters", dict(getattr(data, "hparams", {}))),
+        **signature.of_values("datamodule.hyperparameters", getattr(data, "hparams", {})),
         **loaders,
     }
 
 
 def signature_of_data(trainer: Any) -> Signature:
     """Describe the training data as they are when training starts: the module or its data module may have made them."""
+    if trainer.reload_dataloaders_every_n_epochs:  # they differ from epoch to epoch
+        return {}
     loaders = enumerate(trainer.fit_loop._combined_loader.flattened)
     lengths = [signature.of_length(str(index), getattr(loader, "dataset", None)) for index, loader in loaders]
     return signature.of_values("data", {name: length for found in lengths for name, length in found.items()})

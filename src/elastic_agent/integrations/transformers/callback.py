@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -86,7 +87,7 @@ class ElasticCallback(TrainerCallback, ExportableState):
 
         found: list[str | None] = [None]
         if args.process_index == 0:
-            facts = _signature_of(trainer)
+            facts = signature.described(_signature_of, trainer)
             self.training = Training(args.output_dir, FOLDER, client.current().run_id, facts)
             if named is None:
                 self.training.explain(REMEDY)
@@ -153,9 +154,10 @@ def _newest(training: Training, output_dir: str) -> str | None:
 
 def _signature_of(trainer: Any) -> Signature:
     """Describe the training that ``train`` begins."""
-    settings = {
-        name: value for name, value in trainer.args.to_dict().items() if not name.startswith(_NO_WEIGHTS)
-    }
+    names = [
+        field.name for field in dataclasses.fields(trainer.args) if not field.name.startswith(_NO_WEIGHTS)
+    ]
+    settings = {name: getattr(trainer.args, name) for name in names}
     return {
         **signature.of_seed(),
         **signature.of_values("arguments", settings),

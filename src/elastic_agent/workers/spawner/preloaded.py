@@ -31,8 +31,8 @@ from elastic_agent.workers.spawner.search_path import SearchPath
 _OWN = __name__.partition(".")[0]
 _CONSIDERED = {"argv", "path"}
 """Of `sys`: the search path is looked at anyway, and no curated package looks at the arguments when it is imported."""
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables that torch is told of later: how many threads it uses. The first one that was changed counts."""
+_THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
+"""Variables that torch is told of later: how many threads it uses. The first one that is set counts."""
 
 
 class Preloaded:
@@ -96,6 +96,8 @@ class Preloaded:
         self._namespaces = {name: dict(_namespace(module)) for name, module in self._modules.items()}
         self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
         self._said: set[str] = set()
+        recorder.effects.clear()
+        recorder.variables.clear()
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -132,6 +134,7 @@ class Preloaded:
         self.hide()
         sys.meta_path.insert(0, self)
         self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
+        atexit.register(self.end)  # before the script registers its functions, so it is called after them
         if changed := self._path.changed_startup_file():
             return changed
         records = [self._records[name] for name in self._reached_from("torch") if name in self._records]
@@ -148,7 +151,7 @@ class Preloaded:
         self._why_not(self._reached_from("torch"))  # copies the memory that it touches while there is time
 
     def end(self) -> None:
-        """Have the end of the interpreter destroy all modules; the script is over, but for its functions at exit.
+        """Have the end of the interpreter destroy all modules; called after the script's threads and functions at exit.
 
         What is hidden must not outlive the interpreter either: compiled code reports what is left of it.
         """
@@ -205,9 +208,10 @@ class Preloaded:
             self._bring_up_to_date(each)
 
     def _set_threads(self, torch: Any) -> None:
-        changed = [name for name in _THREADS if os.environ.get(name) != self._environment.get(name)]
-        if changed and int(os.environ.get(changed[0], "0")) > 0:
-            torch.set_num_threads(int(os.environ[changed[0]]))
+        changed = any(os.environ.get(name) != self._environment.get(name) for name in _THREADS)
+        count = next((os.environ[name] for name in _THREADS if name in os.environ), "")
+        if changed and _is_count(count):
+            torch.set_num_threads(int(count))
 
     def _bring_up_to_date(self, name: str) -> None:
         """Let a module be as an import here and now would have made it."""
@@ -296,7 +300,8 @@ class Preloaded:
                 now, then = os.environ.get(name), self._environment.get(name)
                 if now != then and (is_read_at_import(name, now) or is_read_at_import(name, then)):
                     changed.add(name)
-        changed -= {name for name in _THREADS if os.environ.get(name, "").isdecimal()}
+        if any(record.name == "torch" for record in records):
+            changed -= {name for name in _THREADS if _is_count(os.environ.get(name, ""))}
         return (
             f"{', '.join(sorted(changed))} {'was' if len(changed) == 1 else 'were'} changed"
             if changed
@@ -411,6 +416,10 @@ class _Loader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def _is_count(value: str) -> bool:
+    return value.isdecimal() and int(value) > 0
 
 
 def _namespace(module: object) -> dict[str, Any]:

@@ -8,7 +8,6 @@ Python/pythonrun.c): `runpy` is used only where CPython itself uses it, because 
 from __future__ import annotations
 
 import builtins
-import contextlib
 import faulthandler
 import importlib
 import io
@@ -47,7 +46,6 @@ class PythonProgram:
         self.namespace = namespace
         self.run = run
         self.arguments = arguments
-        self.preloaded: Preloaded | None = None
         self.exit_note: Writer | None = None
 
     def finish(self, failure: BaseException | None) -> None:
@@ -60,8 +58,6 @@ class PythonProgram:
         if self.exit_note is not None:
             error = failure if failure is not None else sys.exc_info()[1]
             self.exit_note.write(error, exit_code(error))
-        if self.preloaded is not None:
-            self.preloaded.end()
 
     @staticmethod
     def report(error: BaseException) -> None:
@@ -129,7 +125,6 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
     try:
         program = _program(argv)
         program.exit_note = exit_note
-        program.preloaded = preloaded
         preloaded.watch()
         return program
     except Exception:
@@ -138,8 +133,6 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
 
 def _execute(launch: Mapping[str, Any], folder: str | None) -> NoReturn:
     """Become a cold worker after all."""
-    with contextlib.suppress(Exception):  # the script may have replaced it, or closed it
-        sys.stdout.flush()
     if folder is not None:
         os.chdir(folder)
     os.execvpe(launch["argv"][0], launch["argv"], with_startup_hook(launch["env"]))

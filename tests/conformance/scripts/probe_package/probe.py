@@ -49,6 +49,11 @@ def signal_masks():
     return {name: f"{int(kernels[name], 16) & ~left_out:016x}" for name in names}
 
 
+def agents_functions():
+    """The number of functions at exit that a warm worker has beside the script's."""
+    return sum(type(finder).__name__ == "Preloaded" for finder in sys.meta_path)
+
+
 def signals_of_the_agent():
     """Those that it documents to have workers handle: SIGRTMIN+6 and SIGURG, on which they write their stacks and
     report imports, and those of faulthandler (SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV)."""
@@ -444,7 +449,7 @@ AFTER_TORCH = {
     "torch: sys.path": lambda: sys.path,
     "torch: sys.meta_path": lambda: [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path],
     "torch: logging": loggers,
-    "torch: functions to run at exit": lambda: __import__("atexit")._ncallbacks(),
+    "torch: functions to run at exit": lambda: __import__("atexit")._ncallbacks() - agents_functions(),
     "torch: garbage collection": lambda: [gc.isenabled(), gc.get_threshold()],
     "torch: os.environ": environment,
     "torch: start method of multiprocessing": lambda: [
