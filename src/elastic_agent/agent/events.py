@@ -123,8 +123,8 @@ class NoticeGiven(AgentEvent):
     notice: Notice
     delivered: bool
     """Workers run here."""
-    told: int = 0
-    """How many of them handle notices, or the notice signal."""
+    told: int | None = None
+    """How many of them handle notices, or the notice signal; None: not known yet."""
 
 
 # -- workers ------------------------------------------------------------------------------------

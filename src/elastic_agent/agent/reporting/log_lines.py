@@ -55,7 +55,7 @@ def _log_agent(event: events.Event) -> None:
 def _log_notice(event: events.NoticeGiven) -> None:
     log, notice = get_logger(), event.notice
     left = f"{round(notice.left_s, 1):g} s"
-    if notice.cause not in PROMPT and event.delivered and not event.told:
+    if notice.cause not in PROMPT and event.delivered and event.told == 0:
         log.warning(
             f"{notice.words}: no worker here has asked for notices so far, or handles the notice signal; those that do "
             f"not get SIGTERM in {left}, then the run ends",
