@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# torch 2.13.0: making the first optimizer of a process, an SGD of one parameter, imports torch._dynamo: some 900 modules
+# torch 2.13.0: making the first optimizer of a process, an SGD of one parameter, imports torch._dynamo: over 800 modules
 # and more than a second of processor time, although nothing is compiled. With triton installed, as with builds for
 # GPUs, triton is imported too.
 # One would guess: the compiler is imported by torch.compile. A process that is to start fast, or is forked often, pays
