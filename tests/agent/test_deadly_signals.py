@@ -93,7 +93,7 @@ def test_a_notice_that_no_worker_hears_is_said(told: int, cause: Cause, line: st
 
 
 SAVES = """
-import pathlib, signal, sys, time
+import pathlib, signal, sys
 
 def save(*_):
     pathlib.Path("saved").touch()
@@ -102,7 +102,7 @@ def save(*_):
 signal.signal(signal.SIGUSR1, save)
 pathlib.Path("ready").touch()
 while True:
-    time.sleep(0.1)
+    signal.pause()
 """
 
 

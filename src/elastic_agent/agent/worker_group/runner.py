@@ -106,18 +106,7 @@ class Runner:
         *,
         sends_notice_signal: bool = True,
     ) -> None:
-        """Run nothing yet.
-
-        Args:
-            guard: starts and stops the workers.
-            node_id: of this node.
-            report: called with each event.
-            hang_timeout_s: how long the workers may make no progress; 0: for ever; None: by the collectives' time-outs.
-            stop_signals: the signals that make this agent stop.
-            collectives: what workers answer about theirs.
-            notice_signal: the signal by which workers that handle it, and no notices, are told to save.
-            sends_notice_signal: whether they get it from this agent, and not from Slurm.
-        """
+        """Run nothing yet; each event is passed to ``report``. The rest is as in ``supervisor.Parts``."""
         self._guard = guard
         self._node_id = node_id
         self._report = report
