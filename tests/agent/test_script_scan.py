@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.worker_group.script_scan import needs_own_python
+from elastic_agent.agent.worker_group.script_scan import curated_imports, needs_own_python
+from elastic_agent.workers.spawner.curated import in_full
 
 ENVIRON = {"OMP_NUM_THREADS": "1", "HOME": "/"}
 
@@ -113,3 +114,29 @@ def test_folders_and_modules_are_scanned_without_running_them(
     reason = needs_own_python(name, is_module=is_module, folder=str(tmp_path), environ={})
     assert reason is not None
     assert "sets PYTORCH_JIT in line 2" in reason
+
+
+@pytest.mark.parametrize(
+    ("source", "trains"),
+    [
+        ("import torch\noptimizer = torch.optim.SGD(model.parameters(), lr=1)", True),
+        ("import torch\ndef main():\n  from torch.optim import SGD", True),
+        ("from torch import optim", True),
+        ("import torch.optim.adam as adam", True),
+        ("from torch.nn.parallel import DistributedDataParallel as DDP", True),
+        ("import beside", True),
+        ("import lightning", True),
+        ("import some_installed_package", True),
+        ("import os, numpy, torch.distributed as dist\ndist.init_process_group('gloo')", False),
+        ("import quiet\nfrom elastic_agent import client", False),
+    ],
+)
+def test_what_optimizers_import_is_loaded_before_the_workers_if_the_script_may_make_some(
+    tmp_path: Path, source: str, trains: bool
+) -> None:
+    (tmp_path / "beside.py").write_text("import torch\nmake = torch.optim.AdamW\n")
+    (tmp_path / "quiet.py").write_text("import torch\n")
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    imports = curated_imports(str(script), is_module=False, folder=str(tmp_path))
+    assert ("torch._dynamo" in [name for name, _ in in_full(imports)]) == trains

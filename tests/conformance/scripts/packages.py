@@ -26,14 +26,16 @@ if len(sys.argv) == 1:  # never; what a script imports is read from its source
 
 
 def modules():
-    """Where each module comes from, and the names in it."""
+    """Where each module comes from, the names in it, and whether it computes names when they are first used."""
     found = {}
     for name, module in list(sys.modules.items()):
         space = getattr(module, "__dict__", {})
         if name.partition(".")[0] in ("elastic_agent", "__main__", "__mp_main__"):
             continue
         loader = type(space.get("__loader__")).__name__
-        found[name] = [space.get("__file__"), loader, sorted(key for key in space if isinstance(key, str))]
+        is_lazy = type(module) is not type(sys) or "__getattr__" in space
+        names = sorted(key for key in space if isinstance(key, str))
+        found[name] = [space.get("__file__"), loader, names, is_lazy]
     return found
 
 
@@ -105,7 +107,7 @@ def state():
         },
         "warning filters": [str(one) for one in warnings.filters],
         "loggers": loggers(),
-        "exit functions": atexit._ncallbacks(),
+        "exit functions": atexit._ncallbacks() - agents_functions(),
         "signals": {one.name: str(signal.getsignal(one)) for one in signal.Signals},
         "hooks": [
             str(one).partition(" at ")[0] for one in (sys.excepthook, sys.displayhook, sys.unraisablehook)
@@ -123,6 +125,11 @@ def state():
         "start method": __import__("multiprocessing").get_start_method(allow_none=True),
         "class of warnings": str(warnings.formatwarning.__module__),
     }
+
+
+def agents_functions():
+    """The number of functions at exit that a warm worker has beside the script's (documented)."""
+    return sum(type(finder).__name__ == "Preloaded" for finder in sys.meta_path)
 
 
 OF_LAUNCHERS = ("ELASTIC_AGENT_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "CONFORMANCE_")

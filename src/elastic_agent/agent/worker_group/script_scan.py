@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 
-from elastic_agent.workers.spawner.curated import is_curated
+from elastic_agent.workers.spawner.curated import TRAIN_NOTHING, is_curated
 from elastic_agent.workers.spawner.import_variables import is_read_at_import
 
 _TITLES = "setproctitle"
@@ -68,22 +68,40 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
 def curated_imports(script: str, is_module: bool, folder: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return what the script imports of curated packages, with the names that it imports from them, in its order.
 
-    Imports inside of functions do not count. Files beside the script that it imports are read like the script.
+    Imports inside of functions do not count. Files beside the script that it imports are read like the script. If these
+    files or the packages that they import may make an optimizer, ``torch.optim`` is among the imports.
     """
     found: dict[str, dict[str, None]] = {}
+    trains = False
     waiting = [(file, "") for file in _files_that_run(script, is_module, folder)][:_MOST_FILES]
     if is_module:
         waiting = [(file, _package_of(file, folder)) for file, _ in waiting]
     seen = {file for file, _ in waiting}
     for file, package in waiting:
-        for name, attributes in _imports_at_import(_parsed(file), package):
+        tree = _parsed(file)
+        trains = trains or any(map(_names_optimizers, ast.walk(tree)))
+        for name, attributes in _imports_at_import(tree, package):
             if is_curated(name):
                 found.setdefault(name, {}).update(dict.fromkeys(attributes))
-            for beside in _beside(folder, (name, *(f"{name}.{attribute}" for attribute in attributes))):
+            files = [*_beside(folder, (name, *(f"{name}.{attribute}" for attribute in attributes)))]
+            trains = trains or not (files or name.partition(".")[0] in TRAIN_NOTHING)
+            for beside in files:
                 if beside not in seen and len(seen) < _MOST_FILES:
                     seen.add(beside)
                     waiting.append((beside, _package_of(beside, folder)))
+    if trains:
+        found.setdefault("torch.optim", {})
     return tuple((name, tuple(attributes)) for name, attributes in found.items())
+
+
+def _names_optimizers(node: ast.AST) -> bool:
+    """Return whether the source mentions ``optim`` or DDP here, both of which import much of torch when used."""
+    match node:
+        case ast.Attribute(attr=name) | ast.alias(name=name):
+            return "optim" in name.split(".") or name == "DistributedDataParallel"
+        case ast.ImportFrom(module=str(name)):
+            return "optim" in name.split(".")
+    return False
 
 
 def _parsed(file: str) -> ast.Module:

@@ -7,6 +7,7 @@ same modules, random numbers, hooks, loggers, warnings and environment. Others c
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,12 +33,12 @@ number are preloaded too."""
 
 LOADED_LATER: Mapping[str, tuple[str, ...]] = {
     "torch": (
-        "torch._dynamo",
         "torch.distributed.algorithms.ddp_comm_hooks",
         "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook",
         "torch.profiler._cupti_monitor",
         "torch.utils.serialization.config",
     ),
+    "torch.optim": ("torch._dynamo",),  # half of what torch's import costs, for the first optimizer or DDP
     "sklearn": (
         "importlib.readers",
         "importlib.resources.readers",
@@ -48,6 +49,9 @@ LOADED_LATER: Mapping[str, tuple[str, ...]] = {
     "pytorch_lightning": ("fsspec.implementations.chained", "omegaconf", "rich._emoji_codes"),
 }
 """What they import when they are used; with others of the script's imports."""
+
+TRAIN_NOTHING = sys.stdlib_module_names | {"elastic_agent", "numpy", "pandas", "scipy", "torch"}
+"""Packages that make no optimizer unless the script mentions one."""
 
 
 ONLY_PREFIX: Mapping[str, str] = {"fsspec.config": "FSSPEC_", "tqdm.std": "TQDM_"}
@@ -119,7 +123,8 @@ def in_full(imports: Iterable[tuple[str, Sequence[str]]]) -> Iterator[tuple[str,
     """Yield these imports, as far as the packages are installed in such versions, and what these import later."""
     roots = dict.fromkeys(("torch", *(name.partition(".")[0] for name, _ in imports)))
     installed = [root for root in roots if root == "torch" or _is_installed(root)]
-    yield from ((name, ()) for name in LOADED_LATER["torch"])
+    optimizers = [name for name, _ in imports if name == "torch.optim"]
+    yield from ((name, ()) for root in ("torch", *optimizers) for name in LOADED_LATER[root])
     yield from ((name, names) for name, names in imports if name.partition(".")[0] in installed)
     yield from ((name, ()) for root in installed for name in LOADED_LATER.get(root, ()))
 
