@@ -14,6 +14,10 @@ HOOK = "_check_valid_timeout"
 """A function that `init_process_group` and `new_group` call before they connect. It calls nothing that could fail, so
 that a replacement is in no traceback."""
 
+_HOOK_ID = -1
+"""Of the hook after optimizer steps; ``register_optimizer_step_post_hook`` would take a number that a script's hook
+would have without it."""
+
 _RECENT = 16
 """How many of the last collectives of a group are described."""
 
@@ -37,6 +41,23 @@ def call_before_groups(begin: Callable[[], None]) -> None:
         original(timeout)
 
     setattr(module, HOOK, checked)
+
+
+def call_after_optimizer_steps(is_over: Callable[[], bool]) -> None:
+    """Have `is_over` called after each optimizer step until it returns True, except after compiled ones."""
+    import torch
+
+    hooks: dict[int, Any] = sys.modules["torch.optim.optimizer"].__dict__["_global_optimizer_post_hooks"]
+    over = False
+
+    def after_step(*_: object) -> None:
+        nonlocal over
+        # First: a compiled step must depend on nothing that changes. (For the same reason the hook stays when it is
+        # over: a compiled step is compiled again if the hooks change.)
+        if not torch.compiler.is_compiling() and not over:
+            over = is_over()
+
+    hooks[_HOOK_ID] = after_step
 
 
 def limit_agent_store(is_agents: Callable[[int], bool]) -> None:
@@ -63,6 +84,10 @@ def missing() -> list[str]:
     if f"{HOOK}(" not in inspect.getsource(inspect.unwrap(module.init_process_group)):
         problems.append(
             f"init_process_group no longer calls {HOOK}: workers do not notice that a group is made"
+        )
+    if not hasattr(import_module("torch.optim.optimizer"), "_global_optimizer_post_hooks"):
+        problems.append(
+            "torch.optim.optimizer._global_optimizer_post_hooks no longer exists: optimizer steps are not counted"
         )
     connects = inspect.getsource(import_module("torch.distributed.rendezvous"))
     if not re.search(
