@@ -58,6 +58,8 @@ class _Answer(msgspec.Struct):
     """None: the worker introduces itself."""
     trains_alone: bool = False
     """It takes optimizer steps, and has no process group."""
+    meeting_file: Annotated[str, Meta(max_length=4096)] = ""
+    """Over which the ranks of a process group that it makes meet."""
     details: bool = False
     is_last: bool = False
     """An exception ends the worker's script."""
@@ -117,6 +119,8 @@ class Collectives:
         """
         self._report_alone = report_alone
         self._alone: set[int] = set()
+        self.meeting_files: set[str] = set()
+        """Files over which the workers of this generation meet, instead of the agents' store."""
         self._datagrams = WorkerDatagrams("progress", self._receive)
         self._generation = 0
         self._peers: dict[int, bytes] = {}
@@ -144,6 +148,7 @@ class Collectives:
             self._peers.clear()
             self._workers.clear()
             self._alone.clear()
+            self.meeting_files.clear()
             self._is_ending = False
 
     @property
@@ -183,6 +188,8 @@ class Collectives:
             self._alone.add(answer.slot)
             if not self._workers:
                 self._report_alone(self._alone)
+        elif answer.meeting_file:
+            self.meeting_files.add(answer.meeting_file)
         elif answer.groups is None:
             self._peers[answer.slot] = peer
             self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
+from urllib.parse import urlparse
 
 HOOK = "_check_valid_timeout"
 """A function that `init_process_group` and `new_group` call before they connect. It calls nothing that could fail, so
@@ -30,17 +33,34 @@ _BYTES = {
 """Of an element by the name of its type; 1 for others."""
 
 
-def call_before_groups(begin: Callable[[], None]) -> None:
-    """Have `begin` called whenever the script is about to make a process group."""
+def call_before_groups(begin: Callable[[str], None]) -> None:
+    """Have `begin` called whenever the script is about to make a process group.
+
+    It is given the file over which the ranks meet (``init_method="file://…"``, `FileStore`); empty: over none.
+    """
     from torch.distributed import distributed_c10d as module
 
     original: Callable[[Any], None] = getattr(module, HOOK)
 
     def checked(timeout: Any) -> None:
-        begin()
+        begin(_meeting_file(sys._getframe(1).f_locals))
         original(timeout)
 
     setattr(module, HOOK, checked)
+
+
+def _meeting_file(arguments: Mapping[str, Any]) -> str:
+    bindings: Any = import_module("torch._C._distributed_c10d")
+    store, url = arguments.get("store"), arguments.get("init_method")
+    while isinstance(store, bindings.PrefixStore):
+        store = store.underlying_store
+    path = ""
+    if isinstance(store, bindings.FileStore):
+        path = store.path
+    elif store is None and isinstance(url, str) and url.startswith("file:"):
+        with contextlib.suppress(ValueError):  # torch's to report
+            path = urlparse(url).path
+    return os.path.abspath(path) if path else ""
 
 
 def call_after_optimizer_steps(is_over: Callable[[], bool]) -> None:
