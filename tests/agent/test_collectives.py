@@ -8,7 +8,7 @@ import os
 import pickle
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,14 +32,16 @@ class Worker:
 
     sockets: ClassVar[list[socket.socket]] = []
 
-    def __init__(self, collectives: Collectives, slot: int = 0, generation: int = 1) -> None:
+    def __init__(
+        self, collectives: Collectives, slot: int = 0, generation: int = 1, *, trains_alone: bool = False
+    ) -> None:
         self._hello = {"slot": slot, "generation": generation, "pid": 42}
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sockets.append(self.socket)
         self.socket.bind("")
         self.socket.connect(f"\0{collectives.address}")
         self.socket.setblocking(False)
-        self.say()
+        self.say(**{"trains_alone": True} if trains_alone else {})
 
     def say(self, **more: Any) -> None:
         self.socket.send(json.dumps({**self._hello, **more}).encode())
@@ -55,8 +57,8 @@ class Worker:
 
 
 @contextmanager
-def listening() -> Iterator[Collectives]:
-    collectives = Collectives()
+def listening(report_alone: Callable[[Set[int]], None] = lambda _: None) -> Iterator[Collectives]:
+    collectives = Collectives(report_alone)
     collectives.open()
     try:
         yield collectives
@@ -89,6 +91,27 @@ def test_a_worker_that_introduces_itself_is_asked_and_its_answer_is_known() -> N
                 400,
                 "train.py:8",
             )
+
+    asyncio.run(scene())
+
+
+def test_workers_that_train_alone_are_reported_until_one_of_them_introduces_itself() -> None:
+    async def scene() -> None:
+        reported: list[set[int]] = []
+        with listening(lambda slots: reported.append(set(slots))) as collectives:
+            Worker(collectives, slot=0, trains_alone=True)
+            Worker(collectives, slot=1, trains_alone=True)
+            Worker(collectives, slot=2)
+            Worker(collectives, slot=3, trains_alone=True)
+            Worker(collectives, slot=4)
+            await until(collectives, 4, answered=False)
+            assert reported == [{0}, {0, 1}]
+            assert sorted(collectives.workers) == [2, 4]
+            collectives.begin(2)
+            Worker(collectives, slot=3, generation=2, trains_alone=True)
+            Worker(collectives, slot=4, generation=2)
+            await until(collectives, 4, answered=False)
+            assert reported[2:] == [{3}]
 
     asyncio.run(scene())
 

@@ -1,114 +1,194 @@
-"""Workers that train independent copies, because their script makes no process group, are reported in one line."""
+"""Workers that take optimizer steps without a process group are reported in one line; nothing is said of others."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Collection
+import contextlib
+import json
+import secrets
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.reporting import copies
-from elastic_agent.agent.reporting.copies import CopiesWatch, trains_alone
-from elastic_agent.config.load import load_settings
+from elastic_agent.agent.reporting.copies import CopiesWarning
 from elastic_agent.protocol.records import Address, Seat, World
-from elastic_agent.workers.guard.client import Spawned
 from tests.agent.support import elastic_agent
+from tests.client.support import AGENT_ENVIRONMENT, launched
+from tests.waiting import GUARD_S
 
-WARNING = "no worker of this node has made a process group: each of the 2 workers trains a copy of its own"
-TRAINS = "import torch\nmodel = torch.nn.Linear(2, 2)\nmodel(torch.ones(2)).sum().backward()\n"
+WARNING = "every worker of this node takes optimizer steps without a process group"
+
+STEPS = """
+def train(steps):
+    import torch
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(steps):
+        weight.sum().backward()
+        optimizer.step()
+"""
+MEETS = """
+import os, sys, torch.distributed as dist
+if len(sys.argv) == 1:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+else:
+    dist.init_process_group("gloo")
+"""
+FORKS = """
+import os
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+else:
+    train(20)
+    os._exit(0)
+"""
+EXECUTES_ITSELF_AGAIN = """
+import os, sys
+if "READY" not in os.environ:
+    os.environ["READY"] = "1"
+    os.execv(sys.executable, sys.orig_argv)
+"""
 
 SCRIPTS = {
-    "trains alone": ({"train.py": TRAINS}, True),
-    "trains alone in a module beside it": (
-        {"train.py": "import project.steps", "project/__init__.py": "", "project/steps.py": TRAINS},
-        True,
-    ),
-    "chooses its device by the local rank": (
-        {"train.py": f"import os\nlocal = int(os.environ['LOCAL_RANK'])\n{TRAINS}"},
-        True,
-    ),
-    "meets": (
-        {"train.py": f"import torch.distributed as dist\n{TRAINS}dist.init_process_group('gloo')\n"},
-        False,
-    ),
-    "has its own share of the data": (
-        {"train.py": f"import os\nshare = range(100)[int(os.environ['RANK'])::2]\n{TRAINS}"},
-        False,
-    ),
-    "uses no torch": ({"train.py": "print('no torch, import nothing')\n"}, False),
+    "trains": (f"{STEPS}import time, torch\ntrain(25)", True),
+    "takes a few steps only": (f"{STEPS}train(9)", False),
+    "has a group": (f"{MEETS}{STEPS}train(25)", False),
+    "makes a group after some steps": (f"{STEPS}train(5)\n{MEETS}train(25)", False),
+    "uses another package to share gradients": (f"import horovod\n{STEPS}train(25)", False),
+    "trains in a process that it forks": (f"{STEPS}{FORKS}", False),
 }
 
 
-def write(folder: Path, files: dict[str, str]) -> None:
-    for name, source in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(source)
+FORKS_WORKERS = """
+import json, os, sys, torch
+from elastic_agent.integrations import post_import
+
+torch.optim.SGD([torch.ones(1, requires_grad=True)])  # imports what takes long
+post_import.preload()
+for slot, script in enumerate(json.loads(sys.stdin.read())):
+    worker = os.fork()
+    if worker == 0:
+        os.environ["ELASTIC_AGENT_SLOT"] = str(slot)
+        post_import.watch()
+        exec(script, {"__name__": "__main__"})
+        os._exit(0)
+    assert os.waitpid(worker, 0)[1] == 0, script
+"""
 
 
-@pytest.mark.parametrize(("files", "is_told"), SCRIPTS.values(), ids=SCRIPTS)
-def test_scripts_that_do_not_divide_their_work_are_told_from_others_by_their_source(
-    tmp_path: Path, files: dict[str, str], is_told: bool
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Run all scripts as workers, and return those that tell the agent that they train alone, as often as they do."""
+    folder = tmp_path_factory.mktemp("workers")
+    (folder / "horovod.py").touch()
+    name = f"test/{secrets.token_hex(8)}"
+    variables = {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_PROGRESS": name, "PYTHONPATH": str(folder)}
+    scripts = [script for script, _ in SCRIPTS.values()]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(f"\0{name}")
+        subprocess.run(
+            [sys.executable, "-c", FORKS_WORKERS],
+            input=json.dumps(scripts),
+            env=launched(variables),
+            text=True,
+            check=True,
+            timeout=GUARD_S,
+        )
+        agent.setblocking(False)
+        messages = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                messages.append(json.loads(agent.recv(65536)))
+    return [list(SCRIPTS)[message["slot"]] for message in messages if message.get("trains_alone")]
+
+
+@pytest.mark.parametrize(("case", "tells"), [(case, tells) for case, (_, tells) in SCRIPTS.items()])
+def test_a_worker_tells_once_that_it_takes_steps_without_a_group(
+    heard: list[str], case: str, tells: bool
 ) -> None:
-    write(tmp_path, files)
-    makes_a_group = "init_process_group" in files["train.py"]  # seen when it does, not in the source
-    assert trains_alone(str(tmp_path / "train.py"), is_module=False) is (is_told or makes_a_group)
+    assert heard.count(case) == tells
+
+
+COMPILES = """
+import torch
+from torch._dynamo.utils import counters
+
+def losses():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = torch.compile(optimizer.step, backend="eager")
+    for number in range(4):
+        model(torch.ones(2, 3)).sum().backward()
+        step()
+        yield model.weight.sum().item()
+        if number == 1:
+            train(20)
+
+print(list(losses()), dict(counters["stats"]), torch.utils.hooks.RemovableHandle.next_id)
+"""
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(("files", "is_told"), SCRIPTS.values(), ids=SCRIPTS)
-def test_workers_that_train_copies_are_reported_at_their_end(
-    tmp_path: Path, files: dict[str, str], is_told: bool
+def test_compiled_steps_and_the_numbers_of_hooks_are_as_under_plain_python(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STEPS + COMPILES)
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=GUARD_S)
+    done = elastic_agent("--state-dir", str(tmp_path / "state"), "--nproc-per-node", "2", str(script))
+    assert "unique_graphs" in plain.stdout, plain.stderr
+    assert done.stdout.splitlines() == 2 * plain.stdout.splitlines(), done.stderr
+    assert WARNING in done.stderr  # of the steps that are not compiled
+
+
+def world(workers: int, elsewhere: int = 0) -> World:
+    seats = [Seat("a", "a-1", "127.0.0.1", workers, 0)]
+    if elsewhere:
+        seats.append(Seat("b", "b-1", "127.0.0.2", elsewhere, workers))
+    return World(1, tuple(seats), Address("127.0.0.1", 1), "a")
+
+
+@pytest.mark.parametrize(
+    ("present", "alone", "is_told"),
+    [
+        (world(2), {0, 1}, True),
+        (world(2), {1}, False),
+        (world(1), {0}, False),
+        (world(1, elsewhere=1), {0}, True),
+        (None, {0, 1}, False),
+    ],
+    ids=["all", "one of two", "the only worker", "all of this node", "no world yet"],
+)
+def test_the_warning_is_given_once_if_all_workers_of_the_node_train_alone(
+    present: World | None, alone: set[int], is_told: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(tmp_path, files)
+    warn = CopiesWarning(lambda: present, lambda: present.seat_of("a-1") if present else None)
+    for _ in range(2):
+        warn(alone)
+    assert "".join(capsys.readouterr()).count(WARNING) == is_told
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize(
+    ("script", "is_told"),
+    [
+        (f"{STEPS}import time, torch\ntrain(25)", True),
+        (f"{EXECUTES_ITSELF_AGAIN}{MEETS}{STEPS}train(25)", False),
+    ],
+    ids=["without a group", "with a group, made after they have executed themselves again"],
+)
+def test_what_is_said_of_workers_follows_from_what_they_did(
+    tmp_path: Path, script: str, start: str, is_told: bool
+) -> None:
+    (tmp_path / "train.py").write_text(script)
     done = elastic_agent(
         *("--nproc-per-node", "2", "--log-format", "console", "--state-dir", str(tmp_path / "state")),
-        str(tmp_path / "train.py"),
+        *("--worker-start", start, str(tmp_path / "train.py"), "--from-the-environment"),
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(WARNING) == is_told, done.stderr
-    assert ("made a process group" in done.stderr) is is_told
-
-
-@pytest.mark.prove
-def test_one_worker_trains_no_copies(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAINS)
-    done = elastic_agent("--state-dir", str(tmp_path / "state"), str(tmp_path / "train.py"))
-    assert "process group" not in done.stderr
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("introduced", [[], [1]])
-def test_they_are_reported_while_they_run_and_only_once(
-    tmp_path: Path,
-    introduced: Collection[int],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(copies, "SCAN_S", 300.0)
-    script = tmp_path / "train.py"
-    script.write_text(TRAINS)
-    settings = load_settings([str(script)], os.environ).settings
-    world = World(1, (Seat("a", "a-1", "127.0.0.1", 2, 0),), Address("127.0.0.1", 1), "a")
-
-    async def scene() -> None:
-        watch = CopiesWatch(settings, lambda: world, lambda: introduced, tell_after_s=0.05)
-        for generation in (1, 2):
-            watch.on_event(Spawned(generation, {0: 1, 1: 2}))
-            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})  # the source is read
-            await asyncio.sleep(0.05)  # ends after the timer of the watch: both are timers of one loop
-        watch.close()
-
-    asyncio.run(scene())
-    told = "".join(capsys.readouterr())
-    assert told.count("made a process group in 0.05 s; unless one does, each of the 2") == (not introduced)
-
-
-def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "train.py").write_text(TRAINS)
-    monkeypatch.chdir(tmp_path)
-    assert trains_alone("project.train", is_module=True)
-    assert not trains_alone("project.evaluate", is_module=True)
-    assert not trains_alone("torch.utils.collect_env", is_module=True)
+    assert ("process group" in done.stderr) is is_told

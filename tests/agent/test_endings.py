@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent import events
-from elastic_agent.agent.worker_group.endings import Left, report_endings
+from elastic_agent.agent.worker_group.endings import Left, has_not_saved, report_endings
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.exit_note import Note, Writer, exit_code, read_note
 from elastic_agent.linux import boottime_s
@@ -195,6 +195,23 @@ def test_a_worker_that_had_died_before_the_stop_was_killed_by_something_else(
 ) -> None:
     end = reported(exited(-signal.SIGKILL, stopping=True), Left(), stopped_s)
     assert (end.stopping, end.failure is None) == (stopping, stopping)
+
+
+@pytest.mark.parametrize(
+    ("note", "is_named"),
+    [
+        (None, True),
+        (Note(99.95, 0, ()), False),
+        (Note(99.95, 0, ("",)), False),
+        (Note(99.95, 1, ("OSError",)), True),
+    ],
+    ids=["script still runs", "script has ended", "exit code 0", "script has failed"],
+)
+def test_a_worker_that_is_killed_after_its_script_ended_in_order_may_have_saved(
+    note: Note | None, is_named: bool
+) -> None:
+    end = reported(exited(-signal.SIGKILL, stopping=True), Left(0, note), 99.9)
+    assert has_not_saved(end, signal.SIGTERM) is is_named
 
 
 def test_a_crash_after_the_script_ended_happens_when_the_process_dies() -> None:

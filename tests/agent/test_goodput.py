@@ -14,6 +14,7 @@ from elastic_agent.agent import events
 from elastic_agent.agent.reporting import goodput_recorder
 from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles, GoodputRecorder
 from elastic_agent.agent.reporting.status_files import saved_statuses
+from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.monitoring.goodput import SavedGoodput
 from elastic_agent.monitoring.status_text import status_text
@@ -106,6 +107,38 @@ def test_progress_that_was_thrown_away_is_told(tmp_path: Path, first: int, is_lo
     )
     assert len(told) == is_lost, log
     assert all(int(step) <= 4 and reached == "40" for step, reached in told)
+
+
+@pytest.mark.parametrize(
+    ("last", "first", "is_told"),
+    [([310], 1, True), ([310, 12], 2, False), ([310, 40], 3, True), ([310, 40], 40, False)],
+    ids=["lost", "another fold", "another fold, lost", "another fold, resumed"],
+)
+def test_steps_are_compared_with_the_last_of_the_training_that_was_interrupted(
+    tmp_path: Path, last: list[int], first: int, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = 0
+
+    async def play() -> None:
+        nonlocal step
+        files = GoodputFiles(tmp_path, "run", "n1")
+        recorder = GoodputRecorder(files, lambda: Progress(1, {0: 2}, {0: step}))
+        recorder.on_event(events.AgentStarted("incarnation", 1, 1))
+        await recorder._tasks.settle(300.0)
+        step = last[0]
+        recorder.on_event(Spawned(1, {0: 2}))
+        step = last[-1]
+        recorder.on_event(events.WorkersStopping(1, "a worker failed", Grace.RESTART))
+        recorder.on_event(events.WorkersCleared())
+        step = first
+        recorder.on_event(Spawned(2, {0: 3}))
+        recorder.on_event(events.AgentEnded(Outcome.FINISHED, "done"))
+        await recorder.saved(300.0)
+
+    asyncio.run(play())
+    told = "".join(capsys.readouterr())
+    assert told.count("training began again") == is_told
+    assert (f"at step {first}, although it had reached step {last[-1]}: unless" in told) is is_told
 
 
 def test_a_restart_writes_nothing_before_the_next_workers_run_and_the_end_of_the_run_does(

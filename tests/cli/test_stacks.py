@@ -72,6 +72,13 @@ def test_a_process_with_an_invalid_stacks_signal_is_not_a_worker(claims: str) ->
     assert f"no running worker of run {claims}" in told.stderr
 
 
+@pytest.mark.parametrize("claims", [(os.geteuid(), signal.SIGUSR1)], indirect=True)
+def test_a_worker_that_would_die_of_the_signal_is_listed_and_left_alone(claims: str) -> None:
+    told = elastic_agent("stacks", claims)
+    assert (told.returncode, told.stdout.count("\n")) == (0, 1)
+    assert "not possible: started cold, or executed itself again (exec)" in told.stdout
+
+
 @contextmanager
 def worker(run_id: str, worker_id: str, stderr: int) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is a worker as far as ``stacks`` can tell."""

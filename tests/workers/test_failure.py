@@ -66,6 +66,16 @@ def recorded(message: str, stack: str = "") -> str:
         (3, "", "exited with code 3"),
         (3, " \n--\n", "exited with code 3"),
         (1, "\x1b[31mred\x1b[0m error\x07\n", "exited with code 1; its last line: red error"),
+        (
+            1,
+            "no data\n/lib/a b/reading.py:7: UserWarning: 3 files are empty\n  warnings.warn(\n",
+            "exited with code 1; its last line: /lib/a b/reading.py:7: UserWarning: 3 files are empty",
+        ),
+        (
+            1,
+            "reading.py:7: UserWarning: 3 files are empty\n  warnings.warn(\nno data\n",
+            "exited with code 1; its last line: no data",
+        ),
         (1, "50 %\r100 %\rfatal: no data", "exited with code 1; its last line: fatal: no data"),
         (-9, "", "was killed by SIGKILL"),
         (-9, TRACEBACK, "was killed by SIGKILL"),

@@ -16,7 +16,7 @@ from elastic_agent.agent import events
 from elastic_agent.agent.control.commands import Commands
 from elastic_agent.agent.control.socket import ControlSocket
 from elastic_agent.agent.reporting.console import ConsoleReporter
-from elastic_agent.agent.reporting.copies import CopiesWatch
+from elastic_agent.agent.reporting.copies import CopiesWarning
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.goodput_recorder import GoodputRecorder
 from elastic_agent.agent.reporting.log_lines import log_event
@@ -295,15 +295,13 @@ class Agent:
         member = member_record(settings, self._policy(), self._slots, lock, incarnation)
         session = self._session = Session(self._backend, member, settings.lease_ttl, settings.local_addr)
         session.history = await self._recall(run_id)
-        collectives = Collectives()
+        collectives = Collectives(CopiesWarning(lambda: supervisor.world, self._seat))
         collectives.open()
         supervisor = self._supervisor = Supervisor(self._parts(run_id, lock, session, collectives))
         observation = Observation(
             settings, run_id, lock.node_id, self._backend, supervisor, self._publish, self._log_dir(run_id)
         )
         self._goodput = observation.goodput
-        copies = CopiesWatch(settings, lambda: supervisor.world, lambda: collectives.workers)
-        self._publish.subscribe(copies.on_event)
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots))
         self._signals.attend(supervisor, lock.node_id)
         commands = Commands(
@@ -322,8 +320,6 @@ class Agent:
             await observation.settle(ending.outcome, hosts_readers=self._backend.is_host)
         finally:
             observation.close()
-            self._publish.unsubscribe(copies.on_event)
-            copies.close()
             collectives.close()
             if control is not None:
                 await control.close(LAST_ANSWERS_S)

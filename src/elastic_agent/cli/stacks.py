@@ -24,8 +24,8 @@ Usage: elastic-agent stacks [RUN] [--user USER]
 Makes every worker of a run on this machine write the Python stacks of all its threads to its standard error: its log
 file if output is redirected, otherwise the output of its agent. The workers keep running. RUN can be left out if this
 user has workers of only one run on this machine.
-Warm workers always support this; cold workers (--worker-start) do if their script has imported elastic_agent.client.
-Others are listed and left alone.
+Warm workers support this; cold workers (--worker-start), and those that have executed themselves again, do if their
+script has imported elastic_agent.client. Others are listed and left alone.
 
   --user USER   the workers of this user (for root)"""
 
@@ -76,7 +76,8 @@ def _parse(argv: Sequence[str]) -> tuple[str | None, int]:
 
 def _ask(worker: RunningWorker) -> str:
     if not catches(worker.pid, worker.stacks_signal):
-        return "not possible: started cold, and its script has not imported elastic_agent.client"
+        how = "started cold, or executed itself again (exec)"
+        return f"not possible: {how}, and its script has not imported elastic_agent.client"
     if worker.shares_output:
         _label(worker)
     try:

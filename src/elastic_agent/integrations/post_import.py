@@ -21,6 +21,7 @@ INTEGRATIONS = {
     "multiprocessing.spawn": "elastic_agent.integrations.spawned_children",
     "torch.distributed.distributed_c10d": "elastic_agent.integrations.collectives",
     "torch.distributed.rendezvous": "elastic_agent.integrations.agent_store",
+    "torch.optim.optimizer": "elastic_agent.integrations.optimizer_steps",
     "lightly_train": "elastic_agent.integrations.lightly_train",
     "transformers.trainer": "elastic_agent.integrations.transformers",
 }

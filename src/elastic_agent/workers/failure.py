@@ -43,6 +43,8 @@ _SENT = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
 _FINAL_LINE = re.compile(r"(?:SyntaxError|IndentationError|TabError): |(?:[\w./-]+: )?[Ee]rror: ")
 """How errors begin that end a program without a traceback: of its syntax, and of its arguments (argparse, click)."""
 _LONGEST_SUMMARY = 510
+_WARNED = re.compile(r"^(.+:\d+: \w*Warning: .*)\n  \S.*$", re.MULTILINE)
+"""A warning, and the line of source that Python prints under it."""
 _KEPT_LINES = 4
 """Of what a worker wrote before a signal ended it."""
 
@@ -238,8 +240,11 @@ def _is_of(trace: Traceback, noted: str) -> bool:
 
 
 def _last_line(stderr: str) -> str:
-    """The last line that says something; not a warning of torch: it warns about names at almost every connection."""
-    lines = stderr.splitlines()
+    """The last line that says something; not a warning of torch: it warns about names at almost every connection.
+
+    Neither is it the line of source that Python prints under a warning.
+    """
+    lines = _WARNED.sub(r"\1", stderr).splitlines()
     return next(
         (line for line in reversed(lines) if any(map(str.isalnum, line)) and not is_warning(line)), ""
     )

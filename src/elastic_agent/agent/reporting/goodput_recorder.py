@@ -70,7 +70,8 @@ class GoodputFiles:
 
 
 LEAST_LOST_STEPS, LOST_FACTOR = 10, 10
-"""Workers that resume below a tenth of the steps that were reached have found no checkpoint; unless these were few."""
+"""Workers that resume below a tenth of the steps that were reached have found no checkpoint; unless these were few, or
+of another training."""
 
 
 class GoodputRecorder:
@@ -91,6 +92,8 @@ class GoodputRecorder:
         self._plan: Plan | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._save_timer: asyncio.TimerHandle | None = None
+        self._last_step = 0
+        """The newest that any workers of this agent had reported when it was read last."""
         self._started_s = self._saved_s = time.monotonic()
         """When the newest workers were started, and when the account was saved last."""
         self._stalled_since_s: float | None = None
@@ -186,17 +189,20 @@ class GoodputRecorder:
         if progress is None:
             return
         step = max(progress.steps.values(), default=0)
-        reached, was_awaited = self._account.reached, self._account.awaits_step
+        # Not the highest: that may be of an earlier training of the script, such as a fold.
+        reached, was_awaited = self._last_step or self._account.reached, self._account.awaits_step
         self._account.step(step, now_s)
+        self._last_step = step or self._last_step
         if (
             was_awaited
             and not self._account.awaits_step
             and reached >= max(LOST_FACTOR * step, LEAST_LOST_STEPS)
         ):
             get_logger().warning(
-                f"training began again at step {step}, although it had reached step {reached}: the script found no "
-                "checkpoint; let it load the newest one at its start, from a folder that all machines share and whose "
-                "name is the same every time (no date, as in output folders of hydra)"
+                f"training began again at step {step}, although it had reached step {reached}: unless this is another "
+                "training of the script, it found no checkpoint; let it load the newest one at its start, from a "
+                "folder that all machines share and whose name is the same every time (no date, as in output folders "
+                "of hydra)"
             )
 
     def _workers_ended(self, activity: Activity, *, saved: bool) -> None:

@@ -1,12 +1,13 @@
 """Asks the workers how far they are in their collectives, over datagrams; nothing here waits.
 
-A worker introduces itself when it makes its first process group (`integrations/collectives`); then it is asked.
+A worker introduces itself when it makes its first process group (`integrations/collectives`); then it is asked. One
+that takes optimizer steps without a group says so (`integrations/optimizer_steps.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -55,6 +56,10 @@ class _Answer(msgspec.Struct):
     pid: int
     groups: Annotated[tuple[_Group, ...], Meta(max_length=4096)] | None = None
     """None: the worker introduces itself."""
+    trains_alone: bool = False
+    """It takes optimizer steps, and has no process group."""
+    meeting_file: Annotated[str, Meta(max_length=4096)] = ""
+    """Over which the ranks of a process group that it makes meet."""
     details: bool = False
     is_last: bool = False
     """An exception ends the worker's script."""
@@ -106,8 +111,16 @@ class WorkerCollectives:
 class Collectives:
     """What the workers of the present generation have answered. To be opened and closed in the agent's loop."""
 
-    def __init__(self) -> None:
-        """Listen to nothing yet."""
+    def __init__(self, report_alone: Callable[[Set[int]], None] = lambda _: None) -> None:
+        """Listen to nothing yet.
+
+        Args:
+            report_alone: takes the slots of the workers that train alone, while none has made a process group.
+        """
+        self._report_alone = report_alone
+        self._alone: set[int] = set()
+        self.meeting_files: set[str] = set()
+        """Files over which the workers of this generation meet, instead of the agents' store."""
         self._datagrams = WorkerDatagrams("progress", self._receive)
         self._generation = 0
         self._peers: dict[int, bytes] = {}
@@ -134,6 +147,8 @@ class Collectives:
             self._generation = generation
             self._peers.clear()
             self._workers.clear()
+            self._alone.clear()
+            self.meeting_files.clear()
             self._is_ending = False
 
     @property
@@ -169,7 +184,13 @@ class Collectives:
         self.begin(answer.generation)
         known = self._workers.get(answer.slot)
         now_s = asyncio.get_running_loop().time()
-        if answer.groups is None:
+        if answer.trains_alone:
+            self._alone.add(answer.slot)
+            if not self._workers:
+                self._report_alone(self._alone)
+        elif answer.meeting_file:
+            self.meeting_files.add(answer.meeting_file)
+        elif answer.groups is None:
             self._peers[answer.slot] = peer
             self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s)
         elif known is not None and self._peers[answer.slot] == peer:

@@ -123,7 +123,11 @@ def _failed_s(exit_: Exited, note: Note | None) -> float:
 
 
 def _by_itself(exit_: Exited, note: Note | None, failed_s: float, stopped_s: float | None) -> Exited:
-    """A worker that had failed before the agent began to stop it: as it would have ended without the stop."""
+    """A worker that had failed before the agent began to stop it, or whose script had ended in order before it was
+    killed: as it would have ended without that.
+    """
+    if exit_.stopping and exit_.returncode == -signal.SIGKILL and note is not None and note.code == 0:
+        return dataclasses.replace(exit_, returncode=0)
     if not exit_.stopping or stopped_s is None or failed_s >= stopped_s:
         return exit_
     if note is None:

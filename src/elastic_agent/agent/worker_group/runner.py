@@ -277,6 +277,7 @@ class Runner:
             self._report_endings(running)
             running.context.close_later()
             self._close_heartbeats(running)
+            running.cleanup.remove(self._collectives.meeting_files)
             running.cleanup.clear(lambda _: None)
 
     # -- events of the guard --------------------------------------------------------------------
@@ -501,6 +502,8 @@ class Runner:
             self._report(events.WorkersCleared(unkillable))
             return
         running.gone = True
+        if not running.succeeding:  # the ranks of other nodes may still meet
+            running.cleanup.remove(self._collectives.meeting_files)
         if running.cleanup.nothing_to_do:
             running.cleanup.close()
             self._all_gone(running, unkillable)

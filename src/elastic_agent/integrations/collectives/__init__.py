@@ -22,16 +22,19 @@ def install() -> None:
     if not address:
         return
 
-    begun: list[int] = []
+    begun: list[Answers] = []
     worker = os.getpid()
 
-    def begin() -> None:
-        if begun or os.getpid() != worker:  # a process that the worker has forked is no worker
+    def begin(meeting_file: str) -> None:
+        if os.getpid() != worker:  # a process that the worker has forked is no worker
             return
-        begun.append(worker)
         try:
-            Answers(address).start()
-        except (OSError, RuntimeError, KeyError, ValueError):  # training works without it
+            if not begun:
+                begun.append(Answers(address))
+                begun[0].start()
+            if meeting_file:
+                begun[0].tell_meeting_file(meeting_file)
+        except (OSError, RuntimeError, KeyError, ValueError, IndexError):  # training works without it
             return
 
     private_names.call_before_groups(begin)

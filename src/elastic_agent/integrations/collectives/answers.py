@@ -86,6 +86,10 @@ class Answers:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._tell_if_the_script_fails()
 
+    def tell_meeting_file(self, path: str) -> None:
+        """Tell the agent over which file the ranks meet: what killed ones leave in it misleads the next."""
+        self._socket.send(json.dumps({**self._hello, "meeting_file": path}).encode(), socket.MSG_DONTWAIT)
+
     def _tell_if_the_script_fails(self) -> None:
         """Send the last collectives when an exception ends the script: those of others may show which rank is wrong."""
         report = sys.excepthook

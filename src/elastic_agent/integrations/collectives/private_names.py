@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
+from urllib.parse import urlparse
 
 HOOK = "_check_valid_timeout"
 """A function that `init_process_group` and `new_group` call before they connect. It calls nothing that could fail, so
 that a replacement is in no traceback."""
+
+_HOOK_ID = -1
+"""Of the hook after optimizer steps; ``register_optimizer_step_post_hook`` would take a number that a script's hook
+would have without it."""
 
 _RECENT = 16
 """How many of the last collectives of a group are described."""
@@ -26,17 +33,51 @@ _BYTES = {
 """Of an element by the name of its type; 1 for others."""
 
 
-def call_before_groups(begin: Callable[[], None]) -> None:
-    """Have `begin` called whenever the script is about to make a process group."""
+def call_before_groups(begin: Callable[[str], None]) -> None:
+    """Have `begin` called whenever the script is about to make a process group.
+
+    It is given the file over which the ranks meet (``init_method="file://…"``, `FileStore`); empty: over none.
+    """
     from torch.distributed import distributed_c10d as module
 
     original: Callable[[Any], None] = getattr(module, HOOK)
 
     def checked(timeout: Any) -> None:
-        begin()
+        begin(_meeting_file(sys._getframe(1).f_locals))
         original(timeout)
 
     setattr(module, HOOK, checked)
+
+
+def _meeting_file(arguments: Mapping[str, Any]) -> str:
+    bindings: Any = import_module("torch._C._distributed_c10d")
+    store, url = arguments.get("store"), arguments.get("init_method")
+    while isinstance(store, bindings.PrefixStore):
+        store = store.underlying_store
+    path = ""
+    if isinstance(store, bindings.FileStore):
+        path = store.path
+    elif store is None and isinstance(url, str) and url.startswith("file:"):
+        with contextlib.suppress(ValueError):  # torch's to report
+            path = urlparse(url).path
+    return os.path.abspath(path) if path else ""
+
+
+def call_after_optimizer_steps(is_over: Callable[[], bool]) -> None:
+    """Have `is_over` called after each optimizer step until it returns True, except after compiled ones."""
+    import torch
+
+    hooks: dict[int, Any] = sys.modules["torch.optim.optimizer"].__dict__["_global_optimizer_post_hooks"]
+    over = False
+
+    def after_step(*_: object) -> None:
+        nonlocal over
+        # First: a compiled step must depend on nothing that changes. (For the same reason the hook stays when it is
+        # over: a compiled step is compiled again if the hooks change.)
+        if not torch.compiler.is_compiling() and not over:
+            over = is_over()
+
+    hooks[_HOOK_ID] = after_step
 
 
 def limit_agent_store(is_agents: Callable[[int], bool]) -> None:
@@ -63,6 +104,10 @@ def missing() -> list[str]:
     if f"{HOOK}(" not in inspect.getsource(inspect.unwrap(module.init_process_group)):
         problems.append(
             f"init_process_group no longer calls {HOOK}: workers do not notice that a group is made"
+        )
+    if not hasattr(import_module("torch.optim.optimizer"), "_global_optimizer_post_hooks"):
+        problems.append(
+            "torch.optim.optimizer._global_optimizer_post_hooks no longer exists: optimizer steps are not counted"
         )
     connects = inspect.getsource(import_module("torch.distributed.rendezvous"))
     if not re.search(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 from elastic_agent import client
+
+CONNECT_WHEN_USED = "TORCH_GLOO_LAZY_INIT"
+"""Has gloo connect two ranks when they first exchange something, and not all when the group is made."""
 
 INTERVAL_S = 0.05
 """How often the ranks agree, about. Each time costs them some tenths of a millisecond, which would be much of a short
@@ -58,4 +62,12 @@ def _group_in_main_memory() -> Any:
         return None
     if "cpu:" in dist.get_backend_config() or dist.get_backend() in ("gloo", "mpi"):
         return None
-    return dist.new_group(backend="gloo")
+    # Else each rank would connect to every other one now, though the agreement needs a few of these connections: near
+    # 1,000 ranks, the usual limit of open files. torch reads it from here only.
+    if CONNECT_WHEN_USED in os.environ:
+        return dist.new_group(backend="gloo")
+    os.environ[CONNECT_WHEN_USED] = "1"
+    try:
+        return dist.new_group(backend="gloo")
+    finally:
+        del os.environ[CONNECT_WHEN_USED]

@@ -6,6 +6,8 @@ be seen, and removing it when they are gone.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -49,6 +51,7 @@ class Cleanup:
         self._gpu = gpu
         self._sweep = sweep or SharedMemorySweep()
         self._pids: set[int] = set()
+        self._files: frozenset[str] = frozenset()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     def started(self, pids: Iterable[int]) -> None:
@@ -62,10 +65,14 @@ class Cleanup:
         """They are about to be stopped: inspect what they hold, while they still do."""
         self._jobs.put(self._inspect)
 
+    def remove(self, files: Iterable[str]) -> None:
+        """Have these files removed too when it is cleared; they may be on a file server."""
+        self._files = frozenset(files)
+
     @property
     def nothing_to_do(self) -> bool:
         """All processes are gone and nothing is to be removed. Fast: it lists /dev/shm once."""
-        return not self._pids or not (self._gpu.there or self._sweep.candidates())
+        return not self._pids or not (self._files or self._gpu.there or self._sweep.candidates())
 
     def clear(self, done: Callable[[Cleared], None], unkillable: Collection[int] = ()) -> None:
         """Remove what is left, and call `done` from the thread. `unkillable`: processes that stay."""
@@ -93,6 +100,9 @@ class Cleanup:
             self._sweep.note(alive)
 
     def _cleared(self, unkillable: set[int]) -> Cleared:
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                os.unlink(file)
         shared_memory = self._sweep.sweep(SWEEP_LIMIT_S)
         if shared_memory.held:
             # The spawner and its standbys are no generation's: what they hold is neither left nor in the way.
