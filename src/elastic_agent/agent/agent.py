@@ -163,7 +163,7 @@ class Agent:
     async def _main(self) -> Ending:
         self._main_task = asyncio.current_task()
         self._signals.open()
-        console = ConsoleReporter(lambda: self._backend.shown, self._status, self._backend.dial_causes)
+        console = ConsoleReporter(lambda: self._backend.shown, self._status, self._backend.how_to_reach)
         self._console = console
         self._publish.subscribe(console.on_event)
         start_check = StartCheck(self._settings, os.environ)
