@@ -263,6 +263,12 @@ def test_a_lease_that_cannot_be_renewed_says_what_the_store_answered() -> None:
     assert [event.reason for event in node.of(events.LeaseLost)] == [
         "lost the lease of 6 s: it was not renewed in time: the store is full"
     ]
+    fenced = Node()
+    fenced.go_on(0.1)
+    fenced.refusal = "the store is full"
+    fenced.go_on(LEASE_S / 2)
+    fenced.session.fenced("the guard killed the workers when the lease expired")
+    assert fenced.of(events.LeaseLost)[0].reason.endswith("when the lease expired: the store is full")
     hanging = Node(hangs=lambda effect: isinstance(effect, Call) and isinstance(effect.request, Renew))
     hanging.go_on(2 * LEASE_S)
     assert hanging.of(events.LeaseLost)[0].reason.endswith("not renewed in time: the store did not answer")

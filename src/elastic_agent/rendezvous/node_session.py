@@ -188,9 +188,9 @@ class NodeSession:
         self._retell = True
         self._work.set()
 
-    def fenced(self, why: str) -> None:
-        """The workers were killed at the lease's deadline: no answer that is still under way renews it."""
-        self._lose(why)
+    def fenced(self, why: str, *, at_deadline: bool = True) -> None:
+        """The workers were killed, at the lease's deadline or not: no answer that is still under way renews it."""
+        self._lose(f"{why}: {self._problem}" if at_deadline and self._problem else why)
 
     @property
     def offer(self) -> BootstrapOffer | None:
