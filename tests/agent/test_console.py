@@ -235,6 +235,102 @@ def test_a_node_that_is_not_let_in_yet_says_why() -> None:
     assert "a new node joins when the next generation forms (--grow never)" in scene("is new")
 
 
+LOSING = """
+import asyncio, sys
+from elastic_agent.agent.reporting import console
+from elastic_agent.logs import configure_logging
+from elastic_agent.protocol import Address, Phase, Plan, Policy, Seat, World
+from elastic_agent.protocol.records import RECORD_VERSION
+from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Registered, Renewed, Unusable
+from elastic_agent.transport import Obstacle
+from tests import virtual_time
+
+CONNECTED, FULL = Connected("store", False), Disconnected("etcd is full: compact it", Obstacle.EXPLAINED)
+SILENT = Disconnected("no answer within 1.5 s")
+NO_ROUTE = Disconnected("no route to the network", Obstacle.OWN_NETWORK)
+SEATS = Seat("lab1", "x", "10.0.0.1", 1, 0), Seat("lab2", "y", "10.0.0.2", 1, 1)
+PLAN = Plan(
+    RECORD_VERSION, 5, Phase.RUNNING, 1, "", Policy(), world=World(1, SEATS, Address("10.0.0.1", 1234), "lab1")
+)
+SCENES = {
+    "full from the start": [FULL],
+    "another program": [Unusable("used by another program")],
+    "own network": [NO_ROUTE],
+    "not started": [Disconnected("connection refused", Obstacle.REFUSED)],
+    "full later": [CONNECTED, Registered("y", 1.0), *(FULL, CONNECTED) * 50, FULL, 5.0, CONNECTED, Renewed(2.0)],
+    "flips": [CONNECTED, Registered("y", 1.0), *(SILENT, CONNECTED, Renewed(2.0)) * 50],
+    "flips for long": [CONNECTED, Registered("y", 1.0), *(SILENT, CONNECTED, Renewed(2.0), 0.5) * 150],
+    "flips and is lost": [CONNECTED, Registered("y", 1.0), *(SILENT, CONNECTED, Renewed(2.0)) * 50, SILENT],
+    "lost": [CONNECTED, Registered("y", 1.0), PLAN, SILENT],
+    "lost without a network": [CONNECTED, Registered("y", 1.0), PLAN, SILENT, 1.0, NO_ROUTE],
+}
+
+def how_to_reach(had_answered, seats):
+    return f"start {[seat.node_id for seat in seats]} again" if had_answered else "common causes: many"
+
+async def main(scene):
+    configure_logging("console", "info", sys.stderr)
+    reporter = console.ConsoleReporter(lambda: "lab1:29400", lambda: None, how_to_reach)
+    for step in SCENES[scene]:
+        if isinstance(step, float):
+            await asyncio.sleep(step)
+        else:
+            reporter.on_event(PlanSeen(step) if isinstance(step, Plan) else step)
+    await asyncio.sleep(5.0)
+    reporter.close()
+
+for scene in SCENES:
+    virtual_time.run(main(scene))
+    print("end of", scene, file=sys.stderr)
+"""
+
+
+@functools.cache
+def losses() -> dict[str, str]:
+    """What is logged while the store cannot be used, by scene."""
+    command = [sys.executable, "-c", LOSING]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    *logs, _ = re.split(r"end of (.*)\n", done.stderr)
+    return dict(zip(logs[1::2], logs[::2], strict=True))
+
+
+def test_no_causes_are_guessed_where_the_cause_is_known() -> None:
+    assert "common causes: many" in losses()["not started"]
+    for name in ("full from the start", "another program", "own network"):
+        assert "waiting for the store at lab1:29400: " in losses()[name]
+        assert "common causes" not in losses()[name]
+
+
+def test_a_store_that_had_answered_is_lost_since_a_time_and_comes_back_by_a_command() -> None:
+    log = losses()["lost"]
+    assert "lost the connection to the store at lab1:29400" in log
+    assert re.search(r"the store has not answered since \d\d:\d\d:\d\d: start \['lab1', 'lab2'\] again", log)
+    assert "common causes" not in log
+    without_network = losses()["lost without a network"]
+    assert "waiting for the store at lab1:29400: no route to the network" in without_network
+    assert "has not answered since" not in without_network
+
+
+def test_a_store_that_answers_but_takes_no_records_is_lost_until_it_takes_one() -> None:
+    log = losses()["full later"]
+    assert log.count("lost the connection") == log.count("answers again") == 1
+    assert log.index("waiting for the store at lab1:29400: etcd is full: compact it") < log.index(
+        "answers again"
+    )
+    assert "has not answered" not in log
+
+
+def test_a_connection_that_breaks_again_and_again_does_not_fill_the_log() -> None:
+    assert losses()["flips"].count("lost the connection") == 1
+    assert losses()["flips"].count("answers again") == 1
+    for_long = losses()["flips for long"]
+    assert for_long.count("lost the connection") == for_long.count("answers again") == 2
+    assert "times=120" in for_long
+    lost = losses()["flips and is lost"]
+    assert "times=50" in lost, "a loss that lasts is reported"
+    assert lost.index("answers again") < lost.index("times=50") < lost.index("start [] again")
+
+
 DIALLING = """
 import asyncio, sys
 from elastic_agent.agent.reporting import console
@@ -247,7 +343,7 @@ OBSTACLES = {"connection refused": Obstacle.REFUSED, "no answer within 5 s": Obs
 
 async def main(reasons):
     configure_logging("auto", "info", sys.stderr)
-    reporter = console.ConsoleReporter(lambda: "gpunode01:29430", lambda: None, "common causes: many")
+    reporter = console.ConsoleReporter(lambda: "gpunode01:29430", lambda: None, lambda *_: "common causes: many")
     for reason in reasons:
         event = Disconnected(reason, OBSTACLES.get(reason.split(":")[-1].split("(")[0].strip(), Obstacle.OTHER))
         reporter.on_event(event)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.slurm.nodes import parse_node, reachable_endpoint
+from elastic_agent.agent.slurm.nodes import parse_node, reachable_endpoint, with_missing_nodes
+from elastic_agent.protocol import Waiting
 from elastic_agent.values import Endpoint
+from tests.agent.support import COMMAND, clean_environment
+from tests.names import unique
+from tests.ports import free_port
 
 STEP = {
     "SLURM_JOB_ID": "4711",
@@ -70,3 +75,43 @@ def test_only_names_of_slurm_nodes_are_queried(
 def test_text_in_a_reason_is_not_parsed_as_fields() -> None:
     facts = parse_node(LINE.format(address="10.1.2.3", hostname="n0"))
     assert facts == {"NodeAddr": "10.1.2.3", "NodeHostName": "n0", "State": "DOWN*+DRAIN"}
+
+
+def test_nodes_of_the_step_whose_agents_have_not_joined_are_named(tmp_path: Path) -> None:
+    step = {**STEP, "SLURM_STEP_NODELIST": "localhost,n[2-3].invalid", "SLURMD_NODENAME": "localhost"}
+    script = tmp_path / "train.py"
+    script.touch()
+    options = [
+        "--rdzv-endpoint",
+        f"127.0.0.1:{free_port()}",
+        "--rdzv-id",
+        unique("step"),
+        "--state-dir",
+        str(tmp_path),
+    ]
+    agent = subprocess.Popen(
+        [*COMMAND, *options, "--log-format", "console", str(script)],
+        env=clean_environment(step),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert agent.stderr is not None
+        line = next(line for line in agent.stderr if "waiting for 2 more nodes" in line)
+    finally:
+        agent.terminate()
+        agent.communicate()
+    joined = "(at least 3 required); joined: localhost (1 worker)"
+    assert f"{joined}; not joined: n2.invalid, n3.invalid (nodes of this Slurm step)" in line
+
+
+def test_no_node_of_a_step_is_called_missing_where_agents_have_other_names() -> None:
+    step = {**STEP, "SLURM_STEP_NODELIST": "n[1-20]"}
+    named = Waiting("waiting", True, ("n1", "n2"))
+    missing = "n3, n4, n5, n6, n7, n8, n9, n10 and 10 more"
+    assert (
+        with_missing_nodes(named, step).reason == f"waiting; not joined: {missing} (nodes of this Slurm step)"
+    )
+    for waiting in (Waiting("waiting", True, ("n1", "mine")), Waiting("waiting", True), Waiting("waiting")):
+        assert with_missing_nodes(waiting, step) == waiting
+    assert with_missing_nodes(named, {}) == named

@@ -20,21 +20,24 @@ from elastic_agent.agent.events import RunAgreed
 from elastic_agent.agent.reporting.start_check import StartCheck
 from elastic_agent.config.load import load_settings
 from elastic_agent.logs import configure_logging
-from elastic_agent.protocol import Phase, Plan, Policy
+from elastic_agent.protocol import Address, Phase, Plan, Policy, Seat, World
 from elastic_agent.protocol.records import RECORD_VERSION
 from elastic_agent.rendezvous.events import Disconnected, PlanSeen
 
 async def main(words, what, run_id):
     configure_logging("console", "info", sys.stderr)
-    if what == "another agent":
+    if what.startswith("another agent"):
         async def describe(command):
             yield Answer(run_id=run_id, node="n2")
 
         served = await ControlSocket.open(describe)
         os.getpid = lambda: 0  # so that this process's socket is another agent's
     check = StartCheck(load_settings(words, {"HOME": "/root"}).settings, {}, patience_s=0.0)
-    phase = Phase.RUNNING if what == "starts" else Phase.FORMING
-    plan = Plan(RECORD_VERSION, 1, phase, 1, "", Policy())
+    phase = Phase.RUNNING if what in ("starts", "alone", "together", "another agent alone") else Phase.FORMING
+    seats = Seat("a", "ia", "127.0.0.1", 1, 0), Seat("b", "ib", "127.0.0.1", 1, 1)
+    seats = {"alone": seats[:1], "another agent alone": seats[:1], "together": seats}.get(what)
+    world = World(1, seats, Address("127.0.0.1", 1), "a") if seats else None
+    plan = Plan(RECORD_VERSION, 1, phase, 1, "", Policy(), world=world)
     check.on_event(RunAgreed(run_id))
     check.on_event(Disconnected("no answer") if what == "unreachable" else PlanSeen(plan))
     await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
@@ -67,6 +70,19 @@ def test_what_keeps_a_run_from_starting_is_logged_once(tmp_path: Path) -> None:
 )
 def test_a_run_that_starts_is_not_examined(tmp_path: Path, options: list[str]) -> None:
     assert logged("starts", tmp_path, *options) == ""
+
+
+def test_a_node_that_trains_alone_is_told_that_its_endpoint_is_this_machine_for_everybody(
+    tmp_path: Path,
+) -> None:
+    words = "means a different machine on every machine"
+    for host in ("localhost", "127.0.1.1"):
+        options = "--rdzv-endpoint", f"{host}:{free_port()}", "--nnodes", "1:2"
+        assert logged("alone", tmp_path, *options, source="").count(f"the endpoint {options[1]} {words}") == 1
+        assert logged("together", tmp_path, *options, source="") == ""
+        assert logged("another agent alone", tmp_path, *options, source="") == ""
+    assert logged("alone", tmp_path, "--rdzv-endpoint", "192.0.2.1:29400", "--nnodes", "1:2", source="") == ""
+    assert logged("alone", tmp_path, "--rdzv-endpoint", ENDPOINT, "--nnodes", "1", source="") == ""
 
 
 def test_a_script_that_sets_address_or_rank_is_reported_at_every_start(tmp_path: Path) -> None:

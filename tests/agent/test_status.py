@@ -17,6 +17,7 @@ import pytest
 from elastic_agent.exit_codes import ExitCode
 from tests.agent.support import COMMAND, clean_environment, elastic_agent
 from tests.ports import free_port
+from tests.waiting import wait_for
 
 RUN_ID = f"shown-{secrets.token_hex(4)}"
 """elastic-agent status asks all agents of the machine, also those of tests that run at the same time."""
@@ -161,6 +162,26 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
         assert "no agent of the run is running on this machine any more" in ended
         assert "bad sample" in ended
         assert re.search(r"goodput \d+ % over ", ended), ended
+
+
+def test_nothing_is_said_to_run_where_the_agent_was_killed(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        run = Agents(tmp_path, stack)
+        agent = run.start("n1", "--nnodes", "1", "--max-restarts", "1")
+        assert worker_is_up(agent)
+        answer(agent, "fail")
+        line_with(agent, "generation 1: root cause: ")
+        assert worker_is_up(agent)
+        saved = run.state_dir / "status" / RUN_ID / "n1.json"
+        wait_for("the status to be saved", saved.exists)
+        agent.kill()
+        agent.wait()
+        words = "status", RUN_ID, "--state-dir", str(run.state_dir)
+        said = elastic_agent(*words).stdout
+        assert "state unknown; generation" in said.splitlines()[0]
+        assert re.search(r"no agent of the run is running on this machine; this was its status .* ago", said)
+        assert "running" not in said.replace("no agent of the run is running", "")
+        assert json.loads(elastic_agent(*words, "--json").stdout)["phase"] == "unknown"
 
 
 @pytest.mark.prove

@@ -246,6 +246,24 @@ def test_a_script_that_cannot_be_started_is_an_error(shell: Shell) -> None:
     load_settings([str(shell.folder)], shell.environ)
 
 
+@pytest.mark.parametrize(
+    "folder", ["/var/spool/slurmd/job04711", "/var/lib/slurm/d/n1/job4711", "/tmp/job4711/x/.."]
+)
+def test_a_script_beside_slurms_copy_of_the_job_script_is_recognised(shell: Shell, folder: str) -> None:
+    def said(job: str) -> str:
+        with pytest.raises(UsageError) as caught:
+            shell.load([f"{folder}/train.py"], variables={"SLURM_JOB_ID": job} if job else {})
+        return str(caught.value)
+
+    assert (
+        f'script "{folder}/train.py" does not exist; Slurm runs a copy of the job script from there'
+        in said("4711")
+    )
+    assert "name the script with $SLURM_SUBMIT_DIR or an absolute path" in said("4711")
+    for other in ("471", "47110", ""):
+        assert "Slurm" not in said(other)
+
+
 def test_a_mistyped_script_is_recognised(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell.write("train_model.py", "")
     mistyped = str(shell.folder / "trian_model.py")

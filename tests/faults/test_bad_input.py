@@ -193,6 +193,20 @@ def test_an_unreachable_endpoint_is_given_up_after_the_timeout(make_cluster: Mak
         check_one_error(cluster, "4 s", words)
 
 
+def test_a_machine_without_a_loopback_network_is_told_at_once(make_cluster: MakeCluster) -> None:
+    """As in a namespace that a sandbox has made: neither the store nor workers of one machine can be reached."""
+    sandbox = ("unshare", "--net")
+    if subprocess.run([*sandbox, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace can be made here (root is needed)")
+    for nodes, endpoint in ("1", "127.0.0.1"), ("1:2", "localhost"):
+        cluster = make_cluster(nodes, endpoint_host=endpoint)
+        cluster.start("a", within=sandbox)
+        assert cluster.wait_end() == {"a": 4}, cluster.story()
+        check_one_error(
+            cluster, "the loopback interface of this machine is down (as root: ip link set lo up)"
+        )
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

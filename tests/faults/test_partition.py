@@ -35,6 +35,7 @@ def test_partitioned_nodes_never_form_a_second_world(machines: Machines, make_cl
     assert cluster.wait_gone([worker], SHORT_LEASE_S + SHORT_MARGIN_S) == []
     assert max(cluster.worlds()) == first, "the others went on before"
     second = cluster.wait_training("a", "c", after=first)
+    cluster.wait_said("b", "eth0 of this machine has no link")
     machines.join("b")
     third = cluster.wait_training(*NODES, after=second)
 
@@ -60,6 +61,7 @@ def test_the_run_survives_the_loss_and_return_of_the_stores_machine(
     cluster.agents["a"].kill_node()
     for node in ("b", "c"):
         cluster.wait_said(node, f"waiting for the store at {SUBNET}.1")
+        cluster.wait_said(node, f"node a ({SUBNET}.1) hosts it", "start the same command on a again")
     machines.start(cluster, "a")
     second = cluster.wait_training(*NODES, after=first)
     assert cluster.world(first) == cluster.world(second)

@@ -25,6 +25,7 @@ from elastic_agent.protocol import (
     Waiting,
     World,
 )
+from elastic_agent.web.page import run_page
 
 WORLD = World(
     3, (Seat("a", "ia", "10.0.0.1", 1, 0), Seat("b", "ib", "10.0.0.2", 1, 1)), Address("10.0.0.1", 4711), "a"
@@ -46,6 +47,12 @@ def shown(plan: Plan, *members: Member, leases: Sequence[Lease] = ()) -> RunStat
         leases={one.incarnation: one for one in leases},
         since_s=990.0,
     )
+
+
+def report(node: str, step: int, written_s: float, waits: float | None = None) -> NodeReport:
+    rank = "ab".index(node)
+    worker = WorkerReport(0, rank, WorkerState.RUNNING, step=step, waits=waits)
+    return NodeReport(node, f"i{node}", 3, written_s, workers=(worker,))
 
 
 def rows(status: RunStatus) -> dict[str, str]:
@@ -78,6 +85,53 @@ def test_while_too_few_nodes_have_joined_a_new_run_the_common_causes_are_named()
     ):
         status = run_status(run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, waiting=waiting)
         assert ("common causes: an agent that has not started yet" in status_text(status)) is is_named
+
+
+def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() -> None:
+    reports = [report("a", 60, 1000.0, 0.0), report("b", 60, 1000.0, 0.9)]
+    begun = GenerationStatus(3, 990.0, nodes=("a", "b"), workers=2)
+    members = {"ia": member("a", State.RUNNING), "ib": member("b", State.RUNNING)}
+
+    def text(plan: Plan, problem: str) -> tuple[RunStatus, str]:
+        status = run_status(
+            run_id="r",
+            endpoint="host0:29400",
+            asked_s=1000.0,
+            plan=plan,
+            members=members,
+            reports=reports,
+            generations=[begun],
+            since_s=990.0,
+            problem=problem,
+        )
+        return status, status_text(status)
+
+    assert "slower than the others" in text(PLAN, "")[1]
+    status, lost = text(PLAN, "no answer within 2 s")
+    assert status.phase == "unknown"
+    assert lost.startswith(
+        "run r at host0:29400: state unknown; generation 3 ran with 2 nodes, 2 workers when the run was last heard of\n"
+    )
+    assert "the store at host0:29400 cannot be read (no answer within 2 s)" in lost
+    assert rows(status) == {"a": "unknown", "b": "unknown"}
+    assert "running" not in lost
+    assert "slower than the others" not in lost
+    page = run_page(status, is_named=False, shows_all=True).decode()
+    assert '<span class="phase unknown">unknown</span>' in page
+    assert 'class="dot up"' not in page
+    assert '<i class="now"' not in page
+    forming = text(replace(PLAN, phase=Phase.FORMING, generation=4, world=None), "no answer")[1]
+    assert "state unknown; generation 4 was forming when the run was last heard of" in forming
+    over, finished = text(replace(PLAN, phase=Phase.FINISHED), "no answer")
+    assert (over.phase, "finished 10 s ago" in finished) == ("finished", True)
+
+
+def test_a_step_has_the_age_of_its_report() -> None:
+    reports = [report("a", 60, 1000.0), report("b", 41, 996.5)]
+    status = run_status(run_id="r", endpoint="h:1", asked_s=1000.0, plan=PLAN, reports=reports)
+    a, b = [line for line in status_text(status).splitlines() if line.startswith(("a ", "b "))]
+    assert "  60  " in a
+    assert "  41 (3.5 s ago)  " in b
 
 
 def test_a_node_that_has_left_is_not_lost_when_its_lease_is_over() -> None:

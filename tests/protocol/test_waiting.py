@@ -16,6 +16,12 @@ def test_it_is_read_as_it_was_told(lacks_nodes: bool) -> None:
     assert Waiting.from_text(waiting.to_text()) == waiting
 
 
+def test_the_nodes_that_have_joined_are_told_unless_they_are_too_many() -> None:
+    few, many = (tuple(f"n{number}" for number in range(nodes)) for nodes in (40, 4000))
+    assert Waiting.from_text(Waiting("waiting", True, few).to_text()) == Waiting("waiting", True, few)
+    assert Waiting.from_text(Waiting("waiting", True, many).to_text()) == Waiting("waiting", True)
+
+
 def test_a_reason_is_one_short_line_of_printable_text() -> None:
     told = Waiting("\x1b[2J\n" + '"' * 10_000 + "\udcff").to_text()
     assert len(told) < 2048, "as much as a store keeps"

@@ -65,6 +65,8 @@ class Node(Performer):
         self.loses: Callable[[Call[Any]], bool] = lambda call: False
         """Which requests are answered by their time-out."""
         self.answer_takes_s = 0.0
+        self.refusal = ""
+        """The error with which the store refuses renewals; empty: it takes them."""
         self.lease: Lease | None = None
         """In the store."""
         machine = Machine(Kernel(0), "m", 0.0)
@@ -113,6 +115,8 @@ class Node(Performer):
     def carry_out(self, request: Request[Any]) -> Any:
         """Do in the store what is requested; the answer."""
         match request:
+            case Renew() if self.refusal:
+                raise StoreLostError(self.refusal)
             case Register(lease=lease):
                 self.lease = lease
                 return lease
@@ -249,6 +253,25 @@ def test_a_silently_dead_connection_does_not_cost_the_lease() -> None:
     assert all(handle.closed for handle in dead)
     assert len(node.of(events.Renewed)) >= 2 * RENEWALS_PER_LEASE
     assert not node.of(events.LeaseLost)
+
+
+def test_a_lease_that_cannot_be_renewed_says_what_the_store_answered() -> None:
+    node = Node()
+    node.go_on(0.1)
+    node.refusal = "the store is full"
+    node.go_on(2 * LEASE_S)
+    assert [event.reason for event in node.of(events.LeaseLost)] == [
+        "lost the lease of 6 s: it was not renewed in time: the store is full"
+    ]
+    fenced = Node()
+    fenced.go_on(0.1)
+    fenced.refusal = "the store is full"
+    fenced.go_on(LEASE_S / 2)
+    fenced.session.fenced("the guard killed the workers when the lease expired")
+    assert fenced.of(events.LeaseLost)[0].reason.endswith("when the lease expired: the store is full")
+    hanging = Node(hangs=lambda effect: isinstance(effect, Call) and isinstance(effect.request, Renew))
+    hanging.go_on(2 * LEASE_S)
+    assert hanging.of(events.LeaseLost)[0].reason.endswith("not renewed in time: the store did not answer")
 
 
 def test_a_node_reads_why_its_lease_was_revoked() -> None:

@@ -164,6 +164,50 @@ def test_a_machine_without_a_route_finds_its_own_addresses() -> None:
     assert facts["local though all can be bound"][0]
 
 
+# A machine with eth0, whose cable can be pulled (eth1 is its other end), and a loopback interface that is down.
+WITH_A_NETWORK_THAT_FAILS = """
+set -e
+ip link add eth0 type veth peer name eth1
+ip addr add 10.9.8.7/24 dev eth0
+ip link set eth0 up
+ip link set eth1 up
+tell() { "$0" -c '
+import sys
+from elastic_agent.transport.addresses import connect
+from elastic_agent.transport.base import UnreachableError
+try:
+    connect(sys.argv[1], 1, 0.1)
+except UnreachableError as error:
+    print(error.obstacle.name, error)
+' $1; }
+tell 127.0.0.1
+ip link set lo up
+tell 127.0.0.1
+tell 192.0.2.1
+tell 10.9.8.1
+ip link set eth1 down
+tell 10.9.8.1
+ip link set eth0 down
+tell 10.9.8.1
+"""
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+def test_a_machine_whose_own_network_fails_says_so() -> None:
+    command = ["unshare", "--net", "sh", "-c", WITH_A_NETWORK_THAT_FAILS, sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    no_loopback, refused, elsewhere, silent, unplugged, down = done.stdout.splitlines()
+    assert no_loopback.endswith("the loopback interface of this machine is down (as root: ip link set lo up)")
+    assert refused.startswith("REFUSED ")
+    assert "no route to the network (an interface of this machine is down" in elsewhere
+    assert silent.startswith("NO_ANSWER ")
+    assert unplugged.endswith("eth0 of this machine has no link (cable or switch: ip link)")
+    assert "no route to the network (an interface of this machine is down" in down
+    assert {line.split()[0] for line in (no_loopback, elsewhere, unplugged, down)} == {"OWN_NETWORK"}
+
+
 # A machine with two addresses and one of IPv6; some names of it in its own /etc/hosts.
 WITH_SEVERAL_ADDRESSES = """
 set -e

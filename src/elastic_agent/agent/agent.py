@@ -24,6 +24,7 @@ from elastic_agent.agent.reporting.outcome_file import OutcomeFile
 from elastic_agent.agent.reporting.start_check import StartCheck
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
+from elastic_agent.agent.slurm.nodes import with_missing_nodes
 from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.command import command_on_this_machine, job_fingerprint, job_of
@@ -163,7 +164,7 @@ class Agent:
     async def _main(self) -> Ending:
         self._main_task = asyncio.current_task()
         self._signals.open()
-        console = ConsoleReporter(lambda: self._backend.shown, self._status, self._backend.dial_causes)
+        console = ConsoleReporter(lambda: self._backend.shown, self._status, self._backend.how_to_reach)
         self._console = console
         self._publish.subscribe(console.on_event)
         start_check = StartCheck(self._settings, os.environ)
@@ -423,7 +424,7 @@ class Agent:
         status = await self._session.status() if self._session is not None else Waiting()
         if self._goodput is not None:
             self._goodput.status_read(status)
-        return status
+        return with_missing_nodes(status, os.environ)
 
     def _seat(self) -> Seat | None:
         """Return this node's seat in the world whose workers it runs or ran last."""

@@ -352,7 +352,8 @@ class Supervisor:
             return  # that guard died, too
         self._recording = None
         if not written and incarnation == self.node.incarnation:
-            self._parts.session.fenced("its new guard process could not be recorded in the state directory")
+            why = "its new guard process could not be recorded in the state directory"
+            self._parts.session.fenced(why, at_deadline=False)
         world, self._held_back = self._held_back, None
         if (
             world is not None

@@ -208,20 +208,23 @@ async def _ask(wanted: Request) -> list[RunStatus]:
 
 
 def _show_status(found: Found, wanted: Request, *, is_first: bool) -> None:
+    from elastic_agent.monitoring.status import outdated
+
+    run = outdated(found.status) if found.is_saved else found.status
     if wanted.as_json:
         import msgspec
 
-        print(msgspec.json.encode(found.status).decode(), flush=True)
+        print(msgspec.json.encode(run).decode(), flush=True)
         return
     from elastic_agent.monitoring.status_text import duration, status_text
 
     if not is_first:
         print()
     now_s = time.time()
-    text = status_text(found.status, now_s)
-    if found.is_saved and found.status.is_over:
+    text = status_text(run, now_s)
+    if found.is_saved and run.is_over:
         text = f"{text}\nno agent of the run is running on this machine any more"
     elif found.is_saved:
-        age = duration(now_s - found.status.asked_s)
+        age = duration(now_s - run.asked_s)
         text = f"{text}\nno agent of the run is running on this machine; this was its status {age} ago"
     print(escaped(text, keep_lines=True), flush=True)

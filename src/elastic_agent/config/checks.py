@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import sys
@@ -121,18 +122,23 @@ def check_script(builder: SettingsBuilder, script: str, environ: Mapping[str, st
             )
         return
     if values["run_path"] or not values["module"]:
-        _check_python_script(script)
+        _check_python_script(script, environ.get("SLURM_JOB_ID", ""))
     if builder.is_given("python_exec") and (
         problem := _problem_with_program(values["python_exec"], search_path)
     ):
         raise builder.wrong("python_exec", f"which {problem}")
 
 
-def _check_python_script(script: str) -> None:
+def _check_python_script(script: str, slurm_job: str) -> None:
     expected = "expected a Python file (use -m to run a module, --no-python to run a program)"
     try:
         mode = os.stat(script).st_mode
     except FileNotFoundError:
+        if slurm_job and re.search(rf"/job0*{re.escape(slurm_job)}/", os.path.abspath(script)):
+            expected = (
+                "Slurm runs a copy of the job script from there, so its folder is not that of the job script; name "
+                "the script with $SLURM_SUBMIT_DIR or an absolute path"
+            )
         where = "" if os.path.isabs(script) else f" in {os.getcwd()}"
         raise UsageError(
             f"script {quoted(script)} does not exist{where}{_similar(script)}; {expected}"

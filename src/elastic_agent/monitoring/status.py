@@ -20,6 +20,13 @@ JOIN_CAUSES = (
 )
 
 
+IN_WORLD = "in the world"
+"""The role of a node whose workers train."""
+
+UNKNOWN = "unknown"
+"""The phase of a run that had not ended when something was heard of it last, and the state of its workers."""
+
+
 class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     """One generation of the run, as this agent saw it."""
 
@@ -107,7 +114,8 @@ class RunStatus(Struct, frozen=True):
     asked_s: float
     """When it was determined; seconds since 1970."""
     phase: str = ""
-    """``forming``, ``running``, ``finished``, ``failed`` or ``stopped``; empty: there is no plan yet."""
+    """``forming``, ``running``, ``finished``, ``failed`` or ``stopped``; empty: there is no plan yet; ``unknown``: this
+    is not the present status, and the run had not ended then."""
     generation: int = 0
     """The present one; of a run that has ended, the last one that ran, as far as this agent knows."""
     since_s: float | None = None
@@ -143,6 +151,20 @@ class RunStatus(Struct, frozen=True):
     def is_over(self) -> bool:
         """The run has ended."""
         return self.phase in ("finished", "failed", "stopped")
+
+
+def outdated(status: RunStatus) -> RunStatus:
+    """Return a status that is not the present one without what may not hold any more."""
+    if status.is_over or not status.phase:
+        return status
+    return replace(
+        status,
+        phase=UNKNOWN,
+        since_s=None,
+        nodes=tuple(replace(one, state=UNKNOWN) if one.role == IN_WORLD else one for one in status.nodes),
+        stragglers=(),
+        standstill=None,
+    )
 
 
 def join_causes(waiting: Waiting) -> str:
@@ -202,7 +224,8 @@ def run_status(
     if plan is None:
         return status
     present = [one for one in reports if one.generation == plan.generation]
-    return replace(_planned(status, plan, present, generations), since_s=since_s)
+    known = replace(_planned(status, plan, present, generations), since_s=since_s)
+    return outdated(known) if problem else known
 
 
 def _planned(
@@ -312,7 +335,7 @@ class _Nodes:
         if plan.is_terminal:
             return "ended"
         if plan.phase is Phase.RUNNING:
-            return "in the world"
+            return IN_WORLD
         if member is None or member.state is State.LEFT:
             return "left"
         if seat.incarnation in plan.leaving:

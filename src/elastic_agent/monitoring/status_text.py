@@ -9,10 +9,13 @@ from elastic_agent.diagnosis.records import Activity, Goodput
 from elastic_agent.protocol import count
 
 from .goodput import RunGoodput
-from .status import GenerationStatus, NodeStatus, RunStatus, Standstill
+from .status import IN_WORLD, UNKNOWN, GenerationStatus, NodeStatus, RunStatus, Standstill
 
 SHOWN_GENERATIONS = 10
 GENERATION_HEADER = ("", "BEGAN", "LASTED", "WORLD", "END")
+FRESH_S = 1.0
+"""A step of this age is shown without it."""
+
 LONGEST_END = 100
 """So many characters are shown of why a generation ended."""
 
@@ -106,7 +109,7 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
     if log_dirs := log_dir_lines(status.nodes):
         lines += ["", *log_dirs]
     if status.generations:
-        lines += ["", *_generations(status.generations)]
+        lines += ["", *_generations(status.generations, status.phase)]
     return "\n".join(lines)
 
 
@@ -115,19 +118,27 @@ def _headline(status: RunStatus, now_s: float) -> str:
     if not status.phase:
         return f"{head} not formed yet"
     since = f" for {duration(now_s - status.since_s)}" if status.since_s is not None else ""
+    if status.phase == UNKNOWN:
+        did = f"ran with {_size(status)}" if status.world_size else "was forming"
+        return f"{head} state unknown; generation {status.generation} {did} when the run was last heard of"
     if status.phase == "running":
-        nodes = sum(1 for one in status.nodes if one.first_rank is not None)
-        shown = (
-            f"{nodes} of {status.desired_nodes} desired nodes"
-            if nodes < status.desired_nodes
-            else count(nodes, "node")
-        )
-        return f"{head} generation {status.generation} running{since}, {shown}, {count(status.world_size, 'worker')}"
+        return f"{head} generation {status.generation} running{since}, {_size(status)}"
     if status.phase == "forming":
         return f"{head} forming generation {status.generation}{since}: {status.reason}"
     since = f" {duration(now_s - status.since_s)} ago" if status.since_s is not None else ""
     verb = "was stopped" if status.phase == "stopped" else status.phase
     return f"{head} {verb}{since}: {status.reason}"
+
+
+def _size(status: RunStatus) -> str:
+    """The nodes and workers of the world."""
+    nodes = sum(1 for one in status.nodes if one.first_rank is not None)
+    shown = (
+        f"{nodes} of {status.desired_nodes} desired nodes"
+        if nodes < status.desired_nodes
+        else count(nodes, "node")
+    )
+    return f"{shown}, {count(status.world_size, 'worker')}"
 
 
 def log_dir_lines(nodes: Sequence[NodeStatus]) -> list[str]:
@@ -173,7 +184,7 @@ def _node_row(node: NodeStatus, now_s: float) -> Row:
     else:
         last = node.first_rank + node.workers - 1
         ranks = f"{node.first_rank}-{last}" if last > node.first_rank else f"{last}"
-    state = node.state if node.role == "in the world" else node.role
+    state = node.state if node.role == IN_WORLD else node.role
     if node.state and state != node.state:
         state = f"{state} ({node.state})"
     if node.departed_s is not None:
@@ -182,6 +193,8 @@ def _node_row(node: NodeStatus, now_s: float) -> Row:
         state = f"{state}: {node.note}"
     seen = f"{duration(now_s - node.seen_s)} ago" if node.seen_s is not None else "-"
     step = "-" if node.step is None else str(node.step)
+    if node.step is not None and node.seen_s is not None and now_s - node.seen_s >= FRESH_S:
+        step = f"{step} ({seen})"  # nodes that train together reported at different times
     speed = "-" if node.steps_per_s is None else f"{node.steps_per_s:.3g}"
     lease = "-" if node.lease_age_s is None else f"{duration(round(node.lease_age_s, 1))} ago"
     return (
@@ -207,23 +220,24 @@ def _collectives(each: Sequence[str]) -> str:
     return known[0] if len(known) == 1 else ", ".join(one or "-" for one in each)
 
 
-def _generations(generations: Sequence[GenerationStatus]) -> list[str]:
+def _generations(generations: Sequence[GenerationStatus], phase: str) -> list[str]:
     shown = generations[-SHOWN_GENERATIONS:]
     left_out = len(generations) - len(shown)
     head = f"generations (the last {len(shown)} of {len(generations)}):" if left_out else "generations:"
-    rows = [generation_row(one) for one in shown]
+    rows = [generation_row(one, phase) for one in shown]
     table = _table(GENERATION_HEADER, [(*row[:-1], _shortened(row[-1])) for row in rows])
     hint = ["root causes: elastic-agent why"] if any(one.cause for one in shown) else []
     return [head, *table, *hint]
 
 
-def generation_row(one: GenerationStatus) -> Row:
-    """What the columns of :data:`GENERATION_HEADER` say of a generation."""
+def generation_row(one: GenerationStatus, phase: str) -> Row:
+    """What the columns of :data:`GENERATION_HEADER` say of a generation; ``phase``: of the run."""
     try:
         began = datetime.datetime.fromtimestamp(one.began_s).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         began = "?"  # another client wrote it
-    lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else "running"
+    present = UNKNOWN if phase == UNKNOWN else "running"
+    lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else present
     world = f"{count(len(one.nodes), 'node')}, {count(one.workers, 'worker')}"
     return str(one.generation), began, lasted, world, one.end or "-"
 

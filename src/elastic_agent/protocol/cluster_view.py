@@ -36,6 +36,8 @@ class Decision:
     """The run is over and every live node has acknowledged it."""
     lacks_nodes: bool = False
     """It is to wait because fewer nodes than required have joined."""
+    joined: tuple[str, ...] = ()
+    """The ids of those that have, then."""
 
 
 @dataclass

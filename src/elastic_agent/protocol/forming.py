@@ -201,6 +201,7 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
         f"waiting for {count(missing, 'more node')} (at least {least} required); joined: {came}",
         wake_s=until_s,
         lacks_nodes=True,
+        joined=tuple(one.member.node_id for one in chosen),
     )
 
 

@@ -9,6 +9,9 @@ from elastic_agent.printable import without_surrogates
 LONGEST = 1000
 """Characters of a reason that are told."""
 
+LONGEST_TEXT = 2048
+"""Characters that a store keeps."""
+
 
 class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the coordinator waits for."""
@@ -17,11 +20,16 @@ class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
     """In words; empty: nothing is known."""
     lacks_nodes: bool = False
     """Fewer nodes than required have joined."""
+    joined: tuple[str, ...] = ()
+    """The ids of those that have, then; empty: they are too many to be told."""
 
     def to_text(self) -> str:
         """Return it as JSON, on one line."""
         told = msgspec.structs.replace(self, reason=without_surrogates(_on_one_line(self.reason[:LONGEST])))
-        return msgspec.json.encode(told).decode()
+        text = msgspec.json.encode(told).decode()
+        if len(text) <= LONGEST_TEXT:
+            return text
+        return msgspec.json.encode(msgspec.structs.replace(told, joined=())).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Waiting:

@@ -294,7 +294,7 @@ class RunDriver:
         if decision.reason != self._reason:
             self._reason = decision.reason
             self._log.debug("coordinator", decision=decision.reason)
-            yield from WriteStatus(Waiting(decision.reason, decision.lacks_nodes).to_text())
+            yield from WriteStatus(Waiting(decision.reason, decision.lacks_nodes, decision.joined).to_text())
 
     def _revoke(self, incarnations: Mapping[str, str]) -> Steps[bool]:
         """End these leases, unless they were renewed meanwhile; whether any has ended."""

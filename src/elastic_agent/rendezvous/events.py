@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elastic_agent.protocol import Failure, Plan
-from elastic_agent.transport import Obstacle, TransportError, UnreachableError
+from elastic_agent.transport import Obstacle, TransportError
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,7 @@ class Disconnected:
     @classmethod
     def by(cls, error: TransportError) -> Disconnected:
         """Because of this error."""
-        obstacle = error.obstacle if isinstance(error, UnreachableError) else Obstacle.OTHER
-        return cls(str(error), obstacle)
+        return cls(str(error), error.obstacle)
 
 
 @dataclass(frozen=True)

@@ -131,10 +131,10 @@ class NodeSession:
         """The plan has not been delivered to the new incarnation yet."""
         self._over: str | None = None
         """The incarnation whose lease was lost: it is never registered again."""
-        self._own_address = address
-        self._local_address = ""
+        self._own_address, self._local_address = address, ""
         self._all_written = Signal()
         self._commands: Connection | None = None
+        self._problem = ""  # what went wrong with the store since the lease was renewed last
 
     def listen(self, callback: Callable[[events.SessionEvent], None]) -> None:
         """Call ``callback`` with every event, in the loop."""
@@ -188,9 +188,9 @@ class NodeSession:
         self._retell = True
         self._work.set()
 
-    def fenced(self, why: str) -> None:
-        """The workers were killed at the lease's deadline: no answer that is still under way renews it."""
-        self._lose(why)
+    def fenced(self, why: str, *, at_deadline: bool = True) -> None:
+        """The workers were killed, at the lease's deadline or not: no answer that is still under way renews it."""
+        self._lose(f"{why}: {self._problem}" if at_deadline and self._problem else why)
 
     @property
     def offer(self) -> BootstrapOffer | None:
@@ -252,7 +252,7 @@ class NodeSession:
         paused_s = now_s - self._timer_due_s
         if paused_s > self._ttl_s / RENEWALS_PER_LEASE:
             return f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
-        return "it was not renewed in time because the store did not answer"
+        return f"it was not renewed in time: {self._problem or 'the store did not answer'}"
 
     def _time_next_renewal(self, sent_s: float) -> None:
         """In even steps from the last one, of any kind: the coordinator reads the lease when the next is expected.
@@ -282,7 +282,7 @@ class NodeSession:
                 self._callback((events.Disconnected if known else events.OtherVersion)(str(error)))
                 yield from Sleep(REDIAL_MAX_S)
             except TransportError as error:  # also: no port is free for an offer, or none of ours answers
-                self._callback(events.Disconnected.by(error))
+                self._lost_store(error)
                 yield from Sleep(REDIAL_MIN_S)
 
     def _attend(self) -> Steps[None]:
@@ -304,8 +304,12 @@ class NodeSession:
             except NotAStoreError as error:
                 self._callback(events.Unusable(str(error)))
             except UnreachableError as error:
-                self._callback(events.Disconnected.by(error))
+                self._lost_store(error)
             yield from BackOff(next(pauses_s))
+
+    def _lost_store(self, error: TransportError) -> None:
+        self._problem = str(error)
+        self._callback(events.Disconnected.by(error))
 
     def _connected(self, commands: Connection) -> None:
         replaced = self.store_id is not None and commands.store_id != self.store_id
@@ -426,7 +430,7 @@ class NodeSession:
 
     def _hold(self, held: HeldLease, sent_s: float) -> float:
         """The store has the record that was sent then; when the lease ends now."""
-        self._lease = held
+        self._lease, self._problem = held, ""
         self._time_next_renewal(sent_s)
         return held.deadline_s
 

@@ -7,7 +7,7 @@ imported from here: each loads a large library.
 from __future__ import annotations
 
 from .abandonable_thread import AbandonableThread
-from .addresses import connect, interface_of, is_local, is_loopback_name, resolve
+from .addresses import connect, interface_of, is_local, is_loopback_name, own_network_problem, resolve
 from .base import (
     CoordinatorLink,
     ExchangeLink,
@@ -53,6 +53,7 @@ __all__ = [
     "interface_of",
     "is_local",
     "is_loopback_name",
+    "own_network_problem",
     "resolve",
     "shorten_lookups",
 ]

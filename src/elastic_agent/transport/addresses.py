@@ -20,6 +20,8 @@ KEEPALIVE_S = 60
 KEEPALIVES_MISSED = 10
 """So many in a row end a connection: an interruption of a few minutes does not."""
 
+LOOPBACK_DOWN = "the loopback interface of this machine is down (as root: ip link set lo up)"
+
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback")
 
 
@@ -145,14 +147,52 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
         try:
             return _connect_to(family, address, port, max(0.1, timeout_s / len(addresses)))
         except OSError as error:
-            problems.append(f"{address}: {_explain(error, timeout_s)}")
-            obstacles.add(_obstacle(error))
+            own = own_network_problem(family, address) if _is_silence(error) else ""
+            problems.append(f"{address}: {own or _explain(error, timeout_s)}")
+            obstacles.add(Obstacle.OWN_NETWORK if own else _obstacle(error))
+    if len(obstacles) > 1:  # an address of a family that this machine does not have
+        obstacles.discard(Obstacle.OWN_NETWORK)
     raise UnreachableError("; ".join(problems), obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER)
+
+
+def _is_silence(error: OSError) -> bool:
+    """Whether no packet came back from the other machine."""
+    return isinstance(error, TimeoutError) or error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH)
+
+
+def own_network_problem(family: int, address: str) -> str:
+    """Return what keeps packets to the address from leaving this machine; empty: nothing that is known here."""
+    try:
+        import psutil  # few of those that import this module need it
+
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing: it only queries the routing table
+            source = str(probe.getsockname()[0])
+        name = interface_of(source)
+        if name is None or source == address or psutil.net_if_stats()[name].isup:
+            return ""
+    except OSError as error:
+        if error.errno != errno.ENETUNREACH:
+            return ""
+        if is_loopback_name(address) and loopback_is_down():
+            return LOOPBACK_DOWN
+        return "no route to the network (an interface of this machine is down, or has no route: ip link, ip route)"
+    return f"{name} of this machine has no link (cable or switch: ip link)"
+
+
+def loopback_is_down() -> bool:
+    """Whether this machine has a loopback interface that is down, as in a network namespace that is new."""
+    import psutil  # few of those that import this module need it
+
+    known = psutil.net_if_stats().get("lo")  # unlike /sys, it shows this process's network namespace
+    return known is not None and not known.isup
 
 
 def _obstacle(error: OSError) -> Obstacle:
     if isinstance(error, ConnectionRefusedError):
         return Obstacle.REFUSED
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        return Obstacle.OWN_NETWORK
     return Obstacle.NO_ANSWER if isinstance(error, TimeoutError) else Obstacle.OTHER
 
 
@@ -189,7 +229,6 @@ def _explain(error: OSError, timeout_s: float) -> str:
     known = {
         errno.ECONNREFUSED: "connection refused (nothing is listening there yet)",
         errno.EHOSTUNREACH: "the host is unreachable (down, or behind a firewall)",
-        errno.ENETUNREACH: "no route to the network",
         errno.EADDRNOTAVAIL: "this machine has no address of that family",
         errno.EAFNOSUPPORT: "this machine has no address of that family",
         errno.EMFILE: "this process has too many open files to open a socket; raise ulimit -n",

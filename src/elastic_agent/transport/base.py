@@ -15,14 +15,6 @@ from typing import Protocol
 from elastic_agent.protocol import Lease, Member, Plan
 
 
-class TransportError(Exception):
-    """Base of all errors of a store; the message is one line."""
-
-
-class StoreLostError(TransportError):
-    """The store did not answer, or the connection broke. The request may or may not have been carried out."""
-
-
 class Obstacle(enum.Enum):
     """Why a store was not reached, as far as callers need to know."""
 
@@ -34,15 +26,27 @@ class Obstacle(enum.Enum):
     """The time-out is over."""
     UNKNOWN_NAME = enum.auto()
     """The host name does not resolve."""
+    OWN_NETWORK = enum.auto()
+    """No packet leaves this machine: it has no route, or an interface of it is down."""
+    EXPLAINED = enum.auto()
+    """It answers, and the message says why it cannot be used."""
     OTHER = enum.auto()
+
+
+class TransportError(Exception):
+    """Base of all errors of a store; the message is one line."""
+
+    def __init__(self, message: str = "", obstacle: Obstacle = Obstacle.OTHER) -> None:
+        super().__init__(message)
+        self.obstacle = obstacle
+
+
+class StoreLostError(TransportError):
+    """The store did not answer, or the connection broke. The request may or may not have been carried out."""
 
 
 class UnreachableError(TransportError):
     """Nothing answers at the endpoint, or its name cannot be resolved; dialling again may help."""
-
-    def __init__(self, message: str, obstacle: Obstacle = Obstacle.OTHER) -> None:
-        super().__init__(message)
-        self.obstacle = obstacle
 
 
 class NotAStoreError(TransportError):

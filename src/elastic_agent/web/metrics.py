@@ -10,7 +10,7 @@ from elastic_agent.monitoring.status import RunStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-PHASES = ("forming", "running", "finished", "failed", "stopped")
+PHASES = ("forming", "running", "finished", "failed", "stopped", "unknown")
 
 
 def metrics_text(statuses: Sequence[RunStatus]) -> bytes:

@@ -54,7 +54,7 @@ def run_page(status: RunStatus, *, is_named: bool, shows_all: bool) -> bytes:
         logs=status_text.log_dir_lines(nodes)[:FEW_NODES],
         header=header,
         nodes=list(zip(shown, rows, strict=True)),
-        generations=[(one, status_text.generation_row(one)) for one in reversed(generations)],
+        generations=[(one, status_text.generation_row(one, status.phase)) for one in reversed(generations)],
         until_s=_until_s(status),
     )
 

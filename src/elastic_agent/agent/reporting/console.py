@@ -15,12 +15,13 @@ from elastic_agent.protocol import (
     Growth,
     Phase,
     Plan,
+    Seat,
     Waiting,
     World,
     count,
     readmission_delay_s,
 )
-from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
+from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Registered, Renewed, Unusable
 from elastic_agent.transport import Obstacle
 
 from .store_problem import StoreProblem, without_endpoint
@@ -37,17 +38,18 @@ class ConsoleReporter:
         self,
         endpoint: Callable[[], str],
         read_status: Callable[[], Awaitable[Waiting]],
-        dial_causes: str = "",
+        how_to_reach: Callable[[bool, Sequence[Seat]], str] = lambda had_answered, seats: "",
     ) -> None:
         """Prepare; nothing is shown yet.
 
         Args:
             endpoint: gives it as the user wrote it, with the port once that is known.
             read_status: reads what the coordinator is waiting for.
-            dial_causes: what usually keeps the store from answering, in words.
+            how_to_reach: gives what to do about a store that does not answer, from whether it had answered, and the
+                nodes of the last world.
         """
         self._endpoint = endpoint
-        self._dial_causes = dial_causes
+        self._how_to_reach = how_to_reach
         self._read_status = read_status
         self._log = get_logger()
         self._reporter = waiting_reporter()
@@ -58,11 +60,11 @@ class ConsoleReporter:
         self._has_run = False
         """A node that is missing was there before: it left, or failed."""
         self._dialling = False
+        """The store does not answer, or has not taken a record since it was lost."""
         self._was_connected = False
         """The store answered at least once."""
-        self._text = ""
-        self._causes = ""
-        self._told_causes = ""
+        self._text = self._causes = self._told_causes = ""
+        self._seats: Sequence[Seat] = ()  # of the last world
         self._facts: dict[str, object] = {}
         self._problem = StoreProblem()
         self.node_id = ""
@@ -99,15 +101,8 @@ class ConsoleReporter:
 
     def on_event(self, event: events.Event) -> None:
         """Show events that change what the agent waits for, or the status of the run."""
+        self._store_event(event)
         match event:
-            case events.RunAgreed():
-                self._connected(False)
-            case Connected(replaced=replaced):
-                self._connected(replaced)
-            case Disconnected(reason=reason, obstacle=obstacle):
-                self._disconnected(reason, obstacle)
-            case Unusable(reason=reason):
-                self._disconnected(reason, Obstacle.OTHER)
             case events.AgentStarted(incarnation=incarnation) | events.Rejoining(incarnation=incarnation):
                 self._incarnation = incarnation
             case PlanSeen(plan=plan):
@@ -124,12 +119,26 @@ class ConsoleReporter:
 
     # -- the store ------------------------------------------------------------------------------
 
+    def _store_event(self, event: events.Event) -> None:
+        match event:
+            case events.RunAgreed():
+                self._connected(False)
+            case Connected(replaced=replaced) if replaced or not self._was_connected:
+                self._connected(replaced)
+            case Registered() | Renewed() | PlanSeen() if self._dialling:
+                # Not before: a store that is full answers, but takes no records.
+                self._connected(False)
+            case Disconnected(reason=reason, obstacle=obstacle):
+                self._disconnected(reason, obstacle)
+            case Unusable(reason=reason):
+                self._disconnected(reason, Obstacle.EXPLAINED)
+
     def _connected(self, replaced: bool) -> None:
         if replaced:
             self._log.warning(
                 "the store was restarted empty; resuming the run from the state saved on the nodes"
             )
-        elif self._dialling:
+        elif self._dialling and (self._problem.is_loss_told or not self._was_connected):
             again = " again" if self._was_connected else ""
             self._log.info(f"the store at {self._endpoint()} answers{again}")
         self._dialling, self._was_connected = False, True
@@ -142,15 +151,29 @@ class ConsoleReporter:
             self._dialling = True
             self._await_soon(False, 0.0 if self._problem.is_urgent else PATIENCE_S)
             if self._was_connected:
-                self._log.warning(
-                    f"lost the connection to the store at {self._endpoint()}; workers keep running until "
-                    "the lease expires",
-                    reason=reason,
-                )
+                self._problem.lost()
+                self._tell_loss(has_lasted=False)
         shown = without_endpoint(reason, self._endpoint()) if self._reporter.is_live else reason
         self._text = f"waiting for the store at {self._endpoint()}: {shown}"
         self._facts = {"endpoint": self._endpoint()}
-        self._causes = "" if self._problem.names_its_cause else self._dial_causes
+
+    def _tell_loss(self, *, has_lasted: bool) -> None:
+        losses = self._problem.losses_due(asyncio.get_running_loop().time(), has_lasted)
+        if losses:
+            times = {"times": losses} if losses > 1 else {}
+            self._log.warning(
+                f"lost the connection to the store at {self._endpoint()}; workers keep running until the lease expires",
+                reason=self._problem.reason,
+                **times,
+            )
+
+    def _store_causes(self) -> str:
+        """Return what to do about a store that does not answer, unless the reason says it."""
+        if self._problem.names_its_cause:
+            return ""
+        remedy = self._how_to_reach(self._was_connected, self._seats)
+        since = f"the store has not answered since {self._problem.lost_at}: " if self._was_connected else ""
+        return since + remedy if remedy else ""
 
     def _tell_problem(self) -> None:
         """Log why the store does not answer: a live line has no room for all of it, and does not stay."""
@@ -217,6 +240,7 @@ class ConsoleReporter:
         return {"tail": tail} if tail and tail != shown else {}
 
     def _running(self, plan: Plan, world: World, is_changed: bool) -> None:
+        self._seats = world.seats
         seat = world.seat_of(self._incarnation)
         if seat is None:
             is_full = len(world.seats) >= plan.policy.max_nodes
@@ -287,6 +311,9 @@ class ConsoleReporter:
 
     def _report(self) -> None:
         """Show the wait; its common causes are logged once, in a line that stays."""
+        if self._dialling:
+            self._tell_loss(has_lasted=True)
+            self._causes = self._store_causes()
         self._reporter.update(self._text, self._facts, already_s=PATIENCE_S)
         self._tell_problem()
         if self._causes and self._causes != self._told_causes:

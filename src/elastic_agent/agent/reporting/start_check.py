@@ -1,8 +1,8 @@
 """Examines this machine at the start of a run, and logs what may keep the run from starting.
 
 What takes milliseconds is looked at in every start: the script's source, gloo's interface, and how long look-ups of
-names take. The rest
-of what ``elastic-agent doctor --alone`` examines follows if no generation has started after some seconds.
+names take. The rest of what ``elastic-agent doctor --alone`` examines follows if no generation has started after some
+seconds; its look at the endpoint follows too if the run starts on this node alone, at a loopback endpoint.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from elastic_agent.protocol import Phase
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
 from elastic_agent.transport import Obstacle, StoreLostError, UnreachableError, is_loopback_name, resolve
+from elastic_agent.values import Endpoint
 
 if TYPE_CHECKING:
     from elastic_agent.doctor.findings import Finding
@@ -33,6 +34,9 @@ PATIENCE_S = 10.0
 """A run that has not started after this time may have a problem."""
 
 PREPARATION_S = 10.0
+
+ALONE_S = 5.0
+"""After this time, another agent of this machine would have joined a run whose endpoint is named as loopback."""
 
 LOOPBACK = "loopback-endpoint"
 """A finding of the examination: it cannot know whether all agents run on one machine."""
@@ -67,6 +71,8 @@ class StartCheck:
         """Why the store does not answer."""
         self._obstacle = Obstacle.OTHER
         self._run_id = settings.rdzv_id
+        self._nodes = 0
+        """Of the newest world; 0: there was none yet."""
         self._tasks = BackgroundTasks()
         self.task = self._tasks.start(self._examine())
         """The examination of a run that does not start; ends with it, or is cancelled."""
@@ -74,10 +80,11 @@ class StartCheck:
             self._tasks.start(check)
 
     def on_event(self, event: Event) -> None:
-        """A generation that has started needs no examination."""
+        """A generation that has started needs no examination, unless this node may be alone in it by mistake."""
         match event:
             case PlanSeen(plan=plan) if plan.phase is Phase.RUNNING or plan.world is not None:
                 self.task.cancel()
+                self._world_formed(len(plan.world.seats) if plan.world is not None else 0)
             case RunAgreed(run_id=run_id):
                 self._run_id, self._problem = run_id, ""
             case Connected():
@@ -130,6 +137,25 @@ class StartCheck:
                 "in /etc/resolv.conf",
                 check="slow-lookup",
             )
+
+    # -- if the run starts on this node alone ---------------------------------------------------
+
+    def _world_formed(self, nodes: int) -> None:
+        before, self._nodes = self._nodes, nodes
+        endpoint = self._settings.rdzv_endpoint
+        if before or not nodes or endpoint is None or self._settings.nnodes.most < 2:
+            return
+        if all(is_loopback_name(member.host) for member in endpoint.members):
+            self._tasks.start(self._check_alone(endpoint))
+
+    async def _check_alone(self, endpoint: Endpoint) -> None:
+        """Whether the agents of other machines may each train alone, because the endpoint means themselves."""
+        await asyncio.sleep(min(ALONE_S, self._patience_s))
+        if self._nodes > 1 or await self._loopback_is_meant():
+            return
+        from elastic_agent.doctor.network import check_endpoint
+
+        self._tell(check_endpoint(endpoint, is_etcd=self._settings.rdzv_backend == ETCD))
 
     # -- if the run does not start --------------------------------------------------------------
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 
 from elastic_agent.transport import Obstacle
 
 PATIENCE_S = 2.0
 """A shorter problem is not reported."""
+
+QUIET_S = 60.0
+"""For so long another short loss of the connection is not reported: it may be lost again and again."""
+
 _TRANSIENT = (Obstacle.REFUSED, Obstacle.CLOSED)
 """As while the agent there starts or dies; the start check warns of it if it lasts."""
 
@@ -21,6 +27,13 @@ class StoreProblem:
         self._obstacle = Obstacle.OTHER
         self._since_s = 0.0
         self._told: set[str] = set()
+        self.lost_at = ""
+        """When the connection was lost last, as a time of the day."""
+        self.is_loss_told = True
+        """That loss was reported, if there was one."""
+        self._losses = 0
+        """Since the last one that was reported, with it."""
+        self._quiet_until_s = -math.inf
 
     def seen(self, reason: str, obstacle: Obstacle, now_s: float) -> None:
         """An attempt to connect failed; ``now_s`` is on a clock that never goes back."""
@@ -33,15 +46,28 @@ class StoreProblem:
         self.reason = ""
         self._told.clear()
 
+    def lost(self) -> None:
+        """The connection to a store that had answered is lost."""
+        self.lost_at, self.is_loss_told = time.strftime("%H:%M:%S"), False
+        self._losses += 1
+
+    def losses_due(self, now_s: float, has_lasted: bool) -> int:
+        """How many losses are to be reported now, this one and those that were not; 0: none."""
+        if self.is_loss_told or not (has_lasted or now_s >= self._quiet_until_s):
+            return 0
+        self.is_loss_told = True
+        losses, self._losses, self._quiet_until_s = self._losses, 0, now_s + QUIET_S
+        return losses
+
     @property
     def is_urgent(self) -> bool:
         """Whether it has lasted for long when it was noticed first, or is not expected to pass by itself."""
-        return self._obstacle in (Obstacle.NO_ANSWER, Obstacle.UNKNOWN_NAME)
+        return self._obstacle in (Obstacle.NO_ANSWER, Obstacle.UNKNOWN_NAME, Obstacle.OWN_NETWORK)
 
     @property
     def names_its_cause(self) -> bool:
         """Whether the reason leaves no other causes to look for."""
-        return self._obstacle is Obstacle.UNKNOWN_NAME
+        return self._obstacle in (Obstacle.UNKNOWN_NAME, Obstacle.OWN_NETWORK, Obstacle.EXPLAINED)
 
     def due(self, now_s: float) -> str:
         """The reason, if it is to be told now; from then on it counts as told."""

@@ -7,12 +7,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from elastic_agent.config.sources.slurm import is_step, step_hosts
 from elastic_agent.logs import get_logger
+from elastic_agent.protocol import Waiting
 from elastic_agent.transport import UnreachableError, resolve
 from elastic_agent.values import Endpoint
 
 from .scontrol import SlurmError, scontrol
+
+SHOWN_NODES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,19 @@ def reachable_endpoint(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoi
             )
             return replace(endpoint, host=host)
     return endpoint
+
+
+def with_missing_nodes(waiting: Waiting, environ: Mapping[str, str]) -> Waiting:
+    """Add the names of this step's nodes whose agents have not joined; unchanged if node ids are not Slurm's names."""
+    hosts = step_hosts(environ) if waiting.joined and is_step(environ) else []
+    missing = [host for host in hosts if host not in waiting.joined]
+    if not missing or len(hosts) - len(missing) != len(waiting.joined):
+        return waiting
+    rest = f" and {len(missing) - SHOWN_NODES} more" if len(missing) > SHOWN_NODES else ""
+    shown = ", ".join(missing[:SHOWN_NODES]) + rest
+    return msgspec.structs.replace(
+        waiting, reason=f"{waiting.reason}; not joined: {shown} (nodes of this Slurm step)"
+    )
 
 
 def _resolves(host: str) -> bool:

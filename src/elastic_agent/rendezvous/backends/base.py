@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import asyncio
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Address, Plan
+from elastic_agent.protocol import Address, Plan, Seat
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import NodeLink, ReportLink, Seal
 from elastic_agent.transport.c10d import (
@@ -26,9 +27,6 @@ from elastic_agent.values import Endpoint, PortRange
 
 class RendezvousBackend(abc.ABC):
     """One endpoint, one run; a ``StoreDialer``. Its methods may be called from several threads."""
-
-    dial_causes: str
-    """What usually keeps the store from answering, in words."""
 
     def __init__(
         self,
@@ -128,6 +126,15 @@ class RendezvousBackend(abc.ABC):
             return None
         known = self._secret.known() if isinstance(self._secret, ToldSecret) else self._secret
         return bootstrap_seal(known, self.run_id)
+
+    @abc.abstractmethod
+    def how_to_reach(self, had_answered: bool, seats: Sequence[Seat]) -> str:
+        """Return what to do about a store that does not answer, in words; empty: nothing.
+
+        Args:
+            had_answered: it did before; else: what usually keeps it from answering.
+            seats: of the nodes of the last world.
+        """
 
     # -- the end --------------------------------------------------------------------------------
 

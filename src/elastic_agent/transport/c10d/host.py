@@ -7,7 +7,14 @@ import socket
 
 from torch._C._distributed_c10d import TCPStore
 
-from elastic_agent.transport.addresses import connect, is_local, listen, resolve
+from elastic_agent.transport.addresses import (
+    LOOPBACK_DOWN,
+    connect,
+    is_local,
+    listen,
+    loopback_is_down,
+    resolve,
+)
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
 from elastic_agent.values import Endpoint
 
@@ -30,7 +37,7 @@ def find_or_host(endpoint: Endpoint, timeout_s: float, secret: StoreSecret | Non
 
     Raises:
         UnreachableError: nothing answers, and the endpoint is another machine.
-        NotAStoreError: something else listens there.
+        NotAStoreError: something else listens there, or this machine has no loopback network to host it with.
     """
     if endpoint.port != 0:
         try:
@@ -40,6 +47,8 @@ def find_or_host(endpoint: Endpoint, timeout_s: float, secret: StoreSecret | Non
                 raise
         else:
             return None
+    if loopback_is_down():
+        raise NotAStoreError(LOOPBACK_DOWN)
     try:
         sock = listen(endpoint.host, endpoint.port)
     except OSError as error:

@@ -16,7 +16,13 @@ from typing import Any, Protocol
 
 from elastic_agent.protocol import RevisionTimes
 from elastic_agent.transport.addresses import connect, local_address_towards
-from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
+from elastic_agent.transport.base import (
+    NotAStoreError,
+    Obstacle,
+    StoreLostError,
+    TransportError,
+    UnreachableError,
+)
 from elastic_agent.values import Endpoint, EtcdAccess
 
 from .api import grpc, rpc
@@ -612,14 +618,18 @@ def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> Tra
         )
     if "database space exceeded" in details:
         return StoreLostError(
-            f"etcd at {shown} is full (NOSPACE alarm): compact and defragment it, then disarm the alarm"
+            f"etcd at {shown} is full (NOSPACE alarm): compact and defragment it, then disarm the alarm",
+            Obstacle.EXPLAINED,
         )
     if "too large" in details or "larger than max" in details:
         return StoreLostError(
-            f"etcd at {shown} rejects messages of this size ({details[:120]}); raise its --max-request-bytes"
+            f"etcd at {shown} rejects messages of this size ({details[:120]}); raise its --max-request-bytes",
+            Obstacle.EXPLAINED,
         )
     if "no leader" in details or "leader changed" in details or "not capable" in details:
-        return StoreLostError(f"etcd at {shown} has no leader; a majority of its members must be up")
+        return StoreLostError(
+            f"etcd at {shown} has no leader; a majority of its members must be up", Obstacle.EXPLAINED
+        )
     if _timed_out(error):
         return StoreLostError(
             f"etcd at {shown} did not answer within {timeout_s:g} s (no majority of its members, or it "

@@ -7,8 +7,10 @@ repeats on every dial, so another agent of the same machine takes over when the 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
+from elastic_agent.protocol import Seat
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.run_history import RunHistoryStore, new_run_id
 from elastic_agent.transport import (
@@ -20,6 +22,7 @@ from elastic_agent.transport import (
     c10d,
     is_local,
     is_loopback_name,
+    own_network_problem,
     resolve,
 )
 from elastic_agent.values import Endpoint, PortRange
@@ -32,11 +35,6 @@ DIAL_TIMEOUT_S = 5.0
 
 class C10dBackend(RendezvousBackend):
     """A c10d store at the endpoint, hosted by one of the agents there."""
-
-    dial_causes = (
-        "common causes: the agent on that machine has not started yet, a firewall blocks the port, or "
-        "the endpoint names another machine"
-    )
 
     def __init__(
         self,
@@ -74,8 +72,10 @@ class C10dBackend(RendezvousBackend):
         self._host: c10d.C10dHost | None = None
         self._coordinator: CoordinatorThread | None = None
         self._fingerprint: str | None = None
+        self._store_addresses: list[tuple[int, str]] = []
+        """Of the store's machine, as last dialled."""
         self._is_store_here = False
-        """Whether the store's machine, as last dialled, is this one: its next host reads the same run history."""
+        """Whether that is this one: its next host reads the same run history."""
 
     # -- which run ------------------------------------------------------------------------------
 
@@ -124,13 +124,38 @@ class C10dBackend(RendezvousBackend):
         return self._dial(self.run_id)
 
     def _dial(self, run_id: str) -> NodeLink:
-        self._is_store_here = is_local(resolve(self._endpoint.host))
+        self._store_addresses = resolve(self._endpoint.host)
+        self._is_store_here = is_local(self._store_addresses)
         return c10d.dial(self._endpoint, run_id, DIAL_TIMEOUT_S, self._secret, self._numbers)
 
     def connect_reports(self) -> ReportLink:
         """A new connection to the store."""
         assert self.run_id is not None  # agreed before
         return c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S, self._secret)
+
+    def how_to_reach(self, had_answered: bool, seats: Sequence[Seat]) -> str:
+        """On the machine of a store that had answered, an agent takes over; see :class:`RendezvousBackend`."""
+        if not had_answered:
+            return (
+                "common causes: the agent on that machine has not started yet, a firewall blocks the port, or "
+                "the endpoint names another machine"
+            )
+        if self._is_store_here:
+            return ""
+        problems = [own_network_problem(*address) for address in self._store_addresses]
+        if all(problems):
+            return next(iter(problems), "")
+        addresses = {address for _, address in self._store_addresses}
+        node = next((seat for seat in seats if seat.address in addresses), None)
+        if node is None:
+            return (
+                f"if what hosted it on {self._endpoint.host} has ended, start it there again (the same command, or "
+                "elastic-agent serve): the run continues when it answers"
+            )
+        return (
+            f"node {node.node_id} ({node.address}) hosts it; if the agent there has ended, start the same command on "
+            f"{node.node_id} again: the run continues when the store answers"
+        )
 
     @property
     def _coordinator_failed(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_agent.protocol import RevisionTimes
+from elastic_agent.protocol import RevisionTimes, Seat
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.transport import (
     NodeLink,
@@ -85,7 +86,7 @@ class Members:
         reasons = "; ".join(dict.fromkeys(str(problem) for problem in problems))
         if all(isinstance(problem, NotAStoreError) for problem in problems):
             raise NotAStoreError(reasons)
-        obstacles = {one.obstacle for one in problems if isinstance(one, UnreachableError)}
+        obstacles = {one.obstacle for one in problems if not isinstance(one, NotAStoreError)}
         raise UnreachableError(reasons, obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER)
 
     def _dial_one(self, number: int) -> tuple[EtcdClient, str]:
@@ -145,10 +146,6 @@ class Members:
 
 class EtcdBackend(RendezvousBackend):
     """One run in an etcd that others may use as well."""
-
-    dial_causes = (
-        "common causes: etcd is not running there, a firewall blocks the port, or the endpoint is wrong"
-    )
 
     def __init__(
         self,
@@ -221,6 +218,14 @@ class EtcdBackend(RendezvousBackend):
         except BaseException:
             client.close()
             raise
+
+    def how_to_reach(self, had_answered: bool, seats: Sequence[Seat]) -> str:
+        """No node hosts etcd; see :class:`RendezvousBackend`."""
+        if had_answered:
+            return "if etcd has ended there, start it again: the run continues when it answers"
+        return (
+            "common causes: etcd is not running there, a firewall blocks the port, or the endpoint is wrong"
+        )
 
     def _keys_of(self, run_id: str) -> RunKeys:
         """The same for all connections: they know what each other has seen."""
