@@ -17,6 +17,7 @@ import pytest
 from elastic_agent.exit_codes import ExitCode
 from tests.agent.support import COMMAND, clean_environment, elastic_agent
 from tests.ports import free_port
+from tests.waiting import wait_for
 
 RUN_ID = f"shown-{secrets.token_hex(4)}"
 """elastic-agent status asks all agents of the machine, also those of tests that run at the same time."""
@@ -161,6 +162,80 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
         assert "no agent of the run is running on this machine any more" in ended
         assert "bad sample" in ended
         assert re.search(r"goodput \d+ % over ", ended), ended
+
+
+def why(*more: str) -> str:
+    done = elastic_agent("why", RUN_ID, *more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def explained(text: str) -> list[str]:
+    return [cause.partition(":")[0] for cause in text.split("\n\n")]
+
+
+def start_alone(run: Agents, *more: str) -> subprocess.Popen[str]:
+    """Start the only agent of the run; returns when its worker works."""
+    agent = run.start("n1", "--nnodes", "1", *more)
+    assert worker_is_up(agent)
+    return agent
+
+
+def stop(agent: subprocess.Popen[str]) -> None:
+    assert elastic_agent("stop", "--run", RUN_ID).returncode == 0
+    assert agent.wait() == ExitCode.STOPPED
+
+
+def test_the_history_of_a_run_goes_on_when_it_is_resumed_and_ends_with_the_run(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        run = Agents(tmp_path, stack)
+        agent = start_alone(run)
+        answer(agent, "fail")
+        assert worker_is_up(agent)
+        line_with(agent, "generation 1: root cause: ")
+        stop(agent)
+
+        agent = run.start("n1", "--nnodes", "1", "--status-port", "0")
+        url = line_with(agent, "status page at ").partition("status page at ")[2].strip()
+        assert worker_is_up(agent)
+        wait_for("what was recorded", lambda: len(status_json()["generations"]) == 3)
+        assert re.match(r"generation 1: root cause: worker n1/0 .*ValueError: bad sample", why())
+        generations = status_json()["generations"]
+        assert [(one["generation"], one.get("ended_s") is None) for one in generations] == [
+            (1, False),
+            (2, False),
+            (3, True),
+        ]
+        assert 'id="generation-1"' in page(url)[1]
+        answer(agent, "fail")
+        assert worker_is_up(agent)
+        line_with(agent, "generation 3: root cause: ")
+        assert explained(why()) == ["generation 1", "generation 3"]
+        answer(agent, "go on")
+        assert agent.wait() == ExitCode.FINISHED
+        assert explained(why("--state-dir", str(run.state_dir))) == ["generation 1", "generation 3"]
+
+        agent = start_alone(run)  # another run of this name
+        assert why() == f"run {RUN_ID}: no generation has failed, as far as is known on this machine\n"
+        assert [one["generation"] for one in status_json()["generations"]] == [5]
+        answer(agent, "go on")
+        assert agent.wait() == ExitCode.FINISHED
+
+
+def test_a_damaged_history_costs_one_line_and_no_run(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        run = Agents(tmp_path, stack)
+        stop(start_alone(run))
+        (saved,) = (run.state_dir / "status" / RUN_ID).iterdir()
+        saved.write_text("{")
+        agent = start_alone(run)
+        assert [one["generation"] for one in status_json()["generations"]] == [2]
+        answer(agent, "go on")
+        _, said = agent.communicate()
+        assert agent.returncode == ExitCode.FINISHED
+    assert said.count(f"cannot read {saved} (") == 1
+    assert "Traceback" not in said
+    assert '"run_id"' in saved.read_text(), "the next start reads this one"
 
 
 @pytest.mark.prove

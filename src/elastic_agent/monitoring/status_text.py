@@ -223,7 +223,8 @@ def generation_row(one: GenerationStatus) -> Row:
         began = datetime.datetime.fromtimestamp(one.began_s).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         began = "?"  # another client wrote it
-    lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else "running"
+    lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else "-"
+    lasted = "running" if one.is_running else lasted
     world = f"{count(len(one.nodes), 'node')}, {count(one.workers, 'worker')}"
     return str(one.generation), began, lasted, world, one.end or "-"
 
