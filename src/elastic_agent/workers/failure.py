@@ -22,7 +22,7 @@ from elastic_agent.diagnosis.known_errors import (
 from elastic_agent.diagnosis.signals import MEANINGS, ending
 from elastic_agent.diagnosis.signals import signal_name as name_of_signal
 from elastic_agent.printable import plain
-from elastic_agent.workers.fatal_errors import last_fatal_error
+from elastic_agent.workers.fatal_errors import last_fatal_error, without_requested_stacks
 from elastic_agent.workers.signature import mismatch_signature, signature
 from elastic_agent.workers.tracebacks import Traceback, last_of_script, script_line, shortened
 
@@ -130,7 +130,7 @@ def describe(
     the worker noted when its script ended, in one line that may be cut; it may have been stopped before it wrote it.
     """
     raised, tail = _from_error_file(error_file) if error_file else ("", "")
-    stderr_tail = plain(stderr_tail)
+    stderr_tail = without_requested_stacks(plain(stderr_tail))
     stderr = _RANK_PREFIX.sub("", stderr_tail)
     fatal = last_fatal_error(stderr) if returncode < 0 else None
     if fatal is not None:
