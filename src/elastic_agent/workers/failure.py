@@ -42,6 +42,8 @@ _SENT = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
 """Signals that somebody sent: what a worker wrote before says nothing of why."""
 _FINAL_LINE = re.compile(r"(?:SyntaxError|IndentationError|TabError): |(?:[\w./-]+: )?[Ee]rror: ")
 """How errors begin that end a program without a traceback: of its syntax, and of its arguments (argparse, click)."""
+_SEMAPHORE = "_multiprocessing.SemLock("
+"""Opens a file in /dev/shm, which its error does not name."""
 _LONGEST_SUMMARY = 510
 _KEPT_LINES = 4
 """Of what a worker wrote before a signal ended it."""
@@ -222,7 +224,8 @@ def _from_error_file(content: str) -> tuple[str, str]:
 def _raised(returncode: int, stderr: str, trace: Traceback | None, noted: str) -> str:
     """The error that ended the worker; empty if none is known. What else it wrote may be anything."""
     if trace is not None:
-        return "\n".join((noted or trace.error, *trace.rest))
+        error = noted or trace.error
+        return "\n".join((f"/dev/shm: {error}" if _SEMAPHORE in trace.text else error, *trace.rest))
     if noted:
         return noted
     if returncode < 0:
