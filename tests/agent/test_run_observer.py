@@ -43,6 +43,7 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path) -> RunObserver:
         endpoint=lambda: "127.0.0.1",
         reports=Reports(scene.reports),
         files=StatusFiles(state_dir, "run", node_id),
+        goes_on=False,
         progress=lambda: None,
         log_dir="",
         facts={},

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.agent.support import COMMAND, clean_environment
 from tests.names import unique
 from tests.ports import free_port
+from tests.waiting import GUARD_S, wait_for
 
 ENDPOINT = f"localhost:{free_port()}"
 MISSES_MODULE = "import module_that_is_not_installed\n"
@@ -33,7 +38,8 @@ async def main(words, what, run_id):
         served = await ControlSocket.open(describe)
         os.getpid = lambda: 0  # so that this process's socket is another agent's
     check = StartCheck(load_settings(words, {"HOME": "/root"}).settings, {}, patience_s=0.0)
-    phase = Phase.RUNNING if what in ("starts", "alone", "together", "another agent alone") else Phase.FORMING
+    running = what in ("starts", "alone", "together", "another agent alone")
+    phase = Phase.RUNNING if running else Phase.STOPPED if what == "is stopped" else Phase.FORMING
     seats = Seat("a", "ia", "127.0.0.1", 1, 0), Seat("b", "ib", "127.0.0.1", 1, 1)
     seats = {"alone": seats[:1], "another agent alone": seats[:1], "together": seats}.get(what)
     world = World(1, seats, Address("127.0.0.1", 1), "a") if seats else None
@@ -83,6 +89,50 @@ def test_a_node_that_trains_alone_is_told_that_its_endpoint_is_this_machine_for_
         assert logged("another agent alone", tmp_path, *options, source="") == ""
     assert logged("alone", tmp_path, "--rdzv-endpoint", "192.0.2.1:29400", "--nnodes", "1:2", source="") == ""
     assert logged("alone", tmp_path, "--rdzv-endpoint", ENDPOINT, "--nnodes", "1", source="") == ""
+
+
+def test_a_run_that_is_stopped_before_it_starts_is_not_examined(tmp_path: Path) -> None:
+    assert logged("is stopped", tmp_path, "--rdzv-endpoint", ENDPOINT, "--nnodes", "2") == ""
+
+
+@pytest.mark.parametrize(
+    "signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.prove)], ids=lambda one: one.name
+)
+def test_a_signal_that_ends_the_agent_and_what_it_asks_is_no_fault_of_the_machine(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    """Ctrl-C, a scheduler and a service manager send it to all processes: also to the interpreter that is asked."""
+    python, asked = tmp_path / "python", tmp_path / "asked"
+    python.write_text(f"#!/bin/sh\ntouch {asked}\nexec sleep {2 * GUARD_S}\n")
+    python.chmod(0o755)
+    script = tmp_path / "train.py"
+    script.write_text("")
+    options = ["--rdzv-id", unique("job"), "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--nnodes", "2"]
+    agent = subprocess.Popen(
+        [
+            *COMMAND,
+            *options,
+            "--python-exec",
+            str(python),
+            "--state-dir",
+            str(tmp_path / "state"),
+            str(script),
+        ],
+        env=clean_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    try:
+        wait_for("the interpreter to be asked", asked.exists)
+        os.killpg(agent.pid, signum)
+        _, said = agent.communicate(timeout=GUARD_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(agent.pid, signal.SIGKILL)
+    assert f"{signum.name} received" in said
+    assert "cannot be started" not in said
+    assert "Remedy" not in said
 
 
 def test_a_script_that_sets_address_or_rank_is_reported_at_every_start(tmp_path: Path) -> None:

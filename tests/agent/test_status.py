@@ -184,6 +184,80 @@ def test_nothing_is_said_to_run_where_the_agent_was_killed(tmp_path: Path) -> No
         assert json.loads(elastic_agent(*words, "--json").stdout)["phase"] == "unknown"
 
 
+def why(*more: str) -> str:
+    done = elastic_agent("why", RUN_ID, *more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def explained(text: str) -> list[str]:
+    return [cause.partition(":")[0] for cause in text.split("\n\n")]
+
+
+def start_alone(run: Agents, *more: str) -> subprocess.Popen[str]:
+    """Start the only agent of the run; returns when its worker works."""
+    agent = run.start("n1", "--nnodes", "1", *more)
+    assert worker_is_up(agent)
+    return agent
+
+
+def stop(agent: subprocess.Popen[str]) -> None:
+    assert elastic_agent("stop", "--run", RUN_ID).returncode == 0
+    assert agent.wait() == ExitCode.STOPPED
+
+
+def test_the_history_of_a_run_goes_on_when_it_is_resumed_and_ends_with_the_run(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        run = Agents(tmp_path, stack)
+        agent = start_alone(run)
+        answer(agent, "fail")
+        assert worker_is_up(agent)
+        line_with(agent, "generation 1: root cause: ")
+        stop(agent)
+
+        agent = run.start("n1", "--nnodes", "1", "--status-port", "0")
+        url = line_with(agent, "status page at ").partition("status page at ")[2].strip()
+        assert worker_is_up(agent)
+        wait_for("what was recorded", lambda: len(status_json()["generations"]) == 3)
+        assert re.match(r"generation 1: root cause: worker n1/0 .*ValueError: bad sample", why())
+        generations = status_json()["generations"]
+        assert [(one["generation"], one.get("ended_s") is None) for one in generations] == [
+            (1, False),
+            (2, False),
+            (3, True),
+        ]
+        assert 'id="generation-1"' in page(url)[1]
+        answer(agent, "fail")
+        assert worker_is_up(agent)
+        line_with(agent, "generation 3: root cause: ")
+        assert explained(why()) == ["generation 1", "generation 3"]
+        answer(agent, "go on")
+        assert agent.wait() == ExitCode.FINISHED
+        assert explained(why("--state-dir", str(run.state_dir))) == ["generation 1", "generation 3"]
+
+        agent = start_alone(run)  # another run of this name
+        assert why() == f"run {RUN_ID}: no generation has failed, as far as is known on this machine\n"
+        assert [one["generation"] for one in status_json()["generations"]] == [5]
+        answer(agent, "go on")
+        assert agent.wait() == ExitCode.FINISHED
+
+
+def test_a_damaged_history_costs_one_line_and_no_run(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        run = Agents(tmp_path, stack)
+        stop(start_alone(run))
+        (saved,) = (run.state_dir / "status" / RUN_ID).iterdir()
+        saved.write_text("{")
+        agent = start_alone(run)
+        assert [one["generation"] for one in status_json()["generations"]] == [2]
+        answer(agent, "go on")
+        _, said = agent.communicate()
+        assert agent.returncode == ExitCode.FINISHED
+    assert said.count(f"cannot read {saved} (") == 1
+    assert "Traceback" not in said
+    assert '"run_id"' in saved.read_text(), "the next start reads this one"
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("failing", [0, 1])
 def test_every_node_tells_why_the_run_failed_whichever_hosts_the_store(tmp_path: Path, failing: int) -> None:

@@ -65,7 +65,12 @@ def test_modules_that_python_can_run_are_accepted(name: str) -> None:
         ("", "was not found from"),
         ("..", "was not found from"),
         ("package..train", "was not found from"),
-        ("package/inner/train.py", "was not found from"),
+        (
+            "package/inner/train.py",
+            "is a path; expected the name of a module, with dots: -m package.inner.train, or the script without -m",
+        ),
+        ("./train.py", "with dots: -m train, or the script without -m"),
+        ("package/inner", "with dots: -m package.inner, or the script without -m"),
         ("pakk\udce9ge", "was not found from"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
+from tests.cli.support import elastic_agent
 
 from .cluster import EXPIRING_LEASE_S, Cluster
 from .conftest import MakeCluster, on_both_to_prove
@@ -78,7 +79,7 @@ def test_another_agent_of_the_machine_takes_over_the_store_of_a_killed_host(
 def test_a_run_whose_processes_were_all_killed_resumes_above_its_generation(
     make_cluster: MakeCluster,
 ) -> None:
-    """With the same names, though none was given, and with the restarts that are left."""
+    """With the same names, though none was given, the restarts that are left, and its history."""
     cluster = make_cluster("1", "--max-restarts", "1", alone=True, run_id=None, lease_s=EXPIRING_LEASE_S)
 
     def start() -> str:
@@ -91,10 +92,16 @@ def test_a_run_whose_processes_were_all_killed_resumes_above_its_generation(
     first = cluster.wait_training(node)
     cluster.order(f"{node}/0", "exit")
     second = cluster.wait_training(node, after=first)
+    records, cause = cluster.folder / "state" / "status", f"generation {first}: root cause: worker {node}/0"
+    cluster.wait(
+        "the record of it", lambda: any(cause in one.read_text() for one in records.glob("*/*.json")) or None
+    )
     cluster.agents["some"].kill_node()
     assert cluster.wait_end() == {"some": -signal.SIGKILL}
     assert start() == node
     third = cluster.wait_training(node, after=second)
+    told = elastic_agent("why", str(cluster.born()[0]["run_id"])).stdout
+    assert cause in told, f"{told}\n{cluster.story()}"
     assert cluster.world(first) == cluster.world(third)
     assert len({one["run_id"] for one in cluster.born()}) == 1
     see_it_end(cluster, restarts=1)

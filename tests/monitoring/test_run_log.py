@@ -7,7 +7,15 @@ from typing import Any
 import msgspec
 
 from elastic_agent.diagnosis.cause import CauseKind, RootCause
-from elastic_agent.monitoring.run_log import KEPT_DEPARTURES, KEPT_GENERATIONS, KEPT_WORLDS, Change, RunLog
+from elastic_agent.monitoring.run_log import (
+    KEPT_DEPARTURES,
+    KEPT_GENERATIONS,
+    KEPT_STACKS,
+    KEPT_WORLDS,
+    Change,
+    RunLog,
+)
+from elastic_agent.monitoring.status import GenerationStatus
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
 
 
@@ -75,6 +83,65 @@ def test_a_generation_ends_because_of_its_root_cause_and_not_of_what_was_noticed
         assert log.generations[0].end == victim
         log.explain(1, cause)
         assert log.generations[0].end == end
+
+
+def recorded(*numbers: int, **changes: Any) -> list[GenerationStatus]:
+    return [
+        GenerationStatus(number, float(number), number + 0.5, ("n0",), 1, **changes) for number in numbers
+    ]
+
+
+def numbers(log: RunLog) -> list[int]:
+    return [one.generation for one in log.generations]
+
+
+def test_what_earlier_agents_recorded_precedes_what_is_seen() -> None:
+    log = RunLog()
+    log.see(forming(4, "resuming the run"), 5.0)
+    log.recall(recorded(1, 2, 3, cause="generation: boom", failed=True))
+    log.see(running(4), 10.0)
+    assert numbers(log) == [1, 2, 3, 4]
+    assert [one.cause for one in log.generations] == ["generation: boom"] * 3 + [""]
+    assert log.failures == {}, "they are explained already"
+    assert log.last is not None
+    assert log.last.generation == 4
+
+
+def test_generations_that_a_run_cannot_have_had_are_those_of_another_run_of_its_name() -> None:
+    for first, known in (
+        (forming(2, "new"), [1]),
+        (running(2), [1, 2]),
+        (Plan(1, 2, Phase.STOPPED, 3, "stopped", Policy()), [1, 2, 3]),
+    ):
+        log = RunLog()
+        log.recall(recorded(1, 2, 3, 4))
+        log.see(first, 10.0)
+        assert numbers(log) == known
+        log.see(running(5), 20.0)
+        assert numbers(log) == [*known, 5]
+
+
+def test_a_generation_whose_end_nobody_recorded_does_not_run_any_more() -> None:
+    log = RunLog()
+    log.recall([*recorded(1), GenerationStatus(2, 20.0)])
+    log.see(forming(3, "resuming the run"), 30.0)
+    first, second = log.generations
+    assert (first.cause, first.ended_s) == ("", 1.5)
+    assert (second.is_running, second.ended_s) == (False, None)
+    assert second.cause == "generation 2: its end was not recorded (an agent that is killed records nothing)"
+
+
+def test_the_history_of_a_run_that_is_resumed_for_ever_stays_small() -> None:
+    log = RunLog()
+    log.recall(recorded(*range(1, KEPT_GENERATIONS + 1), stacks="stacks of a large world"))
+    log.see(running(KEPT_GENERATIONS + 1), 10.0)
+    assert len(log.generations) == KEPT_GENERATIONS
+    with_stacks = [one.generation for one in log.generations if one.stacks]
+    assert with_stacks == [*range(KEPT_GENERATIONS - KEPT_STACKS + 1, KEPT_GENERATIONS + 1)]
+    log.see(forming(KEPT_GENERATIONS + 2, "they hang"), 20.0)
+    log.explain(KEPT_GENERATIONS + 1, RootCause(1, CauseKind.HANG, "hangs"), "more stacks")
+    assert sum(1 for one in log.generations if one.stacks) == KEPT_STACKS
+    assert log.generations[-1].stacks == "more stacks"
 
 
 def without_n1(generation: int, **changes: Any) -> Plan:

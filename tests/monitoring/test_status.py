@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
 
 from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
+from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import Departure, GenerationStatus, NodeStatus, RunStatus, run_status
 from elastic_agent.monitoring.status_text import duration, status_text
 from elastic_agent.protocol import (
@@ -187,6 +189,22 @@ def test_a_node_that_is_gone_keeps_its_row_until_it_comes_back() -> None:
     }
     assert rows(status(a, b))["b"] == "standing by (ready)", "it has come back"
     assert "running, 1 of 3 desired nodes, 1 worker" in status_text(status(a))
+
+
+def test_a_generation_whose_end_was_not_recorded_neither_runs_nor_lasted_any_time() -> None:
+    log = RunLog()
+    log.recall([GenerationStatus(2, 900.0, nodes=("a", "b"), workers=2)])
+    log.see(PLAN, 990.0)
+    status = run_status(run_id="r", endpoint="h", asked_s=1000.0, plan=PLAN, generations=log.generations)
+    earlier, present = status_text(status).split("generations:\n")[1].splitlines()[1:3]
+    assert re.match(r"2  \S+ \S+  -        2 nodes, 2 workers  not recorded \(", earlier)
+    assert re.match(r"3  \S+ \S+  running  2 nodes, 2 workers  -$", present)
+    page = run_page(status, is_named=False, shows_all=True).decode()
+    assert [mark for mark in ("past", "now") for _ in range(page.count(f'<i class="{mark}"'))] == [
+        "past",
+        "now",
+    ]
+    assert "width:0.0%" in page
 
 
 def test_the_generation_of_a_run_that_has_ended_is_the_last_one_that_ran() -> None:

@@ -195,6 +195,36 @@ def test_of_several_tracebacks_the_one_that_ended_the_script_is_shown(stderr: st
     assert failure.tail == tail.strip()
 
 
+SEMAPHORE = """\
+Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    lock = multiprocessing.Lock()
+  File "/usr/lib/python3.11/multiprocessing/synchronize.py", line 57, in __init__
+    sl = self._semlock = _multiprocessing.SemLock(
+                         ^^^^^^^^^^^^^^^^^^^^^^^^^
+{error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "known"),
+    [
+        ("OSError: [Errno 30] Read-only file system", "shm-unusable"),
+        ("FileNotFoundError: [Errno 2] No such file or directory", "shm-unusable"),
+        ("PermissionError: [Errno 13] Permission denied", "shm-unusable"),
+        ("OSError: [Errno 28] No space left on device", "shm-full"),
+    ],
+)
+def test_the_error_of_a_semaphore_is_attributed_to_the_folder_of_semaphores(error: str, known: str) -> None:
+    failure = describe(0, 1, "", SEMAPHORE.format(error=error))
+    assert failure.message == error
+    assert failure.recognised is not None
+    assert failure.recognised.name == known
+    assert "/dev/shm" in failure.recognised.meaning
+    other = describe(0, 1, "", SEMAPHORE.format(error=error).replace("_multiprocessing.SemLock(", "open("))
+    assert other.recognised is None or other.recognised.name != known
+
+
 def test_a_traceback_of_another_thread_is_shown_if_there_is_none_of_the_script() -> None:
     assert describe(0, 1, "", OF_A_THREAD).message == "KeyError: 'thread'"
 

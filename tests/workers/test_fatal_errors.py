@@ -64,6 +64,77 @@ def test_the_crash_of_a_python_process_is_attributed_to_its_line(
     assert (failure.signal_name, failure.line) == (signal_name, "train.py:4")
 
 
+ASKED = """
+import faulthandler, os, signal, sys, threading
+faulthandler.enable()
+faulthandler.register(signal.SIGUSR1, file=2, all_threads=True, chain=False)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+def step():
+    print("loss 0.5", file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    print("loss 0.4", file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    END
+
+step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "tail", "last_line"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", ["loss 0.5", "loss 0.4"], ""),
+        ("os._exit(3)", ["loss 0.5", "loss 0.4"], "loss 0.4"),
+        (
+            "raise ValueError('bad')",
+            [
+                "Traceback (most recent call last):",
+                '  File "train.py", line 14, in <module>',
+                "    step()",
+                '  File "train.py", line 12, in step',
+                "    raise ValueError('bad')",
+                "ValueError: bad",
+            ],
+            "",
+        ),
+        (
+            "os.abort()",
+            [
+                "Fatal Python error (most recent call last):",
+                '  File "train.py", line 14, in <module>',
+                '  File "train.py", line 12, in step',
+                "loss 0.5",
+                "loss 0.4",
+            ],
+            "",
+        ),
+    ],
+    ids=["killed", "exited", "raised", "aborted"],
+)
+def test_stacks_that_were_requested_are_not_the_output_of_the_script(
+    tmp_path: Path, end: str, tail: list[str], last_line: str
+) -> None:
+    (tmp_path / "train.py").write_text(ASKED.replace("END", end))
+    done = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr.count("Current thread 0x") >= 2
+    named = done.stderr.replace("Thread 0x", "stacks of worker n1/0 (pid 123):\nThread 0x", 1)
+    for stderr in (done.stderr, named):
+        failure = describe(0, done.returncode, "", stderr)
+        assert failure.tail.replace(f"{tmp_path}/", "").splitlines() == tail
+        assert failure.last_line == last_line
+
+
+def test_stacks_that_the_script_itself_writes_after_a_time_limit_are_its_output(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import faulthandler, threading\nfaulthandler.dump_traceback_later(0.01, exit=True)\n"
+        "threading.Event().wait()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert f'File "{script}", line 3 in <module>' in describe(0, done.returncode, "", done.stderr).tail
+
+
 def test_the_crash_of_a_process_that_the_worker_forked_is_not_the_workers() -> None:
     assert describe(0, 1, "", GLOO + "Traceback (most recent call last):\nRuntimeError: boom").message == (
         "RuntimeError: boom"

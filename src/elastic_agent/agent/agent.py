@@ -295,12 +295,19 @@ class Agent:
         incarnation = new_incarnation()
         member = member_record(settings, self._policy(), self._slots, lock, incarnation)
         session = self._session = Session(self._backend, member, settings.lease_ttl, settings.local_addr)
-        session.history = await self._recall(run_id)
+        history = session.history = await self._recall(run_id)
         collectives = Collectives(CopiesWarning(lambda: supervisor.world, self._seat))
         collectives.open()
         supervisor = self._supervisor = Supervisor(self._parts(run_id, lock, session, collectives))
         observation = Observation(
-            settings, run_id, lock.node_id, self._backend, supervisor, self._publish, self._log_dir(run_id)
+            settings,
+            run_id,
+            lock.node_id,
+            self._backend,
+            supervisor,
+            self._publish,
+            self._log_dir(run_id),
+            goes_on=history is not None and self._runs.continues(history),
         )
         self._goodput = observation.goodput
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots))

@@ -43,8 +43,13 @@ class Observation:
         supervisor: Supervisor,
         publisher: events.Publisher,
         log_dir: str,
+        *,
+        goes_on: bool,
     ) -> None:
-        """Observe from now on what ``publisher`` publishes about ``supervisor``; workers write to ``log_dir``."""
+        """Observe from now on what ``publisher`` publishes about ``supervisor``; workers write to ``log_dir``.
+
+        ``goes_on``: the run has begun before, so that earlier agents may have recorded some of its history.
+        """
         self._run_id = run_id
         self._publisher = publisher
         self.goodput = GoodputRecorder(
@@ -57,6 +62,7 @@ class Observation:
                 endpoint=lambda: backend.shown,
                 reports=Reports(backend.connect_reports),
                 files=StatusFiles(settings.state_dir, run_id, node_id),
+                goes_on=goes_on,
                 progress=lambda: supervisor.progress,
                 log_dir=log_dir,
                 facts=start_facts(settings.script_args, os.environ),

@@ -197,6 +197,12 @@ def check_module(name: str) -> None:
     Raises:
         UsageError: it certainly cannot.
     """
+    if os.sep in name:
+        dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
+        raise UsageError(
+            f"module {quoted(name)} is a path; expected the name of a module, with dots: -m {dotted}, or the script "
+            "without -m"
+        )
     parts = name.split(".")
     spec = _outermost(parts[0])
     for position, part in enumerate(parts[1:], start=1):

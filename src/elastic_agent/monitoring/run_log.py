@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -17,6 +17,11 @@ KEPT_GENERATIONS = 1000
 KEPT_WORLDS = 3
 KEPT_DEPARTURES = 100
 
+KEPT_STACKS = 10
+"""Of so many generations, the newest that hung, the stacks are kept: those of a large world take a megabyte."""
+
+NOT_RECORDED = "not recorded (an agent that is killed records nothing)"
+
 
 @dataclass(frozen=True)
 class Change:
@@ -29,7 +34,7 @@ class Change:
 
 
 class RunLog:
-    """The generations of one run, from the first plan that was seen."""
+    """The generations of one run, from the first plan that was seen, and those that earlier agents have recorded."""
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
@@ -39,6 +44,10 @@ class RunLog:
         self._worlds: dict[int, World] = {}
         self._failures: dict[int, Plan] = {}
         self._generations: dict[int, GenerationStatus] = {}
+        self._earlier: dict[int, GenerationStatus] = {}
+        """Those that earlier agents have recorded."""
+        self._first: Plan | None = None
+        """The first one that was seen."""
         self._last: World | None = None
         """The newest world that has run."""
         self._departures: dict[str, Departure] = {}
@@ -56,7 +65,30 @@ class RunLog:
     @property
     def generations(self) -> tuple[GenerationStatus, ...]:
         """The newest :data:`KEPT_GENERATIONS`, the oldest of them first."""
-        return tuple(self._generations[number] for number in sorted(self._generations))
+        known = {number: row for number, row in self._earlier.items() if self._may_precede(number)}
+        known |= self._generations
+        return tuple(known[number] for number in sorted(known)[-KEPT_GENERATIONS:])
+
+    @property
+    def last(self) -> GenerationStatus | None:
+        """The newest generation that was seen."""
+        return self._generations[max(self._generations)] if self._generations else None
+
+    def recall(self, recorded: Iterable[GenerationStatus]) -> None:
+        """Put these generations, which earlier agents of the run have recorded, before those that are seen."""
+        self._earlier = {row.generation: row for row in recorded}
+        for number, row in self._earlier.items():
+            if row.is_running:
+                text = f"generation {number}: its end was {NOT_RECORDED}"
+                self._earlier[number] = msgspec.structs.replace(row, end=NOT_RECORDED, cause=text)
+        self._forget_stacks()
+
+    def _may_precede(self, generation: int) -> bool:
+        """Tell whether a run that is seen from its first plan on can have had this generation before."""
+        first = self._first
+        if first is None or generation < first.generation:
+            return True
+        return generation == first.generation and first.phase is not Phase.FORMING
 
     def world(self, generation: int) -> World | None:
         """The world of one of the last :data:`KEPT_WORLDS` generations."""
@@ -65,6 +97,7 @@ class RunLog:
     def see(self, plan: Plan, now_s: float) -> Change:
         """Take note of the next plan; ``now_s``: seconds since 1970."""
         before, self.plan = self.plan, plan
+        self._first = self._first or plan
         if before is None or (before.phase, before.generation) != (plan.phase, plan.generation):
             self.since_s = now_s
         ended = self._end(plan, now_s)
@@ -91,6 +124,7 @@ class RunLog:
             self._generations[generation] = msgspec.structs.replace(
                 known, end=end, cause=render(cause), culprit=cause.worker, stacks=stacks
             )
+            self._forget_stacks()
 
     def _end(self, plan: Plan, now_s: float) -> tuple[int, ...]:
         ended = tuple(
@@ -131,6 +165,11 @@ class RunLog:
                 del self._departures[node_id]
         while len(self._departures) > KEPT_DEPARTURES:
             del self._departures[next(iter(self._departures))]
+
+    def _forget_stacks(self) -> None:
+        for one in [one for one in self.generations if one.stacks][:-KEPT_STACKS]:
+            rows = self._generations if one.generation in self._generations else self._earlier
+            rows[one.generation] = msgspec.structs.replace(one, stacks="")
 
     def _forget_old(self) -> None:
         while len(self._generations) > KEPT_GENERATIONS:

@@ -28,13 +28,13 @@ UNKNOWN = "unknown"
 
 
 class GenerationStatus(Struct, frozen=True, omit_defaults=True):
-    """One generation of the run, as this agent saw it."""
+    """One generation of the run, as this agent saw it, or an earlier one that kept its status in the same folder."""
 
     generation: int
     began_s: float
     """When its workers were started; seconds since 1970."""
     ended_s: float | None = None
-    """When it ended; None while it runs."""
+    """When it ended; None while it runs, or if that was not recorded."""
     nodes: tuple[str, ...] = ()
     workers: int = 0
     end: str = ""
@@ -47,6 +47,11 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     """Where its workers were, with their stacks, if they hung."""
     failed: bool = False
     """It ended because of a failure, or of the loss of a node."""
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether it has not ended; when it ended may be unknown."""
+        return self.ended_s is None and not self.end
 
 
 class Departure(Struct, frozen=True):
@@ -202,7 +207,7 @@ def run_status(
         lease_ages_s: by incarnation, how long ago leases were renewed, where that is known.
         reports: the newest report of each node.
         since_s: when the plan's phase and generation began.
-        generations: the history that this agent saw, oldest first.
+        generations: the history of the run, oldest first.
         departures: of the nodes that have left the world since, as this agent saw it.
         goodput: of this agent's node.
         problem: why the store could not be read.

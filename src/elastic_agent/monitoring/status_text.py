@@ -236,8 +236,10 @@ def generation_row(one: GenerationStatus, phase: str) -> Row:
         began = datetime.datetime.fromtimestamp(one.began_s).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         began = "?"  # another client wrote it
-    present = UNKNOWN if phase == UNKNOWN else "running"
-    lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else present
+    if one.is_running:
+        lasted = UNKNOWN if phase == UNKNOWN else "running"
+    else:
+        lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else "-"
     world = f"{count(len(one.nodes), 'node')}, {count(one.workers, 'worker')}"
     return str(one.generation), began, lasted, world, one.end or "-"
 

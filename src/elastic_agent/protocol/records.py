@@ -207,6 +207,12 @@ class Job(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
         is_later = self.scheduled == earlier.scheduled != "" and self.requeues > earlier.requeues
         return is_later and self.has_same_command(earlier)
 
+    def continues(self, history: History) -> bool:
+        """Return whether users take a run of this job for the one in the history: not if that finished, or was another
+        job's and failed."""
+        differs = history.outcome is Phase.FAILED and self.difference(history.job) != ""
+        return history.outcome is not Phase.FINISHED and not differs
+
     def difference(self, earlier: Job) -> str:
         """Say how an earlier job differs from this one, for the log; empty if it does not or that is not known."""
         if earlier.commands and not self.has_same_command(earlier):

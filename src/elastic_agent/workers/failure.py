@@ -22,7 +22,7 @@ from elastic_agent.diagnosis.known_errors import (
 from elastic_agent.diagnosis.signals import MEANINGS, ending
 from elastic_agent.diagnosis.signals import signal_name as name_of_signal
 from elastic_agent.printable import plain
-from elastic_agent.workers.fatal_errors import last_fatal_error
+from elastic_agent.workers.fatal_errors import last_fatal_error, without_requested_stacks
 from elastic_agent.workers.signature import mismatch_signature, signature
 from elastic_agent.workers.tracebacks import Traceback, last_of_script, script_line, shortened
 
@@ -42,6 +42,8 @@ _SENT = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
 """Signals that somebody sent: what a worker wrote before says nothing of why."""
 _FINAL_LINE = re.compile(r"(?:SyntaxError|IndentationError|TabError): |(?:[\w./-]+: )?[Ee]rror: ")
 """How errors begin that end a program without a traceback: of its syntax, and of its arguments (argparse, click)."""
+_SEMAPHORE = "_multiprocessing.SemLock("
+"""Opens a file in /dev/shm, which its error does not name."""
 _LONGEST_SUMMARY = 510
 _WARNED = re.compile(r"^(.+:\d+: \w*Warning: .*)\n  \S.*$", re.MULTILINE)
 """A warning, and the line of source that Python prints under it."""
@@ -132,7 +134,7 @@ def describe(
     the worker noted when its script ended, in one line that may be cut; it may have been stopped before it wrote it.
     """
     raised, tail = _from_error_file(error_file) if error_file else ("", "")
-    stderr_tail = plain(stderr_tail)
+    stderr_tail = without_requested_stacks(plain(stderr_tail))
     stderr = _RANK_PREFIX.sub("", stderr_tail)
     fatal = last_fatal_error(stderr) if returncode < 0 else None
     if fatal is not None:
@@ -224,7 +226,8 @@ def _from_error_file(content: str) -> tuple[str, str]:
 def _raised(returncode: int, stderr: str, trace: Traceback | None, noted: str) -> str:
     """The error that ended the worker; empty if none is known. What else it wrote may be anything."""
     if trace is not None:
-        return "\n".join((noted or trace.error, *trace.rest))
+        error = noted or trace.error
+        return "\n".join((f"/dev/shm: {error}" if _SEMAPHORE in trace.text else error, *trace.rest))
     if noted:
         return noted
     if returncode < 0:

@@ -23,6 +23,14 @@ _SIGNALS = frozenset(
 )
 """What `faulthandler` calls the signals that it handles; with any other name, Python itself ended the process."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+_REQUESTED = re.compile(
+    r"^(?:stacks of worker \S+ \(pid \d+\):|(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):"
+    r'|  File "[^"\n]*", line \d+ in .*|  \.\.\.|  <.*>)(?:\n+|\Z)',
+    re.MULTILINE,
+)
+"""What a worker writes when its stacks are requested; frames of tracebacks have a comma before their ``in``."""
+_OWN = re.compile(r"^(?:Fatal Python error: |Timeout \()", re.MULTILINE)
+"""How stacks begin that nobody requested: of a crash, or of the script's own ``dump_traceback_later``."""
 _CURRENT = "Current thread "
 _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
 _STARTS_WORKERS = ("/elastic_agent/workers/", "/elastic_agent/__main__.py")
@@ -43,6 +51,13 @@ class FatalError:
         """The message under its stack, in the layout of a traceback."""
         head = "Fatal Python error (most recent call last):"
         return "\n".join((head, *self.stack, message)) if self.stack else message
+
+
+def without_requested_stacks(stderr: str) -> str:
+    """Return a worker's output without the stacks that the agent or ``elastic-agent stacks`` had it write."""
+    own = _OWN.search(stderr)
+    end = own.start() if own is not None else len(stderr)
+    return _REQUESTED.sub("", stderr[:end]) + stderr[end:]
 
 
 def last_fatal_error(stderr: str) -> FatalError | None:

@@ -79,7 +79,7 @@ def targets() -> list[Target]:
             "file-status",
             tuple(map(msgspec.json.encode, support.statuses())),
             _status(state),
-            ("agent/reporting/status_files.py saved_statuses",),
+            ("agent/reporting/status_files.py _status_in",),
             0.2,
         ),
         Target("file-history", support.record_samples()[History], _history(state), weight=0.3),

@@ -42,6 +42,9 @@ GATHER_S = 10.0
 ANSWER_S = 2.0
 """How long the store may take, when a user asks for the status, until the answer is what was known before."""
 
+SAVE_AFTER_S = 1.0
+"""How long after the begin of a generation it is recorded: its workers are being started."""
+
 LAST_ANSWER_S = 0.5
 """The same at the end, when the host of the store may have gone."""
 
@@ -56,6 +59,8 @@ class Observed:
     """Of the store, as users write it."""
     reports: Reports
     files: StatusFiles
+    goes_on: bool
+    """Whether earlier agents may have recorded generations of this run."""
     progress: Callable[[], Progress | None]
     """Of the present workers; None without any."""
     log_dir: str
@@ -94,13 +99,20 @@ class RunObserver:
         """What is logged of an earlier explanation at the end, because the reason of the end names a consequence."""
         self._shown_tail = ""
         """The end of the output of this node's failed worker, which was logged when it failed."""
+        self._is_recalled = not observed.goes_on
+        """What earlier agents have recorded is known; before that, it must not be replaced by less."""
+        self._save_timer: asyncio.TimerHandle | None = None
         self._seen: dict[int, frozenset[str]] = {}
         """Workers of this node whose output is beside the log, by generation."""
 
     def on_event(self, event: events.Event) -> None:
         """Take note of it."""
         match event:
-            case events.AgentStarted(incarnation=incarnation) | events.Rejoining(incarnation=incarnation):
+            case events.AgentStarted(incarnation=incarnation):
+                self._reports.incarnation = incarnation
+                if not self._is_recalled:
+                    self._tasks.start(self._recall())
+            case events.Rejoining(incarnation=incarnation):
                 self._reports.incarnation = incarnation
             case PlanSeen(plan=plan):
                 self._plan_seen(plan)
@@ -131,10 +143,20 @@ class RunObserver:
                 self._tasks.start(self._explain_failure(number, plan))
             else:
                 self._save()
+        if change.has_begun:
+            self._stop_timer()
+            self._save_timer = asyncio.get_running_loop().call_later(SAVE_AFTER_S, self._save)
+
+    async def _recall(self) -> None:
+        recorded, problems = await self._observed.files.recorded()
+        for problem in problems:
+            get_logger().warning(problem)
+        self._log.recall(recorded)
+        self._is_recalled = True
 
     def _unnamed_cause(self, plan: Plan) -> str:
         """The first line of the explanation of the last generation, if the reason why the run failed is another one."""
-        last = next(iter(self._log.generations[-1:]), None)
+        last = self._log.last
         slot = plan.failure.slot if plan.failure is not None else None
         if last is None or last.culprit == f"{plan.failed_node}/{slot}":
             return ""
@@ -205,16 +227,18 @@ class RunObserver:
         self._comparison.stop()
         self._reports.stop()
         self._blocked.stop()
+        self._stop_timer()
         await self._tasks.settle(timeout_s)
         if self._repeated:
             get_logger().error(self._repeated)
         self._save()
-        await self._observed.files.written(timeout_s)
+        if self._is_recalled:  # otherwise the disk hangs
+            await self._observed.files.written(timeout_s)
 
     async def log_goodput(self) -> None:
         """Log the goodput of all nodes, if there are several; on the node of rank 0, which the others follow."""
-        last = self._log.generations[-1:]
-        if not last or last[0].nodes[:1] != (self._observed.node_id,) or len(last[0].nodes) == 1:
+        last = self._log.last
+        if last is None or last.nodes[:1] != (self._observed.node_id,) or len(last.nodes) == 1:
             return
         goodput = (await self.status(LAST_ANSWER_S)).run_goodput
         if goodput is not None and goodput.nodes > 1:
@@ -222,15 +246,21 @@ class RunObserver:
 
     async def others_have_read(self, timeout_s: float) -> None:
         """Wait until all nodes that are not lost have read the reports on the last generation, if that failed."""
-        last = [one.generation for one in self._log.generations[-1:] if one.failed]
-        world = self._log.world(last[0]) if last else None
+        last = self._log.last
+        world = self._log.world(last.generation) if last is not None and last.failed else None
         if world is not None:
             await self._reports.gather(world.generation, world, lambda one: one.has_read, timeout_s)
 
     def close(self) -> None:
         """Give up whatever is under way."""
+        self._stop_timer()
         self._tasks.cancel()
         self._reports.close()
 
     def _save(self) -> None:
-        self._observed.files.save(self._status())
+        if self._is_recalled:
+            self._observed.files.save(self._status())
+
+    def _stop_timer(self) -> None:
+        if self._save_timer is not None:
+            self._save_timer.cancel()

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from elastic_agent.agent.events import Event, RunAgreed
+from elastic_agent.agent.events import Event, LeaveSignalled, RunAgreed
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import ETCD
@@ -80,11 +80,13 @@ class StartCheck:
             self._tasks.start(check)
 
     def on_event(self, event: Event) -> None:
-        """A generation that has started needs no examination, unless this node may be alone in it by mistake."""
+        """A run that has started or ends needs no examination, unless this node may be alone in it by mistake."""
         match event:
-            case PlanSeen(plan=plan) if plan.phase is Phase.RUNNING or plan.world is not None:
+            case PlanSeen(plan=plan) if plan.phase is not Phase.FORMING or plan.world is not None:
                 self.task.cancel()
                 self._world_formed(len(plan.world.seats) if plan.world is not None else 0)
+            case LeaveSignalled():  # the signal may have ended a process that examines, too
+                self.close()
             case RunAgreed(run_id=run_id):
                 self._run_id, self._problem = run_id, ""
             case Connected():

@@ -1,7 +1,8 @@
-"""The last status of each run on disk, for users who ask when its agent has ended."""
+"""The last status of each run on disk, for users who ask when its agent has ended, and for the agents after it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -10,11 +11,14 @@ from pathlib import Path
 import msgspec
 
 from elastic_agent.files import all_but_newest, write_atomically
-from elastic_agent.monitoring.status import RunStatus
+from elastic_agent.monitoring.status import GenerationStatus, RunStatus
 from elastic_agent.rendezvous.disk_thread import DiskThread
 
 KEPT_RUNS = 200
 LONGEST_FILE = 16 * 1024 * 1024
+
+READ_FILES = 8
+"""So many files of a run are read for its history, the newest: each agent notes all generations that it has seen."""
 
 
 class StatusFiles:
@@ -27,18 +31,42 @@ class StatusFiles:
 
     def save(self, status: RunStatus) -> None:
         """Write it soon; where it cannot be written, it is lost."""
-        data = msgspec.json.encode(status)
-        self._disk.submit("status", lambda: self._write(data)).add_done_callback(
+        self._disk.submit("status", lambda: self._write(status)).add_done_callback(
             lambda done: done.exception()
         )
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, status: RunStatus) -> None:
         is_new = not self._folder.is_dir()
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path, data)
+        write_atomically(self._path, msgspec.json.encode(status))
         if is_new:
             for _, old in all_but_newest(self._folder.parent.iterdir(), KEPT_RUNS):
                 shutil.rmtree(old, ignore_errors=True)
+
+    async def recorded(self) -> tuple[list[GenerationStatus], list[str]]:
+        """Return the generations that agents of the run have noted in this state directory, and what cannot be read.
+
+        Waits for the disk.
+        """
+        return await asyncio.wrap_future(self._disk.submit("recorded", self._read))
+
+    def _read(self) -> tuple[list[GenerationStatus], list[str]]:
+        files = all_but_newest(_children(self._folder), 0)
+        rows: dict[int, GenerationStatus] = {}
+        problems: list[str] = []
+        for _, path in [one for one in files if one[1].suffix == ".json"][:READ_FILES]:
+            try:
+                found = _status_in(path).generations
+            except (OSError, ValueError, RecursionError) as error:
+                problems.append(
+                    f"cannot read {path} ({error}); status and why do not show the generations that only it names"
+                )
+                continue
+            for row in found:
+                known = rows.get(row.generation)
+                if known is None or _known_of(row) > _known_of(known):
+                    rows[row.generation] = row
+        return list(rows.values()), problems
 
     async def written(self, timeout_s: float) -> None:
         """Wait until everything that was to be saved is written; not for longer than this."""
@@ -53,9 +81,20 @@ def saved_statuses(state_dir: Path, run_id: str | None = None) -> list[RunStatus
     for folder in folders:
         for path in _children(folder):
             with contextlib.suppress(OSError, ValueError, RecursionError):
-                if path.suffix == ".json" and path.stat().st_size <= LONGEST_FILE:
-                    found.append(msgspec.json.decode(path.read_bytes(), type=RunStatus))
+                if path.suffix == ".json":
+                    found.append(_status_in(path))
     return sorted(found, key=lambda one: one.asked_s, reverse=True)
+
+
+def _status_in(path: Path) -> RunStatus:
+    if path.stat().st_size > LONGEST_FILE:
+        raise ValueError("the file is too long")
+    return msgspec.json.decode(path.read_bytes(), type=RunStatus)
+
+
+def _known_of(row: GenerationStatus) -> tuple[bool, bool]:
+    """Rank what an agent noted of a generation: one that was killed does not know its end."""
+    return bool(row.cause), row.ended_s is not None
 
 
 def _children(folder: Path) -> list[Path]:

@@ -152,7 +152,7 @@ class Recorders:
         """By group, up to which collective all were found to be completed when it was last looked at each."""
 
     def summary(self) -> list[dict[str, Any]]:
-        """How far each group is: ``group``, ``enqueued``, ``started``, ``completed``; some microseconds."""
+        """How far each group is: ``group``, ``enqueued``, ``started``, ``completed``; takes about 0.1 ms."""
         status = self._status()
         if any(
             key not in self._names and int(one["last_enqueued_collective"]) > 0 for key, one in status.items()

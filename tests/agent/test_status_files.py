@@ -1,0 +1,65 @@
+"""The generations that the agents of a run record in a state directory, for those that resume it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent.reporting.status_files import READ_FILES, StatusFiles
+from elastic_agent.monitoring.status import GenerationStatus, RunStatus
+from tests.waiting import GUARD_S
+
+RUNS = GenerationStatus(1, 100.0, nodes=("n1", "n2"), workers=2)
+ENDED = GenerationStatus(1, 100.0, 160.0, ("n1", "n2"), 2, "n1 did not renew its lease", failed=True)
+EXPLAINED = GenerationStatus(1, 100.0, 160.0, ("n1", "n2"), 2, "n1 was lost", "generation 1: root cause: …")
+
+
+def record(state_dir: Path, node_id: str, *generations: GenerationStatus) -> None:
+    async def saved() -> None:
+        files = StatusFiles(state_dir, "run", node_id)
+        files.save(RunStatus("run", "host0", 200.0, "running", generations=generations))
+        await files.written(GUARD_S)
+
+    asyncio.run(saved())
+
+
+def recorded(state_dir: Path) -> tuple[list[GenerationStatus], list[str]]:
+    return asyncio.run(StatusFiles(state_dir, "run", "n9").recorded())
+
+
+def test_an_agent_reads_what_all_agents_of_the_directory_recorded_and_takes_what_knows_most(
+    tmp_path: Path,
+) -> None:
+    later = GenerationStatus(2, 170.0, nodes=("n2",), workers=1)
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        folder = tmp_path / "-".join(map(str, order))
+        nodes = [("n1", (RUNS,)), ("n2", (EXPLAINED, later)), ("n3", (ENDED,))]
+        for index in order:
+            node_id, rows = nodes[index]
+            record(folder, node_id, *rows)
+        rows_found, problems = recorded(folder)
+        assert sorted(rows_found, key=lambda row: row.generation) == [EXPLAINED, later]
+        assert problems == []
+
+
+@pytest.mark.parametrize("content", ['{"run_id"', "", '{"run_id": 7}', "[]", "\0\0", "[" * 10_000])
+def test_a_file_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: Path, content: str) -> None:
+    record(tmp_path, "n1", EXPLAINED)
+    damaged = tmp_path / "status" / "run" / "n2.json"
+    damaged.write_text(content)
+    rows, (problem,) = recorded(tmp_path)
+    assert rows == [EXPLAINED]
+    assert problem.startswith(f"cannot read {damaged} (")
+
+
+def test_of_a_run_without_records_nothing_is_known(tmp_path: Path) -> None:
+    assert recorded(tmp_path) == ([], [])
+
+
+def test_of_the_records_of_a_large_world_only_some_are_read(tmp_path: Path) -> None:
+    for number in range(1, 3 * READ_FILES):
+        record(tmp_path, f"n{number}", GenerationStatus(number, 1.0, 2.0))
+    rows, _ = recorded(tmp_path)
+    assert len(rows) == READ_FILES
