@@ -39,6 +39,7 @@ from elastic_agent.linux import start_ticks
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import (
     FINISHED_BEFORE,
+    Cause,
     History,
     Outcome,
     Policy,
@@ -64,12 +65,16 @@ from .observation import Observation
 from .run_claim import ClaimedEndpoint, OtherCommandError, RunClaim, RunElsewhereError
 from .signals import Meanings, SignalDesk
 from .supervisor import Ending, Graces, Parts, Supervisor
+from .tasks import BackgroundTasks
 
 RELEASE_S = 5.0
 """How long to try to remove a finished run's name from the store, if it was agreed for the job."""
 
 RECORD_TIMEOUT_S = 1.0
 """How long the disk may take to take the record of this node's processes."""
+
+LOOK_EVERY_S = 2.0
+"""How often an agent in a scheduler's job looks whether a later life of the job waits for its end."""
 
 LAST_ANSWERS_S = 2.0
 """How long sending the last answers to ``drain`` and ``stop`` may take."""
@@ -114,6 +119,7 @@ class Agent:
         self._closer = BackgroundCloser()
         self._disk = DiskThread("node-record")
         self._console: ConsoleReporter | None = None
+        self._start_check: StartCheck | None = None
         self._systemd = SystemdReporter(manager, self._headline)
         self._publish = events.Publisher(log_event, self._event_log.on_event, self._systemd.on_event)
         if folder := os.environ.get(LAUNCH_FOLDER):
@@ -166,7 +172,7 @@ class Agent:
         console = ConsoleReporter(lambda: self._backend.shown, self._status, self._backend.dial_causes)
         self._console = console
         self._publish.subscribe(console.on_event)
-        start_check = StartCheck(self._settings, os.environ)
+        start_check = self._start_check = StartCheck(self._settings, os.environ)
         self._publish.subscribe(start_check.on_event)
         self._systemd.start()
         try:
@@ -257,21 +263,52 @@ class Agent:
     async def _claim_run(self, folder: Path, run_id: str) -> RunClaim:
         settings = self._settings
         command = command_on_this_machine(settings)
-        claimed = partial(ClaimedEndpoint.of, settings.rdzv_endpoint, settings.rdzv_backend, command)
+        endpoint = settings.rdzv_endpoint, settings.rdzv_backend
         try:
             with self._using_state_dir():
-                return await asyncio.to_thread(lambda: RunClaim.take(folder, claimed()))
+                claimed = await asyncio.to_thread(ClaimedEndpoint.of, *endpoint, command, self._runs)
+                return await RunClaim.await_turn(folder, claimed, settings.join_timeout, self._waits)
         except OtherCommandError as error:
             raise UsageError(
                 f"this agent was given `{command}`, but run {run_id} at {settings.rdzv_endpoint} runs `{error}` on "
                 "this machine; give this one another --rdzv-id, or wait until that run has ended"
             ) from None
         except RunElsewhereError as error:
+            if error.is_earlier_life:
+                raise UsageError(
+                    f"an earlier start of job {self._runs.scheduled} still runs at {error} after "
+                    f"{settings.join_timeout:g} s (--join-timeout), although it was asked to stop; end its agents, "
+                    "then requeue the job"
+                ) from None
             raise UsageError(
                 f"run {run_id} is already running at {error}, and its agents use the same state "
                 f"directory, {settings.state_dir}; give this run another --rdzv-id, or its agents "
                 "another --state-dir"
             ) from None
+
+    def _waits(self, refusal: RunElsewhereError) -> None:
+        if self._start_check is not None:  # it is known why the run does not start
+            self._start_check.close()
+        self._log.info(
+            f"an earlier start of job {self._runs.scheduled} still runs at {refusal}; it was asked to save and "
+            f"stop; waiting up to {self._settings.join_timeout:g} s for its end"
+        )
+
+    async def _stop_for_next_life(self, supervisor: Supervisor) -> None:
+        """Stop the run when the scheduler has started the job again: that start waits for the end of this one."""
+        while not await self._is_to_stop():
+            await asyncio.sleep(LOOK_EVERY_S)
+        words = f"job {self._runs.scheduled} was started again"
+        self._log.info(f"{words}: stopping the run here after its workers have saved")
+        supervisor.stop(Cause.OPERATOR, self._settings.notice_time, words)
+
+    async def _is_to_stop(self) -> bool:
+        if self._job is None or self._claim is None:
+            return False
+        try:
+            return await self._disk.call_async("stop-request", self._claim.is_to_stop, RECORD_TIMEOUT_S)
+        except OSError:  # the disk does not answer; the next look may tell
+            return False
 
     async def _recall(self, run_id: str) -> History | None:
         with self._using_state_dir():
@@ -317,10 +354,14 @@ class Agent:
         )
         control = await self._listen(commands)
         observation.open_page()
+        tasks = BackgroundTasks()
+        if self._job is not None:
+            tasks.start(self._stop_for_next_life(supervisor))
         try:
             ending = self._with_own_part(await supervisor.run())
             await observation.settle(ending.outcome, hosts_readers=self._backend.is_host)
         finally:
+            tasks.cancel()
             observation.close()
             self._publish.unsubscribe(copies.on_event)
             copies.close()
@@ -420,7 +461,8 @@ class Agent:
             self._publish(events.Requeued(done.level == "error", done.text))
         plan = ending.plan
         has_run = plan is not None and (plan.world is not None or plan.generation > 1)
-        if ending.outcome is Outcome.STOPPED and has_run and not decision.requeued:
+        resumes = decision.requeued or await self._is_to_stop()
+        if ending.outcome is Outcome.STOPPED and has_run and not resumes:
             self._log.info(how_to_resume(self._settings, self._backend.run_id or "", self._job))
 
     async def _status(self) -> Waiting:

@@ -241,7 +241,7 @@ def _claim(folder: support.Folder) -> Callable[[bytes], None]:
             os.close(handle)
         if found is not None:
             own.is_same(found)
-            str(run_claim.RunElsewhereError(found.shown))
+            str(run_claim.RunElsewhereError(found, own))
 
     return feed
 
