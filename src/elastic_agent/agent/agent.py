@@ -42,6 +42,7 @@ from elastic_agent.protocol import (
     Cause,
     History,
     Outcome,
+    Plan,
     Policy,
     Seat,
     Waiting,
@@ -129,6 +130,8 @@ class Agent:
         self._goodput: GoodputRecorder | None = None
         self._node_id_lock: NodeIdLock | None = None
         self._claim: RunClaim | None = None
+        self._known: History | None = None
+        """The history of the run on this machine's disk, when this agent began to take part."""
         self._job = SlurmJob.from_environment(os.environ)
         self._runs = job_of(settings, self._job)
         self._stop_signals = stop_signals
@@ -176,17 +179,11 @@ class Agent:
         self._publish.subscribe(start_check.on_event)
         self._systemd.start()
         try:
-            agreed = await self._agree_on_run(console)
-            if isinstance(agreed, Ending):
-                self._not_started(agreed.reason)
-                return agreed
-            bind_context(run=agreed)
-            self._event_log.bind(run=agreed)
-            if await self._has_finished_before(agreed):
-                self._not_started(FINISHED_BEFORE)
-                self._log.info(f"the run finished: {FINISHED_BEFORE}")
-                return Ending(Outcome.FINISHED, FINISHED_BEFORE)
-            ending = await self._until_over(agreed)
+            begun = await self._begin(console)
+            if isinstance(begun, Ending):
+                self._not_started(begun.reason)
+                return begun
+            ending = await self._until_over(begun)
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
                     await run_abandonable(self._backend.release, RELEASE_S)
@@ -200,6 +197,23 @@ class Agent:
             start_check.close()
             console.close()
             self._backend.close()
+
+    async def _begin(self, console: ConsoleReporter) -> str | Ending:
+        """Find the run, and become one of its agents; its id, or why this agent takes no part."""
+        while True:
+            agreed = await self._agree_on_run(console)
+            if isinstance(agreed, Ending):
+                return agreed
+            bind_context(run=agreed)
+            self._event_log.bind(run=agreed)
+            if await self._has_finished_before(agreed):
+                self._log.info(f"the run finished: {FINISHED_BEFORE}")
+                return Ending(Outcome.FINISHED, FINISHED_BEFORE)
+            claim = await self._claim_run(agreed)
+            if self._settings.rdzv_id is not None or not claim.has_waited:
+                self._claim = claim
+                return agreed
+            claim.release()  # the run that was in the way has ended, and its generated id with it
 
     def _not_started(self, reason: str) -> None:
         self._publish(events.NotStarted(reason))
@@ -236,9 +250,8 @@ class Agent:
 
     async def _until_over(self, run_id: str) -> Ending:
         """Take part; with a derived node id that turns out to be taken elsewhere, try the next one."""
-        folder = self._settings.state_dir / "nodes" / run_id
+        folder = self._folder(run_id)
         refused: frozenset[str] = frozenset()
-        self._claim = await self._claim_run(folder, run_id)
         sweep_heartbeat_files()
         while True:
             with self._using_state_dir():
@@ -260,8 +273,11 @@ class Agent:
             self._node_id_lock = None
             lock.release()
 
-    async def _claim_run(self, folder: Path, run_id: str) -> RunClaim:
-        settings = self._settings
+    def _folder(self, run_id: str) -> Path:
+        return self._settings.state_dir / "nodes" / run_id
+
+    async def _claim_run(self, run_id: str) -> RunClaim:
+        settings, folder = self._settings, self._folder(run_id)
         command = command_on_this_machine(settings)
         endpoint = settings.rdzv_endpoint, settings.rdzv_backend
         try:
@@ -331,7 +347,7 @@ class Agent:
         incarnation = new_incarnation()
         member = member_record(settings, self._policy(), self._slots, lock, incarnation)
         session = self._session = Session(self._backend, member, settings.lease_ttl, settings.local_addr)
-        session.history = await self._recall(run_id)
+        session.history = self._known = await self._recall(run_id)
         collectives = Collectives()
         collectives.open()
         supervisor = self._supervisor = Supervisor(self._parts(run_id, lock, session, collectives))
@@ -378,14 +394,22 @@ class Agent:
         has_run = supervisor is not None and supervisor.world is not None
         if ending.outcome is not Outcome.FINISHED or plan is None or has_run:
             return ending
-        job = plan.policy.job
-        difference = self._runs.difference(job)
-        if not difference or self._runs.goes_on(job):
+        difference = self._runs.difference(plan.policy.job)
+        if (not difference and self._is_news(plan)) or self._policy().skips(plan.history()):
             return ending
-        reason = (
-            f"the run finished{difference}; what this agent was given was not run: start it again in a minute"
-        )
+        when = difference or " before this agent was started"
+        reason = f"the run finished{when}; what this agent was given was not run: start it again in a minute"
         return Ending(Outcome.REFUSED, reason, plan=plan)
+
+    def _is_news(self, plan: Plan) -> bool:
+        """Return whether no agent of this machine had ended with this outcome when this one began to take part.
+
+        If this agent's own store reports the outcome, then the one before it was killed, and this one ends for it.
+        """
+        known = self._known
+        if known is None or self._backend.is_host:
+            return True
+        return (known.outcome, known.generation) != (plan.phase, plan.generation)
 
     def _parts(self, run_id: str, lock: NodeIdLock, session: Session, collectives: Collectives) -> Parts:
         """The components of this node's supervisor."""

@@ -138,6 +138,8 @@ class RunClaim:
 
     def __init__(self, handle: int, folder: Path, job: Job) -> None:
         """See :meth:`take`."""
+        self.has_waited = False
+        """Other agents were in the way, and have ended."""
         self._handle = handle
         self._folder = folder
         self._job = job
@@ -192,15 +194,17 @@ class RunClaim:
             life_s: how long an earlier life of the same job may take to end.
             waits: called once, if there is one.
         """
-        began_s, patience_s, asked = time.monotonic(), PATIENCE_S, False
+        began_s, patience_s, asked, has_waited = time.monotonic(), PATIENCE_S, False, False
         while True:
             try:
-                return await asyncio.to_thread(cls.take, folder, claimed)
+                claim = await asyncio.to_thread(cls.take, folder, claimed)
+                claim.has_waited = has_waited
+                return claim
             except (RunElsewhereError, OtherCommandError) as refusal:
                 if isinstance(refusal, RunElsewhereError) and refusal.is_earlier_life and not asked:
                     patience_s, asked = life_s, True
                     waits(refusal)
-                waited_s = time.monotonic() - began_s
+                has_waited, waited_s = True, time.monotonic() - began_s
                 if waited_s >= patience_s:
                     raise
             await asyncio.sleep(PAUSE_S if waited_s < PATIENCE_S else LONG_PAUSE_S)
