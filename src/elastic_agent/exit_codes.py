@@ -43,7 +43,7 @@ MEANINGS: dict[ExitCode, str] = {
     ),
     ExitCode.REFUSED: (
         "the run refused this node: its node id is in use, its --lease-ttl is longer than the run's, or the run "
-        "finished with another command, which this node never ran"
+        "finished with another command or before this node came, which never ran its own"
     ),
     ExitCode.DRAINED: "drained: this node left on request, the run continues without it",
     ExitCode.NOT_STOPPED: (

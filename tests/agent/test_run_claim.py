@@ -20,6 +20,7 @@ from elastic_agent.agent.run_claim import (
     RunElsewhereError,
 )
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.protocol import Job
 from elastic_agent.transport import connect
 from elastic_agent.values import Endpoint
 from tests.agent.support import elastic_agent
@@ -31,8 +32,7 @@ def place(host: str, port: int) -> ClaimedEndpoint:
     return ClaimedEndpoint.of(Endpoint(host, port), "c10d")
 
 
-def take(folder: Path, at: ClaimedEndpoint) -> RunClaim:
-    return RunClaim.take(folder, at, patience_s=0.0)
+take = RunClaim.take
 
 
 def move_to_another_machine(folder: Path) -> None:
@@ -116,13 +116,69 @@ def test_a_loopback_endpoint_of_another_machine_counts_as_in_use(
     held.release()
 
 
+def life(host: str, job: str, requeues: int, command: str = "a") -> ClaimedEndpoint:
+    """A start of a Slurm job whose first node is ``host``."""
+    return ClaimedEndpoint.of(Endpoint(host, 29400), "c10d", command, Job((command,), job, requeues))
+
+
+@pytest.mark.parametrize(
+    ("runs", "starts", "stops"),
+    [
+        (life("n1", "7", 0), life("n2", "7", 1), True),
+        (life("n1", "7", 1), life("n2", "7", 3), True),
+        (life("n1", "7", 0), life("n2", "7", 1, command="b"), True),
+        (life("n1", "7", 0), life("n2", "7", 0), False),
+        (life("n1", "7", 1), life("n2", "7", 0), False),
+        (life("n1", "7", 0), life("n2", "8", 1), False),
+        (life("n1", "", 0), life("n2", "7", 1), False),
+        (life("n1", "7", 0), life("n2", "", 0), False),
+    ],
+    ids=[
+        "requeued",
+        "requeued again",
+        "requeued with another command",
+        "another step",
+        "earlier start",
+        "another job",
+        "no job runs",
+        "no job starts",
+    ],
+)
+def test_only_a_later_start_of_the_same_job_asks_the_agents_of_a_run_to_stop(
+    tmp_path: Path, runs: ClaimedEndpoint, starts: ClaimedEndpoint, stops: bool
+) -> None:
+    held = take(tmp_path, runs)
+    assert not held.is_to_stop()
+    with pytest.raises(RunElsewhereError) as refused:
+        take(tmp_path, starts)
+    assert (held.is_to_stop(), refused.value.is_earlier_life) == (stops, stops)
+    late = take(tmp_path, runs)
+    assert late.is_to_stop() == stops, "an agent of the same start that comes later"
+    for claim in (held, late):
+        claim.release()
+
+
+def test_a_request_to_stop_is_gone_when_the_next_start_takes_part(tmp_path: Path) -> None:
+    held = take(tmp_path, life("n1", "7", 0))
+    for requeues in (2, 1):  # the second has been requeued itself meanwhile, and has not noticed yet
+        with pytest.raises(RunElsewhereError):
+            take(tmp_path, life("n2", "7", requeues))
+    held.release()
+    overtaken = take(tmp_path, life("n2", "7", 1))
+    assert overtaken.is_to_stop(), "the third start still waits"
+    overtaken.release()
+    last = take(tmp_path, life("n3", "7", 2))
+    assert not last.is_to_stop()
+    assert sorted(file.name for file in tmp_path.iterdir()) == [CLAIM_FILE]
+    last.release()
+
+
 IMPATIENT = """
 import sys
-from elastic_agent.agent.run_claim import RunClaim
+from elastic_agent.agent import run_claim
 from elastic_agent.cli.main import main
 
-take = RunClaim.take
-RunClaim.take = lambda folder, place: take(folder, place, patience_s=0.0)
+run_claim.PATIENCE_S = 0.0
 sys.exit(main(sys.argv[1:]))
 """
 

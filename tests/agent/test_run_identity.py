@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,3 +139,104 @@ def test_an_agent_with_another_command_than_the_run_on_its_machine_ends_with_an_
         assert "Traceback" not in large.stderr
         (tmp_path / "finish").touch()
     assert small.returncode == ExitCode.FINISHED
+
+
+SAYS_THAT_IT_WAITS = """
+import sys
+from elastic_agent.agent.run_claim import OtherCommandError, RunClaim
+from elastic_agent.cli.main import main
+
+take = RunClaim.take
+
+def take_or_say(folder, claimed):
+    try:
+        return take(folder, claimed)
+    except OtherCommandError:
+        print("waits", flush=True)
+        raise
+
+RunClaim.take = take_or_say
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.prove
+def test_a_run_that_waited_for_the_end_of_another_one_has_an_id_of_its_own(tmp_path: Path) -> None:
+    """Without a run id: checkpoints are named after it, and those of another configuration are not to be found."""
+    folder = Folder(tmp_path, "import os\nprint(os.environ['ELASTIC_AGENT_RUN_ID'], flush=True)\n" + WAITS)
+    options = ["--state-dir", str(tmp_path / "state"), "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    command = [*COMMAND, *options, *OPTIONS]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    env = clean_environment()
+    with subprocess.Popen([*command, str(folder.script), "small"], env=env, **pipes) as small:
+        first_id = small.stdout.readline()
+        command[: len(COMMAND)] = [sys.executable, "-c", SAYS_THAT_IT_WAITS]
+        with subprocess.Popen([*command, str(folder.script), "large"], env=env, **pipes) as large:
+            assert large.stdout.readline() == "waits\n"
+            (tmp_path / "finish").touch()
+            second, said = large.communicate()
+    assert (small.returncode, large.returncode) == (ExitCode.FINISHED, ExitCode.FINISHED), said
+    assert first_id.startswith("run-")
+    assert [line for line in second.splitlines() if line.startswith("run-")] != [first_id.strip()]
+    assert "with this id" not in said
+
+
+@pytest.mark.system
+def test_a_run_that_has_just_finished_in_a_store_is_no_success_of_the_next_start(tmp_path: Path) -> None:
+    """The store remembers a run for a minute after its end; later, the next start is a new run."""
+    folder = Folder(tmp_path, SCRIPT)
+    endpoint = f"127.0.0.1:{free_port()}"
+    serve = [*COMMAND, "serve", "--rdzv-endpoint", endpoint, "--state-dir", str(tmp_path / "served")]
+    with subprocess.Popen(serve, env=clean_environment(), stderr=subprocess.PIPE, text=True) as store:
+        try:
+            assert store.stderr is not None
+            assert "serving at" in store.stderr.readline()
+            folder.options += ["--rdzv-endpoint", endpoint]
+            folder.run("a")
+            again = subprocess.run(
+                [*COMMAND, *folder.options, str(folder.script), "a"],
+                env=clean_environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        finally:
+            store.kill()
+    if folder.trained == ["a"]:
+        assert again.returncode == ExitCode.REFUSED
+        assert (
+            "the run finished before this agent was started; what this agent was given was not"
+            in again.stderr
+        )
+    else:
+        assert (again.returncode, folder.trained) == (ExitCode.FINISHED, ["a", "a"])
+
+
+@pytest.mark.system
+@pytest.mark.prove
+def test_a_spare_node_of_another_machine_is_told_that_its_arguments_differ(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, WAITS)
+    options = [*OPTIONS, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", unique("run")]
+
+    def command(node: str) -> list[str]:
+        own = [
+            "--state-dir",
+            str(tmp_path / node),
+            "--node-id",
+            node,
+        ]  # nothing is shared, as between machines
+        return [*COMMAND, *options, *own, str(folder.script), f"--of={node}"]
+
+    env = clean_environment()
+    with subprocess.Popen(command("n1"), env=env, stdout=subprocess.PIPE, text=True) as runs:
+        assert runs.stdout is not None
+        assert runs.stdout.readline() == "trains --of=n1\n"
+        with subprocess.Popen(command("n2"), env=env, stderr=subprocess.PIPE, text=True) as spare:
+            assert spare.stderr is not None
+            said = next(
+                line for line in spare.stderr if "nodes differ in the arguments of the script" in line
+            )
+            (tmp_path / "finish").touch()
+            spare.communicate()
+    assert "--of=n2 on n2; --of=n1 on n1" in said
+    assert spare.returncode == ExitCode.REFUSED, "its arguments were not run"

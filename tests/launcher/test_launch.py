@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socketserver
@@ -21,6 +22,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.launcher import LaunchError
 from tests.names import unique
 from tests.ports import free_port
+from tests.waiting import wait_for
 
 from .functions import fail, rank_and_restarts, sum_of_ranks
 
@@ -47,6 +49,36 @@ def test_a_run_that_has_finished_before_has_no_values_again(settings: dict[str, 
     with pytest.raises(LaunchError, match="there are no results: the run has already finished") as raised:
         elastic_agent.launch(sum_of_ranks, 3.0, **settings)
     assert raised.value.exit_code == ExitCode.FINISHED
+
+
+@pytest.mark.prove
+def test_a_function_of_the_same_name_is_another_command(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two launches at one endpoint with one run id, the second would only wait for the end of the first."""
+    names = [unique(which).replace("-", "_") for which in ("small", "large")]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(
+            "import time\n"
+            "def train(folder):\n"
+            f"    (folder / '{name}').touch()\n"
+            "    while not (folder / 'finish').exists():\n"
+            "        time.sleep(0.05)\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    small, large = (importlib.import_module(name).train for name in names)
+    settings |= {"rdzv_id": unique("job"), "rdzv_endpoint": f"127.0.0.1:{free_port()}", "nproc_per_node": 1}
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(elastic_agent.launch, small, tmp_path, **settings)
+        wait_for("the first function to run", (tmp_path / names[0]).exists)
+        try:
+            with pytest.raises(LaunchError) as raised:
+                elastic_agent.launch(large, tmp_path, **settings)
+        finally:
+            (tmp_path / "finish").touch()
+        assert first.result() == {0: None}
+    assert raised.value.exit_code == ExitCode.USAGE
+    assert not (tmp_path / names[1]).exists()
 
 
 @pytest.mark.parametrize(

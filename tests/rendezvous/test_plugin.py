@@ -8,6 +8,9 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousHandlerCreator
 
+from elastic_agent.protocol import Member, decode, encode
+from elastic_agent.torchrun import plugin
+from elastic_agent.torchrun.messages import Begin
 from elastic_agent.torchrun.plugin import create_etcd_handler, create_handler
 
 
@@ -77,3 +80,30 @@ def test_a_source_without_a_secret_is_a_value_error(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(ValueError, match=wrong):
         creator(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1, secret_source=source))
+
+
+@pytest.mark.parametrize(
+    ("variables", "at_least_s"),
+    [
+        ({}, 30.0),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}, 30.0),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}, 600.0),
+        ({"PET_SHUTDOWN_TIMEOUT": "600", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}, 600.0),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, 30.0),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9" * 30}, 86400.0),
+    ],
+)
+def test_the_others_wait_for_a_torchrun_as_long_as_it_waits_for_its_workers(
+    variables: dict[str, str], at_least_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a restart torchrun gives them 30 s, whatever the variables say."""
+    begun: list[Begin] = []
+    monkeypatch.setattr(plugin, "ElasticRendezvous", lambda backend, run_id, begin, s: begun.append(begin))
+    monkeypatch.setenv("ELASTIC_AGENT_STATE_DIR", str(tmp_path))
+    for name in plugin.SHUTDOWN_TIMEOUTS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    create_handler(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1))
+    sent = decode(Member, encode(begun[0].member))
+    assert at_least_s < sent.stop_s

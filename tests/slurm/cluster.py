@@ -259,6 +259,7 @@ class Slurm:
                 _send(pid, signal.SIGKILL)
             self._init.wait()
         for daemon in self._daemons.values():
+            daemon.send_signal(signal.SIGCONT)  # nsenter stops with the slurmd of a node that hangs
             daemon.wait()
 
     # -- nodes ----------------------------------------------------------------------------------
@@ -279,6 +280,15 @@ class Slurm:
         for pid in sorted(pids, reverse=True):
             _send(pid, signal.SIGKILL)
         self._daemons[name].wait()
+
+    def hang_node(self, name: str) -> None:
+        """The node's slurmd answers nobody any more; what it has started runs on."""
+        for pid in linux.children(self._daemons[name].pid):
+            _send(pid, signal.SIGSTOP)
+
+    def wake_node(self, name: str) -> None:
+        """Continue its slurmd."""
+        self._daemons[name].send_signal(signal.SIGCONT)  # nsenter has stopped with it, and continues it
 
     def connect_node(self, name: str) -> None:
         """The cable of a lost node works again: its machine, on which nothing runs, refuses connections at once."""
@@ -325,6 +335,7 @@ class Slurm:
         self.command("scancel", "--user", "root")
         self.command("scancel", "--user", "root", "--signal", "KILL")
         for name in NODES:
+            self.wake_node(name)
             if self._daemons[name].poll() is not None:
                 self.start_node(name)
         self._wait_idle()

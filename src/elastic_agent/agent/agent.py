@@ -40,8 +40,10 @@ from elastic_agent.linux import start_ticks
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import (
     FINISHED_BEFORE,
+    Cause,
     History,
     Outcome,
+    Plan,
     Policy,
     Seat,
     Waiting,
@@ -65,12 +67,16 @@ from .observation import Observation
 from .run_claim import ClaimedEndpoint, OtherCommandError, RunClaim, RunElsewhereError
 from .signals import Meanings, SignalDesk
 from .supervisor import Ending, Graces, Parts, Supervisor
+from .tasks import BackgroundTasks
 
 RELEASE_S = 5.0
 """How long to try to remove a finished run's name from the store, if it was agreed for the job."""
 
 RECORD_TIMEOUT_S = 1.0
 """How long the disk may take to take the record of this node's processes."""
+
+LOOK_EVERY_S = 2.0
+"""How often an agent in a scheduler's job looks whether a later life of the job waits for its end."""
 
 LAST_ANSWERS_S = 2.0
 """How long sending the last answers to ``drain`` and ``stop`` may take."""
@@ -115,6 +121,7 @@ class Agent:
         self._closer = BackgroundCloser()
         self._disk = DiskThread("node-record")
         self._console: ConsoleReporter | None = None
+        self._start_check: StartCheck | None = None
         self._systemd = SystemdReporter(manager, self._headline)
         self._publish = events.Publisher(log_event, self._event_log.on_event, self._systemd.on_event)
         if folder := os.environ.get(LAUNCH_FOLDER):
@@ -124,6 +131,8 @@ class Agent:
         self._goodput: GoodputRecorder | None = None
         self._node_id_lock: NodeIdLock | None = None
         self._claim: RunClaim | None = None
+        self._known: History | None = None
+        """The history of the run on this machine's disk, when this agent began to take part."""
         self._job = SlurmJob.from_environment(os.environ)
         self._runs = job_of(settings, self._job)
         self._stop_signals = stop_signals
@@ -167,21 +176,15 @@ class Agent:
         console = ConsoleReporter(lambda: self._backend.shown, self._status, self._backend.how_to_reach)
         self._console = console
         self._publish.subscribe(console.on_event)
-        start_check = StartCheck(self._settings, os.environ)
+        start_check = self._start_check = StartCheck(self._settings, os.environ)
         self._publish.subscribe(start_check.on_event)
         self._systemd.start()
         try:
-            agreed = await self._agree_on_run(console)
-            if isinstance(agreed, Ending):
-                self._not_started(agreed.reason)
-                return agreed
-            bind_context(run=agreed)
-            self._event_log.bind(run=agreed)
-            if await self._has_finished_before(agreed):
-                self._not_started(FINISHED_BEFORE)
-                self._log.info(f"the run finished: {FINISHED_BEFORE}")
-                return Ending(Outcome.FINISHED, FINISHED_BEFORE)
-            ending = await self._until_over(agreed)
+            begun = await self._begin(console)
+            if isinstance(begun, Ending):
+                self._not_started(begun.reason)
+                return begun
+            ending = await self._until_over(begun)
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
                     await run_abandonable(self._backend.release, RELEASE_S)
@@ -195,6 +198,23 @@ class Agent:
             start_check.close()
             console.close()
             self._backend.close()
+
+    async def _begin(self, console: ConsoleReporter) -> str | Ending:
+        """Find the run, and become one of its agents; its id, or why this agent takes no part."""
+        while True:
+            agreed = await self._agree_on_run(console)
+            if isinstance(agreed, Ending):
+                return agreed
+            bind_context(run=agreed)
+            self._event_log.bind(run=agreed)
+            if await self._has_finished_before(agreed):
+                self._log.info(f"the run finished: {FINISHED_BEFORE}")
+                return Ending(Outcome.FINISHED, FINISHED_BEFORE)
+            claim = await self._claim_run(agreed)
+            if self._settings.rdzv_id is not None or not claim.has_waited:
+                self._claim = claim
+                return agreed
+            claim.release()  # the run that was in the way has ended, and its generated id with it
 
     def _not_started(self, reason: str) -> None:
         self._publish(events.NotStarted(reason))
@@ -231,9 +251,8 @@ class Agent:
 
     async def _until_over(self, run_id: str) -> Ending:
         """Take part; with a derived node id that turns out to be taken elsewhere, try the next one."""
-        folder = self._settings.state_dir / "nodes" / run_id
+        folder = self._folder(run_id)
         refused: frozenset[str] = frozenset()
-        self._claim = await self._claim_run(folder, run_id)
         sweep_heartbeat_files()
         while True:
             with self._using_state_dir():
@@ -255,24 +274,58 @@ class Agent:
             self._node_id_lock = None
             lock.release()
 
-    async def _claim_run(self, folder: Path, run_id: str) -> RunClaim:
-        settings = self._settings
+    def _folder(self, run_id: str) -> Path:
+        return self._settings.state_dir / "nodes" / run_id
+
+    async def _claim_run(self, run_id: str) -> RunClaim:
+        settings, folder = self._settings, self._folder(run_id)
         command = command_on_this_machine(settings)
-        claimed = partial(ClaimedEndpoint.of, settings.rdzv_endpoint, settings.rdzv_backend, command)
+        endpoint = settings.rdzv_endpoint, settings.rdzv_backend
         try:
             with self._using_state_dir():
-                return await asyncio.to_thread(lambda: RunClaim.take(folder, claimed()))
+                claimed = await asyncio.to_thread(ClaimedEndpoint.of, *endpoint, command, self._runs)
+                return await RunClaim.await_turn(folder, claimed, settings.join_timeout, self._waits)
         except OtherCommandError as error:
             raise UsageError(
                 f"this agent was given `{command}`, but run {run_id} at {settings.rdzv_endpoint} runs `{error}` on "
                 "this machine; give this one another --rdzv-id, or wait until that run has ended"
             ) from None
         except RunElsewhereError as error:
+            if error.is_earlier_life:
+                raise UsageError(
+                    f"an earlier start of job {self._runs.scheduled} still runs at {error} after "
+                    f"{settings.join_timeout:g} s (--join-timeout), although it was asked to stop; end its agents, "
+                    "then requeue the job"
+                ) from None
             raise UsageError(
                 f"run {run_id} is already running at {error}, and its agents use the same state "
                 f"directory, {settings.state_dir}; give this run another --rdzv-id, or its agents "
                 "another --state-dir"
             ) from None
+
+    def _waits(self, refusal: RunElsewhereError) -> None:
+        if self._start_check is not None:  # it is known why the run does not start
+            self._start_check.close()
+        self._log.info(
+            f"an earlier start of job {self._runs.scheduled} still runs at {refusal}; it was asked to save and "
+            f"stop; waiting up to {self._settings.join_timeout:g} s for its end"
+        )
+
+    async def _stop_for_next_life(self, supervisor: Supervisor) -> None:
+        """Stop the run when the scheduler has started the job again: that start waits for the end of this one."""
+        while not await self._is_to_stop():
+            await asyncio.sleep(LOOK_EVERY_S)
+        words = f"job {self._runs.scheduled} was started again"
+        self._log.info(f"{words}: stopping the run here after its workers have saved")
+        supervisor.stop(Cause.OPERATOR, self._settings.notice_time, words)
+
+    async def _is_to_stop(self) -> bool:
+        if self._job is None or self._claim is None:
+            return False
+        try:
+            return await self._disk.call_async("stop-request", self._claim.is_to_stop, RECORD_TIMEOUT_S)
+        except OSError:  # the disk does not answer; the next look may tell
+            return False
 
     async def _recall(self, run_id: str) -> History | None:
         with self._using_state_dir():
@@ -295,7 +348,7 @@ class Agent:
         incarnation = new_incarnation()
         member = member_record(settings, self._policy(), self._slots, lock, incarnation)
         session = self._session = Session(self._backend, member, settings.lease_ttl, settings.local_addr)
-        history = session.history = await self._recall(run_id)
+        history = session.history = self._known = await self._recall(run_id)
         collectives = Collectives(CopiesWarning(lambda: supervisor.world, self._seat))
         collectives.open()
         supervisor = self._supervisor = Supervisor(self._parts(run_id, lock, session, collectives))
@@ -323,10 +376,14 @@ class Agent:
         )
         control = await self._listen(commands)
         observation.open_page()
+        tasks = BackgroundTasks()
+        if self._job is not None:
+            tasks.start(self._stop_for_next_life(supervisor))
         try:
             ending = self._with_own_part(await supervisor.run())
             await observation.settle(ending.outcome, hosts_readers=self._backend.is_host)
         finally:
+            tasks.cancel()
             observation.close()
             collectives.close()
             if control is not None:
@@ -341,14 +398,22 @@ class Agent:
         has_run = supervisor is not None and supervisor.world is not None
         if ending.outcome is not Outcome.FINISHED or plan is None or has_run:
             return ending
-        job = plan.policy.job
-        difference = self._runs.difference(job)
-        if not difference or self._runs.goes_on(job):
+        difference = self._runs.difference(plan.policy.job)
+        if (not difference and self._is_news(plan)) or self._policy().skips(plan.history()):
             return ending
-        reason = (
-            f"the run finished{difference}; what this agent was given was not run: start it again in a minute"
-        )
+        when = difference or " before this agent was started"
+        reason = f"the run finished{when}; what this agent was given was not run: start it again in a minute"
         return Ending(Outcome.REFUSED, reason, plan=plan)
+
+    def _is_news(self, plan: Plan) -> bool:
+        """Return whether no agent of this machine had ended with this outcome when this one began to take part.
+
+        If this agent's own store reports the outcome, then the one before it was killed, and this one ends for it.
+        """
+        known = self._known
+        if known is None or self._backend.is_host:
+            return True
+        return (known.outcome, known.generation) != (plan.phase, plan.generation)
 
     def _parts(self, run_id: str, lock: NodeIdLock, session: Session, collectives: Collectives) -> Parts:
         """The components of this node's supervisor."""
@@ -424,7 +489,8 @@ class Agent:
             self._publish(events.Requeued(done.level == "error", done.text))
         plan = ending.plan
         has_run = plan is not None and (plan.world is not None or plan.generation > 1)
-        if ending.outcome is Outcome.STOPPED and has_run and not decision.requeued:
+        resumes = decision.requeued or await self._is_to_stop()
+        if ending.outcome is Outcome.STOPPED and has_run and not resumes:
             self._log.info(how_to_resume(self._settings, self._backend.run_id or "", self._job))
 
     async def _status(self) -> Waiting:

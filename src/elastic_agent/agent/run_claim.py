@@ -5,35 +5,53 @@ requeued job, say) resumes where it was. Two runs of one name at two endpoints w
 So the agents of a run share a lock on a file that names their endpoint, for as long as they live; an agent with
 another endpoint finds it locked and refuses to start. So does an agent of the same machine with another command: it
 would wait as a spare node of a run that does something else.
+
+A scheduler may start a job again while agents of its earlier life still run (on a node whose daemon hangs). The later
+life asks them to stop, by a file beside the lock, and waits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_agent.files import is_at
+import msgspec
+
+from elastic_agent.files import is_at, write_atomically
 from elastic_agent.linux import boot_id, pid_namespace
+from elastic_agent.protocol import Job
 from elastic_agent.transport import TransportError, connect, is_local, is_loopback_name, resolve
 from elastic_agent.values import Endpoint
 
-CLAIM_FILE = "=endpoint.lock"
-"""No node can have this name; swept with the locks of the run's nodes."""
+CLAIM_FILE, STOP_FILE = "=endpoint.lock", "=stop.lock"
+"""No node can have these names; swept with the locks of the run's nodes."""
 
 PATIENCE_S, PAUSE_S = 10.0, 0.1
 """How long to wait for agents of another endpoint, which may just be ending (a requeued job)."""
 
+LONG_PAUSE_S = 1.0
+"""Between the attempts of a longer wait: each is some calls to a file server."""
+
 DIAL_TIMEOUT_S = 2.0
+
+UNKNOWN_JOB = Job()
 
 
 class RunElsewhereError(Exception):
     """A run of this name is in progress at another endpoint; the message names it."""
+
+    def __init__(self, found: ClaimedEndpoint | None, claimed: ClaimedEndpoint) -> None:
+        """``found``: the other endpoint, if it could be read."""
+        super().__init__(found.shown if found is not None else "another endpoint")
+        self.is_earlier_life = found is not None and claimed.job.is_later_life_of(found.job)
+        """Whether its agents are of an earlier life of the same job."""
 
 
 class OtherCommandError(Exception):
@@ -56,14 +74,19 @@ class ClaimedEndpoint:
     pid: int = 0
     processes: str = ""
     """That agent's process id, and the namespace in which it is valid."""
+    job: Job = UNKNOWN_JOB
+    """What that agent takes part for."""
 
     @classmethod
-    def of(cls, endpoint: Endpoint | None, backend: str, command: str = "") -> ClaimedEndpoint:
+    def of(
+        cls, endpoint: Endpoint | None, backend: str, command: str = "", job: Job = UNKNOWN_JOB
+    ) -> ClaimedEndpoint:
         """The endpoint in these settings; None: a store of this agent's own."""
         boot = boot_id()
-        writer = command, os.getpid(), pid_namespace()
+        writer = command, os.getpid(), pid_namespace(), job
         if endpoint is None or not endpoint.port:
-            return cls("a standalone endpoint", backend, boot, [f"{boot} {os.getpid()}"], [], *writer)
+            shown = f"a standalone endpoint on {os.uname().nodename}"
+            return cls(shown, backend, boot, [f"{boot} {os.getpid()}"], [], *writer)
         keys = {key for member in endpoint.members for key in _keys(member, backend, boot)}
         local = all(is_loopback_name(member.host) for member in endpoint.members)
         dial: list[str | int] = [] if local or backend != "c10d" else [endpoint.host, endpoint.port]
@@ -113,21 +136,25 @@ def _keys(endpoint: Endpoint, backend: str, boot: str) -> set[str]:
 class RunClaim:
     """This agent's share in the lock; keep it as long as the agent takes part."""
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, folder: Path, job: Job) -> None:
         """See :meth:`take`."""
+        self.has_waited = False
+        """Other agents were in the way, and have ended."""
         self._handle = handle
+        self._folder = folder
+        self._job = job
 
     @classmethod
-    def take(cls, folder: Path, claimed: ClaimedEndpoint, patience_s: float = PATIENCE_S) -> RunClaim:
+    def take(cls, folder: Path, claimed: ClaimedEndpoint) -> RunClaim:
         """Take part in the run whose locks are in ``folder``, at this endpoint. Blocks.
 
         Raises:
-            RunElsewhereError: live agents take part in a run of that name at another endpoint, and continue to.
+            RunElsewhereError: live agents take part in a run of that name at another endpoint. If they are of an
+                earlier life of the same job, they have been asked to stop.
             OtherCommandError: live agents of this machine do so at this endpoint with another command.
             OSError: the folder cannot be written.
         """
         path = folder / CLAIM_FILE
-        give_up_s = time.monotonic() + patience_s
         while True:
             folder.mkdir(parents=True, exist_ok=True)
             try:
@@ -138,20 +165,73 @@ class RunClaim:
             at_endpoint = found is not None and claimed.is_same(found)
             is_ours = found is not None and at_endpoint and not claimed.is_other_command(found)
             if is_ours and is_at(handle, path):
-                return cls(handle)
+                claim = cls(handle, folder, claimed.job)
+                if not claim.is_to_stop():  # the request was for those that have ended
+                    (folder / STOP_FILE).unlink(missing_ok=True)
+                return claim
             is_left = found is not None and not at_endpoint and not found.may_be_in_use()
             if is_left and is_at(handle, path):  # else another agent has replaced it meanwhile
                 path.unlink(missing_ok=True)
             os.close(handle)
-            if not is_left and time.monotonic() >= give_up_s:
-                if found is not None and at_endpoint:
-                    raise OtherCommandError(found.command)
-                raise RunElsewhereError(found.shown if found is not None else "another endpoint")
-            time.sleep(PAUSE_S)
+            if is_left:
+                continue
+            if found is not None and at_endpoint:
+                raise OtherCommandError(found.command)
+            refusal = RunElsewhereError(found, claimed)
+            if refusal.is_earlier_life:
+                _request_stop(folder, claimed.job)
+            raise refusal
+
+    @classmethod
+    async def await_turn(
+        cls, folder: Path, claimed: ClaimedEndpoint, life_s: float, waits: Callable[[RunElsewhereError], None]
+    ) -> RunClaim:
+        """Take part as soon as agents in the way have ended, which may just be ending.
+
+        Args:
+            folder: as in :meth:`take`, which see for the errors, too.
+            claimed: the endpoint.
+            life_s: how long an earlier life of the same job may take to end.
+            waits: called once, if there is one.
+        """
+        began_s, patience_s, asked, has_waited = time.monotonic(), PATIENCE_S, False, False
+        while True:
+            try:
+                claim = await asyncio.to_thread(cls.take, folder, claimed)
+                claim.has_waited = has_waited
+                return claim
+            except (RunElsewhereError, OtherCommandError) as refusal:
+                if isinstance(refusal, RunElsewhereError) and refusal.is_earlier_life and not asked:
+                    patience_s, asked = life_s, True
+                    waits(refusal)
+                has_waited, waited_s = True, time.monotonic() - began_s
+                if waited_s >= patience_s:
+                    raise
+            await asyncio.sleep(PAUSE_S if waited_s < PATIENCE_S else LONG_PAUSE_S)
+
+    def is_to_stop(self) -> bool:
+        """Return whether a later life of this agent's job waits for its end. Raises OSError."""
+        request = _stop_request(self._folder)
+        return request is not None and request.is_later_life_of(self._job)
 
     def release(self) -> None:
         """Take part no more."""
         os.close(self._handle)
+
+
+def _request_stop(folder: Path, job: Job) -> None:
+    """Ask the agents of earlier lives of this job to stop, unless it or a later life has."""
+    known = _stop_request(folder)
+    if known is None or (known != job and not known.is_later_life_of(job)):
+        write_atomically(folder / STOP_FILE, msgspec.json.encode(job))
+
+
+def _stop_request(folder: Path) -> Job | None:
+    """Return the life that asks earlier ones to stop."""
+    try:
+        return msgspec.json.decode((folder / STOP_FILE).read_bytes(), type=Job)
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
 
 
 def _share(handle: int, claimed: ClaimedEndpoint) -> ClaimedEndpoint | None:
@@ -161,7 +241,7 @@ def _share(handle: int, claimed: ClaimedEndpoint) -> ClaimedEndpoint | None:
     """
     if _locked(handle, fcntl.LOCK_EX):
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(asdict(claimed)).encode(), 0)
+        os.pwrite(handle, msgspec.json.encode(claimed), 0)
     return _read(handle) if _locked(handle, fcntl.LOCK_SH) else None
 
 
@@ -177,6 +257,6 @@ def _locked(handle: int, how: int) -> bool:
 
 def _read(handle: int) -> ClaimedEndpoint | None:
     try:
-        return ClaimedEndpoint(**json.loads(os.pread(handle, 65536, 0)))
-    except (ValueError, TypeError, RecursionError):
+        return msgspec.json.decode(os.pread(handle, 65536, 0), type=ClaimedEndpoint)
+    except (ValueError, RecursionError):
         return None

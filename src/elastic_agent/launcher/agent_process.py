@@ -50,7 +50,7 @@ def run_agent(
             script = ["--no-python", entrypoint, *map(str, args)]
         else:
             write_call(folder, entrypoint, args)
-            script = ["--module", "elastic_agent.launcher.function", _name(entrypoint)]
+            script = ["--module", "elastic_agent.launcher.function", _full_name(entrypoint)]
         more, wrong = _look_ahead([*options, *script], environ)
         code = _run([*more, *options, *script], environ)
         return _result(entrypoint, folder, code, wrong)
@@ -185,6 +185,14 @@ def _error_file(folder: Path, pid: int) -> str:
         return os.fsdecode((folder / "errors" / str(pid)).read_bytes())
     except OSError:
         return "<N/A>"  # as torch has it
+
+
+def _full_name(function: Callable[..., Any]) -> str:
+    """Return a name that tells functions of one run id apart, and is the same on every machine."""
+    module = getattr(function, "__module__", None) or ""
+    if module == "__main__":
+        module = os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "")
+    return f"{module}:{_name(function)}" if module else _name(function)
 
 
 def _name(entrypoint: Callable[..., Any] | str) -> str:

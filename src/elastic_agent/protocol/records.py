@@ -204,8 +204,11 @@ class Job(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
 
     def goes_on(self, earlier: Job) -> bool:
         """Return whether this is the same command in a later life of the same job."""
-        is_later = self.scheduled == earlier.scheduled != "" and self.requeues > earlier.requeues
-        return is_later and self.has_same_command(earlier)
+        return self.is_later_life_of(earlier) and self.has_same_command(earlier)
+
+    def is_later_life_of(self, earlier: Job) -> bool:
+        """Return whether the scheduler has started the earlier job again since, as this one."""
+        return self.scheduled == earlier.scheduled != "" and self.requeues > earlier.requeues
 
     def continues(self, history: History) -> bool:
         """Return whether users take a run of this job for the one in the history: not if that finished, or was another

@@ -226,7 +226,7 @@ class LocalCluster(Agents):
         return [*(self._records.all() if kind is None else self._records.of(kind))]
 
     def more_lines(self) -> list[Line]:
-        return [line for line in self.records() if line["kind"] not in ("step", "beat")]
+        return [line for line in self.records() if line["kind"] not in ("step", "stepped", "beat")]
 
     @property
     def generation(self) -> int:

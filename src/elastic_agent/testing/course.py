@@ -80,6 +80,8 @@ class Course:
                 self._begin(one, line)
             case "step":
                 self._step(one, line)
+            case "stepped":
+                self._place(one, line)
             case "beat" if line["step"] is not None and not self._counts_optimizer_steps:
                 self._beat(one, line)
 
@@ -111,6 +113,9 @@ class Course:
             one.losses[line["rank"]] = line["loss"]
             self.first_loss = line["loss"] if self.first_loss is None else self.first_loss
         self._count(one, line)
+        self._place(one, line)
+
+    def _place(self, one: GenerationCourse, line: Line) -> None:
         # Of every rank: the one that saved the state may be ahead of others, of which one was killed.
         position = one.base + line["taken"]
         one.reached = max(one.reached, position)

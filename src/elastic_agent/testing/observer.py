@@ -57,12 +57,18 @@ class Recorder:
 
 
 class Steps:
-    """Steps of the first optimizer that makes one."""
+    """Steps of the first optimizer that makes one.
+
+    torch calls the hooks once more for each ``super().step()`` of a subclass: a step begins with the first of these
+    calls, and its parameters are those after the last one.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._first: int | None = None
         self._taken = 0
+        self._is_begun = False
+        """A call of ``step`` has not returned yet, or has raised an error."""
         self.loss: Any = None
         """The newest scalar that ``backward()`` was called on."""
 
@@ -71,13 +77,19 @@ class Steps:
         if self._first is None:
             self._first = id(optimizer)
             self._recorder.write("begin", state=fingerprint(optimizer))
+        self._is_begun = self._is_begun or id(optimizer) == self._first
 
     def after(self, optimizer: Any, *_: object) -> None:
-        """A step was made."""
-        if id(optimizer) == self._first:
-            self._taken += 1
-            loss = None if self.loss is None else float(self.loss)
-            self._recorder.write("step", taken=self._taken, state=fingerprint(optimizer), loss=loss)
+        """A step was made, or what a subclass adds to it."""
+        if id(optimizer) != self._first:
+            return
+        if not self._is_begun:
+            self._recorder.write("stepped", taken=self._taken, state=fingerprint(optimizer))
+            return
+        self._is_begun = False
+        self._taken += 1
+        loss = None if self.loss is None else float(self.loss)
+        self._recorder.write("step", taken=self._taken, state=fingerprint(optimizer), loss=loss)
 
 
 def fingerprint(optimizer: Any) -> str:

@@ -32,13 +32,23 @@ from elastic_agent.config.values import NodeRange
 from elastic_agent.installed import installed_version
 from elastic_agent.protocol import RECORD_VERSION, Fingerprint, Member, State
 from elastic_agent.transport import Munge, MungeError
-from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess, new_incarnation
+from elastic_agent.values import (
+    DEFAULT_PORT,
+    ETCD_PORT,
+    LONGEST_TIME_S,
+    Endpoint,
+    EtcdAccess,
+    new_incarnation,
+)
 
 from .handler import ElasticRendezvous
 from .messages import Begin
 
-TORCHRUN_STOPS_WITHIN_S = 35.0
-"""torchrun gives its workers 30 s between SIGTERM and SIGKILL, and polls them several times a second."""
+RESTART_GRACE_S, POLLS_S = 30.0, 5.0
+"""torchrun gives its workers 30 s between SIGTERM and SIGKILL before a restart; how late it may notice anything."""
+
+SHUTDOWN_TIMEOUTS = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+"""Variables by which workers get another time when torchrun itself is stopped; an option is not known here."""
 
 
 def elastic_handler() -> RendezvousHandlerCreator:
@@ -96,7 +106,7 @@ def _create_with(
         state=State.READY,
         generation=0,
         policy=policy,
-        stop_s=TORCHRUN_STOPS_WITHIN_S,
+        stop_s=_stops_within_s(),
         fingerprint=Fingerprint(python=platform.python_version(), package=installed_version()),
     )
     begin = Begin(
@@ -111,6 +121,13 @@ def _create_with(
         port_range=settings.port_range,
     )
     return ElasticRendezvous(params.backend, params.run_id, begin, policy.join_timeout_s)
+
+
+def _stops_within_s() -> float:
+    """How long torchrun may take to stop its workers, before a restart or because it is stopped."""
+    given = next((text for name in SHUTDOWN_TIMEOUTS if (text := os.environ.get(name))), "")
+    shutdown_s = float(given) if given.isdecimal() else 0.0
+    return POLLS_S + min(max(RESTART_GRACE_S, shutdown_s), LONGEST_TIME_S - POLLS_S)
 
 
 def _settings(params: RendezvousParameters, *, is_etcd: bool) -> Settings:

@@ -99,6 +99,13 @@ def targets() -> list[Target]:
         ),
         Target("file-claim", _claims(), _claim(folder), ("agent/run_claim.py _read",), 0.2),
         Target(
+            "file-stop-request",
+            (b'{"commands":["a1"],"scheduled":"100","requeues":1}',),
+            from_file(run_claim.STOP_FILE, lambda path: run_claim._stop_request(Path(path).parent)),
+            ("agent/run_claim.py _stop_request",),
+            0.2,
+        ),
+        Target(
             "file-records",
             (b'{"boottime_s":9.5,"kind":"step","loss":0.5}\n{"boottime_s":9.25,"kind":"save"}\n',),
             from_file("records.jsonl", lambda path: Lines(Path(path)).all()),
@@ -241,7 +248,7 @@ def _claim(folder: support.Folder) -> Callable[[bytes], None]:
             os.close(handle)
         if found is not None:
             own.is_same(found)
-            str(run_claim.RunElsewhereError(found.shown))
+            str(run_claim.RunElsewhereError(found, own))
 
     return feed
 

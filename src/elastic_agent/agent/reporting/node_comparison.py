@@ -81,7 +81,8 @@ class NodeComparison:
         gathered = await self._reports.gather(generation, world, lambda _: True, FACTS_S)
         with contextlib.suppress(TransportError):
             known = await self._reports.read()
-            self._tell(known, {node: one.facts for node, one in gathered.items()})
+            # Its own, too: a spare node is not in the world.
+            self._tell(known, self._reports.facts | {node: one.facts for node, one in gathered.items()})
 
     def _tell(self, known: RunReports, facts: Mapping[str, Mapping[str, str]]) -> None:
         plan = known.view.plan

@@ -81,6 +81,11 @@ class NodeReports:
         """This node's on the last generations, the oldest first."""
         return [self._own[number] for number in sorted(self._own)]
 
+    @property
+    def facts(self) -> dict[str, Mapping[str, str]]:
+        """How this node was started, by its id."""
+        return {self._node_id: self._facts}
+
     def on_progress(self) -> None:
         """Report the present workers, and again after a while if they have made progress."""
         self._stop_timer()

@@ -76,7 +76,10 @@ class Leadership:
     ) -> None:
         """``since``: the revision in which our leader key was written. See :func:`campaign_for`."""
         self.ttl_s = ttl_s
-        """How long the leader key lives without :meth:`keep_alive`, seconds."""
+        """How long the leader key lives without :meth:`keep_alive`, seconds.
+
+        Up to twice as long if etcd changes its own leader or restarts meanwhile: it renews every lease then.
+        """
         self._client = client
         self._keys = keys
         self._lease_id = lease_id
