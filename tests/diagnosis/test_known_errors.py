@@ -10,6 +10,7 @@ import pytest
 
 from elastic_agent.diagnosis.known_errors import (
     CAUSES,
+    Case,
     KnownError,
     Nature,
     known_error,
@@ -43,6 +44,23 @@ def test_every_row_is_what_its_examples_are_and_nothing_that_is_unlike_it(row: K
     assert not row.meaning.endswith(".")
     assert "\n" not in row.meaning + row.remedy
     assert len(row.remedy) < 250
+
+
+CASES = [(row, case) for row in ROWS for case in row.cases]
+
+
+@pytest.mark.parametrize(("row", "case"), CASES, ids=[f"{row.name}-{case.given}" for row, case in CASES])
+def test_a_row_says_what_is_right_on_a_machine_with_this_observation(row: KnownError, case: Case) -> None:
+    for text in row.example:
+        known = known_error(text, facts={case.given: "seen"})
+        assert known is not None
+        assert known.error is not None
+        assert known.name == row.name
+        assert known.remedy == (case.remedy or row.remedy)
+        assert known.meaning == (case.meaning or row.meaning)
+        assert known.error.observed({case.fact: "seen"}) == ("seen" if case.fact else "")
+    assert len(case.remedy) < 250
+    assert "\n" not in case.meaning + case.remedy
 
 
 def test_a_name_is_used_once() -> None:

@@ -66,7 +66,7 @@ def test_a_process_that_the_kernel_killed_for_its_memory_is_counted(small_cgroup
 
 
 def test_nothing_is_counted_if_nothing_was_killed() -> None:
-    found = facts.memory_facts(facts.baseline())
+    found = facts.worker_facts(facts.baseline())
     assert found.get("oom_kills", "0") == "0"
     assert "available" in found["memory_available"]
 
@@ -101,3 +101,49 @@ def test_limits_are_told() -> None:
 )  # fmt: skip
 def test_amounts(number: int, text: str) -> None:
     assert facts.amount(number) == text
+
+
+def test_a_fact_that_cannot_be_found_out_takes_no_other_along() -> None:
+    """However a look fails: without a file, with content that cannot be read, or in a way that nobody expected."""
+
+    def fails(error: Exception) -> facts.Look:
+        def look() -> str:
+            raise error
+
+        return look
+
+    errors = [
+        FileNotFoundError(2, "No such file or directory"),
+        PermissionError(13, "Permission denied"),
+        ValueError("not a number"),
+        KeyError("uid 1234 has no name"),
+        IndexError("no third field"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        RuntimeError("unexpected"),
+    ]
+    found: dict[str, str] = {}
+    looks = {"first": lambda: "1", **{str(number): fails(error) for number, error in enumerate(errors)}}
+    facts.gather({**looks, "nothing": lambda: "", "last": lambda: "/data/\udcff"}, found)
+    assert found == {"first": "1", "last": "/data/?"}
+
+
+@pytest.mark.parametrize("change", ["stays", "gone", "replaced by another"])
+def test_what_became_of_the_working_directory_is_found(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    before = facts.baseline(facts.Started(str(folder)))
+    if change != "stays":
+        folder.rmdir()
+    if change == "replaced by another":
+        folder.mkdir()
+    found = facts.machine_facts(before, [], [])
+    assert found["open_files"]
+    assert found["memory_available"]
+    if change == "stays":
+        assert "working_folder" not in found
+    else:
+        assert change in found["working_folder"]
+        assert str(folder) in found["working_folder"]

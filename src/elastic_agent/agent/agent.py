@@ -56,6 +56,7 @@ from elastic_agent.worker_variables import LAUNCH_FOLDER
 from elastic_agent.workers.context import BackgroundCloser
 from elastic_agent.workers.guard.client import Guard, kill_orphans
 from elastic_agent.workers.output.generation_logs import GenerationLogs
+from elastic_agent.workers.spawner.curated import current_folder
 
 from .backend import agree_on_run
 from .identity import IdentityError, NodeIdLock, acquire_node_id, prune_node_ids
@@ -355,6 +356,7 @@ class Agent:
             self._logs,
             self._closer,
             collectives.address,
+            current_folder() or "",
         )
         name = settings.notice_signal
         return Parts(

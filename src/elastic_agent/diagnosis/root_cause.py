@@ -168,13 +168,12 @@ def _called_another(mismatch: Mismatch, first: Finding) -> RootCause:
 def _with_fact(first: Finding) -> str:
     """What the error means, with the observation of the machine that belongs to it."""
     facts = first.report.facts
-    explanation = first.recognised.explanation if first.recognised is not None else None
-    name = explanation.fact if explanation is not None else ""
+    known = first.recognised.explanation if first.recognised is not None else None
     log = facts.get("kernel_log", "") if first.kind is CauseKind.SIGNAL else ""
-    observed = facts.get(name, "") if name else log
+    observed = known.observed(facts) if known is not None and known.fact else log
     if not first.meaning:
         return f"kernel log: {log}" if log else ""
-    return f"{first.meaning} ({observed})" if observed and observed != "0" else first.meaning
+    return f"{first.meaning} ({observed})" if observed else first.meaning
 
 
 def _next_step(first: Finding) -> str:

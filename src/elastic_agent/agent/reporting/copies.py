@@ -14,6 +14,7 @@ from elastic_agent.config.settings import Settings
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import World
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
+from elastic_agent.transport import StoreLostError
 from elastic_agent.workers.guard.client import Spawned
 
 TELL_AFTER_S = 60.0
@@ -84,7 +85,9 @@ class CopiesWatch:
 
     async def _trains_alone(self) -> bool:
         script, is_module = self._settings.script, self._settings.runs_module
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(
+            StoreLostError, OSError
+        ):  # it takes too long, or the working directory is gone
             return await run_abandonable(lambda: trains_alone(script, is_module=is_module), SCAN_S)
         return False
 

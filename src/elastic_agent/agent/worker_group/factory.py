@@ -21,6 +21,7 @@ from elastic_agent.config.values import StreamChoice
 from elastic_agent.protocol import Seat, World
 from elastic_agent.transport import interface_of
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
+from elastic_agent.workers.facts import Started
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 
@@ -103,6 +104,8 @@ class WorkerFactory:
     closer: BackgroundCloser
     asked_by: str | None = None
     """Where workers introduce themselves to be asked for their progress."""
+    folder: str = ""
+    """The working directory when the run began; empty: not known."""
 
     def make(
         self, guard: Guard, world: World, incarnation: str, restarts: int
@@ -160,4 +163,5 @@ class WorkerFactory:
             warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
             ignored_signals=signals_to_ignore(settings, os.environ),
             startup_hook=not settings.runs_program,
+            started=Started(self.folder),
         )
