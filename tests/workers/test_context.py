@@ -110,6 +110,23 @@ def test_the_error_file_of_record_is_read(contexts: Contexts) -> None:
     contexts.stop(context)
 
 
+@pytest.mark.parametrize(
+    ("others", "remedy"),
+    [(0, "install the package in the version"), (2, "install the same packages on every machine")],
+)
+def test_a_missing_package_is_explained_by_the_number_of_machines(
+    contexts: Contexts, others: int, remedy: str
+) -> None:
+    context = contexts.start(
+        "import absent", started=Started(python="/venv/bin/python", other_machines=others)
+    )
+    contexts.feed(context, Exited)
+    found = reported(context).summary("n2")
+    assert f"(the workers run /venv/bin/python; remedy: {remedy}" in found
+    assert ("machine" in found) == bool(others)
+    contexts.stop(context)
+
+
 RELATIVE = "open('data/train.bin')"
 SAVES = "raise RuntimeError('Parent directory ckpt does not exist.')"
 

@@ -147,3 +147,26 @@ def test_what_became_of_the_working_directory_is_found(
     else:
         assert change in found["working_folder"]
         assert str(folder) in found["working_folder"]
+
+
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_an_active_environment_that_is_not_the_one_of_the_workers_is_named(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    agents = facts.baseline(facts.Started(python=sys.executable))
+    assert "other_environment" not in facts.worker_facts(agents)
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert "other_environment" not in facts.worker_facts(agents), "its Python is not the first on PATH"
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    found = facts.worker_facts(agents)["other_environment"]
+    assert str(tmp_path) in found
+    assert sys.prefix in found
+    for chosen in (str(tmp_path / "bin" / "python"), ""):
+        assert "other_environment" not in facts.worker_facts(facts.baseline(facts.Started(python=chosen)))
+    monkeypatch.setenv(variable, sys.prefix)
+    monkeypatch.setenv("PATH", f"{sys.prefix}/bin:{os.environ['PATH']}")
+    assert "other_environment" not in facts.worker_facts(agents)

@@ -29,7 +29,7 @@ from .signals import signal_name
 _FREEING_S = 0.1
 """So much later than a process ended its connections may break: the kernel frees its memory first."""
 
-_CONNECTING = frozenset({"connect-refused", "store-timeout"})
+_CONNECTING = frozenset({"connect-refused", "loopback-address", "store-timeout"})
 """Errors of connections that could not be made."""
 
 
@@ -238,12 +238,15 @@ def _only_consequences(consequences: list[Finding], findings: list[Finding]) -> 
         _blamed(first, kind, broke if lost_peer else first.what),
         where=where(first, findings),
         meaning="no worker is known to have failed before" if lost_peer else first.meaning,
-        remedy=first.remedy
-        or "check the network between these machines, and look at the output of the other worker",
+        remedy=first.remedy or f"{_check_network(first)}look at the output of the other worker",
         next_step=f"compare with the output of the workers on {peer}" if peer else "",
         tail=first.worker.tail,
         is_certain=False,
     )
+
+
+def _check_network(first: Finding) -> str:
+    return "check the network between these machines, and " if "other_machines" in first.report.facts else ""
 
 
 def _absent(consequences: list[Finding], findings: list[Finding]) -> Finding | None:

@@ -9,6 +9,8 @@ import contextlib
 import os
 import re
 import resource
+import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -49,6 +51,10 @@ class Started:
 
     folder: str = ""
     """The working directory; empty: not known."""
+    python: str = ""
+    """The Python that runs them; empty: not known, or another program."""
+    other_machines: int = 0
+    """How many machines besides this one have workers of the generation."""
 
 
 UNKNOWN = Started()
@@ -85,8 +91,14 @@ def worker_facts(before: Baseline) -> dict[str, str]:
     facts: dict[str, str] = {}
     memory: dict[str, Look] = {"oom_kills": partial(_kills_since, before), "memory_limit": _memory_limit_text}
     gather({**memory, "memory_available": _available_memory, **_LIMITS}, facts)
-    folder = before.started.folder
-    gather({"started_in": lambda: folder and f"the agent was started in {folder}"}, facts)
+    folder, python = before.started.folder, before.started.python
+    how: dict[str, Look] = {
+        "started_in": lambda: folder and f"the agent was started in {folder}",
+        "python": lambda: python and f"the workers run {python}",
+        "other_environment": lambda: _other_environment(python, os.environ),
+        "other_machines": lambda: str(before.started.other_machines or ""),
+    }
+    gather(how, facts)
     return facts | _in_time({"working_folder": partial(_what_became_of, folder)})
 
 
@@ -244,6 +256,24 @@ def _kernel_messages() -> Iterator[tuple[float, str]]:
         return
     finally:
         os.close(fd)
+
+
+# -- environments ---------------------------------------------------------------------------------
+
+
+def _other_environment(python: str, environ: Mapping[str, str]) -> str:
+    """Say that workers run the agent's Python although another environment is active; empty: none, or not known."""
+    first = shutil.which("python", path=environ.get("PATH"))
+    if python != sys.executable or first is None:
+        return ""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        folder = environ.get(variable, "")
+        is_active = bool(folder) and os.path.realpath(os.path.dirname(first)) == os.path.realpath(
+            f"{folder}/bin"
+        )
+        if is_active and os.path.realpath(folder) != os.path.realpath(sys.prefix):
+            return f"the workers run the Python of {sys.prefix}, but the active environment is {folder}"
+    return ""
 
 
 # -- folders --------------------------------------------------------------------------------------

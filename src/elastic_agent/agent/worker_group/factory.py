@@ -123,7 +123,7 @@ class WorkerFactory:
             envs = {
                 slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)
             }
-            return self._context(guard, world.generation, envs), heartbeats
+            return self._context(guard, world, envs), heartbeats
         except BaseException:
             heartbeats.close()
             raise
@@ -142,13 +142,13 @@ class WorkerFactory:
             virtual_local_rank=self.settings.virtual_local_rank,
         )
 
-    def _context(self, guard: Guard, generation: int, envs: dict[int, dict[str, str]]) -> WorkerContext:
+    def _context(self, guard: Guard, world: World, envs: dict[int, dict[str, str]]) -> WorkerContext:
         settings = self.settings
         commands = {slot: worker_command(settings, slot) for slot in envs}
         binding = settings.numa_binding
         return WorkerContext(
             guard,
-            generation,
+            world.generation,
             settings.role,
             commands[0][0],
             {slot: command[1:] for slot, command in commands.items()},
@@ -163,5 +163,9 @@ class WorkerFactory:
             warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
             ignored_signals=signals_to_ignore(settings, os.environ),
             startup_hook=not settings.runs_program,
-            started=Started(self.folder),
+            started=Started(
+                self.folder,
+                "" if settings.runs_program else commands[0][0],
+                len({seat.address for seat in world.seats}) - 1,
+            ),
         )
