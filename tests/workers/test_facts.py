@@ -14,6 +14,7 @@ import pytest
 
 from elastic_agent.linux import cgroups
 from elastic_agent.workers import facts
+from elastic_agent.workers.failure import describe
 from tests.small_disk import run_on_small_disk
 
 MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
@@ -125,6 +126,28 @@ def test_a_fact_that_cannot_be_found_out_takes_no_other_along() -> None:
     looks = {"first": lambda: "1", **{str(number): fails(error) for number, error in enumerate(errors)}}
     facts.gather({**looks, "nothing": lambda: "", "last": lambda: "/data/\udcff"}, found)
     assert found == {"first": "1", "last": "/data/?"}
+
+
+LIMITED = """
+import resource, sys
+from elastic_agent.workers import facts
+which = {"-v": resource.RLIMIT_AS, "-d": resource.RLIMIT_DATA}[sys.argv[1]]
+resource.setrlimit(which, (8 * 10**9, 8 * 10**9))
+print(facts.worker_facts(facts.baseline())["address_space"])
+"""
+
+
+@pytest.mark.parametrize("option", ["-v", "-d"])
+def test_a_limit_of_a_process_is_named_where_memory_is_missing(option: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED, option], capture_output=True, text=True, check=True)
+    limit = done.stdout.strip()
+    assert limit == f"ulimit {option}: 8.0 GB"
+    for error in ("MemoryError", "RuntimeError: can't start new thread"):
+        known = {"address_space": limit, "memory_available": "19.5 GB of 25.3 GB available"}
+        stderr = f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n{error}\n'
+        found = describe(0, 1, "", stderr, facts=known).summary("n1")
+        assert f"({limit}; remedy: raise th" in found
+        assert "25.3 GB" not in found
 
 
 @pytest.mark.parametrize("change", ["stays", "gone", "replaced by another"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -285,9 +286,10 @@ class Agent:
             yield
         except OSError as error:
             where = f" {error.filename}:" if error.filename is not None else ""
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            wanted = "free space there, or pass another one" if is_full else "expected a writable directory"
             raise UsageError(
-                f"--state-dir {self._settings.state_dir} is not usable:{where} {error.strerror}; expected a "
-                "writable directory"
+                f"--state-dir {self._settings.state_dir} is not usable:{where} {error.strerror}; {wanted}"
             ) from None
 
     async def _take_part(self, run_id: str, lock: NodeIdLock) -> Ending:

@@ -345,7 +345,16 @@ def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
 
 
+def _address_space() -> str:
+    known = (("ulimit -v", resource.RLIMIT_AS), ("ulimit -d", resource.RLIMIT_DATA))
+    limits = {name: resource.getrlimit(which)[0] for name, which in known}
+    return ", ".join(
+        f"{name}: {amount(limit)}" for name, limit in limits.items() if limit != resource.RLIM_INFINITY
+    )
+
+
 _LIMITS: Mapping[str, Look] = {
+    "address_space": _address_space,
     "open_files": lambda: f"limit {_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[0])}",
     "memlock_limit": lambda: f"limit {_bytes(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])}",
     "process_limit": lambda: f"limit {_limit(resource.getrlimit(resource.RLIMIT_NPROC)[0])}",
