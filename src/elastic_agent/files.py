@@ -11,15 +11,21 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the file's content in one step; a reader sees the old or the new, never a mixture."""
+    """Replace the file's content in one step; a reader sees the old or the new, never a mixture.
+
+    Raises:
+        OSError: it cannot be written; names the path.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
         raise
 
 

@@ -207,7 +207,9 @@ def test_a_script_with_the_name_of_a_command_can_be_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["train.py"], ["/bin/true.py"], ["-m", "http.server"], ["serve"]], ids=lambda argv: argv[-1]
+    "argv",
+    [["train.py"], ["/bin/true.py"], ["-m", "http.server"], ["serve"], ["doctor", "--alone", "/bin/true.py"]],
+    ids=lambda argv: argv[-1],
 )
 def test_a_removed_working_directory_is_refused(tmp_path: Path, argv: list[str]) -> None:
     """torch cannot be loaded there: its MKL ends the process with a line of its own that explains nothing."""

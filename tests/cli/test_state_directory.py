@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.torchrun.plugin import create_handler
 from tests.cli.support import LONG_LEASE, elastic_agent, without_overrides
 from tests.names import unique
+from tests.small_disk import run_on_small_disk
 
 ANOTHER_USER = 61002
 
@@ -133,6 +135,26 @@ def test_a_symlink_in_place_of_a_lock_is_not_followed(tmp_path: Path, script: Pa
     assert done.returncode == 2
     assert f"is not usable: {lock}: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# --- a full disk ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [0, 4, 8])
+def test_a_full_state_directory_is_named_with_what_to_do(tmp_path: Path, script: Path, left: int) -> None:
+    """``left``: kilobytes, for what the agent writes first."""
+    state = tmp_path / "state"
+    state.mkdir()
+    fill = f"head -c {(64 - left) * 1024} /dev/zero > {state}/fill"
+    options = ["--state-dir", str(state), "--rdzv-id", unique("train"), "--log-format", "console"]
+    command = [sys.executable, "-m", "elastic_agent", *options, "--max-restarts", "0", str(script)]
+    done = run_on_small_disk(state, "64k", ["sh", "-c", f'{fill}; exec "$@"', "sh", *command])
+    assert "Traceback" not in done.stderr
+    told = [line for line in done.stderr.splitlines() if "No space left on device" in line]
+    assert told
+    for line in told:
+        assert str(state) in line
+        assert "free space" in line
 
 
 # --- a home that cannot be searched ---------------------------------------------------------------

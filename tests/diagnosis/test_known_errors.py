@@ -10,6 +10,7 @@ import pytest
 
 from elastic_agent.diagnosis.known_errors import (
     CAUSES,
+    Case,
     KnownError,
     Nature,
     known_error,
@@ -43,6 +44,53 @@ def test_every_row_is_what_its_examples_are_and_nothing_that_is_unlike_it(row: K
     assert not row.meaning.endswith(".")
     assert "\n" not in row.meaning + row.remedy
     assert len(row.remedy) < 250
+
+
+_OTHER_MACHINES = re.compile(r"\b(?:(?:another|other|each|every|all) machines?|the machines)\b")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_other_machines_are_spoken_of_only_if_there_are_any(row: KnownError) -> None:
+    for facts in ({}, {"other_environment": "seen"}, {"working_folder": "seen"}, {"address_space": "seen"}):
+        said = row.given(facts)
+        assert not _OTHER_MACHINES.search(f"{said.meaning} {said.remedy}")
+
+
+@pytest.mark.parametrize(
+    ("facts", "nature", "meaning", "remedy"),
+    [
+        ({}, Nature.NO_ANSWER, "could not connect to each other", "init_method"),
+        ({"other_machines": "1"}, Nature.ENVIRONMENT, "another machine announced", "/etc/hosts"),
+    ],
+    ids=["one machine", "two machines"],
+)
+def test_a_loopback_address_is_the_fault_of_another_machine_only_if_there_is_one(
+    facts: dict[str, str], nature: Nature, meaning: str, remedy: str
+) -> None:
+    known = known_error(
+        "Gloo connectFullMesh failed with [pair.cc:144] refused, remote=[127.0.0.1]:1", facts=facts
+    )
+    assert known is not None
+    assert known.nature is nature
+    assert meaning in known.meaning
+    assert remedy in known.remedy
+
+
+CASES = [(row, case) for row in ROWS for case in row.cases]
+
+
+@pytest.mark.parametrize(("row", "case"), CASES, ids=[f"{row.name}-{case.given}" for row, case in CASES])
+def test_a_row_says_what_is_right_on_a_machine_with_this_observation(row: KnownError, case: Case) -> None:
+    for text in row.example:
+        known = known_error(text, facts={case.given: "seen"})
+        assert known is not None
+        assert known.error is not None
+        assert known.name == row.name
+        assert known.remedy == (case.remedy or row.remedy)
+        assert known.meaning == (case.meaning or row.meaning)
+        assert known.error.fact == (case.fact or row.fact)
+    assert len(case.remedy) < 250
+    assert "\n" not in case.meaning + case.remedy
 
 
 def test_a_name_is_used_once() -> None:

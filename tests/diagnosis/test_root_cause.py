@@ -49,7 +49,7 @@ def found(known: Iterable[NodeReport], plan: Plan | None = None) -> RootCause:
         ("disk_full_torch_save", CauseKind.EXCEPTION, "unexpected pos", "free space"),
         ("too_many_files", CauseKind.EXCEPTION, "Too many open files", "ulimit -n"),
         ("allocation", CauseKind.EXCEPTION, "can't allocate memory", "memory limit"),
-        ("no_cuda", CauseKind.EXCEPTION, "not compiled with CUDA", "nvidia-smi"),
+        ("no_cuda", CauseKind.EXCEPTION, "not compiled with CUDA", "built for CUDA"),
         ("no_nccl", CauseKind.EXCEPTION, "NCCL", "gloo backend"),
         ("gloo_interface", CauseKind.EXCEPTION, "eth7", "ip -br address"),
         ("gloo_interface_list", CauseKind.EXCEPTION, "^lo", "one name"),

@@ -107,6 +107,20 @@ except ImportError:
     assert "torch" in installed.versions
 
 
+def test_an_interpreter_is_usable_in_a_folder_whose_files_have_names_of_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("types", "json", "re", "os", "platform", "hashlib", "importlib"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('mine')")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mymodel.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(interpreter, "TIMEOUT_S", GUARD_S)
+    installed = ask_interpreter(sys.executable, str(tmp_path / "code"), ["mymodel", "torch"])
+    assert (installed.problem, installed.missing) == ("", ())
+    assert "torch" in installed.versions
+
+
 def test_an_interpreter_that_cannot_be_started_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from elastic_agent.transport import Secret, StoreLostError, WrongKeyError, c10d
 from elastic_agent.transport.c10d import greeting
 from elastic_agent.transport.c10d.greeting import greeted
 from elastic_agent.values import Endpoint
+from tests.waiting import wait_for
 
 from .support import PATIENCE_S, lease, member, raw_client
 
@@ -96,6 +100,54 @@ def test_a_wrong_missing_or_unexpected_secret_is_named(
             with pytest.raises(WrongKeyError) as caught:
                 dial()
             assert words in str(caught.value)
+
+
+def test_the_host_says_which_machine_an_agent_without_the_secret_is_on(
+    monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    monkeypatch.setattr(greeting, "NO_KEY_ANSWER_S", 0.1)
+    agents = (("lab2", None), ("lab2", None), ("lab3.example", THEIRS), ("an odd\x1b[31m name", None))
+    with served(OURS) as store:
+        for machine, secret in agents:
+            monkeypatch.setattr(platform, "node", lambda name=machine: name)
+            with pytest.raises(WrongKeyError):
+                store.dial(secret)
+        other = raw_client(store.endpoint)
+        for hint in ("! ", "! two words", "! \x1b[31m", f"! {'x' * 1000}", "! last"):
+            push(other, hint)
+        wait_for("the last hint", lambda: any(" on last:" in line for line in refused(logged)))
+    told = [line.partition(": ")[0].removeprefix("refused an agent on ") for line in refused(logged)]
+    assert told == ["lab2", "lab3.example", "an-odd--31m-name", "x" * 64, "last"]
+    assert "has no secret; start it with the secret of this run (--secret-file or" in refused(logged)[0]
+    assert "another secret" in refused(logged)[1]
+
+
+def test_the_host_repeats_once_a_minute_that_an_agent_was_refused(logged: list[Any]) -> None:
+    doorkeeper, begun_s = greeting.Doorkeeper(OURS), 1000.0
+    for later_s in (0, 1, greeting.TOLD_EVERY_S - 1):
+        doorkeeper.refused(b"! lab2", begun_s + later_s)
+    assert len(refused(logged)) == 1
+    doorkeeper.refused(b"! lab2", begun_s + greeting.TOLD_EVERY_S)
+    assert len(refused(logged)) == 2
+    for number in range(1000):
+        doorkeeper.refused(b"! n%d" % number, begun_s)
+    assert len(refused(logged)) < 200, "whoever reaches the store cannot fill the log"
+
+
+def push(client: Any, hint: str) -> None:
+    """Put a hint into the coordinator's inbox, as any client of the store can."""
+    client.queue_push("elastic-agent/1/inbox", hint)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    with capture_logs() as entries:
+        yield entries
+
+
+def refused(logged: list[Any]) -> list[str]:
+    """Return what the host said of agents that it refused."""
+    return [one["event"] for one in logged if one["event"].startswith("refused an agent on")]
 
 
 def test_a_false_hint_does_not_keep_a_client_with_the_secret_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing import Std
 
 from elastic_agent.workers import torch_adapter
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
+from elastic_agent.workers.facts import Started
 from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import Exited, GuardLost, Spawned, Stopped
 from elastic_agent.workers.output.generation_logs import GenerationLogs
@@ -106,6 +107,45 @@ def test_the_error_file_of_record_is_read(contexts: Contexts) -> None:
     contexts.feed(context, Exited)
     assert reported(context).message == "ValueError: seen"
     assert reported(context).tail == "Traceback\n  here"
+    contexts.stop(context)
+
+
+@pytest.mark.parametrize(
+    ("others", "remedy"),
+    [(0, "install the package in the version"), (2, "install the same packages on every machine")],
+)
+def test_a_missing_package_is_explained_by_the_number_of_machines(
+    contexts: Contexts, others: int, remedy: str
+) -> None:
+    context = contexts.start(
+        "import absent", started=Started(python="/venv/bin/python", other_machines=others)
+    )
+    contexts.feed(context, Exited)
+    found = reported(context).summary("n2")
+    assert f"(the workers run /venv/bin/python; remedy: {remedy}" in found
+    assert ("machine" in found) == bool(others)
+    contexts.stop(context)
+
+
+RELATIVE = "open('data/train.bin')"
+SAVES = "raise RuntimeError('Parent directory ckpt does not exist.')"
+
+
+@pytest.mark.parametrize("code", ["import os; os.getcwd()", RELATIVE, SAVES])
+def test_the_failure_of_workers_whose_folder_was_removed_is_explained(
+    contexts: Contexts, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    code = f"import os; os.chdir('{folder}'); os.rmdir('{folder}')\n{code}"
+    context = contexts.start(code, started=Started(str(folder)))
+    contexts.feed(context, Exited)
+    found = reported(context).summary("n2")
+    assert f"the folder the run was started in is gone: {folder}" in found
+    assert "remedy: start the run again from a folder that stays" in found
+    assert "machine" not in found
+    assert {"working_folder", "open_files", "shm"} <= context.machine_facts().keys()
     contexts.stop(context)
 
 

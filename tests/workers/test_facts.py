@@ -14,6 +14,7 @@ import pytest
 
 from elastic_agent.linux import cgroups
 from elastic_agent.workers import facts
+from elastic_agent.workers.failure import describe
 from tests.small_disk import run_on_small_disk
 
 MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
@@ -66,7 +67,7 @@ def test_a_process_that_the_kernel_killed_for_its_memory_is_counted(small_cgroup
 
 
 def test_nothing_is_counted_if_nothing_was_killed() -> None:
-    found = facts.memory_facts(facts.baseline())
+    found = facts.worker_facts(facts.baseline())
     assert found.get("oom_kills", "0") == "0"
     assert "available" in found["memory_available"]
 
@@ -101,3 +102,94 @@ def test_limits_are_told() -> None:
 )  # fmt: skip
 def test_amounts(number: int, text: str) -> None:
     assert facts.amount(number) == text
+
+
+def test_a_fact_that_cannot_be_found_out_takes_no_other_along() -> None:
+    """However a look fails: without a file, with content that cannot be read, or in a way that nobody expected."""
+
+    def fails(error: Exception) -> facts.Look:
+        def look() -> str:
+            raise error
+
+        return look
+
+    errors = [
+        FileNotFoundError(2, "No such file or directory"),
+        PermissionError(13, "Permission denied"),
+        ValueError("not a number"),
+        KeyError("uid 1234 has no name"),
+        IndexError("no third field"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        RuntimeError("unexpected"),
+    ]
+    found: dict[str, str] = {}
+    looks = {"first": lambda: "1", **{str(number): fails(error) for number, error in enumerate(errors)}}
+    facts.gather({**looks, "nothing": lambda: "", "last": lambda: "/data/\udcff"}, found)
+    assert found == {"first": "1", "last": "/data/?"}
+
+
+LIMITED = """
+import resource, sys
+from elastic_agent.workers import facts
+which = {"-v": resource.RLIMIT_AS, "-d": resource.RLIMIT_DATA}[sys.argv[1]]
+resource.setrlimit(which, (8 * 10**9, 8 * 10**9))
+print(facts.worker_facts(facts.baseline())["address_space"])
+"""
+
+
+@pytest.mark.parametrize("option", ["-v", "-d"])
+def test_a_limit_of_a_process_is_named_where_memory_is_missing(option: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED, option], capture_output=True, text=True, check=True)
+    limit = done.stdout.strip()
+    assert limit == f"ulimit {option}: 8.0 GB"
+    for error in ("MemoryError", "RuntimeError: can't start new thread"):
+        known = {"address_space": limit, "memory_available": "19.5 GB of 25.3 GB available"}
+        stderr = f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n{error}\n'
+        found = describe(0, 1, "", stderr, facts=known).summary("n1")
+        assert f"({limit}; remedy: raise th" in found
+        assert "25.3 GB" not in found
+
+
+@pytest.mark.parametrize("change", ["stays", "gone", "replaced by another"])
+def test_what_became_of_the_working_directory_is_found(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    before = facts.baseline(facts.Started(str(folder)))
+    if change != "stays":
+        folder.rmdir()
+    if change == "replaced by another":
+        folder.mkdir()
+    found = facts.machine_facts(before, [], [])
+    assert found["open_files"]
+    assert found["memory_available"]
+    if change == "stays":
+        assert "working_folder" not in found
+    else:
+        assert change in found["working_folder"]
+        assert str(folder) in found["working_folder"]
+
+
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_an_active_environment_that_is_not_the_one_of_the_workers_is_named(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    agents = facts.baseline(facts.Started(python=sys.executable))
+    assert "other_environment" not in facts.worker_facts(agents)
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert "other_environment" not in facts.worker_facts(agents), "its Python is not the first on PATH"
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    found = facts.worker_facts(agents)["other_environment"]
+    assert str(tmp_path) in found
+    assert sys.prefix in found
+    for chosen in (str(tmp_path / "bin" / "python"), ""):
+        assert "other_environment" not in facts.worker_facts(facts.baseline(facts.Started(python=chosen)))
+    monkeypatch.setenv(variable, sys.prefix)
+    monkeypatch.setenv("PATH", f"{sys.prefix}/bin:{os.environ['PATH']}")
+    assert "other_environment" not in facts.worker_facts(agents)

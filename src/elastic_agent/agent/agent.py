@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -59,6 +60,7 @@ from elastic_agent.worker_variables import LAUNCH_FOLDER
 from elastic_agent.workers.context import BackgroundCloser
 from elastic_agent.workers.guard.client import Guard, kill_orphans
 from elastic_agent.workers.output.generation_logs import GenerationLogs
+from elastic_agent.workers.spawner.curated import current_folder
 
 from .backend import agree_on_run
 from .identity import IdentityError, NodeIdLock, acquire_node_id, prune_node_ids
@@ -338,9 +340,10 @@ class Agent:
             yield
         except OSError as error:
             where = f" {error.filename}:" if error.filename is not None else ""
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            wanted = "free space there, or pass another one" if is_full else "expected a writable directory"
             raise UsageError(
-                f"--state-dir {self._settings.state_dir} is not usable:{where} {error.strerror}; expected a "
-                "writable directory"
+                f"--state-dir {self._settings.state_dir} is not usable:{where} {error.strerror}; {wanted}"
             ) from None
 
     async def _take_part(self, run_id: str, lock: NodeIdLock) -> Ending:
@@ -424,6 +427,7 @@ class Agent:
             self._logs,
             self._closer,
             collectives.address,
+            current_folder() or "",
         )
         name = settings.notice_signal
         return Parts(

@@ -56,6 +56,7 @@ class NodeIdLock:
     predecessor: str | None
     """The previous incarnation under this id whose workers are proven gone, if there was one."""
     _handle: int
+    _path: Path
     beside: str = ""
     """The node id of another agent of this machine in the same run, with its process; empty: there is none."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -80,6 +81,9 @@ class NodeIdLock:
             handle = os.dup(self._handle)
         try:
             os.pwrite(handle, json.dumps(holder).encode().ljust(4096), 0)
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
         finally:
             os.close(handle)
 
@@ -112,7 +116,7 @@ def acquire_node_id(
                 f"node id {wanted} is in use by another agent on this machine{_holder(folder, wanted)}; "
                 "wait until it has exited, choose another --node-id, or omit it to get a free one"
             )
-        return NodeIdLock(wanted, True, _proven_gone(handle, wait_s), handle)
+        return NodeIdLock(wanted, True, _proven_gone(handle, wait_s), handle, folder / f"{wanted}.lock")
     base, held = host_name(), ""
     for number in range(1, MAX_AGENTS_PER_MACHINE + 1):
         node_id = base if number == 1 else f"{base}-{number}"
@@ -120,7 +124,9 @@ def acquire_node_id(
             continue
         handle = _lock(folder / f"{node_id}.lock")
         if handle is not None:
-            return NodeIdLock(node_id, False, _proven_gone(handle, wait_s), handle, beside=held)
+            return NodeIdLock(
+                node_id, False, _proven_gone(handle, wait_s), handle, folder / f"{node_id}.lock", held
+            )
         held = held or f"{node_id}{_holder(folder, node_id)}"
     raise IdentityError(f"all {MAX_AGENTS_PER_MACHINE} node ids of this machine are in use in {folder}")
 

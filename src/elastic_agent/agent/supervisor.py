@@ -20,6 +20,7 @@ from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.diagnosis.known_errors import with_remedy
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Activity, Cause, Failure, FailureKind, Grace, Notice, Outcome, Plan, World
 from elastic_agent.protocol import node as machine
@@ -433,7 +434,7 @@ class Supervisor:
             self._runner.start(*made)
         except (OSError, ValueError, RuntimeError) as error:
             failure = Failure(
-                FailureKind.START, f"{self._node_id} could not start its workers: {error}"[:512]
+                FailureKind.START, f"{self._node_id} could not start its workers: {with_remedy(error)}"[:512]
             )
             self._worker_event(events.WorkersFailed(world.generation, failure))
 
@@ -451,7 +452,7 @@ class Supervisor:
         try:
             await self._parts.write_down(incarnation)
         except OSError as error:
-            self._publish(events.NotRecorded(str(error)))
+            self._publish(events.NotRecorded(with_remedy(error)))
             return False
         return True
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_agent.config.checks import check_working_directory
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.parser import HelpRequested
@@ -78,6 +79,7 @@ def _parse(argv: Sequence[str]) -> Given:
         line = parse_command_line(argv, switches=(_JSON, _ALONE), values=(_PATHS, _WAIT))
     except HelpRequested:
         raise HelpRequested(DOCTOR_PAGE) from None
+    check_working_directory()
     paths = tuple(Path(os.path.abspath(one)) for one in line.values.get(_PATHS, "").split(",") if one)
     text = line.values.get(_WAIT, str(DEFAULT_WAIT_S))
     try:

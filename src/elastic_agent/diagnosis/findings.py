@@ -109,7 +109,7 @@ def judge(report: NodeReport, worker: WorkerReport) -> Finding:
 
 def _failed(report: NodeReport, worker: WorkerReport) -> Finding:
     error = first_error(worker)
-    recognised = _recognised(worker, error)
+    recognised = _recognised(report, worker, error)
     nature = recognised.nature if recognised is not None else Nature.OWN
     if _was_out_of_memory(report, worker, recognised):
         return _out_of_memory(report, worker, error)
@@ -188,11 +188,14 @@ def _out_of_memory(report: NodeReport, worker: WorkerReport, error: str) -> Find
     )
 
 
-def _recognised(worker: WorkerReport, error: str) -> Recognised | None:
+def _recognised(report: NodeReport, worker: WorkerReport, error: str) -> Recognised | None:
     """The known error, as the worker's node found it, which read all of its output."""
-    if error != worker.error:
-        return known_error(error)  # what is known otherwise concerns the exceptions that followed
-    known, reason = known_errors().get(worker.known), known_errors().get(worker.reason)
+    if error != worker.error:  # what is known otherwise concerns the exceptions that followed
+        return known_error(error, facts=report.facts)
+    known, reason = (
+        row.given(report.facts) if (row := known_errors().get(name)) is not None else None
+        for name in (worker.known, worker.reason)
+    )
     if known is None and reason is None:
         return None
     return Recognised(known, reason, worker.evidence, worker.peer, worker.peer_rank)

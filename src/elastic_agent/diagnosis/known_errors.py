@@ -37,6 +37,17 @@ CAUSES = frozenset({Nature.OWN, Nature.ENVIRONMENT})
 """Natures of errors that can be the first cause of a failure."""
 
 
+class Case(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a row says instead where an observation of the machine was made; what is left out stays."""
+
+    given: str
+    """The name of the observation."""
+    nature: Nature | None = None
+    meaning: str = ""
+    remedy: str = ""
+    fact: str = ""
+
+
 class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
     """A row of ``known_errors.toml``, which describes the fields."""
 
@@ -51,10 +62,23 @@ class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
     is_lasting: bool = False
     explained_by: tuple[str, ...] = ()
     not_like: tuple[str, ...] = ()
+    cases: tuple[Case, ...] = ()
 
     def is_in(self, line: str) -> bool:
         """Whether the line contains this error."""
         return _compiled(self.match).search(line) is not None
+
+    def given(self, facts: Mapping[str, str]) -> KnownError:
+        """Return the row as it reads on a machine of which these facts are known."""
+        case = next((case for case in self.cases if case.given in facts), None)
+        if case is None:
+            return self
+        said = {field: getattr(case, field) for field in ("nature", "meaning", "remedy", "fact")}
+        return msgspec.structs.replace(self, **{field: value for field, value in said.items() if value})
+
+    def observed(self, facts: Mapping[str, str]) -> str:
+        """Return the observation that belongs to it; empty if it was not made."""
+        return facts.get(self.fact, "") if facts.get(self.fact) != "0" else ""
 
 
 @functools.cache
@@ -109,6 +133,9 @@ class Recognised:
         return self.explanation.remedy if self.explanation is not None else ""
 
 
+_NO_FACTS: Mapping[str, str] = {}
+
+
 @functools.cache
 def known_errors() -> Mapping[str, KnownError]:
     """All rows by name, in the order in which they are tried."""
@@ -116,18 +143,20 @@ def known_errors() -> Mapping[str, KnownError]:
     return {row.name: row for row in msgspec.toml.decode(data, type=_Table).error}
 
 
-def known_error(raised: str, output: str = "") -> Recognised | None:
+def known_error(raised: str, output: str = "", facts: Mapping[str, str] = _NO_FACTS) -> Recognised | None:
     """The known error that was raised, or None.
 
     Args:
         raised: the error. Lines after the first may belong to its message or not.
         output: what the worker wrote to stderr. It counts only where the error does not tell its cause.
+        facts: what is known of the worker's machine.
     """
+    rows = [row.given(facts) for row in known_errors().values()]
     line, _, rest = raised.partition("\n")
-    found = _first(line, known_errors().values())
+    found = _first(line, rows)
     if found is None:
         return None
-    reasons = [known_errors()[name] for name in found.explained_by]
+    reasons = [row for row in rows if row.name in found.explained_by]
     for text in rest.splitlines() if reasons else ():
         known = _first(text, reasons)
         if known is not None:
@@ -136,9 +165,16 @@ def known_error(raised: str, output: str = "") -> Recognised | None:
     return Recognised(found, reason, evidence, _peer_in(line) or _peer_in(rest), _rank_in(line))
 
 
-def possible_error(output: str) -> Recognised | None:
-    """What may have ended a worker that raised no error, from what it wrote."""
-    reason, evidence = _last_in(output, [known for known in known_errors().values() if known.in_output])
+def with_remedy(error: Exception) -> str:
+    """Return an error of the agent itself in words, and what to do about it if that is known."""
+    known = known_error(f"{type(error).__name__}: {error}")
+    return f"{error} (remedy: {known.remedy})" if known is not None and known.remedy else str(error)
+
+
+def possible_error(output: str, facts: Mapping[str, str] = _NO_FACTS) -> Recognised | None:
+    """What may have ended a worker that raised no error, from what it wrote and what is known of its machine."""
+    rows = [row.given(facts) for row in known_errors().values() if row.in_output]
+    reason, evidence = _last_in(output, rows)
     return Recognised(None, reason, evidence) if reason is not None else None
 
 

@@ -29,7 +29,7 @@ from .signals import signal_name
 _FREEING_S = 0.1
 """So much later than a process ended its connections may break: the kernel frees its memory first."""
 
-_CONNECTING = frozenset({"connect-refused", "store-timeout"})
+_CONNECTING = frozenset({"connect-refused", "loopback-address", "store-timeout"})
 """Errors of connections that could not be made."""
 
 
@@ -168,13 +168,12 @@ def _called_another(mismatch: Mismatch, first: Finding) -> RootCause:
 def _with_fact(first: Finding) -> str:
     """What the error means, with the observation of the machine that belongs to it."""
     facts = first.report.facts
-    explanation = first.recognised.explanation if first.recognised is not None else None
-    name = explanation.fact if explanation is not None else ""
+    known = first.recognised.explanation if first.recognised is not None else None
     log = facts.get("kernel_log", "") if first.kind is CauseKind.SIGNAL else ""
-    observed = facts.get(name, "") if name else log
+    observed = known.observed(facts) if known is not None and known.fact else log
     if not first.meaning:
         return f"kernel log: {log}" if log else ""
-    return f"{first.meaning} ({observed})" if observed and observed != "0" else first.meaning
+    return f"{first.meaning} ({observed})" if observed else first.meaning
 
 
 def _next_step(first: Finding) -> str:
@@ -239,12 +238,15 @@ def _only_consequences(consequences: list[Finding], findings: list[Finding]) -> 
         _blamed(first, kind, broke if lost_peer else first.what),
         where=where(first, findings),
         meaning="no worker is known to have failed before" if lost_peer else first.meaning,
-        remedy=first.remedy
-        or "check the network between these machines, and look at the output of the other worker",
+        remedy=first.remedy or f"{_check_network(first)}look at the output of the other worker",
         next_step=f"compare with the output of the workers on {peer}" if peer else "",
         tail=first.worker.tail,
         is_certain=False,
     )
+
+
+def _check_network(first: Finding) -> str:
+    return "check the network between these machines, and " if "other_machines" in first.report.facts else ""
 
 
 def _absent(consequences: list[Finding], findings: list[Finding]) -> Finding | None:

@@ -20,9 +20,13 @@ PACKAGES = (
 """Distributions whose versions are compared."""
 
 _PROGRAM = r"""
-import hashlib, importlib.util, json, os, platform, re, sys
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]  # the working directory: its files may have the names of modules that are imported here
+import hashlib, importlib.util, json, os, platform, re
 wanted = json.loads(sys.argv[1])
-sys.path[0:1] = [wanted["folder"]]
+if not getattr(sys.flags, "safe_path", False):
+    sys.path.insert(0, wanted["folder"])
 def spec_of(name):
     try:
         return importlib.util.find_spec(name)

@@ -179,10 +179,11 @@ def top_level_imports(source: bytes) -> list[str]:
 def check_imports(installed: Installed, request: Request) -> Iterator[Finding]:
     """The interpreter finds every module that the script imports."""
     if installed.problem:
+        where = " at the same path on all machines" if request.most > 1 else ""
         yield error(
             "interpreter",
             f"the interpreter {escaped(request.python)} cannot be started: {installed.problem}",
-            "install it at the same path on all machines, or pass another --python-exec",
+            f"install it{where}, or pass another --python-exec",
         )
     if installed.missing:
         yield error(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from elastic_agent.diagnosis.differences import differences
+from elastic_agent.diagnosis.known_errors import with_remedy
 from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Member, Plan, Waiting
 from elastic_agent.transport import Snapshot
 
@@ -338,7 +339,7 @@ class RunDriver:
                     "cannot write the state directory; the run continues, but if this machine loses the "
                     "store and all agents with it, generations may repeat and the restart budget starts "
                     "over",
-                    error=str(error),
+                    error=with_remedy(error),
                 )
         else:
             if self._save_fails:

@@ -126,7 +126,17 @@ class LocalCluster(Agents):
         state = self.folder / "state" / name
         state.mkdir(parents=True, exist_ok=True)
         command = [
-            *(sys.executable, "-c", _ENDS_WITH_PARENT, str(os.getpid()), "-m", "elastic_agent", "run"),
+            *(
+                sys.executable,
+                "-P",
+                "-c",
+                _ENDS_WITH_PARENT,
+                str(os.getpid()),
+                "-P",
+                "-m",
+                "elastic_agent",
+                "run",
+            ),
             *self.rendezvous(name),
             *("--rdzv-id", self.run_id, "--node-id", name, "--nnodes", self._nnodes),
             *("--desired-nodes", str(self._wanted), "--desired-wait", "60"),
@@ -208,7 +218,7 @@ class LocalCluster(Agents):
     def command(self, *words: str, timeout_s: float = WAIT_TIMEOUT_S) -> str:
         """Run ``elastic-agent`` with these words, for this run; what it printed."""
         done = subprocess.run(
-            [sys.executable, "-m", "elastic_agent", *words, "--run", self.run_id],
+            [sys.executable, "-P", "-m", "elastic_agent", *words, "--run", self.run_id],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -71,6 +71,7 @@ class WorkerContext:
         warm_patience_s: How long they wait for a spawner that still imports.
         ignored_signals: Which signals they begin with ignored.
         startup_hook: Whether cold workers adapt frameworks, too (`workers.cold_start`).
+        started: How they are started, for explanations.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class WorkerContext:
         warm_patience_s: float = 10.0,
         ignored_signals: tuple[int, ...] = (),
         startup_hook: bool = False,
+        started: facts.Started = facts.UNKNOWN,
     ) -> None:
         self.generation = generation
         self._program = program
@@ -104,6 +106,7 @@ class WorkerContext:
         self._warm_patience_s = warm_patience_s
         self.ignored_signals = ignored_signals
         self._startup_hook = startup_hook
+        self._how = started
         self._before: facts.Baseline | None = None
         self._started = False
         self._stopped = False
@@ -150,19 +153,19 @@ class WorkerContext:
         return not self.stderrs[slot]
 
     def final_output(self, slot: int) -> FinalOutput:
-        """What is known of the end of a worker: its files, and memory. May block as long as a file system hangs."""
+        """What is known of the end of a worker: its files, and facts. May block as long as a file system hangs."""
         streams = {"stdout": self.stdouts[slot], "stderr": self.stderrs[slot]}
         files = {name: path for name, path in streams.items() if path not in ("", os.devnull)}
-        memory = facts.memory_facts(self._before) if self._before is not None else {}
-        return dataclasses.replace(read_final_output(self._error_files[slot], files), facts=memory)
+        known = facts.worker_facts(self._before) if self._before is not None else {}
+        return dataclasses.replace(read_final_output(self._error_files[slot], files), facts=known)
 
     def machine_facts(self) -> dict[str, str]:
-        """Facts about the machine, compared with when the workers were started. Takes at most about a second."""
+        """Facts about the machine, compared with when the workers were started. Takes two seconds at most."""
         if self._before is None:
             return {}
         killed = [one.pid for one in self._exits.values() if one.returncode < 0]
         folders = {os.path.dirname(path) for path in self._error_files.values()}
-        return facts.machine_facts(self._before, killed, [os.getcwd(), *sorted(folders)])
+        return facts.machine_facts(self._before, killed, sorted(folders))
 
     def failure(self, event: Exited, words: FinalOutput, noted: str = "") -> failure.WorkerFailure:
         """How a worker failed, by its exit, by the content of its files, and by the error that it noted itself."""
@@ -186,7 +189,7 @@ class WorkerContext:
         Raises RuntimeError when the guard's last generation is not stopped yet.
         """
         launches = [self._launch(slot) for slot in range(len(self._args))]
-        self._before = facts.baseline()
+        self._before = facts.baseline(self._how)
         self._guard.spawn(self.generation, launches, self._warm_patience_s)
         self._started = True
         for tee in self._tees:

@@ -1,4 +1,4 @@
-"""Facts about the machine when a worker fails: memory, kernel log, disks, limits. Takes milliseconds.
+"""Facts about the machine when a worker fails: memory, kernel log, folders, limits. Takes milliseconds.
 
 Looking at a folder may block as long as a file server hangs: not for an event loop.
 """
@@ -9,12 +9,16 @@ import contextlib
 import os
 import re
 import resource
+import shutil
+import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from elastic_agent.linux import cgroups
+from elastic_agent.printable import without_surrogates
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _CGROUP_ROOT = "/sys/fs/cgroup"
@@ -37,6 +41,24 @@ _LONGEST = 400
 _FOLDERS_S = 1.0
 """How long looking at folders may take."""
 
+Look = Callable[[], str]
+"""Makes one observation; empty: there is none."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """How workers were started."""
+
+    folder: str = ""
+    """The working directory; empty: not known."""
+    python: str = ""
+    """The Python that runs them; empty: not known, or another program."""
+    other_machines: int = 0
+    """How many machines besides this one have workers of the generation."""
+
+
+UNKNOWN = Started()
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -45,23 +67,39 @@ class Baseline:
     oom_kills: int | None
     """How many processes of this cgroup the kernel has killed because the memory was used up; None: not known."""
     monotonic_s: float
+    started: Started
 
 
-def baseline() -> Baseline:
+def baseline(started: Started = UNKNOWN) -> Baseline:
     """Take it; reads a few files in memory, so this never blocks."""
-    return Baseline(_oom_kills(), time.monotonic())
+    return Baseline(_oom_kills(), time.monotonic(), started)
 
 
-def memory_facts(before: Baseline) -> dict[str, str]:
-    """Whether memory was used up, and how much there is: ``oom_kills`` (a number) and texts. Never blocks."""
+def gather(looks: Mapping[str, Look], found: dict[str, str]) -> None:
+    """Add what each look finds to ``found``, under its name. One that fails is left out, and takes no other along."""
+    for name, look in looks.items():
+        with contextlib.suppress(Exception):
+            if value := look():
+                found[name] = without_surrogates(value)[:_LONGEST]
+
+
+def worker_facts(before: Baseline) -> dict[str, str]:
+    """Observations that the first message about a failed worker uses: ``oom_kills`` (a number) and texts.
+
+    Takes about a second at most, for the working directory may be on a file server that does not answer.
+    """
     facts: dict[str, str] = {}
-    after = _oom_kills()
-    if after is not None and before.oom_kills is not None:
-        facts["oom_kills"] = str(max(0, after - before.oom_kills))
-    limit = _memory_limit()
-    if limit is not None:
-        facts["memory_limit"] = amount(limit)
-    return facts | _one("memory_available", _available_memory())
+    memory: dict[str, Look] = {"oom_kills": partial(_kills_since, before), "memory_limit": _memory_limit_text}
+    gather({**memory, "memory_available": _available_memory, **_LIMITS}, facts)
+    folder, python = before.started.folder, before.started.python
+    how: dict[str, Look] = {
+        "started_in": lambda: folder and f"the agent was started in {folder}",
+        "python": lambda: python and f"the workers run {python}",
+        "other_environment": lambda: _other_environment(python, os.environ),
+        "other_machines": lambda: str(before.started.other_machines or ""),
+    }
+    gather(how, facts)
+    return facts | _in_time({"working_folder": partial(_what_became_of, folder)})
 
 
 def machine_facts(before: Baseline, killed: Collection[int], folders: Iterable[str]) -> dict[str, str]:
@@ -70,18 +108,26 @@ def machine_facts(before: Baseline, killed: Collection[int], folders: Iterable[s
     Args:
         before: taken when the workers were started.
         killed: pids of the workers that a signal ended.
-        folders: in which workers write, besides local file systems.
+        folders: in which workers write, besides their working directory and local file systems.
     """
-    facts = memory_facts(before) | _limits()
+    facts = worker_facts(before)
     if killed:
-        facts |= _one("kernel_log", _last_kernel_message(before.monotonic_s, killed))
-    found: list[str] = []
-    looking = threading.Thread(
-        target=lambda: found.extend(_full([*folders, *_local_folders()])), name="disk-facts", daemon=True
-    )
+        gather({"kernel_log": lambda: _last_kernel_message(before.monotonic_s, killed)}, facts)
+    written = [*filter(None, [before.started.folder]), *folders]
+    disks: dict[str, Look] = {
+        "shm": partial(_space, _SHM),
+        "disk_full": lambda: "; ".join(_full([*written, *_local_folders()])),
+    }
+    return facts | _in_time(disks)
+
+
+def _in_time(looks: Mapping[str, Look]) -> dict[str, str]:
+    """Return what can be found out about folders while a file server may hang."""
+    found: dict[str, str] = {}
+    looking = threading.Thread(target=gather, args=(looks, found), name="folder-facts", daemon=True)
     looking.start()
     looking.join(_FOLDERS_S)
-    return facts | _one("shm", _space(_SHM)) | _one("disk_full", "; ".join(found))
+    return dict(found)
 
 
 def amount(number: int) -> str:
@@ -93,10 +139,6 @@ def amount(number: int) -> str:
             break
         size /= 1000
     return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
-
-
-def _one(name: str, value: str) -> dict[str, str]:
-    return {name: value[:_LONGEST]} if value else {}
 
 
 # -- memory ---------------------------------------------------------------------------------------
@@ -133,6 +175,16 @@ def _counter(path: str, name: str) -> int:
             if key == name:
                 return int(value)
     raise ValueError(name)
+
+
+def _kills_since(before: Baseline) -> str:
+    after = _oom_kills()
+    return str(max(0, after - before.oom_kills)) if after is not None and before.oom_kills is not None else ""
+
+
+def _memory_limit_text() -> str:
+    limit = _memory_limit()
+    return amount(limit) if limit is not None else ""
 
 
 def _memory_limit() -> int | None:
@@ -206,7 +258,40 @@ def _kernel_messages() -> Iterator[tuple[float, str]]:
         os.close(fd)
 
 
-# -- disks ----------------------------------------------------------------------------------------
+# -- environments ---------------------------------------------------------------------------------
+
+
+def _other_environment(python: str, environ: Mapping[str, str]) -> str:
+    """Say that workers run the agent's Python although another environment is active; empty: none, or not known."""
+    first = shutil.which("python", path=environ.get("PATH"))
+    if python != sys.executable or first is None:
+        return ""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        folder = environ.get(variable, "")
+        is_active = bool(folder) and os.path.realpath(os.path.dirname(first)) == os.path.realpath(
+            f"{folder}/bin"
+        )
+        if is_active and os.path.realpath(folder) != os.path.realpath(sys.prefix):
+            return f"the workers run the Python of {sys.prefix}, but the active environment is {folder}"
+    return ""
+
+
+# -- folders --------------------------------------------------------------------------------------
+
+
+def _what_became_of(folder: str) -> str:
+    """Say that the working directory is gone, or that another has its name; empty: neither, or it is not known."""
+    if not folder:
+        return ""
+    try:
+        there = os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return f"the folder the run was started in is gone: {folder}"
+    try:
+        is_same = os.path.samestat(there, os.stat("."))
+    except OSError:  # a file server has removed it
+        is_same = False
+    return "" if is_same else f"the folder the run was started in was replaced by another: {folder}"
 
 
 def _local_folders() -> Iterator[str]:
@@ -252,15 +337,26 @@ def _space(folder: str) -> str:
 # -- limits ---------------------------------------------------------------------------------------
 
 
-def _limits() -> dict[str, str]:
-    """The limits of this process, which its workers inherit."""
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return {
-        "open_files": f"limit {_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[0])}",
-        "memlock_limit": f"limit {_limit(locked) if locked == resource.RLIM_INFINITY else amount(locked)}",
-        "process_limit": f"limit {_limit(resource.getrlimit(resource.RLIMIT_NPROC)[0])}",
-    }
+def _bytes(value: int) -> str:
+    return _limit(value) if value == resource.RLIM_INFINITY else amount(value)
 
 
 def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+def _address_space() -> str:
+    known = (("ulimit -v", resource.RLIMIT_AS), ("ulimit -d", resource.RLIMIT_DATA))
+    limits = {name: resource.getrlimit(which)[0] for name, which in known}
+    return ", ".join(
+        f"{name}: {amount(limit)}" for name, limit in limits.items() if limit != resource.RLIM_INFINITY
+    )
+
+
+_LIMITS: Mapping[str, Look] = {
+    "address_space": _address_space,
+    "open_files": lambda: f"limit {_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[0])}",
+    "memlock_limit": lambda: f"limit {_bytes(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])}",
+    "process_limit": lambda: f"limit {_limit(resource.getrlimit(resource.RLIMIT_NPROC)[0])}",
+}
+"""The limits of this process, which its workers inherit."""

@@ -114,7 +114,9 @@ class WorkerFailure:
         if self.recognised.reason is not None:
             return f"possibly {self.recognised.reason.meaning}; remedy: {self.recognised.remedy}"
         if self.recognised.nature in CAUSES:
-            return f"remedy: {self.recognised.remedy}"
+            known = self.recognised.explanation
+            observed = known.observed(self.facts) if known is not None else ""
+            return f"{observed}{'; ' if observed else ''}remedy: {self.recognised.remedy}"
         return self.recognised.meaning
 
 
@@ -150,9 +152,10 @@ def describe(
     if fatal is not None and trace is None:
         tail = fatal.with_stack(_last_lines(stderr))
     name = signal_name(returncode)
-    recognised = known_error(raised, stderr) if raised else None
+    facts = facts or {}
+    recognised = known_error(raised, stderr, facts) if raised else None
     if not raised and name not in _SENT:
-        recognised = possible_error(stderr)
+        recognised = possible_error(stderr, facts)
     last_line = _one_line(_last_line(stderr)) if not message and returncode > 0 else ""
     line = script_line(tail)
     if _is_mismatch(returncode, recognised):
@@ -170,7 +173,7 @@ def describe(
         last_line=last_line,
         signature="" if no_room else same,
         recognised=recognised,
-        facts=facts or {},
+        facts=facts,
         line=line,
     )
 

@@ -48,6 +48,8 @@ def _log_agent(event: events.Event) -> None:
             )
         case GuardLost(returncode=returncode):
             log.error("the guard process died; starting a new one", returncode=returncode)
+        case events.GenerationEnded(facts={"working_folder": what}):
+            log.warning(f"{what}; start the run again from a folder that stays")
         case events.Requeued(failed=failed, words=words):
             (log.error if failed else log.info)(words)
 

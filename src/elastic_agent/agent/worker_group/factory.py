@@ -21,6 +21,7 @@ from elastic_agent.config.values import StreamChoice
 from elastic_agent.protocol import Seat, World
 from elastic_agent.transport import interface_of
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
+from elastic_agent.workers.facts import Started
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 
@@ -103,6 +104,8 @@ class WorkerFactory:
     closer: BackgroundCloser
     asked_by: str | None = None
     """Where workers introduce themselves to be asked for their progress."""
+    folder: str = ""
+    """The working directory when the run began; empty: not known."""
 
     def make(
         self, guard: Guard, world: World, incarnation: str, restarts: int
@@ -120,7 +123,7 @@ class WorkerFactory:
             envs = {
                 slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)
             }
-            return self._context(guard, world.generation, envs), heartbeats
+            return self._context(guard, world, envs), heartbeats
         except BaseException:
             heartbeats.close()
             raise
@@ -139,13 +142,13 @@ class WorkerFactory:
             virtual_local_rank=self.settings.virtual_local_rank,
         )
 
-    def _context(self, guard: Guard, generation: int, envs: dict[int, dict[str, str]]) -> WorkerContext:
+    def _context(self, guard: Guard, world: World, envs: dict[int, dict[str, str]]) -> WorkerContext:
         settings = self.settings
         commands = {slot: worker_command(settings, slot) for slot in envs}
         binding = settings.numa_binding
         return WorkerContext(
             guard,
-            generation,
+            world.generation,
             settings.role,
             commands[0][0],
             {slot: command[1:] for slot, command in commands.items()},
@@ -160,4 +163,9 @@ class WorkerFactory:
             warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
             ignored_signals=signals_to_ignore(settings, os.environ),
             startup_hook=not settings.runs_program,
+            started=Started(
+                self.folder,
+                "" if settings.runs_program else commands[0][0],
+                len({seat.address for seat in world.seats}) - 1,
+            ),
         )

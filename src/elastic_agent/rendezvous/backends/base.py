@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+from elastic_agent.diagnosis.known_errors import with_remedy
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan, Seat
 from elastic_agent.rendezvous.run_history import RunHistoryStore
@@ -168,8 +169,8 @@ class RendezvousBackend(abc.ABC):
 
     def _log_if_not_saved(self, outcome: Future[None]) -> None:
         error = outcome.exception()
-        if error is not None:
-            self._log.warning("cannot write the state directory", error=str(error))
+        if isinstance(error, Exception):
+            self._log.warning("cannot write the state directory", error=with_remedy(error))
 
     def close(self) -> None:
         """Stop whatever is done for others, and for the workers of this node."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Collection, Mapping
 
 from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import Snapshot
 from elastic_agent.transport.record_reader import GONE, RecordReader, ReportInvalid, lease_in, log_invalid
 
-from .greeting import HELLO, Doorkeeper
+from .greeting import HELLO, REFUSED, Doorkeeper
 from .keys import CLEARING, MAX_STATUS_CHARS, ROOT, name_in, names_in, run_prefix
 from .plans import PlanReader, PlanWriter
 from .reports import remove_old_reports
@@ -56,6 +57,9 @@ class _Receiver(threading.Thread):
     def _is_answered(self, item: bytes) -> bool:
         if self._doorkeeper is not None and item.startswith(HELLO):
             self._doorkeeper.answer(self._client, item)
+            return True
+        if self._doorkeeper is not None and item.startswith(REFUSED):
+            self._doorkeeper.refused(item, time.monotonic())
             return True
         if self._teller is not None and item.startswith(ASK):
             self._teller.take(item)

@@ -9,20 +9,26 @@ name was never used before, the answer is no recording, and neither are the reco
     "run ID": the epoch of this run. "job FINGERPRINT ID": the id of the run that agents with this job agreed on; if
     there is none, it is this one from now on. "over FINGERPRINT ID": that run of the job is over.
 
+    The name ends in that of the client's machine, for the host's log. "! MACHINE", in the inbox: an agent there has no
+    secret.
+
     key               the ids of the coordinator's secrets, and "munge" if it can be asked for them (see
                       :mod:`.told_secret`), as a hint for error messages; missing if it has none
 """
 
 from __future__ import annotations
 
+import contextlib
+import platform
+import re
 import secrets
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TypeAlias
 
 from elastic_agent.logs import get_logger
-from elastic_agent.transport.base import StoreLostError, WrongKeyError
+from elastic_agent.transport.base import StoreLostError, TransportError, WrongKeyError
 from elastic_agent.transport.sealed_records import RunSeal
 from elastic_agent.transport.sealing import EPOCH_BYTES, Secret, Unverified
 from elastic_agent.values import Endpoint
@@ -37,6 +43,12 @@ StoreSecret: TypeAlias = Secret | ToldSecret
 
 HELLO = b"? "
 """Begins a hint to a greeting in the coordinator's inbox; no run has this name."""
+
+REFUSED = b"! "
+"""Begins a hint of an agent that has no secret; no run has this name."""
+
+TOLD_EVERY_S = 60.0
+"""How often the host tells of the agents of a machine that were refused."""
 
 ANSWER_S = 5.0
 NO_KEY_ANSWER_S = 1.0
@@ -128,6 +140,8 @@ def check_no_secret_needed(client: StoreClient, endpoint: Endpoint) -> None:
 
 def _check_no_secret(client: StoreClient, endpoint: Endpoint, secret: StoreSecret | None) -> None:
     if secret is None and (theirs := _ids(client)):
+        with contextlib.suppress(TransportError):  # it is for the host's log alone
+            client.push(f"{ROOT}/inbox", f"{REFUSED.decode()}{_machine()}")
         raise WrongKeyError(
             f"the store at {endpoint} accepts only agents with its secret (key id {theirs[0]}), and this agent has "
             f"none; pass the same {_source(client)} to every agent"
@@ -144,7 +158,7 @@ def _asked(client: StoreClient, endpoint: Endpoint, question: str, secret: Secre
     theirs = _ids(client)
     base = secret.seal()
     known = sealed(client, RunSeal(base, base))
-    name = secrets.token_hex(16)
+    name = f"{secrets.token_hex(16)}.{_machine()}"[:_MAX_NAME]
     known.put(f"{ROOT}/hello/{name}", question.encode())
     client.push(f"{ROOT}/inbox", f"{HELLO.decode()}{name}")
     key = f"{ROOT}/welcome/{name}"
@@ -189,6 +203,11 @@ def _mismatch(client: StoreClient, endpoint: Endpoint, secret: Secret) -> WrongK
     )
 
 
+def _machine() -> str:
+    """Return the name of this machine, in the characters that names may have."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())
+
+
 class Doorkeeper:
     """The coordinator's part: knows the epoch of each run, and tells it to clients that have the secret.
 
@@ -203,7 +222,8 @@ class Doorkeeper:
         self._runs: dict[str, RunSeal] = {}
         self._jobs: dict[str, str] = {}
         """The run of each job, by its fingerprint."""
-        self._reported: set[str] = set()
+        self._told_s: dict[str, float] = {}
+        """When an agent of a machine was last said to be refused, by the machine's name."""
 
     def seals(self, run_id: str) -> RunSeal:
         """The seals of this run. Nothing verifies under those of a run that no client has greeted."""
@@ -220,10 +240,16 @@ class Doorkeeper:
         if greeting is None:
             return  # it is not awaited any more
         if isinstance(greeting, Unverified):
-            self._report(greeting.why)
+            self._report(name.partition(".")[2], greeting.why, time.monotonic())
             client.put(f"{ROOT}/welcome/{name}", b"!")  # it does not verify either
         else:
             known.put(f"{ROOT}/welcome/{name}", self._answer(greeting) or b"!")
+
+    def refused(self, hint: bytes, now_s: float) -> None:
+        """Log that an agent without a secret has given up."""
+        machine = name_in(hint.removeprefix(REFUSED)[:_MAX_NAME])
+        if machine is not None:
+            self._report(machine, "it has no secret", now_s)
 
     def _answer(self, question: bytes) -> bytes:
         """Empty: it is none."""
@@ -242,7 +268,7 @@ class Doorkeeper:
             case _:
                 return b""
 
-    @contextmanager
+    @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
         """While the life of a run ends, no node learns its epoch: it would register in a life that is over."""
         with self._lock:
@@ -266,9 +292,14 @@ class Doorkeeper:
     def _in_epoch(self, epoch: bytes) -> RunSeal:
         return RunSeal(self._base, self._secret.seal(epoch))
 
-    def _report(self, why: str) -> None:
-        if why not in self._reported and len(self._reported) < _MAX_REPORTED:
-            self._reported.add(why)
+    def _report(self, machine: str, why: str, now_s: float) -> None:
+        """Log that an agent was refused. Anybody may have sent that, so it is said of a hundred machines at most."""
+        told_s = self._told_s.get(machine, now_s - TOLD_EVERY_S)
+        is_known = machine in self._told_s or len(self._told_s) < _MAX_REPORTED
+        if is_known and now_s - told_s >= TOLD_EVERY_S:
+            self._told_s[machine] = now_s
+            where = f" on {machine}" if machine else ""
             get_logger().warning(
-                f"refused an agent that greeted the store: {why}; it needs the same --secret-file"
+                f"refused an agent{where}: {why}; start it with the secret of this run (--secret-file or "
+                "--secret-source)"
             )
