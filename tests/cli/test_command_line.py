@@ -14,7 +14,7 @@ import torch
 
 from elastic_agent import __version__
 from elastic_agent.cli.help import help_page
-from elastic_agent.cli.main import main
+from elastic_agent.cli.main import COMMANDS, main
 from elastic_agent.config.errors import quoted
 from elastic_agent.config.settings import specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
@@ -25,6 +25,7 @@ ANSWERED_AT_ONCE = {
     "wrong value": ["--nproc-per-node", "0", "train.py"],
     "unknown option": ["--no-such-option", "train.py"],
     "no script": ["/nowhere/train.py"],
+    "nothing": [],
     "settings": ["settings"],
     "help of serve": ["serve", "--help"],
     "mistake of serve": ["serve", "--log-level", "loud"],
@@ -58,10 +59,19 @@ def test_a_usage_error_is_one_line_on_standard_error_and_exit_code_2() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_without_arguments_the_error_names_what_is_missing() -> None:
-    done = elastic_agent()
-    assert done.returncode == 2
-    assert "no script to run" in done.stderr
+@pytest.mark.parametrize("argv", [[], ["run"]], ids=["the name alone", "run"])
+def test_without_arguments_the_commands_are_shown_and_the_error_comes_last(argv: list[str]) -> None:
+    done = elastic_agent(*argv)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert all(f"elastic-agent {name} " in done.stderr for name, (*_, summary) in COMMANDS.items() if summary)
+    assert "elastic-agent --help" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("elastic-agent: no script to run; expected: ")
+    assert done.stderr.count("\n") <= 24, "one screen"
+
+
+def test_any_other_mistake_without_a_script_is_one_line() -> None:
+    assert elastic_agent("--max-restarts", "1").stderr.count("\n") == 1, "a script's variable may be empty"
+    assert elastic_agent(variables={"PET_NNODES": "0"}).stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], ["run", "--help"], ["--nnodes", "0", "-h"]])

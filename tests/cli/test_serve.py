@@ -33,7 +33,7 @@ class Serving:
         self.log = folder / "serve.log"
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
-                [*COMMAND, "serve", "--state-dir", str(folder / "state"), *argv],
+                [*COMMAND, "serve", "--state-dir", str(folder / "state"), "--log-format", "json", *argv],
                 env=clean_environment({"NOTIFY_SOCKET": address}),
                 stderr=file,
                 stdin=subprocess.DEVNULL,

@@ -49,8 +49,8 @@ def lines_of(log_format: str, level: str = "info") -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_without_a_terminal_every_line_is_json_with_run_node_and_generation() -> None:
-    lines: list[dict[str, Any]] = [json.loads(line) for line in lines_of("auto")]
+def test_json_lines_have_run_node_and_generation() -> None:
+    lines: list[dict[str, Any]] = [json.loads(line) for line in lines_of("json")]
     first, thread, torch, warning, failure = lines
     assert [first["run"], first["node"], first["generation"]] == [None, None, None]
     for line in lines[1:]:
@@ -68,9 +68,8 @@ def test_without_a_terminal_every_line_is_json_with_run_node_and_generation() ->
         assert datetime.fromisoformat(line["time"]).tzinfo is not None
 
 
-@pytest.mark.prove
-def test_the_console_format_can_be_selected() -> None:
-    text = "\n".join(lines_of("console", "debug"))
+def test_in_a_pipe_the_log_has_the_lines_of_the_console_without_colours() -> None:
+    text = "\n".join(lines_of("auto", "debug"))
     assert "\x1b" not in text
     assert "debug   [r1 n1 g3] details" in text
     assert "info    [r1 n1 g3] from a thread workers=2" in text

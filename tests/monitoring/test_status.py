@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
+from elastic_agent.diagnosis.records import (
+    Collective,
+    Goodput,
+    GroupProgress,
+    NodeReport,
+    WorkerReport,
+    WorkerState,
+)
 from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import Departure, GenerationStatus, NodeStatus, RunStatus, run_status
 from elastic_agent.monitoring.status_text import duration, status_text
@@ -241,6 +248,24 @@ def test_while_workers_wait_for_each_other_the_status_names_the_one_that_is_the_
     assert "    train.py:88 in main" in hanging.standstill.stacks
     training = status(stalled("a", 0, 7, 990.0, 8.0), stalled("b", 1, 6, 980.0, None))
     assert training.standstill is None
+
+
+def test_the_line_of_the_added_times_says_how_many_nodes_of_the_world_it_is_about() -> None:
+    seats = tuple(Seat(name, f"i{name}", "10.0.0.1", 1, rank) for rank, name in enumerate("abc"))
+    plan = replace(PLAN, world=World(3, seats, Address("10.0.0.1", 4711), "a"))
+
+    def added(*names: str) -> str:
+        reports = [NodeReport(one, f"i{one}", 3, 990.0, goodput=Goodput(training_s=60.0)) for one in names]
+        silent = [NodeReport(one, f"i{one}", 3, 990.0) for one in set("abc") - set(names)]
+        status = run_status(
+            run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, reports=[*reports, *silent]
+        )
+        return next((line for line in status_text(status).splitlines() if "added up" in line), "")
+
+    assert added("a", "b").startswith("2 of 3 nodes, times added up: goodput at most 100 % over 2 min")
+    assert added("a", "b", "c").startswith("all 3 nodes, times added up: goodput at most 100 % over 3 min")
+    assert added("a", "b", "c", "gone").startswith("all 4 nodes, times added up: ")
+    assert added("a") == ""
 
 
 @pytest.mark.parametrize("phase", [Phase.FINISHED, Phase.FAILED, Phase.STOPPED])

@@ -48,15 +48,20 @@ Sources of a setting, in order of precedence: the option; the environment variab
 (max_restarts = 3); Slurm, or systemd's directories; the default."""
 
 
-def help_page(width: int | None = None) -> str:
-    """The whole page, folded to ``width`` columns (None: those of the terminal, at most 110)."""
-    columns = min(width or _columns(), 110)
+def help_head() -> str:
+    """The commands and an example: what fits on a terminal."""
     commands = (
         f"       elastic-agent {f'{name} {arguments}':<28}  {summary}"
         for name, (_, arguments, summary) in COMMANDS.items()
         if summary
     )
-    parts = [_HEAD.format(commands="\n".join(commands))]
+    return _HEAD.format(commands="\n".join(commands))
+
+
+def help_page(width: int | None = None) -> str:
+    """The whole page, folded to ``width`` columns (None: those of the terminal, at most 110)."""
+    columns = min(width or _columns(), 110)
+    parts = [help_head()]
     for group in GROUPS:
         parts.append(f"{group}\n")
         parts += [_entry(spec, columns) for spec in specs() if spec.group == group]

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from elastic_agent.config.errors import UsageError, nearest
+from elastic_agent.config.errors import MissingScriptError, UsageError, nearest
 from elastic_agent.config.parser import HelpRequested, VersionRequested
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.linux import open_missing_standard_streams
@@ -106,6 +106,8 @@ def _answer(words: list[str]) -> int:
     try:
         return command(words)
     except UsageError as error:
+        if isinstance(error, MissingScriptError) and not words:
+            _print_short_help()
         _print_error(f"{error}{meant}")
         return ExitCode.USAGE
     except HelpRequested as requested:
@@ -125,6 +127,14 @@ def _general_help() -> str:
     from elastic_agent.cli.help import help_page
 
     return help_page()
+
+
+def _print_short_help() -> None:
+    """On standard error: it is the answer to a mistake."""
+    from elastic_agent.cli.help import help_head
+
+    with contextlib.suppress(OSError):
+        print(f"{help_head()}\nOptions and exit codes: elastic-agent --help\n", file=sys.stderr)
 
 
 def _mistyped_command(words: list[str]) -> str:

@@ -19,6 +19,10 @@ class UsageError(Exception):
     """
 
 
+class MissingScriptError(UsageError):
+    """Neither the command line nor a settings file names a script."""
+
+
 class BadValueError(Exception):
     """A value that its kind does not accept.
 

@@ -18,7 +18,7 @@ from elastic_agent.config.checks import (
     leave_ignored_signals,
 )
 from elastic_agent.config.derive import derive_directories, derive_rendezvous
-from elastic_agent.config.errors import BadValueError, UsageError
+from elastic_agent.config.errors import BadValueError, MissingScriptError
 from elastic_agent.config.settings import Settings, spec_by_name, specs
 from elastic_agent.config.sources.base import Given, Layer, Source
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
@@ -124,7 +124,7 @@ def resolve(
     if script:
         check_script(builder, script, environ)
     elif script_needed:
-        raise UsageError(
+        raise MissingScriptError(
             "no script to run; expected: elastic-agent [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]"
         )
     settings = Settings(script=script, script_args=script_args, **builder.values)

@@ -16,7 +16,6 @@ from typing import Any
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import load_settings
 from elastic_agent.config.settings import spec_by_name
-from elastic_agent.config.sources.base import Layer
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from elastic_agent.launch_outcome import FILE, LaunchOutcome
 from elastic_agent.worker_variables import LAUNCH_FOLDER
@@ -51,8 +50,8 @@ def run_agent(
         else:
             write_call(folder, entrypoint, args)
             script = ["--module", "elastic_agent.launcher.function", _full_name(entrypoint)]
-        more, wrong = _look_ahead([*options, *script], environ)
-        code = _run([*more, *options, *script], environ)
+        wrong = _find_mistake([*options, *script], environ)
+        code = _run([*options, *script], environ)
         return _result(entrypoint, folder, code, wrong)
 
 
@@ -78,17 +77,13 @@ def _switched_off(settings: Mapping[str, Any]) -> dict[str, str]:
     return {spec.variables[0]: "0" for spec in off}
 
 
-def _look_ahead(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], str]:
-    """An option for a readable log, unless a format is set or this is a service; and what is wrong with the settings.
-
-    The agent's stderr is often no terminal here: a notebook shows it, or a test runner.
-    """
+def _find_mistake(words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """What is wrong with the settings; the agent only prints it."""
     try:
-        sources = load_settings(words, environ).sources
+        load_settings(words, environ)
     except UsageError as error:
-        return [], str(error)
-    is_set = sources["log_format"].layer is not Layer.DEFAULT or "JOURNAL_STREAM" in environ
-    return ([] if is_set else ["--log-format=console"]), ""
+        return str(error)
+    return ""
 
 
 def pickler() -> tuple[Callable[[Any], bytes], bool]:

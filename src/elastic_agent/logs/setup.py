@@ -45,18 +45,19 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
     Calling it again replaces what the call before had set.
 
     Args:
-        log_format: ``console``, ``json``, or ``auto`` for console on a terminal, entries with fields where
-            ``stream`` goes to systemd's journal, and JSON elsewhere.
+        log_format: ``console``, ``json``, or ``auto`` for entries with fields where ``stream`` goes to systemd's
+            journal, and console elsewhere.
         level: ``debug``, ``info``, ``warning`` or ``error``. Messages of libraries are logged from ``warning`` on,
             with ``debug`` from ``info`` on.
         stream: where the lines go, usually standard error.
     """
     on_terminal = stream.isatty()
-    readable = log_format == "console" or (log_format == "auto" and on_terminal)
+    to_journal = log_format == "auto" and is_journal(stream, os.environ)
+    readable = log_format != "json" and not to_journal
     lines = StatusLine(stream)
     _log.status = lines if readable and on_terminal else None
     _log.is_console = readable
-    if log_format == "auto" and is_journal(stream, os.environ):
+    if to_journal:
         handler: logging.Handler = JournalHandler(stream)
         handler.setFormatter(_formatter(JSONRenderer(default=str)))
     else:

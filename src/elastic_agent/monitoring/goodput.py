@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
@@ -25,14 +25,18 @@ class RunGoodput(Struct, frozen=True, omit_defaults=True):
 
     spent: Goodput
     nodes: int
+    missing: int = 0
+    """Further nodes of the world, which have not reported theirs."""
 
 
-def sum_goodput(each: Sequence[Goodput]) -> RunGoodput | None:
-    """The sum of what nodes reported; None without any."""
-    if not each:
+def sum_goodput(reported: Mapping[str, Goodput], world: Collection[str] = ()) -> RunGoodput | None:
+    """The sum of what nodes reported, by node id; None without any. ``world``: the nodes that train."""
+    if not reported:
         return None
-    seconds = {f"{one.value}_s": sum(node.spent_s(one) for node in each) for one in Activity}
-    return RunGoodput(Goodput(**seconds, knows_steps=all(one.knows_steps for one in each)), len(each))
+    accounts = reported.values()
+    seconds = {f"{one.value}_s": sum(node.spent_s(one) for node in accounts) for one in Activity}
+    spent = Goodput(**seconds, knows_steps=all(one.knows_steps for one in accounts))
+    return RunGoodput(spent, len(reported), len(set(world) - reported.keys()))
 
 
 class SavedGoodput(Struct, frozen=True, omit_defaults=True):

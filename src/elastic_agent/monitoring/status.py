@@ -144,7 +144,7 @@ class RunStatus(Struct, frozen=True):
     goodput: Goodput | None = None
     """Of the node whose agent determined the status."""
     run_goodput: RunGoodput | None = None
-    """Of all nodes that have reported theirs."""
+    """Of the nodes that have reported theirs."""
     stragglers: tuple[str, ...] = ()
     """Workers that are slower than the others, a line for each, the slowest first."""
     standstill: Standstill | None = None
@@ -215,6 +215,7 @@ def run_status(
     nodes = _Nodes(
         plan, members or {}, leases or {}, {one.node_id: one for one in reports}, lease_ages_s or {}
     )
+    world = plan.world if plan is not None else None
     status = RunStatus(
         run_id,
         endpoint,
@@ -223,7 +224,10 @@ def run_status(
         common_causes=join_causes(waiting) if waiting is not None else "",
         nodes=nodes.all(departures),
         goodput=goodput,
-        run_goodput=sum_goodput([one.goodput for one in reports if one.goodput is not None]),
+        run_goodput=sum_goodput(
+            {one.node_id: one.goodput for one in reports if one.goodput is not None},
+            {seat.node_id for seat in world.seats} if world is not None else (),
+        ),
         problem=problem,
     )
     if plan is None:

@@ -64,8 +64,15 @@ def _share_and_times(goodput: Goodput) -> str:
 
 
 def run_goodput_text(goodput: RunGoodput) -> str:
-    """One line about all nodes of a run."""
-    return f"all {goodput.nodes} nodes, times added up: {_share_and_times(goodput.spent)}"
+    """One line about the nodes of a run."""
+    return f"{counted_nodes(goodput)}, times added up: {_share_and_times(goodput.spent)}"
+
+
+def counted_nodes(goodput: RunGoodput) -> str:
+    """The nodes whose times are added up: ``all 3 nodes``, or ``2 of 3 nodes`` while one has not reported its own."""
+    if goodput.missing:
+        return f"{goodput.nodes} of {goodput.nodes + goodput.missing} nodes"
+    return f"all {goodput.nodes} nodes"
 
 
 def standstill_text(standstill: Standstill, now_s: float) -> str:

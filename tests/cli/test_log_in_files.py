@@ -1,0 +1,50 @@
+"""The log of a run whose output goes to a file or a pipe: the lines of a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.support import LONG_LEASE, elastic_agent
+
+READABLE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} (info|warning) ")
+ELSEWHERE = {**LONG_LEASE, "JOURNAL_STREAM": "1:2"}
+"""A service whose output is not sent to the journal but into a pipe or a file."""
+
+
+def through(command: str) -> list[str]:
+    """Run a command line of the shell, in which "$@" stands for the run."""
+    return ["sh", "-c", command, "sh"]
+
+
+@pytest.mark.parametrize(
+    ("command", "log"),
+    [
+        ('"$@" 2>&1 | tee log', "log"),
+        pytest.param('nohup "$@" > nohup.out 2>&1', "nohup.out", marks=pytest.mark.prove),
+        pytest.param('"$@" > job-1.out 2> job-1.err', "job-1.err", marks=pytest.mark.prove),
+    ],
+    ids=["tee", "nohup", "a job's output file"],
+)
+def test_a_log_in_a_file_or_pipe_is_as_readable_as_on_a_terminal(
+    tmp_path: Path, command: str, log: str
+) -> None:
+    options = ("--state-dir", str(tmp_path / "state"), "--no-python", "echo", "out of a worker")
+    run = ["env", "-C", str(tmp_path), *through(command)]
+    done = elastic_agent(*options, variables=ELSEWHERE, under=run)
+    lines = (tmp_path / log).read_text().splitlines()
+    own = [line for line in lines if "out of a worker" not in line]
+    assert done.returncode == 0, lines
+    assert len(own) >= 2
+    assert all(READABLE.match(line) for line in own), own
+    assert "\x1b" not in "".join(own)
+
+
+def test_json_lines_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
+    options = ("--state-dir", str(tmp_path / "state"), "--log-format", "json", "--no-python", "true")
+    lines = elastic_agent(*options, variables=LONG_LEASE).stderr.splitlines()
+    assert {json.loads(line)["level"] for line in lines} <= {"info", "warning"}
+    assert lines
