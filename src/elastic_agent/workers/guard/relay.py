@@ -160,16 +160,13 @@ class Relay:
         return self._read() != b""
 
     def drain(self) -> None:
-        """Pass on all that is there now, blocked sink or not: the writer is dead, so this is little.
-
-        A last line without an end gets one, as the agent's lines come next.
-        """
+        """Pass on all that is there now, blocked sink or not: the writer is dead, so this is little."""
         taken = 0
-        while not self._closed and taken < _DRAIN_BYTES and (data := self._read()):
+        while not self._closed and taken < _DRAIN_BYTES:
+            data = self._read()
+            if not data:
+                return
             taken += len(data)
-        if self._sink is not None and self._tail and not self._tail.endswith(b"\n"):
-            self._tail += b"\n"
-            self._sink.put(b"\n")
 
     def close(self) -> None:
         self._closed = True
