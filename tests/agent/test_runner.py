@@ -17,6 +17,7 @@ import pytest
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.worker_group import runner
+from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.interruptions import Interruptions, StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.client._cells import HeartbeatFile
@@ -41,7 +42,7 @@ class Unprintable:
 class Bench:
     """A runner, and what it reported, in order."""
 
-    def __init__(self, guard: Guard, folder: Path) -> None:
+    def __init__(self, guard: Guard, folder: Path, collectives: Collectives | None = None) -> None:
         self.guard = guard
         self.folder = folder
         self.closer = BackgroundCloser()
@@ -49,8 +50,9 @@ class Bench:
         self.stopped_answers: list[int] = []
         self._news = asyncio.Event()
         self.stop_signals = StopSignals([signal.SIGUSR1, signal.SIGTERM])
+        signum = int(signal.SIGUSR1)
         self.runner = Runner(
-            guard, "n1", self._report, 0.0, self.stop_signals, notice_signal=int(signal.SIGUSR1)
+            guard, "n1", self._report, 0.0, self.stop_signals, collectives, notice_signal=signum
         )
         asyncio.get_running_loop().add_reader(guard.fileno(), self._read)
 
@@ -480,3 +482,27 @@ def test_the_wait_for_the_cleanup_is_limited(
         bench.close()
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("is_fenced", [False, True])
+def test_the_file_over_which_workers_met_stays_if_other_nodes_may_meet_over_it_again(
+    guard: Guard, tmp_path: Path, is_fenced: bool
+) -> None:
+    meeting_file = tmp_path / "meeting"
+    meeting_file.touch()
+
+    async def scene() -> None:
+        collectives = Collectives()
+        bench = Bench(guard, tmp_path, collectives)
+        bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
+        await bench.until("started", 1)
+        collectives.meeting_files.add(str(meeting_file))
+        if is_fenced:
+            guard.set_deadline(boottime_s())
+        else:
+            bench.runner.stop(0.0)
+        await bench.until("stopped", ())
+        bench.close()
+
+    asyncio.run(scene())
+    assert meeting_file.exists() == is_fenced

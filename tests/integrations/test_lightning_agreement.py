@@ -12,7 +12,7 @@ from tests.waiting import GUARD_S
 
 RANKS = 12
 MEETS = """
-import json, os, sys, torch, torch.distributed as dist
+import json, os, resource, sys, torch, torch.distributed as dist
 from elastic_agent.integrations.lightning.notices import PacedAgreement
 
 ranks, path = int(sys.argv[1]), sys.argv[2]
@@ -24,6 +24,8 @@ def sockets():
 def work(rank):
     store = dist.FileStore(path, ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (8 * ranks - 1, most))
     dist.get_backend_config, dist.get_backend = lambda *_: "cuda:nccl", lambda *_: "nccl"
     before, variables = sockets(), dict(os.environ)
     agreement = PacedAgreement()

@@ -168,7 +168,7 @@ def test_a_machine_without_a_route_finds_its_own_addresses() -> None:
 WITH_A_NETWORK_THAT_FAILS = """
 set -e
 ip link add eth0 type veth peer name eth1
-ip addr add 10.9.8.7/24 dev eth0
+ip addr add 10.9.8.7/24 dev eth0 label eth0:1
 ip link set eth0 up
 ip link set eth1 up
 tell() { "$0" -c '

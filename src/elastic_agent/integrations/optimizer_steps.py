@@ -5,7 +5,6 @@ Workers call :func:`install` when ``torch.optim`` is there. A worker tells it on
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -35,19 +34,26 @@ class _Count:
         self._address = address
         self._worker = os.getpid()
         self._steps = 0
+        self._optimizer: int | None = None
+        """The first that makes a step: scripts may have one for each parameter."""
 
-    def is_over(self) -> bool:
+    def is_over(self, optimizer: object) -> bool:
         """Count a step; whether the next ones need not be counted."""
         import torch.distributed as dist
 
         if os.getpid() != self._worker or not dist.is_available() or dist.is_initialized():
             return True
-        self._steps += 1
+        self._optimizer = self._optimizer or id(optimizer)
+        self._steps += self._optimizer == id(optimizer)
         if self._steps < STEPS:
             return False
         if not any(package in sys.modules for package in _SHARE_GRADIENTS):
-            with contextlib.suppress(OSError, KeyError, ValueError):  # training works without it
+            try:
                 self._tell()
+            except BlockingIOError:  # others tell it at this moment
+                return False
+            except (OSError, KeyError, ValueError):  # training works without it
+                return True
         return True
 
     def _tell(self) -> None:

@@ -45,6 +45,7 @@ from elastic_agent.protocol import (
 )
 from elastic_agent.transport import (
     NotAStoreError,
+    Obstacle,
     OtherVersionError,
     StoreLostError,
     TransportError,
@@ -279,7 +280,11 @@ class NodeSession:
                 yield from self._attend()
             except OtherVersionError as error:
                 known = self.plan is not None  # then it is a bad record in a run that this node takes part in
-                self._callback((events.Disconnected if known else events.OtherVersion)(str(error)))
+                if known:
+                    self._problem = str(error)
+                    self._callback(events.Disconnected(self._problem, Obstacle.EXPLAINED))
+                else:
+                    self._callback(events.OtherVersion(str(error)))
                 yield from Sleep(REDIAL_MAX_S)
             except TransportError as error:  # also: no port is free for an offer, or none of ours answers
                 self._lost_store(error)

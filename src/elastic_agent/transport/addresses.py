@@ -40,7 +40,8 @@ def resolve(host: str) -> list[Address]:
             Obstacle.UNKNOWN_NAME,
         ) from None
     except OSError as error:  # no descriptor is left to read the resolver's files with
-        raise UnreachableError(f"cannot look up the host name {host} ({error.strerror})") from None
+        problem = f"cannot look up the host name {host} ({error.strerror})"
+        raise UnreachableError(problem, Obstacle.EXPLAINED) from None
     except UnicodeError:
         raise UnreachableError(
             f"{host!r} is not a host name; give an address, or a name that resolves"
@@ -168,8 +169,9 @@ def own_network_problem(family: int, address: str) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))  # sends nothing: it only queries the routing table
             source = str(probe.getsockname()[0])
-        name = interface_of(source)
-        if name is None or source == address or psutil.net_if_stats()[name].isup:
+        name = (interface_of(source) or "").partition(":")[0]  # without the label of an address
+        known = psutil.net_if_stats().get(name)
+        if source == address or known is None or known.isup:
             return ""
     except OSError as error:
         if error.errno != errno.ENETUNREACH:
@@ -184,7 +186,10 @@ def loopback_is_down() -> bool:
     """Whether this machine has a loopback interface that is down, as in a network namespace that is new."""
     import psutil  # few of those that import this module need it
 
-    known = psutil.net_if_stats().get("lo")  # unlike /sys, it shows this process's network namespace
+    try:
+        known = psutil.net_if_stats().get("lo")  # unlike /sys, it shows this process's network namespace
+    except OSError:
+        return False
     return known is not None and not known.isup
 
 
@@ -193,6 +198,8 @@ def _obstacle(error: OSError) -> Obstacle:
         return Obstacle.REFUSED
     if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
         return Obstacle.OWN_NETWORK
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return Obstacle.EXPLAINED
     return Obstacle.NO_ANSWER if isinstance(error, TimeoutError) else Obstacle.OTHER
 
 

@@ -29,7 +29,7 @@ class Obstacle(enum.Enum):
     OWN_NETWORK = enum.auto()
     """No packet leaves this machine: it has no route, or an interface of it is down."""
     EXPLAINED = enum.auto()
-    """It answers, and the message says why it cannot be used."""
+    """The message says why it cannot be used: it answers, or the fault is this process's."""
     OTHER = enum.auto()
 
 

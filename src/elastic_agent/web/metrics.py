@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from elastic_agent.diagnosis.records import Activity
-from elastic_agent.monitoring.status import RunStatus
+from elastic_agent.monitoring.status import UNKNOWN, RunStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -64,10 +64,10 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
     yield _single("restarts_limit", "The restart budget.", status.max_restarts)
     if status.since_s is not None:
         yield _single("phase_start_time_seconds", "When the present phase began, Unix time.", status.since_s)
-    still_s = status.asked_s - status.standstill.since_s if status.standstill is not None else 0.0
-    yield _single(
-        "standstill_seconds", "How long the workers have waited for each other; 0 while they train.", still_s
-    )
+    if status.phase != UNKNOWN:
+        still_s = status.asked_s - status.standstill.since_s if status.standstill is not None else 0.0
+        text = "How long the workers have waited for each other; 0 while they train."
+        yield _single("standstill_seconds", text, still_s)
     steps: _Values = {(one.node_id,): float(one.step) for one in status.nodes if one.step is not None}
     yield _Gauge(
         "training_step", "Newest training step that a worker of the node reported.", ("node",), steps

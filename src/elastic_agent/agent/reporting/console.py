@@ -144,6 +144,9 @@ class ConsoleReporter:
         self._dialling, self._was_connected = False, True
         self._problem.over()
         self._rest()
+        if self._shown_plan is not None and self._shown_plan[0] is Phase.FORMING:
+            self._text, self._facts = f"forming generation {self._shown_plan[1]}", {}
+            self._await_soon(True)
 
     def _disconnected(self, reason: str, obstacle: Obstacle) -> None:
         self._problem.seen(reason, obstacle, asyncio.get_running_loop().time())

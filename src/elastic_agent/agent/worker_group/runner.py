@@ -65,6 +65,8 @@ class _Running:
     """No process is left; their leftover resources are being removed."""
     stopping: bool = False
     succeeding: bool = False
+    fenced: bool = False
+    """The lease ended, so that other nodes may have begun the next generation."""
     failed: bool = False
     reported: bool = False
     """A worker's failure was reported."""
@@ -277,7 +279,6 @@ class Runner:
             self._report_endings(running)
             running.context.close_later()
             self._close_heartbeats(running)
-            running.cleanup.remove(self._collectives.meeting_files)
             running.cleanup.clear(lambda _: None)
 
     # -- events of the guard --------------------------------------------------------------------
@@ -298,6 +299,8 @@ class Runner:
             case guard_events.Stopped():
                 self._stopped(event)
             case _:
+                if isinstance(event, guard_events.Fenced) and self._running is not None:
+                    self._running.fenced = True
                 self._report(event)
 
     def _spawned(self, event: guard_events.Spawned) -> None:
@@ -502,7 +505,7 @@ class Runner:
             self._report(events.WorkersCleared(unkillable))
             return
         running.gone = True
-        if not running.succeeding:  # the ranks of other nodes may still meet
+        if not (running.succeeding or running.fenced):  # ranks of other nodes may still meet, or meet again
             running.cleanup.remove(self._collectives.meeting_files)
         if running.cleanup.nothing_to_do:
             running.cleanup.close()

@@ -43,7 +43,10 @@ def call_before_groups(begin: Callable[[str], None]) -> None:
     original: Callable[[Any], None] = getattr(module, HOOK)
 
     def checked(timeout: Any) -> None:
-        begin(_meeting_file(sys._getframe(1).f_locals))
+        path = ""
+        with contextlib.suppress(Exception):  # of the script's arguments, which torch checks
+            path = _meeting_file(sys._getframe(1).f_locals)
+        begin(path)
         original(timeout)
 
     setattr(module, HOOK, checked)
@@ -58,24 +61,23 @@ def _meeting_file(arguments: Mapping[str, Any]) -> str:
     if isinstance(store, bindings.FileStore):
         path = store.path
     elif store is None and isinstance(url, str) and url.startswith("file:"):
-        with contextlib.suppress(ValueError):  # torch's to report
-            path = urlparse(url).path
+        path = urlparse(url).path
     return os.path.abspath(path) if path else ""
 
 
-def call_after_optimizer_steps(is_over: Callable[[], bool]) -> None:
-    """Have `is_over` called after each optimizer step until it returns True, except after compiled ones."""
+def call_after_optimizer_steps(is_over: Callable[[object], bool]) -> None:
+    """Have `is_over` called with the optimizer after each step until it returns True, except after compiled ones."""
     import torch
 
     hooks: dict[int, Any] = sys.modules["torch.optim.optimizer"].__dict__["_global_optimizer_post_hooks"]
     over = False
 
-    def after_step(*_: object) -> None:
+    def after_step(optimizer: object, *_: object) -> None:
         nonlocal over
         # First: a compiled step must depend on nothing that changes. (For the same reason the hook stays when it is
         # over: a compiled step is compiled again if the hooks change.)
         if not torch.compiler.is_compiling() and not over:
-            over = is_over()
+            over = is_over(optimizer)
 
     hooks[_HOOK_ID] = after_step
 

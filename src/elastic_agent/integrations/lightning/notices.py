@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from typing import Any
 
@@ -10,6 +11,10 @@ from elastic_agent import client
 
 CONNECT_WHEN_USED = "TORCH_GLOO_LAZY_INIT"
 """Has gloo connect two ranks when they first exchange something, and not all when the group is made."""
+
+PART_OF_OPEN_FILES = 8
+"""With more ranks than this part of the files that a process may have open, they connect when they exchange something.
+With fewer, nothing is changed in the environment: another thread may be reading it."""
 
 INTERVAL_S = 0.05
 """How often the ranks agree, about. Each time costs them some tenths of a millisecond, which would be much of a short
@@ -63,8 +68,10 @@ def _group_in_main_memory() -> Any:
     if "cpu:" in dist.get_backend_config() or dist.get_backend() in ("gloo", "mpi"):
         return None
     # Else each rank would connect to every other one now, though the agreement needs a few of these connections: near
-    # 1,000 ranks, the usual limit of open files. torch reads it from here only.
-    if CONNECT_WHEN_USED in os.environ:
+    # 1,000 ranks, the usual limit of open files. torch reads it from here only, and gloo does it over plain TCP only.
+    is_plain = os.environ.get("GLOO_DEVICE_TRANSPORT", "TCP") == "TCP"
+    are_many = dist.get_world_size() > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // PART_OF_OPEN_FILES
+    if CONNECT_WHEN_USED in os.environ or not (is_plain and are_many):
         return dist.new_group(backend="gloo")
     os.environ[CONNECT_WHEN_USED] = "1"
     try:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -76,7 +77,8 @@ class Cleanup:
 
     def clear(self, done: Callable[[Cleared], None], unkillable: Collection[int] = ()) -> None:
         """Remove what is left, and call `done` from the thread. `unkillable`: processes that stay."""
-        self._jobs.put(lambda: done(self._cleared({*unkillable})))
+        until_s = time.monotonic() + CLEANUP_LIMIT_S
+        self._jobs.put(lambda: done(self._cleared({*unkillable}, until_s)))
         self.close()
 
     def close(self) -> None:
@@ -99,10 +101,11 @@ class Cleanup:
             self._pids |= alive
             self._sweep.note(alive)
 
-    def _cleared(self, unkillable: set[int]) -> Cleared:
+    def _cleared(self, unkillable: set[int], until_s: float) -> Cleared:
         for file in self._files:
-            with contextlib.suppress(OSError):
-                os.unlink(file)
+            if time.monotonic() < until_s:  # later, it may be the next generation's
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
         shared_memory = self._sweep.sweep(SWEEP_LIMIT_S)
         if shared_memory.held:
             # The spawner and its standbys are no generation's: what they hold is neither left nor in the way.
