@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+_SPACE = "free space there, or pass another folder (--state-dir, --log-dir)"
+_ANOTHER = "pass a folder that can be written (--state-dir, --log-dir)"
+_REMEDIES = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EROFS: _ANOTHER,
+    errno.EACCES: _ANOTHER,
+    errno.EMFILE: "raise ulimit -n before the agent is started",
+    errno.EAGAIN: "raise the limit of processes: ulimit -u, or pids.max of the cgroup",
+}
+
+
+def with_remedy(error: Exception) -> str:
+    """Return an error of the agent itself in words, and what to do about it if that is known; reads no file."""
+    remedy = _REMEDIES.get(error.errno or 0) if isinstance(error, OSError) else None
+    return f"{error} (remedy: {remedy})" if remedy else str(error)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

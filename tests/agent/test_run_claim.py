@@ -50,6 +50,18 @@ def test_agents_of_one_endpoint_share_the_claim(tmp_path: Path) -> None:
             claim.release()
 
 
+def test_a_command_that_is_no_text_is_claimed_and_compared_as_any_other(tmp_path: Path) -> None:
+    endpoint = Endpoint("n1.example", 29400)
+    claims = [
+        ClaimedEndpoint.of(endpoint, "c10d", f"train.py caf{end}") for end in ("\udce9", "\udce9", "\udce8")
+    ]
+    first = take(tmp_path, claims[0])
+    take(tmp_path, claims[1]).release()
+    with pytest.raises(OtherCommandError, match=r"train\.py caf"):
+        take(tmp_path, claims[2])
+    first.release()
+
+
 def test_an_endpoint_is_the_same_under_all_of_its_names(tmp_path: Path) -> None:
     first = take(tmp_path, place("localhost", 29400))
     second = take(tmp_path, place("127.0.0.1", 29400))

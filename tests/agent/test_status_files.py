@@ -11,15 +11,16 @@ from elastic_agent.agent.reporting.status_files import READ_FILES, StatusFiles
 from elastic_agent.monitoring.status import GenerationStatus, RunStatus
 from tests.waiting import GUARD_S
 
+NOT_RECORDED = GenerationStatus(1, 100.0, None, ("n1", "n2"), 2, "not recorded", "generation 1: not recorded")
 RUNS = GenerationStatus(1, 100.0, nodes=("n1", "n2"), workers=2)
 ENDED = GenerationStatus(1, 100.0, 160.0, ("n1", "n2"), 2, "n1 did not renew its lease", failed=True)
 EXPLAINED = GenerationStatus(1, 100.0, 160.0, ("n1", "n2"), 2, "n1 was lost", "generation 1: root cause: …")
 
 
-def record(state_dir: Path, node_id: str, *generations: GenerationStatus) -> None:
+def record(state_dir: Path, node_id: str, *generations: GenerationStatus, phase: str = "running") -> None:
     async def saved() -> None:
         files = StatusFiles(state_dir, "run", node_id)
-        files.save(RunStatus("run", "host0", 200.0, "running", generations=generations))
+        files.save(RunStatus("run", "host0", 200.0, phase, generations=generations))
         await files.written(GUARD_S)
 
     asyncio.run(saved())
@@ -33,9 +34,9 @@ def test_an_agent_reads_what_all_agents_of_the_directory_recorded_and_takes_what
     tmp_path: Path,
 ) -> None:
     later = GenerationStatus(2, 170.0, nodes=("n2",), workers=1)
-    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0]):
         folder = tmp_path / "-".join(map(str, order))
-        nodes = [("n1", (RUNS,)), ("n2", (EXPLAINED, later)), ("n3", (ENDED,))]
+        nodes = [("n1", (RUNS,)), ("n2", (EXPLAINED, later)), ("n3", (ENDED,)), ("n4", (NOT_RECORDED,))]
         for index in order:
             node_id, rows = nodes[index]
             record(folder, node_id, *rows)
@@ -52,6 +53,17 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: P
     rows, (problem,) = recorded(tmp_path)
     assert rows == [EXPLAINED]
     assert problem.startswith(f"cannot read {damaged} (")
+
+
+def test_that_an_agent_did_not_record_an_end_hides_no_end_that_another_one_recorded(tmp_path: Path) -> None:
+    record(tmp_path, "n1", ENDED)
+    record(tmp_path, "n2", NOT_RECORDED)
+    assert recorded(tmp_path) == ([ENDED], [])
+
+
+def test_the_generations_of_an_earlier_run_of_this_name_are_not_taken_for_the_runs(tmp_path: Path) -> None:
+    record(tmp_path, "n1", EXPLAINED, phase="finished")
+    assert recorded(tmp_path) == ([], [])
 
 
 def test_of_a_run_without_records_nothing_is_known(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from elastic_agent.monitoring.run_log import (
     KEPT_GENERATIONS,
     KEPT_STACKS,
     KEPT_WORLDS,
+    NOT_RECORDED,
     Change,
     RunLog,
 )
@@ -128,7 +129,7 @@ def test_a_generation_whose_end_nobody_recorded_does_not_run_any_more() -> None:
     first, second = log.generations
     assert (first.cause, first.ended_s) == ("", 1.5)
     assert (second.is_running, second.ended_s) == (False, None)
-    assert second.cause == "generation 2: its end was not recorded (an agent that is killed records nothing)"
+    assert second.cause == f"generation 2: its end was {NOT_RECORDED}"
 
 
 def test_the_history_of_a_run_that_is_resumed_for_ever_stays_small() -> None:

@@ -26,6 +26,7 @@ import msgspec
 
 from elastic_agent.files import is_at, write_atomically
 from elastic_agent.linux import boot_id, pid_namespace
+from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Job
 from elastic_agent.transport import TransportError, connect, is_local, is_loopback_name, resolve
 from elastic_agent.values import Endpoint
@@ -83,7 +84,8 @@ class ClaimedEndpoint:
     ) -> ClaimedEndpoint:
         """The endpoint in these settings; None: a store of this agent's own."""
         boot = boot_id()
-        writer = command, os.getpid(), pid_namespace(), job
+        # Names of files and arguments may be no text.
+        writer = without_surrogates(command, "backslashreplace"), os.getpid(), pid_namespace(), job
         if endpoint is None or not endpoint.port:
             shown = f"a standalone endpoint on {os.uname().nodename}"
             return cls(shown, backend, boot, [f"{boot} {os.getpid()}"], [], *writer)
@@ -194,16 +196,18 @@ class RunClaim:
             life_s: how long an earlier life of the same job may take to end.
             waits: called once, if there is one.
         """
-        began_s, patience_s, asked, has_waited = time.monotonic(), PATIENCE_S, False, False
+        began_s, asked, has_waited = time.monotonic(), False, False
         while True:
             try:
                 claim = await asyncio.to_thread(cls.take, folder, claimed)
                 claim.has_waited = has_waited
                 return claim
             except (RunElsewhereError, OtherCommandError) as refusal:
-                if isinstance(refusal, RunElsewhereError) and refusal.is_earlier_life and not asked:
-                    patience_s, asked = life_s, True
+                is_earlier_life = isinstance(refusal, RunElsewhereError) and refusal.is_earlier_life
+                if isinstance(refusal, RunElsewhereError) and is_earlier_life and not asked:
+                    asked = True
                     waits(refusal)
+                patience_s = life_s if is_earlier_life else PATIENCE_S
                 has_waited, waited_s = True, time.monotonic() - began_s
                 if waited_s >= patience_s:
                     raise
@@ -240,8 +244,9 @@ def _share(handle: int, claimed: ClaimedEndpoint) -> ClaimedEndpoint | None:
     A file that no agent has locked is rewritten with this endpoint.
     """
     if _locked(handle, fcntl.LOCK_EX):
+        content = msgspec.json.encode(claimed)
         os.ftruncate(handle, 0)
-        os.pwrite(handle, msgspec.json.encode(claimed), 0)
+        os.pwrite(handle, content, 0)
     return _read(handle) if _locked(handle, fcntl.LOCK_SH) else None
 
 

@@ -20,7 +20,7 @@ from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.client._cells import HeartbeatFile
-from elastic_agent.diagnosis.known_errors import with_remedy
+from elastic_agent.files import with_remedy
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Activity, Cause, Failure, FailureKind, Grace, Notice, Outcome, Plan, World
 from elastic_agent.protocol import node as machine

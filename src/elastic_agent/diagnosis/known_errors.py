@@ -165,12 +165,6 @@ def known_error(raised: str, output: str = "", facts: Mapping[str, str] = _NO_FA
     return Recognised(found, reason, evidence, _peer_in(line) or _peer_in(rest), _rank_in(line))
 
 
-def with_remedy(error: Exception) -> str:
-    """Return an error of the agent itself in words, and what to do about it if that is known."""
-    known = known_error(f"{type(error).__name__}: {error}")
-    return f"{error} (remedy: {known.remedy})" if known is not None and known.remedy else str(error)
-
-
 def possible_error(output: str, facts: Mapping[str, str] = _NO_FACTS) -> Recognised | None:
     """What may have ended a worker that raised no error, from what it wrote and what is known of its machine."""
     rows = [row.given(facts) for row in known_errors().values() if row.in_output]

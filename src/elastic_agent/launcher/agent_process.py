@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import signal
@@ -184,10 +185,13 @@ def _error_file(folder: Path, pid: int) -> str:
 
 def _full_name(function: Callable[..., Any]) -> str:
     """Return a name that tells functions of one run id apart, and is the same on every machine."""
-    module = getattr(function, "__module__", None) or ""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = function if hasattr(function, "__name__") else type(function)
+    module = getattr(named, "__module__", None) or ""
     if module == "__main__":
         module = os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "")
-    return f"{module}:{_name(function)}" if module else _name(function)
+    return f"{module}:{named.__name__}" if module else str(named.__name__)
 
 
 def _name(entrypoint: Callable[..., Any] | str) -> str:

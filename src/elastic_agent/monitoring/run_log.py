@@ -20,7 +20,7 @@ KEPT_DEPARTURES = 100
 KEPT_STACKS = 10
 """Of so many generations, the newest that hung, the stacks are kept: those of a large world take a megabyte."""
 
-NOT_RECORDED = "not recorded (an agent that is killed records nothing)"
+NOT_RECORDED = "not recorded (an agent that is killed records nothing, others do when they have explained it)"
 
 
 @dataclass(frozen=True)

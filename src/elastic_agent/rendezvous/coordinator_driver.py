@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from elastic_agent.diagnosis.differences import differences
-from elastic_agent.diagnosis.known_errors import with_remedy
+from elastic_agent.files import with_remedy
 from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Member, Plan, Waiting
 from elastic_agent.transport import Snapshot
 

@@ -95,11 +95,15 @@ def worker_facts(before: Baseline) -> dict[str, str]:
     how: dict[str, Look] = {
         "started_in": lambda: folder and f"the agent was started in {folder}",
         "python": lambda: python and f"the workers run {python}",
-        "other_environment": lambda: _other_environment(python, os.environ),
         "other_machines": lambda: str(before.started.other_machines or ""),
     }
     gather(how, facts)
-    return facts | _in_time({"working_folder": partial(_what_became_of, folder)})
+    return facts | _in_time(
+        {
+            "working_folder": partial(_what_became_of, folder),
+            "other_environment": lambda: _other_environment(python, os.environ),
+        }
+    )
 
 
 def machine_facts(before: Baseline, killed: Collection[int], folders: Iterable[str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import msgspec
 
 from elastic_agent.files import all_but_newest, write_atomically
 from elastic_agent.monitoring.status import GenerationStatus, RunStatus
+from elastic_agent.protocol import Phase
 from elastic_agent.rendezvous.disk_thread import DiskThread
 
 KEPT_RUNS = 200
@@ -56,13 +57,15 @@ class StatusFiles:
         problems: list[str] = []
         for _, path in [one for one in files if one[1].suffix == ".json"][:READ_FILES]:
             try:
-                found = _status_in(path).generations
+                status = _status_in(path)
             except (OSError, ValueError, RecursionError) as error:
                 problems.append(
                     f"cannot read {path} ({error}); status and why do not show the generations that only it names"
                 )
                 continue
-            for row in found:
+            if status.phase == Phase.FINISHED.value:
+                continue  # an earlier run of this name
+            for row in status.generations:
                 known = rows.get(row.generation)
                 if known is None or _known_of(row) > _known_of(known):
                     rows[row.generation] = row
@@ -94,7 +97,7 @@ def _status_in(path: Path) -> RunStatus:
 
 def _known_of(row: GenerationStatus) -> tuple[bool, bool]:
     """Rank what an agent noted of a generation: one that was killed does not know its end."""
-    return bool(row.cause), row.ended_s is not None
+    return row.ended_s is not None, bool(row.cause)
 
 
 def _children(folder: Path) -> list[Path]:
