@@ -113,7 +113,7 @@ def test_the_host_says_which_machine_an_agent_without_the_secret_is_on(
             with pytest.raises(WrongKeyError):
                 store.dial(secret)
         other = raw_client(store.endpoint)
-        for hint in ("! ", "! two words", "! \x1b[31m", f"! {'x' * 1000}", "! last"):
+        for hint in ("- ", "- two words", "- \x1b[31m", f"- {'x' * 1000}", "- last"):
             push(other, hint)
         wait_for("the last hint", lambda: any(" on last:" in line for line in refused(logged)))
     told = [line.partition(": ")[0].removeprefix("refused an agent on ") for line in refused(logged)]
@@ -125,12 +125,12 @@ def test_the_host_says_which_machine_an_agent_without_the_secret_is_on(
 def test_the_host_repeats_once_a_minute_that_an_agent_was_refused(logged: list[Any]) -> None:
     doorkeeper, begun_s = greeting.Doorkeeper(OURS), 1000.0
     for later_s in (0, 1, greeting.TOLD_EVERY_S - 1):
-        doorkeeper.refused(b"! lab2", begun_s + later_s)
+        doorkeeper.refused(b"- lab2", begun_s + later_s)
     assert len(refused(logged)) == 1
-    doorkeeper.refused(b"! lab2", begun_s + greeting.TOLD_EVERY_S)
+    doorkeeper.refused(b"- lab2", begun_s + greeting.TOLD_EVERY_S)
     assert len(refused(logged)) == 2
     for number in range(1000):
-        doorkeeper.refused(b"! n%d" % number, begun_s)
+        doorkeeper.refused(b"- n%d" % number, begun_s)
     assert len(refused(logged)) < 200, "whoever reaches the store cannot fill the log"
 
 

@@ -9,7 +9,7 @@ name was never used before, the answer is no recording, and neither are the reco
     "run ID": the epoch of this run. "job FINGERPRINT ID": the id of the run that agents with this job agreed on; if
     there is none, it is this one from now on. "over FINGERPRINT ID": that run of the job is over.
 
-    The name ends in that of the client's machine, for the host's log. "! MACHINE", in the inbox: an agent there has no
+    The name ends in that of the client's machine, for the host's log. "- MACHINE", in the inbox: an agent there has no
     secret.
 
     key               the ids of the coordinator's secrets, and "munge" if it can be asked for them (see
@@ -44,7 +44,7 @@ StoreSecret: TypeAlias = Secret | ToldSecret
 HELLO = b"? "
 """Begins a hint to a greeting in the coordinator's inbox; no run has this name."""
 
-REFUSED = b"! "
+REFUSED = b"- "
 """Begins a hint of an agent that has no secret; no run has this name."""
 
 TOLD_EVERY_S = 60.0
