@@ -7,7 +7,16 @@ imported from here: each loads a large library.
 from __future__ import annotations
 
 from .abandonable_thread import AbandonableThread
-from .addresses import connect, interface_of, is_local, is_loopback_name, own_network_problem, resolve
+from .addresses import (
+    connect,
+    connect_in_loop,
+    interface_of,
+    is_local,
+    is_loopback_name,
+    own_network_problem,
+    resolve,
+    set_up_for_messages,
+)
 from .base import (
     CoordinatorLink,
     ExchangeLink,
@@ -22,6 +31,8 @@ from .base import (
     TransportError,
     UnreachableError,
     WrongKeyError,
+    not_a_store,
+    silent,
 )
 from .munge import Munge, MungeError
 from .name_lookups import shorten_lookups
@@ -49,11 +60,15 @@ __all__ = [
     "Unverified",
     "WrongKeyError",
     "connect",
+    "connect_in_loop",
     "holder_of",
     "interface_of",
     "is_local",
     "is_loopback_name",
+    "not_a_store",
     "own_network_problem",
     "resolve",
+    "set_up_for_messages",
     "shorten_lookups",
+    "silent",
 ]

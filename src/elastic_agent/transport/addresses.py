@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
@@ -142,18 +143,53 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
         UnreachableError: none does; the message is one line.
     """
     addresses = resolve(host)
-    problems: list[str] = []
-    obstacles: set[Obstacle] = set()
+    failures: dict[Address, OSError] = {}
     for family, address in addresses:
         try:
             return _connect_to(family, address, port, max(0.1, timeout_s / len(addresses)))
         except OSError as error:
-            own = own_network_problem(family, address) if _is_silence(error) else ""
-            problems.append(f"{address}: {own or _explain(error, timeout_s)}")
-            obstacles.add(Obstacle.OWN_NETWORK if own else _obstacle(error))
+            failures[family, address] = error
+    raise _unreachable(failures, timeout_s)
+
+
+async def connect_in_loop(host: str, port: int, timeout_s: float) -> socket.socket:
+    """Do the same in an event loop; the socket is not blocking.
+
+    Raises:
+        UnreachableError: no address takes a connection; the message is one line.
+    """
+    addresses = await asyncio.to_thread(resolve, host)
+    failures: dict[Address, OSError] = {}
+    for family, address in addresses:
+        try:
+            return await _connect_in_loop_to(family, address, port, max(0.1, timeout_s / len(addresses)))
+        except OSError as error:
+            failures[family, address] = error
+    raise _unreachable(failures, timeout_s)
+
+
+async def _connect_in_loop_to(family: int, address: str, port: int, timeout_s: float) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, (address, port)), timeout_s)
+        _refuse_itself(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _unreachable(failures: Mapping[Address, OSError], timeout_s: float) -> UnreachableError:
+    problems: list[str] = []
+    obstacles: set[Obstacle] = set()
+    for (family, address), error in failures.items():
+        own = own_network_problem(family, address) if _is_silence(error) else ""
+        problems.append(f"{address}: {own or _explain(error, timeout_s)}")
+        obstacles.add(Obstacle.OWN_NETWORK if own else _obstacle(error))
     if len(obstacles) > 1:  # an address of a family that this machine does not have
         obstacles.discard(Obstacle.OWN_NETWORK)
-    raise UnreachableError("; ".join(problems), obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER)
+    return UnreachableError("; ".join(problems), obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER)
 
 
 def _is_silence(error: OSError) -> bool:
@@ -208,13 +244,17 @@ def _connect_to(family: int, address: str, port: int, timeout_s: float) -> socke
     try:
         sock.settimeout(timeout_s)
         sock.connect((address, port))
-        if sock.getsockname() == sock.getpeername():
-            # The port is one that the system gives to clients, and it gave it to this one.
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "")
+        _refuse_itself(sock)
     except OSError:
         sock.close()
         raise
     return sock
+
+
+def _refuse_itself(sock: socket.socket) -> None:
+    """Raise ConnectionRefusedError if the system gave this client the port that it dialled."""
+    if sock.getsockname() == sock.getpeername():
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "")
 
 
 def set_up_for_messages(sock: socket.socket) -> None:

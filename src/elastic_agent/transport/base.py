@@ -61,6 +61,24 @@ class OtherVersionError(TransportError):
     """Another version of elastic-agent coordinates the run; trying again will not help."""
 
 
+def silent(shown: str, timeout_s: float) -> UnreachableError:
+    """Return the error of a server that accepts connections and answers nothing."""
+    return UnreachableError(
+        f"{shown} accepts connections but did not answer within {timeout_s:g} s (the agent that "
+        "hosts the store is frozen or overloaded, or another program listens there: `ss -ltnp` on that machine "
+        "shows which; stop it, or use another port)",
+        Obstacle.NO_ANSWER,
+    )
+
+
+def not_a_store(shown: str, answer: bytes) -> NotAStoreError:
+    """Return the error of a server that answers otherwise than a store."""
+    return NotAStoreError(
+        f"{shown} is used by another program, which is not a store (it answered {answer[:32]!r}); use "
+        "another port, or stop that program"
+    )
+
+
 class NodeLink(Protocol):
     """A node's connection to the store of one run."""
 

@@ -11,7 +11,7 @@ import secrets
 import socket
 import struct
 
-from elastic_agent.transport.base import NotAStoreError, Obstacle, UnreachableError
+from elastic_agent.transport.base import NotAStoreError, Obstacle, UnreachableError, not_a_store, silent
 
 _VALIDATE, _PING = 0, 13
 _MAGIC = 0x3C85F7CE
@@ -32,19 +32,14 @@ def probe_store(sock: socket.socket, timeout_s: float, shown: str, *, provoke: b
         answer = _receive(sock, 4)
     except TimeoutError:
         if provoke and (spoken := _provoke(sock)):
-            raise _not_a_store(shown, spoken) from None
-        raise UnreachableError(
-            f"{shown} accepts connections but did not answer within {timeout_s:g} s (the agent that "
-            "hosts the store is frozen or overloaded, or another program listens there: `ss -ltnp` on that machine "
-            "shows which; stop it, or use another port)",
-            Obstacle.NO_ANSWER,
-        ) from None
+            raise not_a_store(shown, spoken) from None
+        raise silent(shown, timeout_s) from None
     except OSError:
         answer = b""
     if not answer:  # a host that dies while it accepts, a proxy before one that is not there yet
         raise UnreachableError(f"{shown} closed the connection without an answer", Obstacle.CLOSED)
     if answer != struct.pack("=I", nonce):
-        raise _not_a_store(shown, answer)
+        raise not_a_store(shown, answer)
 
 
 def is_store(sock: socket.socket, timeout_s: float) -> bool:
@@ -64,13 +59,6 @@ def _provoke(sock: socket.socket) -> bytes:
         return sock.recv(64)
     except OSError:
         return b""
-
-
-def _not_a_store(shown: str, answer: bytes) -> NotAStoreError:
-    return NotAStoreError(
-        f"{shown} is used by another program, which is not a store (it answered {answer[:32]!r}); use "
-        "another port, or stop that program"
-    )
 
 
 def _receive(sock: socket.socket, size: int) -> bytes:
