@@ -1,19 +1,16 @@
 """A c10d store as its clients see it: keys and bytes, which the shipped links read and write.
 
 What is real here, beside the drivers: ``C10dLink`` and ``C10dCoordinatorLink`` with their readers and writers of plans,
-``StoreClient``, the sealing of records, and how nodes and coordinator greet each other. Only torch's client is
-simulated (:class:`Client`), each of its calls as a message of the network.
+``StoreClient``, the sealing of records, and how nodes and coordinator greet each other. Only the connection to
+torch's server is simulated (:class:`Client`), each of its calls as a message of the network.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
-
-from torch.distributed import DistStoreError
 
 from elastic_agent.protocol.codec import decode, encode
 from elastic_agent.protocol.records import Lease, Plan
@@ -21,7 +18,8 @@ from elastic_agent.transport.c10d import StoreClient
 from elastic_agent.transport.c10d.coordinator_link import C10dInbox
 from elastic_agent.transport.c10d.greeting import HELLO, Doorkeeper, announce
 from elastic_agent.transport.c10d.keys import ROOT, names_in, run_prefix
-from elastic_agent.transport.c10d.store import CALL_TIMEOUT_S, PlainRecords, RecordFormat
+from elastic_agent.transport.c10d.store import CALL_TIMEOUT_S, RecordFormat
+from elastic_agent.transport.c10d.tcpstore import TCPStoreConnection
 from elastic_agent.transport.record_reader import GONE
 from elastic_agent.transport.sealing import ID_BYTES, MAGIC, SEQUENCE_BYTES, TAG_BYTES, Secret, Unverified
 
@@ -61,7 +59,7 @@ class KeyedStore(Store):
         """Key → what agents of the run wrote there in this life of it, and when last (a count)."""
         self.forgers = self.checker.cluster.forgers
         self._writes = 0
-        self._awaited: dict[str, list[tuple[tuple[str, ...], Answer]]] = {}
+        self._awaited: dict[str, list[Answer]] = {}
         self._greetings = Inbox(self.process.kernel)
         announce(opened(Direct(self)), SECRET)
         self.process.spawn(self._greet())
@@ -75,7 +73,7 @@ class KeyedStore(Store):
 
     def serve(self, method: str, args: tuple[Any, ...], answer: Answer) -> None:
         """Carry out one request."""
-        if method == "await_keys":
+        if method == "await_key":
             self._await(args[0], answer)
         else:
             answer(getattr(self, method)(*args))
@@ -98,8 +96,14 @@ class KeyedStore(Store):
     def append(self, key: str, value: bytes) -> None:
         self._set(key, self.data.get(key, b"") + value)
 
-    def check(self, keys: Sequence[str]) -> bool:
-        return all(key in self.data for key in keys)
+    def get(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.data.get(key, b"") for key in keys]
+
+    def get_if_there(self, key: str) -> bytes | None:
+        return self.data.get(key)
+
+    def ping(self) -> None:
+        """All that was sent before is carried out by now."""
 
     def delete_key(self, key: str) -> bool:
         there = self.data.pop(key, None) is not None
@@ -117,18 +121,17 @@ class KeyedStore(Store):
         if hint is not None:
             self.hint(hint[1])
 
-    def _await(self, keys: tuple[str, ...], answer: Answer) -> None:
-        """The values of these keys as soon as all of them are there."""
-        if self.check(keys):
-            answer([self.data[key] for key in keys])
+    def _await(self, key: str, answer: Answer) -> None:
+        """An answer as soon as the key is there."""
+        if key in self.data:
+            answer(True)
         else:
-            for key in keys:
-                self._awaited.setdefault(key, []).append((keys, answer))
+            self._awaited.setdefault(key, []).append(answer)
 
     def _wake(self, key: str) -> None:
         """Like torch's store, also if the key is still missing."""
-        for keys, answer in self._awaited.pop(key, ()):
-            answer([self.data.get(one, b"") for one in keys])
+        for answer in self._awaited.pop(key, ()):
+            answer(True)
 
     # -- what is true ---------------------------------------------------------------------------
 
@@ -270,51 +273,48 @@ def _next_of(inbox: Inbox) -> Routine:
 
 
 class Client:
-    """Torch's client over a simulated connection."""
+    """The client of a TCPStore over a simulated connection."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._timeout_s = CALL_TIMEOUT_S
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout_s = timeout.total_seconds()
 
     def _call(self, method: str, *args: Any) -> Any:
-        return fibers.wait_for(self.connection.call(method, *args, timeout_s=self._timeout_s))
+        return fibers.wait_for(self.connection.call(method, *args, timeout_s=CALL_TIMEOUT_S))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         return cast(bytes, self._call("compare_set", key, expected, desired))
 
-    def check(self, keys: list[str]) -> bool:
-        return cast(bool, self._call("check", tuple(keys)))
+    def get(self, keys: Sequence[str]) -> list[bytes]:
+        return cast("list[bytes]", self._call("get", tuple(keys)))
 
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        return self._await(keys, self._timeout_s)
+    def get_if_there(self, key: str) -> bytes | None:
+        return cast("bytes | None", self._call("get_if_there", key))
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        self._await(keys, timeout.total_seconds())
+    def ping(self) -> None:
+        self._call("ping")
 
-    def _await(self, keys: list[str], timeout_s: float) -> list[bytes]:
-        found = fibers.wait_for(self.connection.wait("await_keys", tuple(keys), timeout_s=timeout_s))
-        if found is None:
-            raise DistStoreError("time-out")
-        return cast("list[bytes]", found)
+    def wait(self, key: str, timeout_s: float) -> bool:
+        found = fibers.wait_for(self.connection.wait("await_key", key, timeout_s=timeout_s))
+        return found is not None
 
     def set(self, key: str, value: bytes) -> None:
         self.connection.tell("set", key, value)
 
-    def append(self, key: str, value: str) -> None:
-        self.connection.tell("append", key, value.encode())
+    def append(self, key: str, value: bytes) -> None:
+        self.connection.tell("append", key, value)
 
-    def queue_push(self, queue: str, item: str) -> None:
-        self.connection.tell("push", queue, item.encode())
+    def queue_push(self, queue: str, item: bytes) -> None:
+        self.connection.tell("push", queue, item)
 
     def delete_key(self, key: str) -> bool:
         return cast(bool, self._call("delete_key", key))
 
+    def close(self) -> None:
+        self.connection.close()
+
 
 class Direct:
-    """Torch's client, for what happens within one moment."""
+    """The client of a TCPStore, for what happens within one moment."""
 
     def __init__(self, store: KeyedStore) -> None:
         self.set = store.set
@@ -332,9 +332,8 @@ class WatchedClient(StoreClient):
 def opened(
     client: Client | Direct, watch: Callable[[RecordFormat], RecordFormat] | None = None
 ) -> StoreClient:
-    """The shipped client over this one of torch."""
-    made = WatchedClient.__new__(WatchedClient)
-    made._records, made._open = PlainRecords(), client
+    """The shipped client over this connection."""
+    made = WatchedClient(cast(TCPStoreConnection, client))
     if watch is not None:
         made.watch = watch
     return made

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from elastic_agent.store import TCPStoreClient, wait_for_keys
-from elastic_agent.store.tcpstore import MAX_KEY_BYTES, MAX_KEYS, MAX_VALUE_BYTES
 from elastic_agent.transport import NotAStoreError, Obstacle, StoreLostError, TransportError, UnreachableError
+from elastic_agent.transport.tcpstore_wire import MAX_KEY_BYTES, MAX_KEYS, MAX_VALUE_BYTES
 from elastic_agent.values import Endpoint
 
 PATIENCE_S = 60.0

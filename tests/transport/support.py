@@ -241,7 +241,7 @@ class _Insider:
     def set(self, key: str, value: bytes) -> None:
         run_id = key.removeprefix("elastic-agent/1/r/").split("/")[0]
         client = self._scene.welcomed(self._client, run_id)
-        client.peek_awaited(key)
+        client.peek(key)
         client.put(key, value)
         client.confirm()
 

@@ -12,14 +12,14 @@ import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
-from elastic_agent.transport import c10d
+from elastic_agent.transport import c10d, tcpstore_wire
 from elastic_agent.transport.addresses import connect
-from elastic_agent.transport.c10d.wire import _MAGIC, _VALIDATE, probe_store
+from elastic_agent.transport.c10d.wire import probe_store
 from elastic_agent.values import Endpoint
 
 from .support import PATIENCE_S, free_endpoint, lease, member, peers
 
-HELLO = struct.pack("=BI", _VALIDATE, _MAGIC)
+HELLO = tcpstore_wire.greeting(b"")[:-1]
 SET, COMPARE_SET, GET, ADD, CHECK, WAIT, COUNT, DELETE, APPEND = range(1, 10)
 MULTI_GET, MULTI_SET, CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS = range(10, 18)
 BEYOND = range(18, 24)

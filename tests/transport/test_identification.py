@@ -22,6 +22,7 @@ import structlog
 from torch.distributed import TCPStore
 
 from elastic_agent.protocol import Address
+from elastic_agent.store_servers import serve_store
 from elastic_agent.transport import (
     NotAStoreError,
     Seal,
@@ -38,7 +39,6 @@ from elastic_agent.transport.c10d.bootstrap import (
     PortPicker,
     bootstrap_seal,
     dial_bootstrap,
-    serve,
 )
 from elastic_agent.transport.c10d.identification import (
     HELLO,
@@ -67,7 +67,7 @@ class Guarded:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.relay = StoreRelay(listen("127.0.0.1", 0), "the bootstrap store of the workers", SEAL)
-        self._store: TCPStore | None = serve(self.relay.store_listener, "127.0.0.1")
+        self._store: TCPStore | None = serve_store(self.relay.store_listener, "127.0.0.1")
         monkeypatch.setattr(store_relay, "peer_uid", lambda _: None)
         monkeypatch.setattr(admission, "HOLD_S", PATIENCE_S)
         self.address = Address("127.0.0.1", self.relay.port)

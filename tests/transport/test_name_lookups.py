@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.transport import StoreLostError, name_lookups
-from elastic_agent.transport.c10d import bootstrap, store
+from elastic_agent import name_lookups
+from elastic_agent.store_servers import serve_store
 
-from .support import PATIENCE_S, in_another_process
+from .support import in_another_process
 
 needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"
@@ -30,20 +30,17 @@ def resolver() -> Any:
     return state().contents
 
 
-def test_torchs_client_and_server_make_no_dns_query(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_server_makes_no_dns_query(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[int] = []
 
     def connect(*_: object, **__: object) -> None:
         attempts.append(resolver().retry)
         raise RuntimeError("no store")
 
-    for module in (store, bootstrap):
-        monkeypatch.setattr(module, "TCPStore", connect)
-    with pytest.raises(StoreLostError, match="no store"):
-        store.StoreClient("127.0.0.1", 1, PATIENCE_S)
+    monkeypatch.setattr("torch._C._distributed_c10d.TCPStore", connect)
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(RuntimeError, match="no store"):
-        bootstrap.serve(server.dup())
-    assert attempts == [0, 0]
+        serve_store(server.dup(), "127.0.0.1")
+    assert attempts == [0]
     assert resolver().retry > 0
 
 
@@ -73,7 +70,7 @@ server.bind(("127.0.0.53", 53))
 """
 
 LOOK_UP = """
-from elastic_agent.transport.name_lookups import shorten_lookups
+from elastic_agent.name_lookups import shorten_lookups
 shorten_lookups()
 def look_up():
     started_s = time.monotonic()

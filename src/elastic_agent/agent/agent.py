@@ -55,6 +55,7 @@ from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.transport import NotAStoreError, TransportError
+from elastic_agent.transport.c10d import StoreServers
 from elastic_agent.values import new_incarnation
 from elastic_agent.worker_variables import LAUNCH_FOLDER
 from elastic_agent.workers.context import BackgroundCloser
@@ -107,6 +108,7 @@ class Agent:
         settings: Settings,
         slots: int,
         guard: Guard,
+        stores: StoreServers,
         backend: RendezvousBackend,
         manager: SystemdNotifier,
         stop_signals: StopSignals,
@@ -115,6 +117,7 @@ class Agent:
         self._settings = settings
         self._slots = slots
         self._guard = guard
+        self._stores = stores
         self._backend = backend
         backend.nodes_compare_themselves = True
         self._event_log = EventLog(settings.event_journal)
@@ -527,7 +530,8 @@ class Agent:
         return [(self._guard.pid, ticks)] if ticks is not None else []
 
     def _new_guard(self) -> Guard:
-        kill_orphans(min(ORPHANS_S, self._settings.lease_ttl / 4))  # the loop, and so the lease, waits for it
+        # The loop, and so the lease, waits for it.
+        kill_orphans(min(ORPHANS_S, self._settings.lease_ttl / 4), self._stores.pid)
         self._guard = Guard.start()
         if is_warm(self._settings):
             self._guard.keep_warm(spawner_config(self._settings, self._slots))

@@ -18,13 +18,21 @@ from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
 from elastic_agent.rendezvous.events import Disconnected
 from elastic_agent.transport import StoreLostError, UnreachableError
+from elastic_agent.transport.c10d import ServeStore
 from elastic_agent.values import Endpoint
 
 from .secret import configured_secret
 
 
-def configured_backend(settings: Settings, variables: SecretVariables) -> RendezvousBackend:
-    """The rendezvous backend that the settings name; ``variables``: taken out of the environment.
+def configured_backend(
+    settings: Settings, variables: SecretVariables, serve: ServeStore
+) -> RendezvousBackend:
+    """The rendezvous backend that the settings name.
+
+    Args:
+        settings: in force.
+        variables: taken out of the environment.
+        serve: serves stores.
 
     Raises:
         UsageError: the password for etcd or the run's secret cannot be read.
@@ -42,6 +50,7 @@ def configured_backend(settings: Settings, variables: SecretVariables) -> Rendez
         fence_margin_s=settings.fence_margin,
         port_range=settings.port_range,
         secret=secret,
+        serve=serve,
     )
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
+import socket
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config, why_cold
@@ -17,84 +14,65 @@ from elastic_agent.config.secret_variables import SecretVariables
 from elastic_agent.config.settings import Settings
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
+from elastic_agent.name_lookups import shorten_lookups
 from elastic_agent.protocol import FailureKind, Outcome
 from elastic_agent.sd_notify import SystemdNotifier
+from elastic_agent.transport import StoreLostError
+from elastic_agent.transport.c10d import StoreServers
 from elastic_agent.workers.guard.client import Guard
 
+from .agent import Agent, EndedAtOnceError
+from .backend import configured_backend
+from .devices import check_numa_binding, count_slots, crowding, likely_slots
 from .identity import IdentityError
-
-if TYPE_CHECKING:  # torch is imported quietly, and late
-    from .supervisor import Ending
+from .supervisor import Ending
 
 
 def launch(
     resolved: Resolved,
     guard: Guard,
+    stores_line: socket.socket | None,
     manager: SystemdNotifier,
     stop_signals: StopSignals,
     variables: SecretVariables,
 ) -> int:
-    """Run this node's agent, with the guard that was started for it, until its part is over. Returns the exit code.
+    """Run this node's agent until its part is over.
 
-    ``variables``: taken out of the environment before the guard was started.
+    Args:
+        resolved: the settings in force.
+        guard: was started for it.
+        stores_line: leads to the process that serves its stores, which the guard's spawner forks; None: none does.
+        manager: systemd, if that has started this process.
+        stop_signals: which came since this process began.
+        variables: taken out of the environment before the guard was started.
+
+    Returns:
+        The exit code.
 
     Raises:
         UsageError: the settings are wrong for this machine.
     """
     settings = resolved.settings
+    shorten_lookups()
+    adopt_library_loggers()
+    stores = StoreServers(stores_line)
     try:
-        return _run(settings, guard, manager, stop_signals, variables)
+        return _run(settings, guard, stores, manager, stop_signals, variables)
     finally:
+        stores.close()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # it has no reader, or is closed
                 stream.flush()
 
 
-def import_torch_quietly() -> None:
-    """Import torch (a second) so that its store client does not warn of every wait that ends by its time-out.
-
-    The variable is read once, at import, and is gone before any worker could inherit it.
-    """
-    name = "TORCH_CPP_LOG_LEVEL"
-    if name in os.environ:
-        import torch
-
-        return
-    os.environ[name] = "ERROR"
-    try:
-        import torch  # noqa: F401
-    finally:
-        del os.environ[name]
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """What torch brings along stays: looking through it for garbage, again and again, is a tenth of its import."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def _run(
     settings: Settings,
     guard: Guard,
+    stores: StoreServers,
     manager: SystemdNotifier,
     stop_signals: StopSignals,
     variables: SecretVariables,
 ) -> int:
-    with _without_collections():
-        import_torch_quietly()
-        from elastic_agent.transport import shorten_lookups
-
-        from .agent import Agent, EndedAtOnceError
-        from .backend import configured_backend
-        from .devices import check_numa_binding, count_slots, crowding, likely_slots
-
-    shorten_lookups()
-    adopt_library_loggers()
     log = get_logger()
     slots = count_slots(settings.nproc_per_node)
     check_numa_binding(settings.numa_binding)
@@ -105,9 +83,11 @@ def _run(
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
         log.info(f"workers start cold: {reason}")
     try:
-        backend = configured_backend(settings, variables)
-        agent = Agent(settings, slots, guard, backend, manager, stop_signals)
-    except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs
+        backend = configured_backend(settings, variables, stores.serve)
+        agent = Agent(settings, slots, guard, stores, backend, manager, stop_signals)
+        stores.await_ready()
+    except (ValueError, OSError, StoreLostError) as error:
+        # The log directory, the event journal, the entry point for logs; torch cannot be imported.
         raise UsageError(str(error)) from None
     try:
         ending = agent.run()

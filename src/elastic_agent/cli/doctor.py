@@ -111,7 +111,7 @@ def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
     from elastic_agent.doctor.local import examine_alone
     from elastic_agent.doctor.report import as_json, as_text
     from elastic_agent.logs import configure_logging
-    from elastic_agent.transport import shorten_lookups
+    from elastic_agent.name_lookups import shorten_lookups
 
     settings = resolved.settings
     variables = take_secret_variables()
@@ -134,16 +134,30 @@ def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
 
 
 def _together(request: Request, local: LocalResult) -> Report:
-    from elastic_agent.agent.launch import import_torch_quietly
     from elastic_agent.doctor.collective import CollectiveProcess
     from elastic_agent.doctor.examination import examine_together
 
-    import_torch_quietly()
+    _import_torch_quietly()
     helper = CollectiveProcess()  # before anything starts threads
     try:
         return asyncio.run(examine_together(request, local, helper, _show))
     finally:
         helper.close()
+
+
+def _import_torch_quietly() -> None:
+    """Import torch so that its store client does not warn of every wait that ends by its time-out.
+
+    The variable is read once, at import, and is gone before any process could inherit it.
+    """
+    name = "TORCH_CPP_LOG_LEVEL"
+    is_set = name in os.environ
+    os.environ.setdefault(name, "ERROR")
+    try:
+        import torch  # noqa: F401
+    finally:
+        if not is_set:
+            del os.environ[name]
 
 
 def _show(line: str) -> None:

@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _launch(resolved: Resolved) -> int:
-    # Imported late: torch alone takes a second, and a mistake must be answered before that.
+    # Imported late: a mistake must be answered before that.
     from elastic_agent.agent.devices import likely_slots
     from elastic_agent.agent.limits import check_limits
     from elastic_agent.agent.worker_group.interruptions import StopSignals
@@ -48,7 +48,7 @@ def _launch(resolved: Resolved) -> int:
     become_subreaper()
     try:
         # First: workers inherit nothing of the rest.
-        guard = start_guard(resolved.settings)
+        guard, stores = start_guard(resolved.settings)
     except OSError as error:
         raise UsageError(f"cannot start the guard process: {error}") from None
     from elastic_agent.logs import configure_logging, get_logger
@@ -61,8 +61,8 @@ def _launch(resolved: Resolved) -> int:
     try:
         from elastic_agent.agent.launch import launch
 
-        return launch(resolved, guard, manager, stop_signals, variables)
-    except UsageError:  # needs torch to detect, such as --nproc-per-node gpu without a GPU
+        return launch(resolved, guard, stores, manager, stop_signals, variables)
+    except UsageError:  # takes time to detect, such as --nproc-per-node gpu without a GPU
         raise
     except Exception:
         log.exception("internal error of elastic-agent")

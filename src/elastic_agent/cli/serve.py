@@ -75,13 +75,15 @@ def _check_port(resolved: Resolved) -> None:
 
 
 def _serve(resolved: Resolved) -> int:
-    # Imported late: torch alone takes a second, and a mistake must be answered before that.
-    from elastic_agent.agent.launch import import_torch_quietly
+    # Imported late: a mistake must be answered before that.
     from elastic_agent.agent.limits import check_open_files
     from elastic_agent.agent.secret import configured_secret
     from elastic_agent.config.secret_variables import take_secret_variables
     from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
+    from elastic_agent.name_lookups import shorten_lookups
     from elastic_agent.rendezvous.backends.c10d import store_server
+    from elastic_agent.transport import TransportError
+    from elastic_agent.transport.c10d import StoreServers
 
     settings = resolved.settings
     check_open_files(slots=0)
@@ -92,17 +94,23 @@ def _serve(resolved: Resolved) -> int:
     variables = take_secret_variables()
     secret = configured_secret(settings, os.environ, variables.secret())
     stop = store_server.StopRequests()
+    adopt_library_loggers()
+    shorten_lookups()
+    stores = StoreServers(None)
     try:
-        import_torch_quietly()
-        adopt_library_loggers()
+        stores.await_ready()
         show = partial(_page, settings.status_port)
-        as_asked = store_server.serve(settings.rdzv_endpoint, settings.state_dir, stop, show, secret)
-    except store_server.CannotServeError as error:
+        as_asked = store_server.serve(
+            settings.rdzv_endpoint, settings.state_dir, stop, stores.serve, show, secret
+        )
+    except (store_server.CannotServeError, TransportError) as error:
         log.error(str(error))
         return ExitCode.NO_STORE
     except Exception:
         log.exception("internal error of elastic-agent")
         return ExitCode.INTERNAL
+    finally:
+        stores.close()
     return ExitCode.FINISHED if as_asked else ExitCode.INTERNAL
 
 

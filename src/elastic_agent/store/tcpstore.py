@@ -1,18 +1,14 @@
 """A client of torch's TCPStore server (the libuv one) that does not import torch.
 
-The wire protocol is private to torch. A request is one byte, followed by its arguments: keys and values, each behind
-its length, and numbers, all in the byte order of the machine. Answers have no header, and come in the order of the
-requests; only the answer to a wait comes when its keys are there. So a wait has a connection of its own, and is given
-up by closing that. Keys of torch's clients begin with a slash, which is added here, so that both see the same keys.
+A wait, whose answer comes when its keys are there, has a connection of its own, and is given up by closing that. The
+protocol is described in :mod:`elastic_agent.transport.tcpstore_wire`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import secrets
-import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -27,32 +23,15 @@ from elastic_agent.transport import (
     set_up_for_messages,
     silent,
 )
+from elastic_agent.transport import (
+    tcpstore_wire as wire,
+)
 from elastic_agent.values import Endpoint
-
-MAX_KEY_BYTES = 8 * 1024 - 1
-MAX_VALUE_BYTES = 8 * 1024 * 1024
-MAX_KEYS = 128 * 1024
-"""The server closes the connection without an answer if a request exceeds one of these. Keys: without the slash."""
 
 PROVOKED_S = 0.5
 """How long another server may take to answer empty lines; a store that is only slow does not answer them."""
 
-_MAGIC = 0x3C85F7CE
-_STOP_WAITING = b"\0"
-
 Answer = TypeVar("Answer")
-
-
-class _Request(enum.IntEnum):
-    VALIDATE = 0
-    SET = 1
-    COMPARE_SET = 2
-    ADD = 4
-    WAIT = 6
-    DELETE = 8
-    MULTI_GET = 10
-    PING = 13
-    LIST_KEYS = 17
 
 
 class TCPStoreClient:
@@ -116,22 +95,22 @@ class TCPStoreClient:
         """Return the values of these keys, in their order; an empty one for a key that is not there."""
 
         async def values() -> list[bytes]:
-            return [await self._read_bytes(MAX_VALUE_BYTES) for _ in keys]
+            return [await self._read_bytes(wire.MAX_VALUE_BYTES) for _ in keys]
 
-        return await self._call(_Request.MULTI_GET, _packed_keys(keys), values)
+        return await self._call(wire.Request.MULTI_GET, wire.packed_keys(keys), values)
 
     async def set(self, key: str, value: bytes) -> None:
         """Store a value; returns when the server has it."""
-        nonce = secrets.token_bytes(4)
+        nonce = secrets.token_bytes(wire.NONCE_BYTES)
         # The server does not answer a SET.
-        request = _packed_key(key) + _packed_value(value) + bytes([_Request.PING]) + nonce
+        request = wire.packed_key(key) + wire.packed_value(value) + wire.ping(nonce)
 
         async def pong() -> None:
-            answer = await self._reader.readexactly(4)
+            answer = await self._reader.readexactly(wire.NONCE_BYTES)
             if answer != nonce:
                 raise not_a_store(self._shown, answer)
 
-        await self._call(_Request.SET, request, pong)
+        await self._call(wire.Request.SET, request, pong)
 
     async def compare_and_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Store ``desired`` if the value is ``expected``, and return the value that is there then.
@@ -139,34 +118,38 @@ class TCPStoreClient:
         An empty ``expected`` stands for a key that is not there. If one is not, but another value was expected, the
         server returns ``expected``.
         """
-        request = _packed_key(key) + _packed_value(expected) + _packed_value(desired)
-        return await self._call(_Request.COMPARE_SET, request, lambda: self._read_bytes(MAX_VALUE_BYTES))
+        request = wire.packed_key(key) + wire.packed_value(expected) + wire.packed_value(desired)
+        return await self._call(
+            wire.Request.COMPARE_SET, request, lambda: self._read_bytes(wire.MAX_VALUE_BYTES)
+        )
 
     async def add(self, key: str, amount: int) -> int:
         """Add to a number, 0 if there is none, and return the sum."""
-        return await self._call(_Request.ADD, _packed_key(key) + struct.pack("=q", amount), self._read_number)
+        return await self._call(
+            wire.Request.ADD, wire.packed_key(key) + wire.packed_number(amount), self._read_number
+        )
 
     async def delete(self, key: str) -> bool:
         """Delete a key; returns whether it was there."""
-        return await self._call(_Request.DELETE, _packed_key(key), self._read_number) > 0
+        return await self._call(wire.Request.DELETE, wire.packed_key(key), self._read_number) > 0
 
     async def list_keys(self) -> list[str]:
         """Return all keys."""
 
         async def keys() -> list[str]:
-            (count,) = struct.unpack("=Q", await self._reader.readexactly(8))
-            found = [await self._read_bytes(MAX_KEY_BYTES + 1) for _ in range(count)]
+            count = wire.size_in(await self._reader.readexactly(8))
+            found = [await self._read_bytes(wire.MAX_KEY_BYTES + 1) for _ in range(count)]
             return [key.decode(errors="surrogateescape").removeprefix("/") for key in found]
 
-        return await self._call(_Request.LIST_KEYS, b"", keys)
+        return await self._call(wire.Request.LIST_KEYS, b"", keys)
 
     async def _wait(self, arguments: bytes) -> None:
         async def woken() -> None:
             answer = await self._reader.readexactly(1)
-            if answer != _STOP_WAITING:
+            if answer != wire.STOP_WAITING:
                 raise not_a_store(self._shown, answer)
 
-        await self._call(_Request.WAIT, arguments, woken)
+        await self._call(wire.Request.WAIT, arguments, woken)
 
     def close(self) -> None:
         """Close the connection; never blocks. Calls in progress raise StoreLostError."""
@@ -174,7 +157,7 @@ class TCPStoreClient:
 
     async def _call(
         self,
-        request: _Request,
+        request: wire.Request,
         arguments: bytes,
         parse: Callable[[], Awaitable[Answer]],
     ) -> Answer:
@@ -219,14 +202,13 @@ class TCPStoreClient:
 
     async def _read_bytes(self, most: int) -> bytes:
         header = await self._reader.readexactly(8)
-        (size,) = struct.unpack("=Q", header)
+        size = wire.size_in(header)
         if size > most:
             raise not_a_store(self._shown, header)
         return await self._reader.readexactly(size)
 
     async def _read_number(self) -> int:
-        (number,) = struct.unpack("=q", await self._reader.readexactly(8))
-        return int(number)
+        return wire.number_in(await self._reader.readexactly(8))
 
 
 async def wait_for_keys(endpoint: Endpoint, keys: Sequence[str], connect_timeout_s: float) -> None:
@@ -236,7 +218,7 @@ async def wait_for_keys(endpoint: Endpoint, keys: Sequence[str], connect_timeout
         StoreLostError: the connection broke.
         ValueError: a key or their number is larger than the server accepts.
     """
-    arguments = _packed_keys(keys)
+    arguments = wire.packed_keys(keys)
     client = await TCPStoreClient.connect(endpoint, connect_timeout_s, None)
     try:
         await client._wait(arguments)
@@ -253,14 +235,14 @@ async def _greet(
         UnreachableError: no answer in time (a frozen store, or something that only listens), or it hung up.
         NotAStoreError: another answer.
     """
-    nonce = secrets.token_bytes(4)
-    writer.write(struct.pack("=BIB", _Request.VALIDATE, _MAGIC, _Request.PING) + nonce)
+    nonce = secrets.token_bytes(wire.NONCE_BYTES)
+    writer.write(wire.greeting(nonce))
     try:
         answer = await asyncio.wait_for(reader.read(4), timeout_s)
         if answer and len(answer) < 4:
             answer += await asyncio.wait_for(reader.read(4 - len(answer)), timeout_s)
     except TimeoutError:
-        writer.write(b"\r\n\r\n")
+        writer.write(wire.PROVOCATION)
         with contextlib.suppress(OSError, TimeoutError):
             if spoken := await asyncio.wait_for(reader.read(64), PROVOKED_S):
                 raise not_a_store(shown, spoken) from None
@@ -275,22 +257,3 @@ async def _greet(
 
 def _closed(shown: str) -> UnreachableError:
     return UnreachableError(f"{shown} closed the connection without an answer", Obstacle.CLOSED)
-
-
-def _packed_key(key: str) -> bytes:
-    encoded = key.encode(errors="surrogateescape")
-    if len(encoded) > MAX_KEY_BYTES:
-        raise ValueError(f"a key has {len(encoded)} bytes; a store takes at most {MAX_KEY_BYTES}")
-    return struct.pack("=Q", len(encoded) + 1) + b"/" + encoded
-
-
-def _packed_keys(keys: Sequence[str]) -> bytes:
-    if len(keys) > MAX_KEYS:
-        raise ValueError(f"there are {len(keys)} keys in one request; a store takes at most {MAX_KEYS}")
-    return struct.pack("=Q", len(keys)) + b"".join(map(_packed_key, keys))
-
-
-def _packed_value(value: bytes) -> bytes:
-    if len(value) > MAX_VALUE_BYTES:
-        raise ValueError(f"a value has {len(value)} bytes; a store takes at most {MAX_VALUE_BYTES}")
-    return struct.pack("=Q", len(value)) + value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_agent.protocol import Address
-from elastic_agent.transport.c10d import StoreClient, dial_bootstrap
+from elastic_agent.transport.c10d import StoreClient
 
 _ROOT = "elastic-agent/gathering"
 _CAME, _DECISION, _GONE, _ALL_GONE = (f"{_ROOT}/{name}" for name in ("came", "decision", "gone", "all-gone"))
@@ -22,8 +22,7 @@ class Gathering:
         Raises:
             TransportError: the store cannot be reached.
         """
-        dial_bootstrap(address, timeout_s)
-        self._client = StoreClient(address.host, address.port, timeout_s)
+        self._client = StoreClient.connect(address.host, address.port, timeout_s)
         self._size = size
 
     def come(self, rank: int, timeout_s: float) -> bool:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from elastic_agent.linux import read_process
 from elastic_agent.logs import bind_context, configure_logging, get_logger
+from elastic_agent.name_lookups import shorten_lookups
 from elastic_agent.protocol import Activity, Failure, FailureKind, Outcome, Phase, Plan, State, World
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events
@@ -40,7 +41,6 @@ from elastic_agent.transport import (
     Secret,
     StoreLostError,
     TransportError,
-    shorten_lookups,
 )
 from elastic_agent.values import new_incarnation
 

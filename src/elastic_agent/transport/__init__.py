@@ -6,6 +6,7 @@ imported from here: each loads a large library.
 
 from __future__ import annotations
 
+from . import tcpstore_wire
 from .abandonable_thread import AbandonableThread
 from .addresses import (
     connect,
@@ -35,7 +36,6 @@ from .base import (
     silent,
 )
 from .munge import Munge, MungeError
-from .name_lookups import shorten_lookups
 from .port_holder import holder_of
 from .sealing import Seal, Secret, Unverified
 
@@ -69,6 +69,6 @@ __all__ = [
     "own_network_problem",
     "resolve",
     "set_up_for_messages",
-    "shorten_lookups",
     "silent",
+    "tcpstore_wire",
 ]

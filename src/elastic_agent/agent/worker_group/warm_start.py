@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -56,17 +57,23 @@ def is_warm(settings: Settings) -> bool:
     return settings.worker_start == "warm" and why_cold(settings) is None
 
 
-def start_guard(settings: Settings) -> Guard:
+def start_guard(settings: Settings) -> tuple[Guard, socket.socket | None]:
     """Start the guard, and with it the spawner, if workers are to be warm and their number is known.
+
+    Returns:
+        The guard, and the line to the process in which the spawner has stores served; None: there will be no spawner.
 
     Raises:
         OSError: no process can be created.
     """
-    guard = Guard.start()
+    if not is_warm(settings):
+        return Guard.start(), None
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    guard = Guard.start(stores=theirs)
     slots = likely_slots(settings.nproc_per_node)
-    if is_warm(settings) and slots is not None:
+    if slots is not None:
         guard.keep_warm(spawner_config(settings, slots))
-    return guard
+    return guard, ours
 
 
 def spawner_config(settings: Settings, slots: int) -> SpawnerConfig:

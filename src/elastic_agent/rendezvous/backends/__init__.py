@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_agent.transport import Munge, Secret
+from elastic_agent.transport.c10d import ServeStore, serve_here
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
 if TYPE_CHECKING:
@@ -21,16 +22,20 @@ def open_backend(
     fence_margin_s: float,
     port_range: PortRange | None = None,
     secret: Secret | Munge | None = None,
+    serve: ServeStore = serve_here,
 ) -> RendezvousBackend:
     """The rendezvous backend for the endpoint: etcd if ``access`` is given, else c10d. Does not connect yet.
 
-    ``secret``: what the agents of the run share; ``Munge``, for c10d only: the store's host tells them.
+    ``secret``: what the agents of the run share; ``Munge``, for c10d only: the store's host tells them. ``serve``:
+    serves stores.
     """
     port_rest_s = 2 * (lease_ttl_s + fence_margin_s)
     if access is None:
-        from .c10d.backend import C10dBackend  # torch takes seconds, and a server handles signals before
+        from .c10d.backend import C10dBackend
 
-        return C10dBackend(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s, secret=secret)
+        return C10dBackend(
+            endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s, secret=secret, serve=serve
+        )
     from .etcd.backend import EtcdBackend  # gRPC takes a quarter of a second
 
     assert not isinstance(secret, Munge)  # the settings refuse it
@@ -42,4 +47,5 @@ def open_backend(
         port_range=port_range,
         port_rest_s=port_rest_s,
         secret=secret,
+        serve=serve,
     )

@@ -18,6 +18,7 @@ from elastic_agent.transport.c10d import (
     BootstrapStore,
     PortPicker,
     Responder,
+    ServeStore,
     StoreSecret,
     ToldSecret,
     bootstrap_seal,
@@ -37,6 +38,7 @@ class RendezvousBackend(abc.ABC):
         port_range: PortRange | None,
         port_rest_s: float,
         secret: StoreSecret | None,
+        serve: ServeStore,
     ) -> None:
         """Prepare; connects to nothing.
 
@@ -46,6 +48,7 @@ class RendezvousBackend(abc.ABC):
             port_range: the ports for bootstrap stores; None: any.
             port_rest_s: for how long no bootstrap store's port is used again, seconds.
             secret: what all agents of the run share, or how they learn it; None: they share none.
+            serve: serves stores.
         """
         self.run_id: str | None = None
         """The run's name: set by the owner, or agreed at the endpoint."""
@@ -54,6 +57,7 @@ class RendezvousBackend(abc.ABC):
         """Whether every node warns of nodes that differ, so that the coordinator need not."""
         self._endpoint = endpoint
         self._secret = secret
+        self._serve = serve
         self._ports = PortPicker(port_range, port_rest_s)
         self._bootstrap = _JoinedBootstrap()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -115,7 +119,7 @@ class RendezvousBackend(abc.ABC):
 
     def offer_bootstrap(self, local_address: str) -> BootstrapStore:
         """A fresh store for the workers of the next generation."""
-        return BootstrapStore.open(local_address, self._ports, self._bootstrap_seal())
+        return BootstrapStore.open(local_address, self._ports, self._bootstrap_seal(), self._serve)
 
     def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
         """Check that a generation's bootstrap store answers, and have it admit the workers of this node."""

@@ -11,6 +11,7 @@ from .host import C10dHost, find_or_host
 from .link import C10dLink, dial
 from .report_link import C10dReportLink, dial_reports
 from .responder import Responder
+from .server_process import ServeStore, StoreServers, serve_here
 from .store import CALL_TIMEOUT_S, StoreClient
 from .told_secret import ToldSecret, store_secret
 
@@ -26,8 +27,10 @@ __all__ = [
     "Numbers",
     "PortPicker",
     "Responder",
+    "ServeStore",
     "StoreClient",
     "StoreSecret",
+    "StoreServers",
     "ToldSecret",
     "agree_run_id",
     "bootstrap_seal",
@@ -39,5 +42,6 @@ __all__ = [
     "join_bootstrap",
     "open_store",
     "release_run_id",
+    "serve_here",
     "store_secret",
 ]

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import errno
 import math
-import resource
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
-
-from torch._C._distributed_c10d import TCPStore
 
 from elastic_agent.protocol import Address
+from elastic_agent.store_servers import allow_many_connections
 from elastic_agent.transport.addresses import connect, is_loopback_name, listen
 from elastic_agent.transport.base import TransportError, UnreachableError
-from elastic_agent.transport.name_lookups import no_dns_queries
 from elastic_agent.transport.sealing import Seal, Secret
 
 from .responder import Responder, check_users_are_told
-from .store import one_line
+from .server_process import ServeStore, serve_here
 from .store_relay import StoreRelay, is_loopback, keep_other_users_out
 from .wire import probe_store
 
 MAX_TRIES = 64
-
-MOST_OPEN_FILES = 65536
 
 _WHAT = "the bootstrap store of the workers"
 
@@ -115,9 +109,9 @@ class BootstrapStore:
     """A TCPStore server that was never used before."""
 
     def __init__(
-        self, store: TCPStore, address: Address, ports: PortPicker, relay: StoreRelay | None = None
+        self, close: Callable[[], None], address: Address, ports: PortPicker, relay: StoreRelay | None = None
     ) -> None:
-        self._store: TCPStore | None = store
+        self._close: Callable[[], None] | None = close
         self._relay = relay
         self._ports = ports
         self.address = address
@@ -126,7 +120,13 @@ class BootstrapStore:
         """Whether its port is not used again for a while: workers of other machines may know it."""
 
     @classmethod
-    def open(cls, local_address: str, ports: PortPicker, seal: Seal | None = None) -> BootstrapStore:
+    def open(
+        cls,
+        local_address: str,
+        ports: PortPicker,
+        seal: Seal | None = None,
+        serve: ServeStore = serve_here,
+    ) -> BootstrapStore:
         """Serve a new store under ``local_address``; on a loopback address, for processes of this user only.
 
         Args:
@@ -134,6 +134,7 @@ class BootstrapStore:
             ports: which port to use.
             seal: of the run (:func:`bootstrap_seal`), if its agents share a secret: then the store is served, on other
                 addresses too, to processes of this user and of the users of the other agents only.
+            serve: serves the store.
 
         Raises:
             TransportError: no port is free, or the store cannot be made.
@@ -143,19 +144,21 @@ class BootstrapStore:
         relay = None
         try:
             relay = _relay(sock, seal)
-            store = serve(sock if relay is None else relay.store_listener, own_address(sock))
-        except (RuntimeError, TransportError) as error:
+            address = own_address(sock)
+            close = serve(sock if relay is None else relay.store_listener, address)
+        except TransportError as error:
             if relay is not None:
                 relay.close()
             sock.close()
             ports.released(port, rests=False)
-            raise TransportError(f"cannot start a bootstrap store: {one_line(error)}") from None
-        return cls(store, Address(local_address, port), ports, relay)
+            raise TransportError(f"cannot start a bootstrap store: {error}") from None
+        return cls(close, Address(local_address, port), ports, relay)
 
     def close(self) -> None:
         """Stop serving; connected workers lose it."""
-        if self._store is not None:
-            self._store = None
+        close, self._close = self._close, None
+        if close is not None:
+            close()
             if self._relay is not None:
                 self._relay.close()
             self._ports.released(self.address.port, rests=self.rests)
@@ -184,38 +187,10 @@ def bootstrap_seal(secret: Secret, run_id: str) -> Seal:
     return secret.seal(b"bootstrap stores of run " + run_id.encode())
 
 
-def serve(sock: socket.socket, address: str | None = None) -> TCPStore:
-    """A TCPStore server on a listening socket, which becomes the store's.
-
-    ``address``: where the server's own client connects, at the port of the socket; None: to the socket.
-    """
-    address, port = address or own_address(sock), int(sock.getsockname()[1])
-    limit = timedelta(seconds=30)
-    with no_dns_queries():  # the server dials itself, too
-        return TCPStore(
-            address,
-            port,
-            None,
-            True,
-            limit,
-            wait_for_workers=False,
-            master_listen_fd=sock.detach(),
-            use_libuv=True,
-        )
-
-
 def own_address(sock: socket.socket) -> str:
     """How this process itself reaches its listening socket."""
     address = str(sock.getsockname()[0])
     return "127.0.0.1" if address in ("0.0.0.0", "::") else address  # "::" takes IPv4 too, see listen()
-
-
-def allow_many_connections() -> None:
-    """Every node holds three connections to the host; the usual limit of 1024 open files would end at 340 nodes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def join_bootstrap(address: Address, seal: Seal | None, timeout_s: float) -> Responder | None:

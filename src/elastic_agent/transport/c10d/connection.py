@@ -28,17 +28,18 @@ def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, 
         NotAStoreError: what answers is not a store of elastic-agent.
         StoreLostError: it broke off in between.
     """
-    probe = _connected(endpoint, timeout_s)
+    sock = _connected(endpoint, timeout_s)
     try:
-        local_address = local_address_towards(endpoint.host, probe)
-        answering = str(probe.getpeername()[0])
-        probe_store(probe, timeout_s, str(endpoint))
+        local_address = local_address_towards(endpoint.host, sock)
+        probe_store(sock, timeout_s, str(endpoint))
     except UnreachableError as error:
+        sock.close()
         what = f"accepts connections but did not answer within {timeout_s:g} s"
         raise _named(endpoint, what, error) from None
-    finally:
-        probe.close()
-    client = StoreClient(answering, endpoint.port, timeout_s)
+    except BaseException:
+        sock.close()
+        raise
+    client = StoreClient.on(sock, str(endpoint))
     return client, _store_id(client, endpoint), local_address
 
 
@@ -74,9 +75,9 @@ def holder_here(endpoint: Endpoint) -> str:
 def _store_id(client: StoreClient, endpoint: Endpoint) -> str:
     """The id that our hosts write into their stores when they are born."""
     key = f"{ROOT}/id"
-    data = client.peek_awaited(key)
+    data = client.peek(key)
     if data is None and client.wait(key, BIRTH_S):
-        data = client.peek_awaited(key)
+        data = client.peek(key)
     name = name_in(data or b"")
     if name is None:
         raise NotAStoreError(

@@ -1,12 +1,11 @@
-"""The server of a c10d store, hosted in this process."""
+"""A c10d store that this agent hosts."""
 
 from __future__ import annotations
 
 import secrets
 import socket
 
-from torch._C._distributed_c10d import TCPStore
-
+from elastic_agent.store_servers import allow_many_connections
 from elastic_agent.transport.addresses import (
     LOOPBACK_DOWN,
     connect,
@@ -18,22 +17,32 @@ from elastic_agent.transport.addresses import (
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
 from elastic_agent.values import Endpoint
 
-from .bootstrap import allow_many_connections, own_address, serve
+from .bootstrap import own_address
 from .connection import holder_here
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .greeting import Doorkeeper, StoreSecret, announce
 from .keys import ROOT
 from .report_link import C10dReportLink
 from .sealed import sealed
-from .store import CALL_TIMEOUT_S, StoreClient, store_errors
+from .server_process import ServeStore, serve_here
+from .store import CALL_TIMEOUT_S, StoreClient
 from .store_relay import keep_other_users_out
 from .told_secret import ToldSecret
 
 
-def find_or_host(endpoint: Endpoint, timeout_s: float, secret: StoreSecret | None = None) -> C10dHost | None:
+def find_or_host(
+    endpoint: Endpoint,
+    timeout_s: float,
+    secret: StoreSecret | None = None,
+    serve: ServeStore = serve_here,
+) -> C10dHost | None:
     """Host the store if there is none and the endpoint is this machine; None if there is one.
 
-    ``secret``: what clients need; None: every client is let in.
+    Args:
+        endpoint: of the store.
+        timeout_s: how long to wait for an answer.
+        secret: what clients need; None: every client is let in.
+        serve: serves the store.
 
     Raises:
         UnreachableError: nothing answers, and the endpoint is another machine.
@@ -62,14 +71,19 @@ def find_or_host(endpoint: Endpoint, timeout_s: float, secret: StoreSecret | Non
                 "answers there; use another port"
             ) from None
         return None
-    return C10dHost(sock, secret, alone=endpoint.port == 0)
+    return C10dHost(sock, secret, alone=endpoint.port == 0, serve=serve)
 
 
 class C10dHost:
-    """The store's server in this process."""
+    """A store, and what its coordinator needs of it."""
 
     def __init__(
-        self, sock: socket.socket, secret: StoreSecret | None = None, *, alone: bool = False
+        self,
+        sock: socket.socket,
+        secret: StoreSecret | None = None,
+        *,
+        alone: bool = False,
+        serve: ServeStore = serve_here,
     ) -> None:
         """Serve on a listening socket.
 
@@ -77,6 +91,7 @@ class C10dHost:
             sock: becomes the store's.
             secret: what clients need; None: nothing.
             alone: whether no other machine or user has a part in the run.
+            serve: serves the store.
 
         Raises:
             StoreLostError: the server could not be made.
@@ -90,17 +105,16 @@ class C10dHost:
         own = secret.own() if isinstance(secret, ToldSecret) else secret
         self._doorkeeper = Doorkeeper(own) if own is not None else None
         self._relay = keep_other_users_out(sock, "the store of this run") if alone else None
-        with store_errors():
-            self._store: TCPStore | None = serve(
-                sock if self._relay is None else self._relay.store_listener, self._address
-            )
+        self._close_store = serve(sock if self._relay is None else self._relay.store_listener, self._address)
         self._teller = (
             secret.teller(self._client(), own) if isinstance(secret, ToldSecret) and own is not None else None
         )
         # Before the id: clients wait for that.
         announce(self._client(), own, can_be_asked=self._teller is not None)
-        with store_errors():
-            self._store.set(f"{ROOT}/id", self.store_id)
+        client = self._client()
+        client.put(f"{ROOT}/id", self.store_id.encode())
+        client.confirm()
+        client.close()
 
     def inbox(self) -> C10dInbox:
         """The coordinator's inbox, on connections of its own."""
@@ -125,12 +139,12 @@ class C10dHost:
         return sealed(client, self._doorkeeper.seals(run_id)) if self._doorkeeper is not None else client
 
     def _client(self) -> StoreClient:
-        return StoreClient(self._address, self.port, CALL_TIMEOUT_S)
+        return StoreClient.connect(self._address, self.port, CALL_TIMEOUT_S)
 
     def close(self) -> None:
         """Stop serving."""
         if self._teller is not None:
             self._teller.close()
-        self._store = None
+        self._close_store()
         if self._relay is not None:
             self._relay.close()

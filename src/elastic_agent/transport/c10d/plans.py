@@ -105,7 +105,7 @@ class PlanReader:
             last = data
             self._take(version, data)
             version += 1  # the pointer is written after the plan: look past it
-            data = self._client.peek_awaited(self.key(version))
+            data = self._client.peek(self.key(version))
         self.end = version - 1
         return last
 
@@ -124,12 +124,13 @@ class PlanReader:
             self.report(
                 f"{self._prefix}/latest names version {before}, which does not exist or has no predecessor"
             )
-        return known + 1, self._client.peek_awaited(self.key(known + 1))
+        return known + 1, self._client.peek(self.key(known + 1))
 
     def _is_published(self, version: int, known: int) -> bool:
         """Whether this version is there, and the one before it too, as wherever a coordinator published."""
         first = version if version == known + 1 else version - 1
-        return self._client.has_all([self.key(one) for one in range(first, version + 1)])
+        keys = [self.key(number) for number in range(first, version + 1)]
+        return len(self._client.peek_many(keys)) == len(keys)
 
     def _announced(self) -> int:
         data = self._client.peek(f"{self._prefix}/latest")
@@ -144,7 +145,7 @@ class PlanReader:
     def _look_back(self) -> None:
         """The newest one is damaged and none is known: take the one before."""
         for version in range(self.end - 1, max(0, self.end - KEPT_PLANS), -1):
-            data = self._client.peek_awaited(self.key(version))
+            data = self._client.peek(self.key(version))
             if data is not None and self._take(version, data):
                 return
 
@@ -283,8 +284,7 @@ class PlanWriter:
             self._client.put(key, self._newest[key])
         if self._last > 1 and before not in found:
             self._client.put(before, _CLEARED)  # nodes look for it, too
-        # Usually missing: read together with the others, it would cause a request for each half of them.
-        following = self._client.peek_awaited(after)
+        following = self._client.peek(after)
         if following is not None and not self._reader.is_plan(following, self._last + 1):
             self._client.delete([after])  # or nodes wait for the version after it
 

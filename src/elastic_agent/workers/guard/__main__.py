@@ -14,8 +14,8 @@ One loop, standard library only. Nothing in it may block: not the socket to an a
 not read, not a terminal that is stopped, not a file system that hangs: workers open their own log files, the
 agent reads them, and a thread of its own writes to a stderr that is a file.
 
-Run as `python workers/guard/__main__.py SOCKET_FD MEMORY_FD AGENT_PID KILL_PATIENCE_S [SPAWNER]`, or with `-m`, by
-`client.Guard`; SPAWNER is JSON about a spawner that is this process's child already.
+Run as `python workers/guard/__main__.py SOCKET_FD MEMORY_FD AGENT_PID KILL_PATIENCE_S [STORES_FD]`, or with `-m`, by
+`client.Guard`; STORES_FD is for the spawner.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ class Lease:
 class GuardProcess:
     """The guard's components and its loop."""
 
-    def __init__(self, socket_fd: int, memory_fd: int, agent_pid: int, kill_patience_s: float) -> None:
+    def __init__(
+        self, socket_fd: int, memory_fd: int, agent_pid: int, kill_patience_s: float, stores_fd: int | None
+    ) -> None:
+        self._stores_fd = stores_fd
         self._loop = Loop()
         self._channel = Channel(self._loop, socket_fd, self._obey, self._agent_gone)
         self._memory_fd = memory_fd
@@ -235,7 +238,7 @@ class GuardProcess:
         from elastic_agent.workers.guard.warm import WarmPool  # 3 ms that only warm starts need
 
         if self._pool is None:
-            self._pool = WarmPool(self._loop, self._channel.send, self._pool_changed)
+            self._pool = WarmPool(self._loop, self._channel.send, self._pool_changed, self._stores_fd)
         return self._pool
 
     def _pool_changed(self) -> None:
@@ -279,14 +282,16 @@ class GuardProcess:
 
 def main(arguments: list[str]) -> None:
     socket_fd, memory_fd, agent_pid = map(int, arguments[:3])
+    stores_fd = int(arguments[4]) if arguments[4:] else None
     linux.open_missing_standard_streams()
-    for fd in (socket_fd, memory_fd):
-        os.set_inheritable(fd, False)
+    for fd in (socket_fd, memory_fd, stores_fd):
+        if fd is not None:
+            os.set_inheritable(fd, False)
     for signum in linux.JOB_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     linux.become_subreaper()
     linux.set_process_name(linux.GUARD_NAME)
-    guard = GuardProcess(socket_fd, memory_fd, agent_pid, float(arguments[3]))
+    guard = GuardProcess(socket_fd, memory_fd, agent_pid, float(arguments[3]), stores_fd)
     linux.unblock_job_signals()
     linux.lock_memory()
     try:

@@ -252,14 +252,15 @@ class Guard:
         self._closed = False
 
     @classmethod
-    def start(cls, kill_patience_s: float = 5.0) -> Guard:
+    def start(cls, kill_patience_s: float = 5.0, stores: socket.socket | None = None) -> Guard:
         """Start a guard for this process; `Ready` reports when it is up. It ends with this process, or by
         `close`.
 
         `kill_patience_s`: how long after SIGKILL a process may live before `Stopped` is reported without it.
+        `stores`: the line to the process in which stores are served, which the spawner forks; it is closed here.
         Raises OSError when no process can be created.
         """
-        with _Means() as means:
+        with _Means(stores) as means:
             arguments = means.arguments(kill_patience_s)
             # A session of its own: Ctrl-C and Ctrl-Z on the agent's terminal are for the agent only.
             with linux.signals_blocked():
@@ -435,9 +436,10 @@ _PLAIN_EVENTS: dict[str, Callable[..., GuardEvent]] = {
 class _Means:
     """What a guard and its agent share; the guard's ends are closed here when it has been started."""
 
-    def __init__(self) -> None:
+    def __init__(self, stores: socket.socket | None) -> None:
         self._ours, self._theirs = socket.socketpair()
         self._memory_fd = os.memfd_create("elastic-agent-guard")
+        self._stores = stores
         self._given = False
 
     def __enter__(self) -> Self:
@@ -445,13 +447,15 @@ class _Means:
         return self
 
     @property
-    def theirs(self) -> tuple[int, int]:
+    def theirs(self) -> tuple[int, ...]:
         """The descriptors that the guard inherits."""
-        return self._theirs.fileno(), self._memory_fd
+        stores = () if self._stores is None else (self._stores.fileno(),)
+        return self._theirs.fileno(), self._memory_fd, *stores
 
     def arguments(self, kill_patience_s: float) -> list[str]:
         """The guard's command line."""
-        return [str(value) for value in (*self.theirs, os.getpid(), kill_patience_s)]
+        line_fd, memory_fd, *stores = self.theirs
+        return [str(value) for value in (line_fd, memory_fd, os.getpid(), kill_patience_s, *stores)]
 
     def ours(self) -> tuple[socket.socket, int]:
         self._ours.setblocking(False)
@@ -460,13 +464,15 @@ class _Means:
 
     def __exit__(self, *error: object) -> None:
         self._theirs.close()
+        if self._stores is not None:
+            self._stores.close()
         if not self._given:
             self._ours.close()
             os.close(self._memory_fd)
 
 
-def kill_orphans(patience_s: float) -> tuple[int, ...]:
-    """SIGKILL every descendant of this process, and wait until they are gone.
+def kill_orphans(patience_s: float, spared_pid: int | None = None) -> tuple[int, ...]:
+    """SIGKILL every descendant of this process but the one that is spared, and wait until they are gone.
 
     For the time after `GuardLost`: what the workers had daemonised is now below this process, if it is a
     subreaper. Children that have ended already are reaped. Blocks for `patience_s` at most, normally some
@@ -475,7 +481,7 @@ def kill_orphans(patience_s: float) -> tuple[int, ...]:
     ends = time.monotonic() + patience_s
     clean_scans = 0
     while True:
-        alive = linux.descendants(os.getpid())
+        alive = [process for process in linux.descendants(os.getpid()) if process.pid != spared_pid]
         for process in alive:
             linux.send_signal(process.pid, signal.SIGKILL)
         # One clean scan can have missed a process whose parent died just then.

@@ -71,8 +71,8 @@ def fork_worker(launch: LaunchSpec, stderr_fd: int | None) -> tuple[int, int]:
     return pid, error_read
 
 
-def fork_helper(argv: list[str], env: dict[str, str], inherited_fd: int) -> int:
-    """Start a process of our own that inherits one more descriptor; returns its pid. Raises OSError.
+def fork_helper(argv: list[str], env: dict[str, str], inherited_fds: Collection[int]) -> int:
+    """Start a process of our own that inherits these descriptors, too; returns its pid. Raises OSError.
 
     It begins with the signals of jobs blocked. A program that cannot be started ends with 127.
     """
@@ -82,7 +82,8 @@ def fork_helper(argv: list[str], env: dict[str, str], inherited_fd: int) -> int:
         if pid == 0:
             try:
                 os.setsid()
-                os.set_inheritable(inherited_fd, True)
+                for fd in inherited_fds:
+                    os.set_inheritable(fd, True)
                 _restore_signals(blocked=linux.JOB_SIGNALS)
                 os.execvpe(argv[0], argv, env)
             finally:

@@ -54,16 +54,24 @@ class WarmPool:
     """Standbys for the next generation.
 
     `report` sends events to the agent; `changed` is called when a waiting launch gets a standby, or when none will
-    come.
+    come. `stores_fd` leads to the agent: the spawner forks a process that serves stores at it.
     """
 
-    def __init__(self, loop: Loop, report: Callable[[Message], None], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        report: Callable[[Message], None],
+        changed: Callable[[], None],
+        stores_fd: int | None = None,
+    ) -> None:
         self._loop = loop
         self._report = report
         self._changed = changed
         self._state = OFF
         self._config: dict[str, Any] = {}
         self._spawner_pid = 0
+        self._stores_fd = stores_fd
+        self._stores_pid = 0
         self._line: socket.socket | None = None
         self._idle: dict[int, Standby] = {}
         self._requested = 0
@@ -142,15 +150,14 @@ class WarmPool:
             pass
 
     def _pids(self) -> set[int]:
-        own = {*self._idle, *self._retired}
-        if self._spawner_pid:
-            own.add(self._spawner_pid)
-        return own
+        return {*self._idle, *self._retired, self._spawner_pid, self._stores_pid} - {0}
 
     def reaped(self, pid: int, status: int) -> None:
         """A child that was no worker has ended and was collected."""
         self._listen()  # messages sent before its end
         self._retired.discard(pid)
+        if pid == self._stores_pid:
+            self._stores_pid = 0
         standby = self._idle.pop(pid, None)
         if standby is not None:
             self._forget(standby)
@@ -183,15 +190,16 @@ class WarmPool:
             return
         self._use_line(line)
 
-    @staticmethod
-    def _fork_spawner(config: dict[str, Any]) -> tuple[int, socket.socket]:
+    def _fork_spawner(self, config: dict[str, Any]) -> tuple[int, socket.socket]:
         """Start a spawner: its pid, and the line to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = [theirs.fileno(), os.getpid(), *(config[one] for one in ("preload", "folder", "imports"))]
+        settings = (config[name] for name in ("preload", "folder", "imports"))
+        arguments = [theirs.fileno(), self._stores_fd, os.getpid(), *settings]
         argv = [config["python"], "-u", _SPAWNER_PATH, json.dumps(arguments)]
         env = {**os.environ, **config["environment"]}
         try:
-            pid = spawn.fork_helper(argv, env, theirs.fileno())
+            stores = () if self._stores_fd is None else (self._stores_fd,)
+            pid = spawn.fork_helper(argv, env, (theirs.fileno(), *stores))
         except OSError:
             ours.close()
             raise
@@ -248,6 +256,9 @@ class WarmPool:
     def _registered(self, message: Message, fds: list[int]) -> None:
         if "standby" in message:
             self._arrived(message["standby"], fds[0])
+        elif "stores" in message:
+            self._stores_pid = message["stores"]
+            self._close_stores_line()
         elif "ready_s" in message:
             self._state = READY
             self._report({"event": "warm", **message})
@@ -312,8 +323,15 @@ class WarmPool:
     def _give_up(self, reason: str, detail: str) -> None:
         self._state = OFF
         self._refill_at = None
+        self._close_stores_line()
         self._report({"event": "cold", "reason": reason, "detail": detail})
         self._changed()
+
+    def _close_stores_line(self) -> None:
+        """Leave it to the process that has it; if there is none, the agent learns that none will come."""
+        if self._stores_fd is not None:
+            os.close(self._stores_fd)
+            self._stores_fd = None
 
     def _close_line(self) -> None:
         if self._line is not None:

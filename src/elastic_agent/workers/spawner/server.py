@@ -34,6 +34,7 @@ _FORK_S = 5.0
 def serve(
     recorder: Recorder,
     fd: int,
+    stores_fd: int | None,
     guard_pid: int,
     preload: list[str],
     folder: str,
@@ -41,7 +42,8 @@ def serve(
 ) -> PythonProgram:
     """Be the spawner. Returns in a forked worker only, with what it is to run.
 
-    `recorder`: has recorded all imports of this process. `fd`: the line to the guard. `preload`: modules to import
+    `recorder`: has recorded all imports of this process. `fd`: the line to the guard. `stores_fd`: the line to the
+    agent for a process that serves stores, which is forked when torch has been imported. `preload`: modules to import
     besides torch. `folder`: what `sys.path[0]` will be in the workers. `imports`: what scripts import of curated
     packages, each with the names in it.
     """
@@ -53,6 +55,10 @@ def serve(
     doing = "an import failed in the spawner"
     try:
         with generators.recorded():
+            gc.disable()  # what is imported stays: looking through it for garbage is a tenth of the time
+            recorder.import_("torch")
+            if stores_fd is not None:
+                _fork_stores(line, stores_fd)
             _import_all(recorder, preload, folder, imports)
             doing = "the check of the spawner failed"
             _check(folder)
@@ -88,8 +94,6 @@ def _send(line: socket.socket, message: dict[str, Any], fd: int | None = None) -
 def _import_all(
     recorder: Recorder, preload: list[str], folder: str, imports: list[tuple[str, list[str]]]
 ) -> None:
-    gc.disable()  # what is imported stays: looking through it for garbage is a tenth of the time
-    recorder.import_("torch")
     for name, attributes in in_full(imports):
         with contextlib.suppress(Exception, SystemExit):  # the script finds out itself
             recorder.import_(name, attributes)
@@ -104,6 +108,35 @@ def _import_all(
         if stream is not None:
             stream.flush()  # or each worker would, when it gets streams of its own
     linux.flush_c_streams()
+
+
+def _fork_stores(line: socket.socket, stores_fd: int) -> None:
+    """Fork the process in which the agent's stores are served: it shares the memory of torch with this one."""
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1  # the agent starts one itself, when it finds that this line is closed
+    if pid == 0:
+        try:
+            os.setsid()
+            line.close()
+            _become_stores(stores_fd)
+        finally:
+            os._exit(1)
+    os.close(stores_fd)
+    if pid > 0:
+        _send(line, {"stores": pid})
+
+
+def _become_stores(stores_fd: int) -> None:
+    from elastic_agent import store_servers
+
+    with open(os.devnull, "r+b") as nowhere:  # torch's server warns of every client that hangs up
+        for stream in range(3):
+            os.dup2(nowhere.fileno(), stream)
+    with contextlib.suppress(OSError):
+        show_as(["elastic-stores"], dict(os.environ))
+    store_servers.run(socket.socket(fileno=stores_fd))
 
 
 def _import_named(recorder: Recorder, name: str, folder: str) -> None:

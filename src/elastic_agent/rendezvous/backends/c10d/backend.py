@@ -44,6 +44,7 @@ class C10dBackend(RendezvousBackend):
         port_range: PortRange | None,
         port_rest_s: float,
         secret: Secret | Munge | None = None,
+        serve: c10d.ServeStore = c10d.serve_here,
     ) -> None:
         """Prepare; connects to nothing yet.
 
@@ -54,6 +55,7 @@ class C10dBackend(RendezvousBackend):
             port_rest_s: for how long no bootstrap store's port is used again, seconds.
             secret: what all agents of the run share, or how the host of the store tells it to the others; None: records
                 are not authenticated, unless no other agent is to use the store.
+            serve: serves stores.
         """
         self._alone = endpoint.port == 0
         """Any port will do: no other agent can know it, nor can a restart of this one."""
@@ -63,6 +65,7 @@ class C10dBackend(RendezvousBackend):
             port_range=port_range,
             port_rest_s=port_rest_s,
             secret=Secret.random() if self._alone and secret is None else c10d.store_secret(secret),
+            serve=serve,
         )
         self._jobs = JobFiles(state_dir)
         self._numbers = c10d.Numbers()
@@ -167,7 +170,7 @@ class C10dBackend(RendezvousBackend):
             if self._coordinator_failed:
                 self._close_host()
             if self._host is None:
-                self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._secret)
+                self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._secret, self._serve)
                 if self._host is not None:
                     # With --standalone, port 0 was asked for.
                     self._endpoint = Endpoint(self._endpoint.host, self._host.port)

@@ -25,7 +25,7 @@ from elastic_agent.values import DEFAULT_PORT, Endpoint
 
 if TYPE_CHECKING:
     from elastic_agent.transport import Munge, Secret
-    from elastic_agent.transport.c10d import C10dHost
+    from elastic_agent.transport.c10d import C10dHost, ServeStore
 
     from .hosted_runs import HostedRuns
 
@@ -82,6 +82,7 @@ def serve(
     endpoint: Endpoint | None,
     state_dir: Path,
     stop: StopRequests,
+    serve_store: ServeStore,
     show: Callable[[HostedRuns], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     secret: Secret | Munge | None = None,
 ) -> bool:
@@ -91,6 +92,7 @@ def serve(
         endpoint: the rendezvous endpoint; None: this machine's name and the default port.
         state_dir: the directory for the run history, read at the next start.
         stop: signals that came since the program began.
+        serve_store: serves the store.
         show: makes the runs known to users until it is exited.
         secret: what the agents of all its runs share, or how they are told it; None: every agent is let in.
 
@@ -101,7 +103,7 @@ def serve(
         CannotServeError: the endpoint is not this machine's, or is taken.
     """
     shown = endpoint or Endpoint(socket.gethostname(), DEFAULT_PORT)
-    with _hosted(endpoint or Endpoint(EVERYWHERE, DEFAULT_PORT), shown, secret) as host:
+    with _hosted(endpoint or Endpoint(EVERYWHERE, DEFAULT_PORT), shown, secret, serve_store) as host:
         server = Server(host, shown, state_dir, stop)
         with show(server.runs):
             as_asked = server.run()
@@ -199,11 +201,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def _hosted(endpoint: Endpoint, shown: Endpoint, secret: Secret | Munge | None) -> Iterator[C10dHost]:
-    """The store, in this process alone."""
-    from elastic_agent.transport import TransportError, c10d, is_local, resolve, shorten_lookups
+def _hosted(
+    endpoint: Endpoint, shown: Endpoint, secret: Secret | Munge | None, serve_store: ServeStore
+) -> Iterator[C10dHost]:
+    """The store, hosted by this process alone."""
+    from elastic_agent.transport import TransportError, c10d, is_local, resolve
 
-    shorten_lookups()
     try:
         addresses = resolve(endpoint.host)
         if not is_local(addresses):
@@ -212,7 +215,7 @@ def _hosted(endpoint: Endpoint, shown: Endpoint, secret: Secret | Munge | None) 
                 f"{shown.host} ({where}) is not this machine; run elastic-agent serve on the machine of "
                 "the endpoint, or pass an endpoint of this machine"
             )
-        host = c10d.find_or_host(endpoint, DIAL_TIMEOUT_S, c10d.store_secret(secret))
+        host = c10d.find_or_host(endpoint, DIAL_TIMEOUT_S, c10d.store_secret(secret), serve_store)
     except TransportError as error:
         problem = str(error).replace(str(endpoint), str(shown))
         raise CannotServeError(f"cannot serve at {shown}: {problem}") from None

@@ -19,6 +19,7 @@ from elastic_agent.transport import (
     TransportError,
     UnreachableError,
 )
+from elastic_agent.transport.c10d import ServeStore, serve_here
 from elastic_agent.transport.etcd import (
     CALL_TIMEOUT_S,
     EtcdClient,
@@ -157,9 +158,17 @@ class EtcdBackend(RendezvousBackend):
         port_range: PortRange | None,
         port_rest_s: float,
         secret: Secret | None = None,
+        serve: ServeStore = serve_here,
     ) -> None:
         """``lease_ttl_s``: of the run's nodes, seconds; ``secret``: of the run; the rest as for every backend."""
-        super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s, secret=secret)
+        super().__init__(
+            endpoint,
+            state_dir,
+            port_range=port_range,
+            port_rest_s=port_rest_s,
+            secret=secret,
+            serve=serve,
+        )
         self._record_secret = secret
         self._access = access
         self._keys: RunKeys | None = None

@@ -20,7 +20,7 @@ _INITIALISED = 1
 
 @contextlib.contextmanager
 def no_dns_queries() -> Iterator[None]:
-    """Let this thread look names up without the DNS, for torch's store client.
+    """Let this thread look names up without the DNS, for the client that torch's store server makes of itself.
 
     Before it connects, torch looks up the name of every address it is given (``getnameinfo``, for its log messages),
     and counts that time against the connection's time-out: with the resolver's defaults, one lost packet costs 5 s.
