@@ -278,7 +278,7 @@ def test_variables_of_workers_are_those_that_the_agent_sets() -> None:
     inherited = {"SLURM_STEP_ID": "0", "SLURM_CPUS_PER_TASK": "16"}
     given = worker_environment(inherited, facts, world, seat, 0).keys() | {
         "TORCHELASTIC_ERROR_FILE"
-    }  # torch's LogsSpecs
+    }  # GenerationLogs
     assert named == given
     assert {name for name in given if name.startswith(PREFIX)} == WORKER_VARIABLES
 

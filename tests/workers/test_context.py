@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.multiprocessing import Std
 
 from elastic_agent.workers import torch_adapter
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
@@ -19,6 +18,7 @@ from elastic_agent.workers.facts import Started
 from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import Exited, GuardLost, Spawned, Stopped
 from elastic_agent.workers.output.generation_logs import GenerationLogs
+from elastic_agent.workers.output.streams import Streams
 from tests.workers.support import PATIENCE_S, SLEEP, Driver
 
 RAISE = "raise RuntimeError('boom')"
@@ -185,7 +185,7 @@ def test_tee_shows_lines_with_their_worker_and_keeps_them(
     context = contexts.start(
         "import sys; print('hello'); sys.stderr.write('oh no')",
         "print('other'); print('unfinished', end='')",
-        logs={"tee": Std.ALL},
+        logs={"tee": dict.fromkeys(range(2), Streams.ALL)},
     )
     contexts.feed(context, Exited)
     contexts.feed(context, Exited)
@@ -203,7 +203,7 @@ def test_prefixes_and_filters_of_torchrun(contexts: Contexts, capsys: pytest.Cap
     context = contexts.start(
         "print('loss 1'); print('noise')",
         "print('loss 2')",
-        logs={"tee": Std.OUT, "local_ranks_filter": {1}},
+        logs={"tee": dict.fromkeys(range(2), Streams.OUT), "local_ranks_filter": {1}},
         log_line_prefixes={0: "<a> ", 1: "<b> "},
         duplicate_stdout_filters=["loss"],
     )

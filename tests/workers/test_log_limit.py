@@ -11,11 +11,11 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing import Std
 
 from elastic_agent.workers.output import log_limit
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from elastic_agent.workers.output.log_limit import LogLimit, take_out_middle
+from elastic_agent.workers.output.streams import Streams
 from elastic_agent.workers.output.tee import Tee
 from tests.cli.support import LONG_LEASE, elastic_agent
 from tests.waiting import GUARD_S
@@ -200,12 +200,12 @@ def test_a_missing_file_is_ignored(path: Path, caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize(
     ("redirects", "names"),
     [
-        (Std.ALL, {"stdout.log", "stderr.log", "filtered_stdout.log", "filtered_stderr.log"}),
-        (Std.OUT, {"stdout.log", "filtered_stdout.log", "filtered_stderr.log"}),
+        (Streams.ALL, {"stdout.log", "stderr.log", "filtered_stdout.log", "filtered_stderr.log"}),
+        (Streams.OUT, {"stdout.log", "filtered_stdout.log", "filtered_stderr.log"}),
     ],
 )
-def test_all_files_of_output_are_limited(tmp_path: Path, redirects: Std, names: set[str]) -> None:
-    logs = GenerationLogs(str(tmp_path), redirects, limit_bytes=LIMIT)
+def test_all_files_of_output_are_limited(tmp_path: Path, redirects: Streams, names: set[str]) -> None:
+    logs = GenerationLogs(str(tmp_path), {0: redirects}, limit_bytes=LIMIT)
     logs.reify({0: {"ELASTIC_AGENT_NODE_ID": "n1"}})
     assert logs._limit is not None
     files = logs._limit._files

@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
 from elastic_agent.workers.output.folders import LogFolders, file_safe, prune_runs
 from elastic_agent.workers.output.generation_logs import GenerationLogs
+from elastic_agent.workers.output.streams import Destinations, Streams
 from tests.waiting import GUARD_S
 
 
@@ -35,7 +36,7 @@ def environments(
 # --- destinations ---------------------------------------------------------------------------------
 
 
-def shape(dest: LogsDest) -> dict[str, dict[int, str]]:
+def shape(dest: Destinations | LogsDest) -> dict[str, dict[int, str]]:
     """What goes where, without the directories."""
     streams = ("stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files")
     return {
@@ -47,10 +48,7 @@ def shape(dest: LogsDest) -> dict[str, dict[int, str]]:
     }
 
 
-settings = st.one_of(
-    st.sampled_from(list(Std)),
-    st.dictionaries(st.integers(0, 3), st.sampled_from([Std(i) for i in range(4)])),
-)
+settings = st.dictionaries(st.integers(0, 3), st.sampled_from([Streams(number) for number in range(4)]))
 
 
 @given(
@@ -58,20 +56,21 @@ settings = st.one_of(
 )
 def test_redirects_tee_and_filters_work_as_in_torchrun(
     tmp_path_factory: pytest.TempPathFactory,
-    redirects: Std | dict[int, Std],
-    tee: Std | dict[int, Std],
+    redirects: dict[int, Streams],
+    tee: dict[int, Streams],
     shown: set[int] | None,
     slots: int,
 ) -> None:
     directory = tmp_path_factory.mktemp("logs")
     ours = GenerationLogs(str(directory / "ours"), redirects, tee, shown).reify(environments(slots))
-    theirs = DefaultLogsSpecs(str(directory / "theirs"), redirects, tee, shown).reify(environments(slots))
+    torchs = [{slot: Std(streams) for slot, streams in one.items()} for one in (redirects, tee)]
+    theirs = DefaultLogsSpecs(str(directory / "theirs"), *torchs, shown).reify(environments(slots))
     assert shape(ours) == shape(theirs)
 
 
 def test_output_files_have_the_documented_layout(tmp_path: Path) -> None:
     envs = environments(2, generation=7)
-    dest = GenerationLogs(str(tmp_path), Std.ALL).reify(envs)
+    dest = GenerationLogs(str(tmp_path), dict.fromkeys(envs, Streams.ALL)).reify(envs)
     node = tmp_path / "run" / "000007" / "n2"
     assert dest.stdouts == {slot: str(node / str(slot) / "stdout.log") for slot in range(2)}
     assert dest.stderrs == {slot: str(node / str(slot) / "stderr.log") for slot in range(2)}
@@ -96,8 +95,9 @@ def test_under_plain_torchrun_its_variables_are_used(tmp_path: Path) -> None:
 
 
 def test_dev_null_as_directory_means_no_files() -> None:
-    logs = GenerationLogs(os.devnull, Std.ALL, Std.ALL)
     envs = environments(2)
+    every = dict.fromkeys(envs, Streams.ALL)
+    logs = GenerationLogs(os.devnull, every, every)
     dest = logs.reify(envs)
     assert dest.stdouts == dest.stderrs == {0: "", 1: ""}
     assert dest.tee_stdouts == dest.tee_stderrs == {}

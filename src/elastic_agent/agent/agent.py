@@ -29,7 +29,7 @@ from elastic_agent.agent.slurm.nodes import with_missing_nodes
 from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.command import command_on_this_machine, job_fingerprint, job_of
-from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs
+from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, numa_options
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
@@ -123,6 +123,7 @@ class Agent:
         self._event_log = EventLog(settings.event_journal)
         self._log = get_logger()
         self._logs = logs_specs(settings, slots)
+        self._numa_options = numa_options(settings.numa_binding)
         self._closer = BackgroundCloser()
         self._disk = DiskThread("node-record")
         self._console: ConsoleReporter | None = None
@@ -431,6 +432,7 @@ class Agent:
             self._closer,
             collectives.address,
             current_folder() or "",
+            self._numa_options,
         )
         name = settings.notice_signal
         return Parts(

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import subprocess
+import sys
+from functools import cache
+from typing import NamedTuple
 
+from elastic_agent import linux
 from elastic_agent.config.errors import UsageError
+from elastic_agent.diagnosis.signals import ending
+from elastic_agent.printable import plain
 
 _MOST_PER_CPU = 4
 """More workers per CPU are taken for a mistake; fewer are usual in tests."""
+
+_DEVICE_FILES = ("nvidia", "nvmap", "dxg", "kfd", "dri", "accel")
+"""Beginnings of their names: NVIDIA, its Jetson, WSL 2, AMD, Intel and AMD, others."""
+
+_COUNT = """
+import os, signal
+from elastic_agent import linux
+linux.set_parent_death_signal(signal.SIGKILL)
+import torch
+print(*(kind.device_count() if kind.is_available() else 0 for kind in (torch.cuda, torch.xpu)), flush=True)
+os._exit(0)
+"""
+"""Prints torch's numbers. It ends without Python's clean-up, which drivers may crash."""
 
 
 def count_slots(wanted: str) -> int:
@@ -19,20 +38,20 @@ def count_slots(wanted: str) -> int:
     """
     if (fixed := _without_devices(wanted)) is not None:
         return fixed
+    found = _accelerators()
     if wanted == "xpu":
-        return _at_least_one(_xpus(), wanted, "Intel GPU")
-    gpus = _gpus()
+        return _at_least_one(found.xpus, wanted, "Intel GPU")
     if wanted == "gpu":
-        return _at_least_one(gpus, wanted, "GPU")
+        return _at_least_one(found.gpus, wanted, "GPU")
     if wanted == "auto":
-        return gpus or _xpus() or _cpus()
-    return gpus or 1
+        return found.gpus or found.xpus or _cpus()
+    return found.gpus or 1
 
 
 def likely_slots(wanted: str) -> int | None:
-    """The same without importing torch; None if that requires torch."""
-    if wanted == "gpu-or-1" and not _has_device_files():
-        return 1
+    """The same without asking torch; None if that is necessary."""
+    if wanted in ("gpu-or-1", "auto") and not _has_device_files():
+        return count_slots(wanted)
     return _without_devices(wanted)
 
 
@@ -58,10 +77,64 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
+class _Accelerators(NamedTuple):
+    """How many devices of a kind torch may use here, by its own rules (CUDA_VISIBLE_DEVICES, MIG, ROCm)."""
+
+    gpus: int
+    xpus: int
+
+
+def _accelerators() -> _Accelerators:
+    return _ask_torch() if _has_device_files() else _Accelerators(0, 0)
+
+
 def _has_device_files() -> bool:
-    with contextlib.suppress(OSError):
-        return any(name.startswith(("nvidia", "kfd", "dri", "accel")) for name in os.listdir("/dev"))
-    return False
+    """Return whether a device may be there: no driver works without its files."""
+    try:
+        return any(name.startswith(_DEVICE_FILES) for name in os.listdir("/dev"))
+    except OSError:  # not readable, which does not keep programs from opening what is in it
+        return True
+
+
+@cache
+def _ask_torch() -> _Accelerators:
+    """Ask in a process of its own: torch takes memory, and its drivers threads, which the agent needs for nothing.
+
+    Raises:
+        UsageError: torch cannot be imported, or crashes.
+    """
+    with linux.signals_blocked():  # those that reach all processes of a job are for the agent
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _COUNT],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        )
+    with process:
+        try:
+            printed, complaints = process.communicate()
+        except BaseException:  # Ctrl-C
+            process.kill()
+            raise
+    if complaints.strip():
+        from elastic_agent.logs import get_logger  # late: the guard is to be started before
+
+        get_logger().warning(complaints.strip())
+    counts = printed.split()[-2:]
+    if process.returncode != 0 or len(counts) < 2:
+        raise UsageError(_no_answer(process.returncode, complaints))
+    return _Accelerators(int(counts[0]), int(counts[1]))
+
+
+def _no_answer(returncode: int, complaints: str) -> str:
+    last = complaints.strip().splitlines()[-1:]
+    return (
+        f"torch cannot count the GPUs of this machine: the process that asked it {ending(returncode)}"
+        f"{f' ({plain(last[0]).strip()})' if last else ''}; expected that {sys.executable} can import torch and use "
+        "the GPUs; repair that, or give --nproc-per-node a number and leave out --numa-binding"
+    )
 
 
 def check_numa_binding(wanted: str | None) -> None:
@@ -70,23 +143,11 @@ def check_numa_binding(wanted: str | None) -> None:
     Raises:
         UsageError: this machine has no GPU to bind workers to.
     """
-    if wanted is not None and not _gpus():
+    if wanted is not None and not _accelerators().gpus:
         raise UsageError(
             f"--numa-binding {wanted}: torch finds no GPU on this machine; expected one, because each "
             "worker is bound to the CPUs near its GPU; remove --numa-binding"
         )
-
-
-def _gpus() -> int:
-    import torch  # late: it takes a second
-
-    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
-
-
-def _xpus() -> int:
-    import torch
-
-    return int(torch.xpu.device_count()) if torch.xpu.is_available() else 0
 
 
 def _at_least_one(count: int, wanted: str, what: str) -> int:

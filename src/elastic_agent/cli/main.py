@@ -150,8 +150,9 @@ def console_main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is: nothing is unprintable
     code = main()
-    if "torch" in sys.modules:
-        # Threads may still be inside the store's client; an ordinary exit would tear it down under them and abort.
+    if "elastic_agent.logs" in sys.modules:
+        # Threads may still be inside a store's client, torch's, too; an ordinary exit would wait for them, or tear it
+        # down under them and abort.
         import logging
         import threading
 

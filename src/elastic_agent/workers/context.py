@@ -27,9 +27,12 @@ from elastic_agent.workers.guard.client import (
 from elastic_agent.workers.output.final_output import FinalOutput, read_final_output
 from elastic_agent.workers.output.tee import Tee
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch's are those of a plug-in (--logs-specs)
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
     from torch.numa.binding import NumaOptions
+
+    from elastic_agent.workers.output.generation_logs import GenerationLogs
+    from elastic_agent.workers.output.streams import Destinations
 
 
 class BackgroundCloser:
@@ -82,7 +85,7 @@ class WorkerContext:
         program: str,
         args: Mapping[int, tuple[object, ...]],
         envs: Mapping[int, dict[str, str]],
-        logs_specs: LogsSpecs,
+        logs_specs: GenerationLogs | LogsSpecs,
         closer: BackgroundCloser,
         *,
         log_line_prefixes: Mapping[int, str] | None = None,
@@ -121,7 +124,7 @@ class WorkerContext:
 
     def _make_tees(
         self,
-        logs: LogsDest,
+        logs: Destinations | LogsDest,
         headers: Mapping[int, str],
         stdout_filters: Sequence[str],
         stderr_filters: Sequence[str],

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from string import Template
-
-from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
-from torch.numa.binding import AffinityMode, NumaOptions
+from typing import TYPE_CHECKING
 
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.directories import default_log_dir
@@ -18,18 +16,24 @@ from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.slurm import is_step
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.config.values import StreamChoice
+from elastic_agent.logs import adopt_library_loggers
 from elastic_agent.protocol import Seat, World
 from elastic_agent.transport import interface_of
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.facts import Started
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.generation_logs import GenerationLogs
+from elastic_agent.workers.output.streams import Streams
 
 from .command import worker_command
 from .environment import RunFacts, worker_environment
 from .heartbeat_files import make_heartbeat_file
 from .runner import STACKS_SIGNAL
 from .warm_start import PATIENCE_SHARE, is_warm
+
+if TYPE_CHECKING:  # it is imported late, for the options that need it
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
+    from torch.numa.binding import NumaOptions
 
 
 def line_prefixes(settings: Settings, envs: dict[int, dict[str, str]]) -> dict[int, str] | None:
@@ -43,17 +47,16 @@ def line_prefixes(settings: Settings, envs: dict[int, dict[str, str]]) -> dict[i
     }
 
 
-def logs_specs(settings: Settings, slots: int) -> LogsSpecs:
+def logs_specs(settings: Settings, slots: int) -> GenerationLogs | LogsSpecs:
     """Where the workers' output goes.
 
     Raises:
         ValueError: the log directory cannot be used, or there is no such ``torchrun.logs_specs`` entry point.
     """
-    redirects, tee = _std(settings.redirects, slots), _std(settings.tee, slots)
+    redirects, tee = _by_slot(settings.redirects, slots), _by_slot(settings.tee, slots)
     shown = set(settings.local_ranks_filter) or None
     if settings.logs_specs is not None:
-        kind = _logs_specs_class(settings.logs_specs)
-        return kind(str(settings.log_dir), redirects, tee, shown)
+        return _plugged_in(settings.logs_specs, str(settings.log_dir), redirects, tee, shown)
     # What the user gave a name, the user may look for.
     named = settings.rdzv_id is not None or settings.log_dir != default_log_dir(settings.state_dir)
     return GenerationLogs(
@@ -67,19 +70,44 @@ def logs_specs(settings: Settings, slots: int) -> LogsSpecs:
     )
 
 
-def _logs_specs_class(name: str) -> type[LogsSpecs]:
+def _plugged_in(
+    name: str,
+    log_dir: str,
+    redirects: Mapping[int, Streams],
+    tee: Mapping[int, Streams],
+    shown: set[int] | None,
+) -> LogsSpecs:
+    """Return the user's own kind of logs, a subclass of torch's, with what torch would give it."""
     found = list(entry_points(group="torchrun.logs_specs", name=name))
     if not found:
         known = ", ".join(sorted(one.name for one in entry_points(group="torchrun.logs_specs"))) or "none"
         raise ValueError(
             f"--logs-specs {name}: no such entry point in torchrun.logs_specs; installed: {known}"
         )
+    from torch.distributed.elastic.multiprocessing import Std
+
     kind: type[LogsSpecs] = found[0].load()
-    return kind
+    adopt_library_loggers()
+    return kind(
+        log_dir,
+        {slot: Std(streams) for slot, streams in redirects.items()},
+        {slot: Std(streams) for slot, streams in tee.items()},
+        shown,
+    )
 
 
-def _std(choice: StreamChoice, slots: int) -> dict[int, Std]:
-    return {slot: Std(choice.of(slot)) for slot in range(slots)}
+def _by_slot(choice: StreamChoice, slots: int) -> dict[int, Streams]:
+    return {slot: Streams(choice.of(slot)) for slot in range(slots)}
+
+
+def numa_options(binding: str | None) -> NumaOptions | None:
+    """torch's form of ``--numa-binding``; it imports torch if there is one, so call it before a run is joined."""
+    if binding is None:
+        return None
+    from torch.numa.binding import AffinityMode, NumaOptions
+
+    adopt_library_loggers()
+    return NumaOptions(AffinityMode(binding))
 
 
 def signals_to_ignore(settings: Settings, environ: Mapping[str, str]) -> tuple[int, ...]:
@@ -100,12 +128,13 @@ class WorkerFactory:
 
     settings: Settings
     run_id: str
-    logs: LogsSpecs
+    logs: GenerationLogs | LogsSpecs
     closer: BackgroundCloser
     asked_by: str | None = None
     """Where workers introduce themselves to be asked for their progress."""
     folder: str = ""
     """The working directory when the run began; empty: not known."""
+    numa_options: NumaOptions | None = None
 
     def make(
         self, guard: Guard, world: World, incarnation: str, restarts: int
@@ -145,7 +174,6 @@ class WorkerFactory:
     def _context(self, guard: Guard, world: World, envs: dict[int, dict[str, str]]) -> WorkerContext:
         settings = self.settings
         commands = {slot: worker_command(settings, slot) for slot in envs}
-        binding = settings.numa_binding
         return WorkerContext(
             guard,
             world.generation,
@@ -158,7 +186,7 @@ class WorkerFactory:
             log_line_prefixes=line_prefixes(settings, envs),
             duplicate_stdout_filters=settings.duplicate_stdout_filters,
             duplicate_stderr_filters=settings.duplicate_stderr_filters,
-            numa_options=NumaOptions(AffinityMode(binding)) if binding is not None else None,
+            numa_options=self.numa_options,
             warm=is_warm(settings),
             warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
             ignored_signals=signals_to_ignore(settings, os.environ),

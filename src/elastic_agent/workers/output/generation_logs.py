@@ -15,25 +15,22 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std, to_map
-
 from elastic_agent import worker_variables as variables
 from elastic_agent.workers.output.folders import LogFolders
 from elastic_agent.workers.output.log_limit import LogLimit
-
-StdSetting = Std | dict[int, Std]
+from elastic_agent.workers.output.streams import Destinations, Streams
 
 _CONSOLE = ""
 
 
-class GenerationLogs(LogsSpecs):
+class GenerationLogs:
     """Log destinations for the workers of this node, generation after generation.
 
     Args:
         log_dir: Where runs' directories are made. `os.devnull`: no files at all, error files included,
             for any `redirects` and `tee`.
-        redirects: Streams that go to a file only, as in torchrun.
-        tee: Streams that go to a file and to the console.
+        redirects: Streams that go to a file only, by local rank, as in torchrun; of ranks without an entry: none.
+        tee: Streams that go to a file and to the console, likewise.
         local_ranks_filter: The local ranks whose output is shown; that of others goes to files only, or
             nowhere when it is not redirected. None or empty: all.
         keep_generations: How many generations' directories are kept for a run, this one included.
@@ -47,8 +44,8 @@ class GenerationLogs(LogsSpecs):
     def __init__(
         self,
         log_dir: str,
-        redirects: StdSetting = Std.NONE,
-        tee: StdSetting = Std.NONE,
+        redirects: Mapping[int, Streams] | None = None,
+        tee: Mapping[int, Streams] | None = None,
         local_ranks_filter: set[int] | None = None,
         keep_generations: int = 20,
         *,
@@ -58,12 +55,11 @@ class GenerationLogs(LogsSpecs):
         if keep_generations < 1:
             raise ValueError(f"keep_generations is {keep_generations}; expected at least 1")
         self._directory = _usable_directory(log_dir)
-        self._redirect_setting = redirects
-        self._tee_setting = tee
+        self._redirected = redirects or {}
+        self._teed = tee or {}
         self._shown = local_ranks_filter or None
         self._folders = LogFolders(self._directory, keep_generations, keep_runs)
         self._limit = LogLimit(limit_bytes) if limit_bytes else None
-        super().__init__(self._directory, redirects, tee, local_ranks_filter)
 
     @property
     def root_log_dir(self) -> str:
@@ -74,7 +70,7 @@ class GenerationLogs(LogsSpecs):
         """Whether `log_dir` is `os.devnull`."""
         return self._directory == os.devnull
 
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+    def reify(self, envs: dict[int, dict[str, str]]) -> Destinations:
         """Make the directories of a generation; returns the destination of each stream, by local rank.
 
         Takes run, node and generation from the workers' environment (ELASTIC_AGENT_*, else torchrun's
@@ -85,14 +81,14 @@ class GenerationLogs(LogsSpecs):
                 env["TORCHELASTIC_ERROR_FILE"] = ""
             console = dict.fromkeys(envs, _CONSOLE)
             nowhere = dict.fromkeys(envs, os.devnull)
-            return LogsDest(console, dict(console), {}, {}, nowhere, os.devnull, os.devnull)
+            return Destinations(console, dict(console), {}, {}, nowhere, os.devnull, os.devnull)
         node_directory = self._make_node_directory(envs[0] if envs else {})
         for slot, env in envs.items():
             (node_directory / str(slot)).mkdir()
             env["TORCHELASTIC_ERROR_FILE"] = str(node_directory / str(slot) / "error.json")
-        stdouts, tee_stdouts = self._destinations(node_directory, len(envs), Std.OUT, "stdout.log")
-        stderrs, tee_stderrs = self._destinations(node_directory, len(envs), Std.ERR, "stderr.log")
-        dest = LogsDest(
+        stdouts, tee_stdouts = self._destinations(node_directory, len(envs), Streams.OUT, "stdout.log")
+        stderrs, tee_stderrs = self._destinations(node_directory, len(envs), Streams.ERR, "stderr.log")
+        dest = Destinations(
             stdouts=stdouts,
             stderrs=stderrs,
             tee_stdouts=tee_stdouts,
@@ -118,18 +114,17 @@ class GenerationLogs(LogsSpecs):
         self._folders.close()
 
     def _destinations(
-        self, node_directory: Path, slots: int, stream: Std, file_name: str
+        self, node_directory: Path, slots: int, stream: Streams, file_name: str
     ) -> tuple[dict[int, str], dict[int, str]]:
         """For one stream, by slot: where it goes, and which of those files are also shown on the console."""
-        redirected = to_map(self._redirect_setting, slots)
-        teed = to_map(self._tee_setting, slots)
         written: dict[int, str] = {}
         shown: dict[int, str] = {}
         for slot in range(slots):
             is_shown = self._shown is None or slot in self._shown
-            if (redirected[slot] | teed[slot]) & stream:
+            teed = self._teed.get(slot, Streams.NONE)
+            if (self._redirected.get(slot, Streams.NONE) | teed) & stream:
                 written[slot] = str(node_directory / str(slot) / file_name)
-                if is_shown and teed[slot] & stream:
+                if is_shown and teed & stream:
                     shown[slot] = written[slot]
             else:
                 written[slot] = _CONSOLE if is_shown else os.devnull

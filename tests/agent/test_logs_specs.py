@@ -1,0 +1,53 @@
+"""``--logs-specs``: packages that decide where output goes, written for torchrun."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.agent.support import elastic_agent
+
+PLUGIN = """
+import os
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
+
+class OneFilePerRank(LogsSpecs):
+    @property
+    def root_log_dir(self):
+        return self._root_log_dir
+
+    def reify(self, envs):
+        assert all(isinstance(streams, Std) for streams in (*self._redirects.values(), *self._tee.values()))
+        wanted = {slot: self._redirects[slot] == Std.OUT for slot in envs}
+        files = {slot: os.path.join(self.root_log_dir, f"{envs[slot]['RANK']}.txt") for slot in envs}
+        return LogsDest(
+            stdouts={slot: files[slot] if wanted[slot] else "" for slot in envs},
+            stderrs=dict.fromkeys(envs, ""),
+            error_files=dict.fromkeys(envs, os.devnull),
+        )
+"""
+
+
+def test_a_package_for_torchrun_decides_where_output_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages, logs = tmp_path / "packages", tmp_path / "logs"
+    (packages / "mine-1.dist-info").mkdir(parents=True)
+    (packages / "mine-1.dist-info" / "METADATA").write_text("Name: mine\nVersion: 1\n")
+    (packages / "mine-1.dist-info" / "entry_points.txt").write_text(
+        "[torchrun.logs_specs]\nper_rank = mine:OneFilePerRank\n"
+    )
+    (packages / "mine.py").write_text(PLUGIN)
+    script = tmp_path / "train.py"
+    script.write_text("import os\nprint('I am', os.environ['RANK'])\n")
+    logs.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
+    done = elastic_agent(
+        *("--nproc-per-node", "2", "--logs-specs", "per_rank", "--redirects", "0:1,1:0"),
+        *("--log-dir", str(logs), "--state-dir", str(tmp_path / "state"), str(script)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, (logs / "0.txt").read_text()) == ("I am 1\n", "I am 0\n")
+    assert os.listdir(logs) == ["0.txt"]
