@@ -26,8 +26,8 @@ FLOORS = [
     {"store"},
     {"transport", "config", "data", "diagnosis"},
     {"protocol", "client", "logs"},
-    {"exit_codes", "exit_note", "launch_outcome", "sd_notify", "values"},
-    {"files", "installed", "linux", "printable", "worker_variables"},
+    {"exit_codes", "exit_note", "launch_outcome", "sd_notify", "store_servers", "values"},
+    {"files", "installed", "linux", "name_lookups", "printable", "worker_variables"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
 

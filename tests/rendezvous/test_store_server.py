@@ -7,9 +7,11 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
@@ -54,7 +56,9 @@ class Served:
             keep_over_s=keep_over_s,
         )
         self.coordinator.start()
-        self._counter, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
+        self._reader, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
+        patience = timedelta(seconds=PATIENCE_S)
+        self._counter = TCPStore("127.0.0.1", host.port, None, False, patience, wait_for_workers=False)
 
     def _on_plan(self, run_id: str, plan: Plan) -> None:
         if plan.is_terminal:
@@ -63,12 +67,12 @@ class Served:
     @property
     def keys(self) -> int:
         """How many keys the store has."""
-        return int(self._counter._store.num_keys())
+        return int(self._counter.num_keys())
 
     @property
     def listed(self) -> str:
         """The list of runs in the store."""
-        return (self._counter.peek("elastic-agent/1/runs") or b"").decode().strip()
+        return (self._reader.peek("elastic-agent/1/runs") or b"").decode().strip()
 
     @property
     def looked_after(self) -> set[str]:

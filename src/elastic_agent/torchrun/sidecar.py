@@ -23,6 +23,8 @@ import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
+import torch  # noqa: F401 - stores are served in this process, and making one must not take as long as the import
+
 from elastic_agent.linux import read_process
 from elastic_agent.logs import bind_context, configure_logging, get_logger
 from elastic_agent.name_lookups import shorten_lookups
