@@ -111,21 +111,24 @@ def _import_all(
 
 
 def _fork_stores(line: socket.socket, stores_fd: int) -> None:
-    """Fork the process in which the agent's stores are served: it shares the memory of torch with this one."""
-    try:
-        pid = os.fork()
-    except OSError:
-        pid = -1  # the agent starts one itself, when it finds that this line is closed
-    if pid == 0:
-        try:
-            os.setsid()
-            line.close()
-            _become_stores(stores_fd)
-        finally:
-            os._exit(1)
+    """Fork the process in which the agent's stores are served: it shares the memory of torch with this one.
+
+    Forked twice, it is the guard's child, as standbys are. If it cannot be forked, the agent finds its line closed.
+    """
+    with contextlib.suppress(OSError):
+        between_pid = os.fork()
+        if between_pid == 0:
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    os.setsid()
+                    line.close()
+                    _become_stores(stores_fd)
+                _send(line, {"stores": pid})
+            finally:
+                os._exit(0)
+        os.waitpid(between_pid, 0)
     os.close(stores_fd)
-    if pid > 0:
-        _send(line, {"stores": pid})
 
 
 def _become_stores(stores_fd: int) -> None:

@@ -1,0 +1,117 @@
+"""The process that serves an agent's stores, which has torch so that the agent needs none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.linux import descendants, mapped_files, process_ids
+from tests.agent.support import COMMAND, clean_environment, elastic_agent
+from tests.names import unique
+from tests.ports import free_port
+from tests.waiting import wait_for
+
+SCRIPT = """
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+print(os.environ["TORCHELASTIC_RESTART_COUNT"], file=(folder / "starts").open("a"))
+while not (folder / "may-end").exists():
+    time.sleep(0.02)
+"""
+
+
+class Run:
+    """A run on this machine whose worker ends when it is told to."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        (folder / "train.py").write_text(SCRIPT)
+        where = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--state-dir", str(folder / "state"))
+        self.agent = subprocess.Popen(
+            [*COMMAND, *where, "--rdzv-id", unique("run"), *options, str(folder)],
+            env=clean_environment(),
+            cwd=folder,
+        )
+        wait_for("the worker to start", lambda: self.starts)
+
+    @property
+    def starts(self) -> list[str]:
+        """The restart count at each start of the worker."""
+        file = self.folder / "starts"
+        return file.read_text().split() if file.exists() else []
+
+    def stores_process(self) -> int:
+        """The process that serves the stores: it has torch, and is no worker's."""
+        of_agent = (process.pid for process in descendants(self.agent.pid))
+        return next(pid for pid in of_agent if serves_stores(pid))
+
+
+def serves_stores(pid: int) -> bool:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return command.startswith(b"elastic-stores\0") or b"elastic_agent.store_servers" in command
+
+
+def has_torch(pid: int) -> bool:
+    return any(name.startswith("libtorch") for name in mapped_files(pid))
+
+
+@contextmanager
+def running(folder: Path, *options: str) -> Iterator[Run]:
+    run = Run(folder, *options)
+    try:
+        yield run
+    finally:
+        run.agent.kill()
+        run.agent.wait()
+
+
+KINDS = {
+    "warm": ("train.py",),
+    "cold": ("--worker-start", "cold", "train.py"),
+    "program": ("--no-python", sys.executable, "train.py"),
+}
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
+def test_the_agent_has_no_torch_and_takes_the_process_that_has_it_along(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    with running(tmp_path, *options) as run:
+        stores = run.stores_process()
+        assert has_torch(stores)
+        assert not has_torch(run.agent.pid)
+        run.agent.kill()
+        wait_for("the process of the stores to end", lambda: stores not in process_ids())
+
+
+def test_a_run_continues_when_the_process_of_its_store_was_killed(tmp_path: Path) -> None:
+    with running(tmp_path, "train.py") as run:
+        before = run.stores_process()
+        os.kill(before, signal.SIGKILL)
+        wait_for("the process to end", lambda: before not in process_ids())
+        wait_for("another one", lambda: any(map(serves_stores, pids_below(run.agent.pid))))
+        (tmp_path / "may-end").touch()
+        assert run.agent.wait() == 0
+        assert run.starts == ["0"]
+
+
+def pids_below(pid: int) -> list[int]:
+    return [process.pid for process in descendants(pid)]
+
+
+def test_a_torch_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    (tmp_path / "train.py").write_text("print('hello')")
+    done = elastic_agent(
+        *("--standalone", str(tmp_path / "train.py")), variables={"PYTHONPATH": str(tmp_path)}
+    )
+    assert done.returncode == 2
+    assert "libcudart.so.13" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith(f"try {sys.executable} -c 'import torch'")
