@@ -20,7 +20,6 @@ ServeStore = Callable[[socket.socket, str], Callable[[], None]]
 socket listens. Returns what closes the store; raises ``StoreLostError`` if the server cannot be made."""
 
 ANSWER_S = 60.0
-END_S = 5.0
 
 
 def serve_here(sock: socket.socket, address: str) -> Callable[[], None]:
@@ -140,9 +139,6 @@ class StoreServers:
             self._line.close()
         self._line = self.pid = None
         if self._own is not None:
-            try:
-                self._own.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self._own.kill()
-                self._own.wait()
+            self._own.kill()  # it may still be importing torch
+            self._own.wait()
             self._own = None
