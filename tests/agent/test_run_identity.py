@@ -74,16 +74,11 @@ class Folder:
 
 USED_AGAIN = [
     ({}, {}, "b", "finished with another command before, in generation 1; a new one starts"),
-    (
-        JOB,
-        JOB | {"SLURM_JOB_ID": "101"},
-        "a",
-        "finished in job 100 before, in generation 1; a new one starts",
-    ),
     # tests/protocol/test_used_run_ids.py decides the same without agents.
     *(
         pytest.param(*row, marks=pytest.mark.prove)
         for row in (
+            (JOB, JOB | {"SLURM_JOB_ID": "101"}, "a", "finished in job 100 before, in generation 1"),
             ({}, {}, "a", "a run with this id finished before, in generation 1; a new one starts"),
             (JOB, JOB, "a", "finished before, in generation 1; a new one starts"),
             (JOB, JOB | {"SLURM_RESTART_COUNT": "1"}, "b", "finished with another command before"),

@@ -210,9 +210,8 @@ def test_paths_in_an_inaccessible_home_are_refused_in_one_line(
     assert named(shown) in done.stderr
 
 
-@pytest.mark.parametrize("command", ["status", "why"])
 def test_commands_look_for_runs_in_the_state_directory_that_the_environment_names(
-    command: str, tmp_path: Path, script: Path
+    tmp_path: Path, script: Path
 ) -> None:
     variables = {**LONG_LEASE, "ELASTIC_AGENT_STATE_DIR": str(tmp_path / "state")}
     run_id = unique("named")
@@ -227,7 +226,8 @@ def test_commands_look_for_runs_in_the_state_directory_that_the_environment_name
     ]
     ran = elastic_agent(*options, str(script), variables=variables)
     assert ran.returncode == 0, ran.stderr
-    found = elastic_agent(command, run_id, variables=variables)
-    assert (found.returncode, run_id in found.stdout) == (0, True), found.stderr
-    missing = elastic_agent(command, unique("none"), variables=variables)
-    assert f"no saved status in {tmp_path / 'state'} (--state-dir)" in missing.stderr
+    for command in ("status", "why"):
+        found = elastic_agent(command, run_id, variables=variables)
+        assert (found.returncode, run_id in found.stdout) == (0, True), found.stderr
+        missing = elastic_agent(command, unique("none"), variables=variables)
+        assert f"no saved status in {tmp_path / 'state'} (--state-dir)" in missing.stderr

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -137,21 +139,32 @@ def test_a_notice_is_a_value() -> None:
 # -- all ranks at one step ----------------------------------------------------------------------
 
 AGREE = """
-import sys, time
+import os, sys, time
 import torch.distributed as dist
-from elastic_agent import client
 
-rank, every = int(sys.argv[1]), int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=3)
-agreement = client.Agreement(every=every)
-for step in range(100_000):
-    notice = agreement.notice()
-    if notice is not None:
-        print(step, notice.reason, notice.deadline_boottime)
-        client.leave()
-    if step == 20 and rank == 0:
-        print("training", flush=True)
-    time.sleep(0.001 * (rank + 1))
+every, meeting_point, *cells = sys.argv[1:]
+
+def train(rank):
+    os.environ["ELASTIC_AGENT_HEARTBEAT"] = cells[rank]
+    from elastic_agent import client
+
+    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=3)
+    agreement = client.Agreement(every=int(every))
+    for step in range(100_000):
+        notice = agreement.notice()
+        if notice is not None:
+            print(step, notice.reason, notice.deadline_boottime, flush=True)
+            client.leave()
+        if step == 20 and rank == 0:
+            print("training", flush=True)
+        time.sleep(0.001 * (rank + 1))
+
+ranks = []
+for rank in range(3):
+    if (pid := os.fork()) == 0:
+        train(rank)
+    ranks.append(pid)
+assert [os.waitpid(pid, 0)[1] for pid in ranks] == 3 * [0]
 """
 
 
@@ -159,23 +172,29 @@ for step in range(100_000):
 def test_all_ranks_stop_at_the_same_step_even_if_only_one_got_the_notice(tmp_path: Path, every: int) -> None:
     """Only rank 2's agent is quick enough to tell its worker."""
     files = [HeartbeatFile.create(tmp_path, 1) for rank in range(3)]
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", AGREE, str(rank), str(every), str(tmp_path / "meet")],
-            env=launched(under_agent(file, slot=0)),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank, file in enumerate(files)
+    command = [
+        sys.executable,
+        "-c",
+        AGREE,
+        str(every),
+        str(tmp_path / "meet"),
+        *(file.path for file in files),
     ]
+    environment = launched(under_agent(files[0], slot=0))
+    workers = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        assert workers[0].stdout is not None
-        assert workers[0].stdout.readline() == "training\n"
+        assert workers.stdout is not None
+        assert workers.stdout.readline() == "training\n"
         deadline_ns = boottime_ns() + IN_A_WHILE_NS
         before_s = boottime_s()
         files[2].notify(5, "walltime", deadline_ns)
-        said = [worker.communicate(timeout=GUARD_S)[0].split() for worker in workers]
+        lines, _ = workers.communicate(timeout=GUARD_S)
         took_s = boottime_s() - before_s
+        assert workers.returncode == 0
+        said = [line.split() for line in lines.splitlines()]
+        assert len(said) == 3
         assert len({step for step, _, _ in said}) == 1, said
         assert {reason for _, reason, _ in said} == {"walltime"}
         late_s = [float(deadline) - deadline_ns / 1e9 for _, _, deadline in said]
@@ -184,9 +203,9 @@ def test_all_ranks_stop_at_the_same_step_even_if_only_one_got_the_notice(tmp_pat
         )
         assert all(file.left(0) for file in files), "the agents of those who were not told know why they left"
     finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
+        with suppress(ProcessLookupError):
+            os.killpg(workers.pid, signal.SIGKILL)
+        workers.communicate()
         for file in files:
             file.close()
 

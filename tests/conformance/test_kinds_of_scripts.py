@@ -19,7 +19,8 @@ main = sys.modules["__main__"]
 print([__name__, __file__, __package__, __spec__ and __spec__.name, type(__loader__).__name__, __doc__])
 print(sys.argv, sys.orig_argv, sys.path, os.getcwd(), vars(main) is globals(), sorted(vars(main)))
 """
-FAILS = TELLS + "raise ValueError('in line 5')  # a comment\n"
+# Its end is not what differs here (test_endings.py); that of a process which has torch takes half a second.
+FAILS = f"{TELLS}import atexit; atexit.register(os._exit, 1)\nraise ValueError('in line 6')  # a comment\n"
 
 
 @dataclass(frozen=True)

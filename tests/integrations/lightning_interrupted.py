@@ -5,6 +5,7 @@ Each training is a process of its own, forked from one that has imported Lightni
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import omegaconf  # noqa: F401 - when Lightning saves, it imports this, once in each of the processes
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
@@ -143,6 +145,7 @@ def result(root: Path, notice_after: int | None, options: dict[str, Any]) -> dic
 
 
 def main() -> None:
+    gc.freeze()  # each process would look through Lightning for garbage
     folder = Path(sys.argv[1])
     told: dict[str, Any] = {}
     for name, (options, notices) in CASES.items():
@@ -150,7 +153,8 @@ def main() -> None:
         for after in notices:
             root = folder / f"{name}-{after}"
             told[name]["parts"].append([result(root, after, options), result(root, None, options)])
-    print(json.dumps(told))
+    print(json.dumps(told), flush=True)
+    os._exit(0)  # to free all that is imported takes seconds
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import omegaconf  # noqa: F401 - when Lightning saves, it imports this, once in each of the processes
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, Subset

@@ -69,6 +69,7 @@ for change in sys.argv[1:]:
         print(json.dumps([in_force, replaced]), flush=True)
         os._exit(0)
     os.wait()
+os._exit(0)  # to free all that is imported takes seconds
 """
 FOR_SAMPLES = {
     "_get_train_sampler",

@@ -3,11 +3,12 @@
 Each of them crashes, and is begun again by the launcher (MODE ``launched``), or in a new child of this process: a plain
 one (``plain``), or one that is like a worker of an agent (``worker``). With ``launched-whole`` and ``whole``, none
 crashes. The weights that each training results in are in ``FOLDER/NAME/TRAINING.json``, and every step of every attempt
-in ``steps.jsonl``. With ``plain,whole,worker``, FOLDER has a folder for each.
+in ``steps.jsonl``. With ``plain,worker``, FOLDER has a folder for each.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -103,6 +104,7 @@ def run(root: Path, scripts: list[Script]) -> None:
 
 def repeat(root: Path, mode: str, scripts: list[Script], world: dict[str, str]) -> None:
     """As a launcher does: in a new process after each crash."""
+    gc.freeze()  # each process would look through the framework at its end, which takes it seconds
     code = -1
     while code != 0:
         child = os.fork()

@@ -195,21 +195,11 @@ def data_loader_with_fork():
     return batches(num_workers=2, multiprocessing_context="fork")
 
 
-@thing
-def data_loader_with_spawn():
-    return batches(num_workers=1, multiprocessing_context="spawn")
-
-
-@thing
-def data_loader_with_forkserver():
-    return batches(num_workers=1, multiprocessing_context="forkserver")
-
-
 class Points(Squares):
     """A data set of objects of the script."""
 
     def __getitem__(self, index):
-        return moved(Point(index, []))
+        return super().__getitem__(index), moved(Point(index, []))
 
 
 @thing
@@ -218,7 +208,7 @@ def objects_from_loaders():
     for method in ("fork", "spawn", "forkserver"):
         options = {"num_workers": 1, "multiprocessing_context": method, "collate_fn": list}
         loader = torch.utils.data.DataLoader(Points(), batch_size=4, **options)
-        found[method] = [is_of_this_script(point) for batch in loader for point in batch]
+        found[method] = [(item, is_of_this_script(point)) for batch in loader for item, point in batch]
     return found
 
 
