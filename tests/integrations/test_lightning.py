@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).parent / "lightning_train.py"
 SAMPLES = 2400
 SAMPLES_PER_STEP = 24
 
-pytestmark = [pytest.mark.system, pytest.mark.prove]
+pytestmark = pytest.mark.system
 
 
 @pytest.fixture
@@ -89,6 +89,7 @@ def test_training_is_resumed_after_a_worker_was_killed_and_continues_in_a_smalle
     check_same_as_one_process(cluster, samples)
 
 
+@pytest.mark.prove
 def test_training_continues_through_every_change_of_the_world(cluster: Cluster) -> None:
     start(cluster, "a", 2)
     start(cluster, "b", 1)

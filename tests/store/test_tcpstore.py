@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from elastic_agent.store import TCPStoreClient, wait_for_keys
+from elastic_agent.testing.node import freeze
 from elastic_agent.transport import NotAStoreError, Obstacle, StoreLostError, TransportError, UnreachableError
 from elastic_agent.transport.tcpstore_wire import MAX_KEY_BYTES, MAX_KEYS, MAX_VALUE_BYTES
 from elastic_agent.values import Endpoint
@@ -196,7 +196,7 @@ def test_a_server_that_is_frozen_is_lost_for_every_call(host: tuple[subprocess.P
 
     async def use() -> None:
         client = await TCPStoreClient.connect(endpoint, PATIENCE_S, 0.5)
-        process.send_signal(signal.SIGSTOP)
+        freeze(process.pid)
         calls = [client.get(["key"]), client.list_keys(), client.set("key", b"v" * MAX_VALUE_BYTES)]
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(outcome, StoreLostError)

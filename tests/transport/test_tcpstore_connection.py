@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
+from elastic_agent.testing.node import freeze
 from elastic_agent.transport import StoreLostError
 from elastic_agent.transport.c10d.tcpstore import MOST_READ_BYTES, TCPStoreConnection
 from elastic_agent.transport.c10d.wire import probe_store
@@ -151,7 +151,7 @@ def host() -> Iterator[tuple[subprocess.Popen[str], int]]:
 def test_a_server_that_is_frozen_is_lost(host: tuple[subprocess.Popen[str], int]) -> None:
     process, port = host
     with closing(connected(port, timeout_s=0.5)) as ours:
-        process.send_signal(signal.SIGSTOP)
+        freeze(process.pid)
         with pytest.raises(StoreLostError, match="the store did not answer within"):
             ours.wait("key", 0.01)
         with pytest.raises(StoreLostError, match="the store did not answer within"):
