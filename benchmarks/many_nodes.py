@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch  # noqa: F401 - the store is served in this process: forming is measured, not the import
+
 from elastic_agent.logs import configure_logging
 from elastic_agent.protocol import (
     RECORD_VERSION,

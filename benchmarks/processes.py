@@ -11,14 +11,14 @@ import psutil
 
 from .scene import Scene
 
-KINDS = {"elastic-spawner": "spawner", "elastic-standby": "standbys"}
+KINDS = {"elastic-spawner": "spawner", "elastic-standby": "standbys", "elastic-stores": "stores"}
 """Of our processes, by the name that the kernel shows; the others are the guard, the agent and the workers."""
 MB = 1e6
 CPUCLOCK_SCHED = 2
 
 
 def by_kind(scene: Scene, node: str) -> dict[str, list[psutil.Process]]:
-    """Agent, guard, spawner, standbys and workers (under another launcher: agent, others and workers)."""
+    """Agent, guard, spawner, stores, standbys and workers (under another launcher: agent, others and workers)."""
     workers = scene.worker_pids()
     other = "guard" if scene.launcher.keeps_journal else "others"
     kinds: dict[str, list[psutil.Process]] = {}
