@@ -190,7 +190,7 @@ class Agent:
             if isinstance(begun, Ending):
                 self._not_started(begun.reason)
                 return begun
-            ending = await self._until_over(begun)
+            ending = (await self._until_over(begun)).with_remedy(console.remedy)
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
                     await run_abandonable(self._backend.release, RELEASE_S)
@@ -240,7 +240,7 @@ class Agent:
                     f"no store answered at {self._backend.shown} within {settings.join_timeout:g} s: "
                     f"{console.last_problem or 'connecting did not complete'}"
                 )
-                return Ending(Outcome.UNREACHABLE, reason)
+                return Ending(Outcome.UNREACHABLE, reason).with_remedy(console.remedy)
             except NotAStoreError as error:
                 return Ending(Outcome.UNREACHABLE, str(error))
 

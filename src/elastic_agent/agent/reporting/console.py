@@ -38,15 +38,15 @@ class ConsoleReporter:
         self,
         endpoint: Callable[[], str],
         read_status: Callable[[], Awaitable[Waiting]],
-        how_to_reach: Callable[[bool, Sequence[Seat]], str] = lambda had_answered, seats: "",
+        how_to_reach: Callable[[Obstacle, bool, Sequence[Seat]], str] = lambda *_: "",
     ) -> None:
         """Prepare; nothing is shown yet.
 
         Args:
             endpoint: gives it as the user wrote it, with the port once that is known.
             read_status: reads what the coordinator is waiting for.
-            how_to_reach: gives what to do about a store that does not answer, from whether it had answered, and the
-                nodes of the last world.
+            how_to_reach: gives what to do about a store that does not answer, from the obstacle, whether it had
+                answered, and the nodes of the last world.
         """
         self._endpoint = endpoint
         self._how_to_reach = how_to_reach
@@ -63,7 +63,9 @@ class ConsoleReporter:
         """The store does not answer, or has not taken a record since it was lost."""
         self._was_connected = False
         """The store answered at least once."""
-        self._text = self._causes = self._told_causes = ""
+        self._text = self._causes = ""
+        self._told_causes: set[str] = set()
+        """Since the wait began: what is in the way may change and come back."""
         self._seats: Sequence[Seat] = ()  # of the last world
         self._facts: dict[str, object] = {}
         self._problem = StoreProblem()
@@ -90,6 +92,12 @@ class ConsoleReporter:
     def last_problem(self) -> str:
         """Why the store did not answer when it was dialled last."""
         return self._problem.reason
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a store that does not answer; empty: the reason says it, or the store answers."""
+        reason, obstacle = self._problem.reason, self._problem.obstacle
+        return self._how_to_reach(obstacle, self._was_connected, self._seats) if reason else ""
 
     def headline(self, step: int | None = None) -> str:
         """The status in one line; ``step``: the newest that a worker reported."""
@@ -172,9 +180,7 @@ class ConsoleReporter:
 
     def _store_causes(self) -> str:
         """Return what to do about a store that does not answer, unless the reason says it."""
-        if self._problem.names_its_cause:
-            return ""
-        remedy = self._how_to_reach(self._was_connected, self._seats)
+        remedy = self.remedy
         since = f"the store has not answered since {self._problem.lost_at}: " if self._was_connected else ""
         return since + remedy if remedy else ""
 
@@ -319,8 +325,8 @@ class ConsoleReporter:
             self._causes = self._store_causes()
         self._reporter.update(self._text, self._facts, already_s=PATIENCE_S)
         self._tell_problem()
-        if self._causes and self._causes != self._told_causes:
-            self._told_causes = self._causes
+        if self._causes and self._causes not in self._told_causes:
+            self._told_causes.add(self._causes)
             self._log.info(self._causes)
 
     def _stop_timer(self) -> None:
@@ -330,7 +336,8 @@ class ConsoleReporter:
 
     def _rest(self) -> None:
         self._awaits_status = False
-        self._causes = self._told_causes = ""
+        self._causes = ""
+        self._told_causes.clear()
         self._stop_timer()
         self._reporter.clear()
 
