@@ -267,11 +267,8 @@ class Agent:
             assert self._console is not None  # made at the start
             self._console.node_id = lock.node_id
             self._event_log.bind(node=lock.node_id)
-            if lock.beside and not refused:
-                self._log.info(
-                    f"another agent on this machine takes part in this run as node {lock.beside}; this one is node "
-                    f"{lock.node_id}. If the other one is left from an earlier start, stop it"
-                )
+            if lock.warning and not refused:
+                self._log.warning(lock.warning)
             ending = await self._take_part(run_id, lock)
             if lock.explicit or ending.outcome is not Outcome.NODE_ID_HELD:
                 return ending
