@@ -204,6 +204,7 @@ class Agent:
             start_check.close()
             console.close()
             self._backend.close()
+            self._signals.close()
 
     async def _begin(self, console: ConsoleReporter) -> str | Ending:
         """Find the run, and become one of its agents; its id, or why this agent takes no part."""
