@@ -377,6 +377,8 @@ class Agent:
             settings.shutdown_timeout,
             settings.notice_time,
             hosts_store=lambda: bool(self._backend.busy_with),
+            is_at_store=self._backend.is_at_store,
+            store_problem=self._store_problem,
             status=observation.status,
         )
         control = await self._listen(commands)
@@ -517,6 +519,11 @@ class Agent:
         """The agent's status, for systemd."""
         assert self._console is not None  # called while the loop runs
         return self._console.headline(self._supervisor.step if self._supervisor is not None else None)
+
+    def _store_problem(self) -> str:
+        """Why the store does not answer, in words; empty: it does."""
+        problem = self._console.last_problem if self._console is not None else ""
+        return problem and f"the store at {self._backend.shown} does not answer: {problem}"
 
     # -- the node's record ----------------------------------------------------------------------
 

@@ -132,6 +132,10 @@ class RendezvousBackend(abc.ABC):
         known = self._secret.known() if isinstance(self._secret, ToldSecret) else self._secret
         return bootstrap_seal(known, self.run_id)
 
+    def is_at_store(self, seat: Seat) -> bool:
+        """Return whether this node is on the machine of the store."""
+        return False
+
     @abc.abstractmethod
     def how_to_reach(self, obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str:
         """Return what to do about a store that does not answer, in words; empty: the error says it.

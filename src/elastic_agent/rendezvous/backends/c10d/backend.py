@@ -138,6 +138,10 @@ class C10dBackend(RendezvousBackend):
         assert self.run_id is not None  # agreed before
         return c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S, self._secret)
 
+    def is_at_store(self, seat: Seat) -> bool:
+        """Return whether its address is one of the endpoint's."""
+        return seat.address in {address for _, address in self._store_addresses}
+
     def how_to_reach(self, obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str:
         """On the machine of a store that had answered, an agent takes over; see :class:`RendezvousBackend`."""
         host, port = self._endpoint.host, self._endpoint.port
@@ -148,8 +152,7 @@ class C10dBackend(RendezvousBackend):
         problems = [own_network_problem(*address) for address in self._store_addresses]
         if all(problems):
             return next(iter(problems), "")
-        addresses = {address for _, address in self._store_addresses}
-        node = next((seat for seat in seats if seat.address in addresses), None)
+        node = next(filter(self.is_at_store, seats), None)
         if node is None:
             what = "what hosted it (the same command, or elastic-agent serve)"
             remedy = how_to_reach(obstacle, host, port, what, had_answered=True)
