@@ -102,14 +102,15 @@ from elastic_agent.protocol.records import (
 )
 from tests import virtual_time
 
-status = Waiting("waiting for 1 more node (at least 2 required); joined: n1 (2 workers)", lacks_nodes=True)
+words = "waiting for 1 more node (at least 2 required); joined: n1 (2 workers)"
+status = Waiting(words, lacks_nodes=True, joined=("n1",))
 
 async def read_status():
     asked.set()
     return status
 
 async def main(scene):
-    global asked
+    global asked, status
     asked = asyncio.Event()
     configure_logging("console", "info", sys.stderr)
     reporter = console.ConsoleReporter(lambda: "host0:29400", read_status)
@@ -140,6 +141,12 @@ async def main(scene):
     elif scene == "others left":
         tell(PlanSeen(replace(after, reason="n2 is leaving", failure=None)))
         await asked.wait()
+    elif scene == "others were lost":
+        lost = [Seat(name, name, f"10.0.0.{name[1:]}", 1, 2) for name in ("n2", "n3")]
+        last = replace(world, seats=(*world.seats, *lost))
+        status = replace(status, joined=("n1", "n3"))
+        tell(PlanSeen(replace(after, reason="n2, n3 lost", failure=None, world=last, lost=("n2", "n3"))))
+        await asked.wait()
     elif scene == "is left out":
         tell(AgentStarted("other", 1, 2))
         tell(PlanSeen(plan))
@@ -169,7 +176,7 @@ for scene in sys.argv[1:]:
 
 
 SCENES = [
-    *("joins", "fails", "continues", "takes long", "leaves", "others left"),
+    *("joins", "fails", "continues", "takes long", "leaves", "others left", "others were lost"),
     *("is left out", "comes back", "was lost", "does not start", "is new"),
 ]
 
@@ -217,6 +224,15 @@ def test_the_same_output_of_failed_workers_is_shown_once() -> None:
 def test_causes_of_missing_nodes_are_logged_only_before_the_first_generation() -> None:
     assert "common causes: an agent that has not started yet or ended with an error" in scene("joins")
     assert "common causes" not in scene("others left")
+
+
+def test_a_run_that_waits_for_a_lost_node_names_it_and_what_to_start_there() -> None:
+    log = scene("others were lost")
+    assert re.search(
+        r"waiting for n2 \(10\.0\.0\.2\), lost at \d\d:\d\d:\d\d: start the same command there again", log
+    )
+    assert "n3 (10.0.0.3)" not in log, "it has come back"
+    assert "lost at" not in scene("others left")
 
 
 def test_a_standby_node_says_which_nodes_hold_the_places_and_what_can_be_done() -> None:

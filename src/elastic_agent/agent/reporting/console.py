@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_agent.agent import events
@@ -67,6 +68,8 @@ class ConsoleReporter:
         self._told_causes: set[str] = set()
         """Since the wait began: what is in the way may change and come back."""
         self._seats: Sequence[Seat] = ()  # of the last world
+        self._lost: dict[str, str] = {}
+        """By node id, in words: the nodes of the last world that were lost, with the time."""
         self._facts: dict[str, object] = {}
         self._problem = StoreProblem()
         self.node_id = ""
@@ -76,10 +79,8 @@ class ConsoleReporter:
         self._shown_plan: tuple[Phase, int, str] | None = None
         self._announced: tuple[int, str] | None = None
         """The generation, and the incarnation in it, that was announced last."""
-        self._world = ""
-        """What runs with this node, or how the run ended; empty while neither is so."""
-        self._notice = ""
-        """The notice to the workers, while they may save."""
+        self._world = self._notice = ""
+        """What runs with this node, or how the run ended; and the notice to the workers, while they may save."""
         self._leaves = False
         """This node is to leave: no generation forms here."""
         self._held = ""
@@ -207,6 +208,12 @@ class ConsoleReporter:
                 self._forming(plan)
             self._text, self._facts = f"forming generation {plan.generation}", {}
             self._has_run = plan.world is not None
+            if is_changed and plan.world is not None:
+                lost = [seat for seat in plan.world.seats if seat.node_id in plan.lost]
+                now = time.strftime("%H:%M:%S")
+                self._lost = {
+                    seat.node_id: f"{seat.node_id} ({seat.address}), lost at {now}" for seat in lost
+                }
             self._await_soon(True)
         elif plan.phase is Phase.RUNNING and plan.world is not None:
             self._rest()
@@ -315,8 +322,18 @@ class ConsoleReporter:
             return
         if waiting.reason:
             self._text, self._facts = waiting.reason, {"awaited": waiting.reason}
-            self._causes = "" if self._has_run else join_causes(waiting)
+            self._causes = self._lost_causes(waiting) if self._has_run else join_causes(waiting)
         self._report()
+
+    def _lost_causes(self, waiting: Waiting) -> str:
+        """Return what to do about nodes that were lost and that the run waits for; empty if there are none."""
+        missing = [words for node_id, words in self._lost.items() if node_id not in waiting.joined]
+        if not (missing and waiting.lacks_nodes):
+            return ""
+        return (
+            f"waiting for {', '.join(missing)}: start the same command there again; or go on with fewer nodes: start "
+            "all agents again with a smaller --nnodes"
+        )
 
     def _report(self) -> None:
         """Show the wait; its common causes are logged once, in a line that stays."""
