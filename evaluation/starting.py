@@ -196,12 +196,12 @@ def only_b_knows(cause: str, machine: str, remedy: str) -> dict[str, Words]:
 
 STARTING = (
     Case("the endpoint's agent is not started", 1, only_b,
-         {"b": Words("connection refused", STORE, "agent on that machine has not started")}),
+         {"b": Words("connection refused", STORE, "start the same command on")}),
     Case("one machine is not started", 1, only_a, {"a": WAITS}),
     Case("a firewall drops packets to the store", 1, drops_store,
-         only_b_knows("no answer within .*firewall drops", STORE, "a firewall blocks the port")),
+         only_b_knows("no answer within .*firewall drops", STORE, "open the port there: firewall-cmd")),
     Case("a firewall rejects connections to the store", 9, rejects_store,
-         only_b_knows("connection refused|unreachable", STORE, "a firewall blocks the port")),
+         only_b_knows("connection refused|unreachable", STORE, "and its firewall|open the port there")),
     Case("the endpoint's name is unknown on a machine", 1, b_at("no-such-machine.invalid"),
          only_b_knows("no-such-machine.invalid does not resolve", "on this machine", "give an address, or a name")),
     Case("localhost as endpoint on all machines", 1, all_at("localhost"),
@@ -211,7 +211,7 @@ STARTING = (
     Case("an endpoint in a network without a route", 11, b_at("192.0.2.1"),
          only_b_knows("no route to the network", r"192\.0\.2\.1", "check that the endpoint is an address of one")),
     Case("different ports on the machines", 1, other_port,
-         only_b_knows("connection refused", STORE, "with the same port")),
+         only_b_knows("connection refused", STORE, "check its address and port")),
     Case("different run ids on the machines", 16, other_run_id,
          both(r"run jobb? of \w \(.* waits", r"of [ab] \(", "pass the same --rdzv-id")),
     Case("different versions of the script, no run id", 16, other_script,
@@ -256,7 +256,7 @@ STARTING = (
          both("differ in the arguments", "on b", SAME_COMMAND)),
     Case("different variables of NCCL", 16, b_with(NCCL_DEBUG="INFO"),
          both("differ in NCCL_DEBUG: ", "INFO on b", "set it alike everywhere")),
-    Case("etcd does not run", 1, etcd_is_down, both("etcd at .*refused", STORE, "etcd is not running there")),
+    Case("etcd does not run", 1, etcd_is_down, both("etcd at .*refused", STORE, "start etcd on")),
     Case("too few open files are allowed for the agent", 26, few_files,
          {"b": Words("can have only 40 open files", "", "ulimit -n")}),
 )  # fmt: skip

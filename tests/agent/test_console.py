@@ -102,14 +102,15 @@ from elastic_agent.protocol.records import (
 )
 from tests import virtual_time
 
-status = Waiting("waiting for 1 more node (at least 2 required); joined: n1 (2 workers)", lacks_nodes=True)
+words = "waiting for 1 more node (at least 2 required); joined: n1 (2 workers)"
+status = Waiting(words, lacks_nodes=True, joined=("n1",))
 
 async def read_status():
     asked.set()
     return status
 
 async def main(scene):
-    global asked
+    global asked, status
     asked = asyncio.Event()
     configure_logging("console", "info", sys.stderr)
     reporter = console.ConsoleReporter(lambda: "host0:29400", read_status)
@@ -140,6 +141,12 @@ async def main(scene):
     elif scene == "others left":
         tell(PlanSeen(replace(after, reason="n2 is leaving", failure=None)))
         await asked.wait()
+    elif scene == "others were lost":
+        lost = [Seat(name, name, f"10.0.0.{name[1:]}", 1, 2) for name in ("n2", "n3")]
+        last = replace(world, seats=(*world.seats, *lost))
+        status = replace(status, joined=("n1", "n3"))
+        tell(PlanSeen(replace(after, reason="n2, n3 lost", failure=None, world=last, lost=("n2", "n3"))))
+        await asked.wait()
     elif scene == "is left out":
         tell(AgentStarted("other", 1, 2))
         tell(PlanSeen(plan))
@@ -169,7 +176,7 @@ for scene in sys.argv[1:]:
 
 
 SCENES = [
-    *("joins", "fails", "continues", "takes long", "leaves", "others left"),
+    *("joins", "fails", "continues", "takes long", "leaves", "others left", "others were lost"),
     *("is left out", "comes back", "was lost", "does not start", "is new"),
 ]
 
@@ -219,6 +226,15 @@ def test_causes_of_missing_nodes_are_logged_only_before_the_first_generation() -
     assert "common causes" not in scene("others left")
 
 
+def test_a_run_that_waits_for_a_lost_node_names_it_and_what_to_start_there() -> None:
+    log = scene("others were lost")
+    assert re.search(
+        r"waiting for n2 \(10\.0\.0\.2\), lost at \d\d:\d\d:\d\d: start the same command there again", log
+    )
+    assert "n3 (10.0.0.3)" not in log, "it has come back"
+    assert "lost at" not in scene("others left")
+
+
 def test_a_standby_node_says_which_nodes_hold_the_places_and_what_can_be_done() -> None:
     log = scene("is left out")
     assert "on standby: generation 3 runs with 1 node (maximum 1)" in log
@@ -242,11 +258,14 @@ from elastic_agent.logs import configure_logging
 from elastic_agent.protocol import Address, Phase, Plan, Policy, Seat, World
 from elastic_agent.protocol.records import RECORD_VERSION
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Registered, Renewed, Unusable
-from elastic_agent.transport import Obstacle
+from elastic_agent.transport import Obstacle, how_to_reach
 from tests import virtual_time
 
 CONNECTED, FULL = Connected("store", False), Disconnected("etcd is full: compact it", Obstacle.EXPLAINED)
 SILENT = Disconnected("no answer within 1.5 s")
+REFUSED = Disconnected("connection refused", Obstacle.REFUSED)
+DROPPED = Disconnected("no answer within 5 s", Obstacle.NO_ANSWER)
+UNREACHABLE = Disconnected("the host is unreachable", Obstacle.UNREACHABLE)
 NO_ROUTE = Disconnected("no route to the network", Obstacle.OWN_NETWORK)
 SEATS = Seat("lab1", "x", "10.0.0.1", 1, 0), Seat("lab2", "y", "10.0.0.2", 1, 1)
 PLAN = Plan(
@@ -256,7 +275,8 @@ SCENES = {
     "full from the start": [FULL],
     "another program": [Unusable("used by another program")],
     "own network": [NO_ROUTE],
-    "not started": [Disconnected("connection refused", Obstacle.REFUSED)],
+    "not started": [REFUSED],
+    "down": [DROPPED, 6.0, UNREACHABLE, 6.0, DROPPED, 6.0, UNREACHABLE],
     "full later": [CONNECTED, Registered("y", 1.0), *(FULL, CONNECTED) * 50, FULL, 5.0, CONNECTED, Renewed(2.0)],
     "flips": [CONNECTED, Registered("y", 1.0), *(SILENT, CONNECTED, Renewed(2.0)) * 50],
     "flips for long": [CONNECTED, Registered("y", 1.0), *(SILENT, CONNECTED, Renewed(2.0), 0.5) * 150],
@@ -265,12 +285,13 @@ SCENES = {
     "lost without a network": [CONNECTED, Registered("y", 1.0), PLAN, SILENT, 1.0, NO_ROUTE],
 }
 
-def how_to_reach(had_answered, seats):
-    return f"start {[seat.node_id for seat in seats]} again" if had_answered else "common causes: many"
+def advice(obstacle, had_answered, seats):
+    nodes = ", ".join(seat.node_id for seat in seats) or "the host"
+    return how_to_reach(obstacle, nodes, 29400, had_answered=had_answered)
 
 async def main(scene):
     configure_logging("console", "info", sys.stderr)
-    reporter = console.ConsoleReporter(lambda: "lab1:29400", lambda: None, how_to_reach)
+    reporter = console.ConsoleReporter(lambda: "lab1:29400", lambda: None, advice)
     for step in SCENES[scene]:
         if isinstance(step, float):
             await asyncio.sleep(step)
@@ -294,18 +315,37 @@ def losses() -> dict[str, str]:
     return dict(zip(logs[1::2], logs[::2], strict=True))
 
 
-def test_no_causes_are_guessed_where_the_cause_is_known() -> None:
-    assert "common causes: many" in losses()["not started"]
-    for name in ("full from the start", "another program", "own network"):
-        assert "waiting for the store at lab1:29400: " in losses()[name]
-        assert "common causes" not in losses()[name]
+def test_what_is_in_the_way_of_the_store_decides_what_to_do_and_each_remedy_is_told_once() -> None:
+    refused = "start the same command on the host; if it runs there"
+    dropped = (
+        "if the host is down, switch it on and start the same command there; if it is up, open the port there"
+    )
+    unreachable = (
+        "check that the endpoint is an address of one of the machines that is up and in this network"
+    )
+    remedies = {
+        "not started": {refused},
+        "down": {dropped, unreachable},
+        "own network": {"if the network of this machine is as it should be, check that the endpoint"},
+        "full from the start": set(),
+        "another program": set(),
+    }
+    everything = set().union(*remedies.values())
+    for name, expected in remedies.items():
+        log = losses()[name]
+        assert "waiting for the store at lab1:29400: " in log
+        assert {words: log.count(words) for words in everything} == {
+            words: int(words in expected) for words in everything
+        }
 
 
 def test_a_store_that_had_answered_is_lost_since_a_time_and_comes_back_by_a_command() -> None:
     log = losses()["lost"]
     assert "lost the connection to the store at lab1:29400" in log
-    assert re.search(r"the store has not answered since \d\d:\d\d:\d\d: start \['lab1', 'lab2'\] again", log)
-    assert "common causes" not in log
+    assert re.search(
+        r"the store has not answered since \d\d:\d\d:\d\d: if it has ended there, start .* on lab1, lab2 again",
+        log,
+    )
     without_network = losses()["lost without a network"]
     assert "waiting for the store at lab1:29400: no route to the network" in without_network
     assert "has not answered since" not in without_network
@@ -328,7 +368,11 @@ def test_a_connection_that_breaks_again_and_again_does_not_fill_the_log() -> Non
     assert "times=120" in for_long
     lost = losses()["flips and is lost"]
     assert "times=50" in lost, "a loss that lasts is reported"
-    assert lost.index("answers again") < lost.index("times=50") < lost.index("start [] again")
+    assert (
+        lost.index("answers again")
+        < lost.index("times=50")
+        < lost.index("start the same command on the host")
+    )
 
 
 DIALLING = """
@@ -343,7 +387,7 @@ OBSTACLES = {"connection refused": Obstacle.REFUSED, "no answer within 5 s": Obs
 
 async def main(reasons):
     configure_logging("auto", "info", sys.stderr)
-    reporter = console.ConsoleReporter(lambda: "gpunode01:29430", lambda: None, lambda *_: "common causes: many")
+    reporter = console.ConsoleReporter(lambda: "gpunode01:29430", lambda: None, lambda *_: "")
     for reason in reasons:
         event = Disconnected(reason, OBSTACLES.get(reason.split(":")[-1].split("(")[0].strip(), Obstacle.OTHER))
         reporter.on_event(event)

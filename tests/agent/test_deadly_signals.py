@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,29 @@ def test_a_run_whose_workers_save_on_the_notice_signal_is_stopped_and_can_be_res
     assert (tmp_path / "saved").exists(), log
     assert agent.returncode == ExitCode.STOPPED, log
     assert "exited with code 0 after SIGUSR1, which its agent sent" in log
+
+
+CLOSING = """
+import asyncio, os, signal
+from elastic_agent.agent.signals import Meanings, SignalDesk
+from elastic_agent.agent.worker_group.interruptions import StopSignals
+
+class Loop(asyncio.SelectorEventLoop):
+    def _close_self_pipe(self):
+        super()._close_self_pipe()
+        os.kill(os.getpid(), signal.SIGINT)
+
+async def main():
+    meanings = Meanings(("SIGINT",), "none", 0.0)
+    desk = SignalDesk(meanings, None, StopSignals(), publish=print, end_at_once=lambda: None)
+    desk.open()
+    desk.close()
+
+with asyncio.Runner(loop_factory=Loop) as runner:
+    runner.run(main())
+"""
+
+
+def test_a_signal_that_comes_while_the_loop_closes_is_not_written_to_a_closed_descriptor() -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSING], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

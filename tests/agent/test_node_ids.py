@@ -77,6 +77,8 @@ def test_the_other_agent_of_a_machine_is_named_with_its_process(tmp_path: Path) 
         lock = acquire_node_id(tmp_path, None)
         assert lock.node_id == f"{base}-2"
         assert re.fullmatch(rf"{base} \(process \d+, started \w+ \d+, [\d:]+\)", lock.beside)
+        assert f"takes part in this run as node {lock.beside}; this one is node {base}-2" in lock.warning
+        assert "Ctrl-C ends this one" in lock.warning
         lock.release()
 
 

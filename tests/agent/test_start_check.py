@@ -148,12 +148,10 @@ def test_a_script_that_sets_address_or_rank_is_reported_at_every_start(tmp_path:
     assert logged("starts", tmp_path, "--nnodes", "1", source=script) == ""
 
 
-def test_a_store_that_does_not_answer_is_explained(tmp_path: Path) -> None:
+def test_a_store_that_does_not_answer_is_left_to_the_line_that_waits_for_it(tmp_path: Path) -> None:
     lines = logged("unreachable", tmp_path, "--rdzv-endpoint", "192.0.2.1:29400", "--nnodes", "2", source="")
-    assert (
-        "cannot reach the endpoint 192.0.2.1:29400: no answer. Remedy: check that the endpoint is an address of"
-        in lines
-    )
+    assert "Remedy" not in lines
+    assert "run elastic-agent doctor with the same options" in lines
 
 
 @pytest.mark.prove
@@ -169,4 +167,3 @@ def test_loopback_is_not_reported_when_another_program_has_the_port(tmp_path: Pa
     options = ("--rdzv-endpoint", ENDPOINT, "--nnodes", "2")
     lines = logged("unreachable", tmp_path, *options, source="")
     assert "means a different machine" not in lines
-    assert f"cannot reach the endpoint {ENDPOINT}" in lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.control.socket import agents_here
+from elastic_agent.agent.control.socket import Command, agents_here, command
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.node import freeze, thaw
 from tests.names import unique
@@ -102,6 +103,24 @@ def test_drain_of_the_store_host_says_that_its_agent_stays_and_the_node_can_retu
     assert host.process.wait(30) == ExitCode.DRAINED
 
 
+def test_drain_of_the_store_host_on_another_node_says_that_its_machine_must_stay(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster("1:2")
+    cluster.start_host("a")
+    cluster.start("b")
+    cluster.wait_training("a", "b")
+    b = next(one for one in agents_here() if one.pid == cluster.agents["b"].pid)
+
+    async def answers() -> list[str]:
+        return [one.text async for one in command(b, Command("drain", "a"))]
+
+    stays, left = asyncio.run(answers())[1:]
+    assert "the machine of a hosts the store; keep it up until the run ends" in stays
+    assert left == f"run {cluster.run_id}: a has left; the other nodes continue"
+    assert typed("stop", "--run", str(cluster.run_id)).returncode == ExitCode.FINISHED
+
+
 def test_a_failure_on_another_node_does_not_complete_a_drain(make_cluster: MakeCluster) -> None:
     """Another generation begins while the leaver still saves."""
     cluster = make_cluster("1:2", "--restart-grace", "0.2")
@@ -132,6 +151,22 @@ def test_drain_fails_if_the_agent_dies_before_confirming(make_cluster: MakeClust
     assert asked.returncode == ExitCode.NOT_STOPPED
     assert "exited before it could confirm that the workers of this machine have exited" in stderr
     assert "has left" not in stderr
+
+
+def test_stop_names_a_store_that_does_not_answer_and_takes_effect_when_it_does(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster("2")
+    host = cluster.start_host("a")
+    cluster.start("b")
+    cluster.wait_training("a", "b")
+    host.freeze_node()
+    done = typed("stop", "--run", str(cluster.run_id))
+    assert done.returncode == ExitCode.NOT_STOPPED
+    assert f"the store at 127.0.0.1:{cluster.port} does not answer: " in done.stderr
+    assert f"Ctrl-C there, or kill {cluster.agents['b'].pid}" in done.stderr
+    host.thaw()
+    assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
 
 
 # -- what else is on the machine ----------------------------------------------------------------

@@ -102,6 +102,7 @@ def test_survivors_below_min_wait_and_then_continue(make_cluster: MakeCluster) -
     b.kill_node()
     cluster.wait_event("workers_stopped", "a", generation=first)
     cluster.wait_said("a", "waiting for 1 more node (at least 2 required)", "a (1 worker)")
+    cluster.wait_said("a", "waiting for b (127.0.0.1), lost at", "start the same command there again")
     assert "not started yet" not in a.said(), "it was there before"
     cluster.start("c", 2)
     second = cluster.wait_training("a", "c", after=first)

@@ -61,7 +61,7 @@ def test_the_run_survives_the_loss_and_return_of_the_stores_machine(
     cluster.agents["a"].kill_node()
     for node in ("b", "c"):
         cluster.wait_said(node, f"waiting for the store at {SUBNET}.1")
-        cluster.wait_said(node, f"node a ({SUBNET}.1) hosts it", "start the same command on a again")
+        cluster.wait_said(node, f"node a ({SUBNET}.1) hosts it", "start the same command")
     machines.start(cluster, "a")
     second = cluster.wait_training(*NODES, after=first)
     assert cluster.world(first) == cluster.world(second)

@@ -196,6 +196,15 @@ def test_without_enough_nodes_the_run_fails_after_join_timeout_and_names_those_t
     assert table.plan.failure.kind is FailureKind.TOO_FEW
 
 
+def test_too_few_nodes_that_were_started_with_another_minimum_are_named() -> None:
+    table = Table(policy(min_nodes=3))
+    table.comes("a", policy=policy(min_nodes=3))
+    table.comes("b", policy=policy(min_nodes=2))
+    table.wait(60.0)
+    assert table.stand == (FAILED, 1)
+    assert "b with 2 as the minimum of --nnodes, the run has 3: start all with the same" in table.plan.reason
+
+
 def test_the_first_members_policy_is_the_runs() -> None:
     table = Table()
     table.comes("a")

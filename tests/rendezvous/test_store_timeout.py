@@ -38,7 +38,9 @@ def test_an_agent_gives_up_after_join_timeout_without_an_answer(dialling: Dialli
     assert len(dialling.timers) == 1, "the time counts from the first attempt"
     assert dialling.reasons == []
     dialling.timers[0]()
-    assert dialling.reasons == ["the store did not answer for 30 s: no route to host"]
+    assert dialling.reasons == ["the store did not answer for 30 s: another reason"], (
+        "the newest, for its remedy"
+    )
 
 
 def test_the_timeout_restarts_with_each_loss_of_the_store(dialling: Dialling) -> None:

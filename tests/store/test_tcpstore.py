@@ -205,7 +205,7 @@ def test_a_server_that_is_frozen_is_lost_for_every_call(host: tuple[subprocess.P
             await client.get(["key"])
         with pytest.raises(UnreachableError, match="accepts connections but did not answer") as caught:
             await TCPStoreClient.connect(endpoint, 0.2, PATIENCE_S)
-        assert caught.value.obstacle is Obstacle.NO_ANSWER
+        assert caught.value.obstacle is Obstacle.SILENT
 
     asyncio.run(use())
 

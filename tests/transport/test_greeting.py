@@ -122,6 +122,22 @@ def test_the_host_says_which_machine_an_agent_without_the_secret_is_on(
     assert "another secret" in refused(logged)[1]
 
 
+def test_a_host_without_a_secret_says_which_machine_an_agent_with_one_is_on(
+    monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    monkeypatch.setattr(greeting, "NO_KEY_ANSWER_S", 0.1)
+    monkeypatch.setattr(platform, "node", lambda: "lab2")
+    with served(None) as store:
+        for _ in range(2):
+            with pytest.raises(WrongKeyError):
+                store.dial(OURS)
+        push(raw_client(store.endpoint), f"? {'0' * 32}.last")
+        wait_for("the last hint", lambda: any(" on last:" in line for line in refused(logged)))
+    words = "it has a secret, and this store has none; start every agent with the same --secret-file, or none"
+    assert refused(logged) == [f"refused an agent on {name}: {words}" for name in ("lab2", "last")]
+    assert not [one for one in logged if "invalid record" in one["event"]]
+
+
 def test_the_host_repeats_once_a_minute_that_an_agent_was_refused(logged: list[Any]) -> None:
     doorkeeper, begun_s = greeting.Doorkeeper(OURS), 1000.0
     for later_s in (0, 1, greeting.TOLD_EVERY_S - 1):

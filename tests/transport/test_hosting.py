@@ -14,7 +14,13 @@ from torch.distributed import TCPStore
 
 from elastic_agent.transport import c10d
 from elastic_agent.transport.abandonable_thread import AbandonableThread
-from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
+from elastic_agent.transport.base import (
+    NotAStoreError,
+    Obstacle,
+    StoreLostError,
+    TransportError,
+    UnreachableError,
+)
 from elastic_agent.transport.c10d import connection, host
 from elastic_agent.values import Endpoint
 
@@ -118,7 +124,8 @@ def test_a_silent_program_of_this_machine_is_named() -> None:
         error = why_not(endpoint, SILENT_S)
     assert isinstance(error, UnreachableError)
     assert "accepts connections but did not answer within 0.5 s: sleep (pid" in str(error)
-    assert f"(pid {pid}) of this machine has the port; stop it, or use another port" in str(error)
+    assert f"(pid {pid}) of this machine has the port (if that is the agent" in str(error)
+    assert error.obstacle is Obstacle.SILENT
 
 
 def test_a_program_that_takes_no_connection_from_its_queue_is_named() -> None:

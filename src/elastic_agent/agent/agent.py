@@ -190,7 +190,7 @@ class Agent:
             if isinstance(begun, Ending):
                 self._not_started(begun.reason)
                 return begun
-            ending = await self._until_over(begun)
+            ending = (await self._until_over(begun)).with_remedy(console.remedy)
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
                     await run_abandonable(self._backend.release, RELEASE_S)
@@ -204,6 +204,7 @@ class Agent:
             start_check.close()
             console.close()
             self._backend.close()
+            self._signals.close()
 
     async def _begin(self, console: ConsoleReporter) -> str | Ending:
         """Find the run, and become one of its agents; its id, or why this agent takes no part."""
@@ -240,7 +241,7 @@ class Agent:
                     f"no store answered at {self._backend.shown} within {settings.join_timeout:g} s: "
                     f"{console.last_problem or 'connecting did not complete'}"
                 )
-                return Ending(Outcome.UNREACHABLE, reason)
+                return Ending(Outcome.UNREACHABLE, reason).with_remedy(console.remedy)
             except NotAStoreError as error:
                 return Ending(Outcome.UNREACHABLE, str(error))
 
@@ -267,11 +268,8 @@ class Agent:
             assert self._console is not None  # made at the start
             self._console.node_id = lock.node_id
             self._event_log.bind(node=lock.node_id)
-            if lock.beside and not refused:
-                self._log.info(
-                    f"another agent on this machine takes part in this run as node {lock.beside}; this one is node "
-                    f"{lock.node_id}. If the other one is left from an earlier start, stop it"
-                )
+            if lock.warning and not refused:
+                self._log.warning(lock.warning)
             ending = await self._take_part(run_id, lock)
             if lock.explicit or ending.outcome is not Outcome.NODE_ID_HELD:
                 return ending
@@ -379,6 +377,8 @@ class Agent:
             settings.shutdown_timeout,
             settings.notice_time,
             hosts_store=lambda: bool(self._backend.busy_with),
+            is_at_store=self._backend.is_at_store,
+            store_problem=self._store_problem,
             status=observation.status,
         )
         control = await self._listen(commands)
@@ -519,6 +519,11 @@ class Agent:
         """The agent's status, for systemd."""
         assert self._console is not None  # called while the loop runs
         return self._console.headline(self._supervisor.step if self._supervisor is not None else None)
+
+    def _store_problem(self) -> str:
+        """Why the store does not answer, in words; empty: it does."""
+        problem = self._console.last_problem if self._console is not None else ""
+        return problem and f"the store at {self._backend.shown} does not answer: {problem}"
 
     # -- the node's record ----------------------------------------------------------------------
 

@@ -63,6 +63,15 @@ class NodeIdLock:
     """Or a record that is late might be written into another file that has got the number of ours."""
     _released: bool = False
 
+    @property
+    def warning(self) -> str:
+        """What to know about the other agent, in words; empty: there is none."""
+        return self.beside and (
+            f"another agent on this machine takes part in this run as node {self.beside}; this one is node "
+            f"{self.node_id}. If it was started twice by mistake, Ctrl-C ends this one; if the other one is left from "
+            "an earlier start, stop it: kill and its process number"
+        )
+
     def record(self, incarnation: str, processes: list[Process]) -> None:
         """Record the holder of the lock, and the processes that a successor has to look for. Raises OSError.
 

@@ -118,6 +118,11 @@ class SignalDesk:
                 loop.add_signal_handler(signum, self._leave_signalled, signum)
                 self._stop_signals.handled.add(signum)
 
+    def close(self) -> None:
+        """Take no more signals: a loop that is closed first closes the descriptor that they are written to."""
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.set_wakeup_fd(-1)
+
     def attend(self, supervisor: Supervisor, node_id: str) -> None:
         """Pass signals to this supervisor, including those received before there was one."""
         self._supervisor, self._node_id = supervisor, node_id

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic_agent.agent import events
@@ -46,6 +46,11 @@ class Ending:
     failure: Failure | None = None
     plan: Plan | None = None
     """The newest plan that this node knew."""
+
+    def with_remedy(self, remedy: str) -> Ending:
+        """Return it with what to do, if the store was not reached."""
+        is_lacking = self.outcome is Outcome.UNREACHABLE and remedy
+        return replace(self, reason=f"{self.reason}; {remedy}") if is_lacking else self
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from elastic_agent.transport import (
     Obstacle,
     UnreachableError,
     holder_of,
+    how_to_reach,
     interface_of,
     is_local,
     is_loopback_name,
@@ -135,26 +136,12 @@ def explain_unreachable(endpoint: Endpoint, problem: str, obstacle: Obstacle) ->
         problem: what the connection ended with, in words.
         obstacle: the same as a kind.
     """
-    own = ", ".join(other_addresses(interfaces())[:3]) or "none"
-    try:
-        local = any(is_local(resolve(member.host)) for member in endpoint.members)
-    except UnreachableError:
-        local = False
-    if local and obstacle is Obstacle.NO_ANSWER:
-        remedy = "stop what listens there, or use another port in --rdzv-endpoint on all machines"
-    elif local:
+    first = endpoint.members[0]
+    remedy = how_to_reach(obstacle, first.host, first.port)
+    if is_local(_resolved(first.host)) and obstacle is not Obstacle.SILENT:
         remedy = "look at the problem reported for the port"
-    elif obstacle is Obstacle.REFUSED:
-        remedy = (
-            "run the command on the machine of the endpoint too, with the same port; if it runs there, a firewall "
-            "rejects the port"
-        )
-    else:
-        remedy = (
-            f"check that the endpoint is an address of one of the machines (this one has {own}), that this machine "
-            f"is on its network, and that TCP port {endpoint.port} is open there"
-        )
-    return error("endpoint-unreachable", f"cannot reach the endpoint {endpoint}: {problem}", remedy)
+    cause = f"cannot reach the endpoint {endpoint}: {problem}"
+    return error("endpoint-unreachable", cause, remedy or "remove that cause, then run the doctor again")
 
 
 def foreign_port_holder(endpoint: Endpoint, problem: str) -> Finding:

@@ -194,7 +194,7 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     if now.now_s >= until_s:
         reason = (
             f"only {len(chosen)} of at least {least} nodes joined within {now.policy.join_timeout_s:g} s "
-            f"({came}); {missing} more needed"
+            f"({came}); {missing} more needed{_other_minimum(now, chosen)}"
         )
         return _fail(now, reason, Failure(FailureKind.TOO_FEW, reason[:512]))
     return Decision(
@@ -203,6 +203,17 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
         lacks_nodes=True,
         joined=tuple(one.member.node_id for one in chosen),
     )
+
+
+def _other_minimum(now: ClusterView, chosen: list[Sighting]) -> str:
+    """Which nodes were started with another minimum than the run's, which is that of the first node."""
+    ours = now.policy.min_nodes
+    others = names(
+        f"{one.member.node_id} with {one.member.policy.min_nodes}"
+        for one in chosen
+        if one.member.policy.min_nodes != ours
+    )
+    return others and f"; {others} as the minimum of --nnodes, the run has {ours}: start all with the same"
 
 
 def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> tuple[float, str]:

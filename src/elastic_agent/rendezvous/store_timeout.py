@@ -23,6 +23,8 @@ class StoreTimeout:
         self._was_connected = False
         self._dialling: object | None = None
         """Stands for the time since the store was lost."""
+        self._reason = ""
+        """What the last attempt to reach it ended with."""
 
     def take_in(self, event: events.SessionEvent) -> None:
         """Handle an event of the session."""
@@ -34,12 +36,12 @@ class StoreTimeout:
             case events.OtherVersion(reason=reason):
                 self._give_up(reason)
             # An unusable store may be so only for now: its machine restarts other things first.
-            case events.Disconnected(reason=reason) | events.Unusable(reason=reason) if (
-                self._dialling is None
-            ):
-                self._dialling = dialling = object()
-                self._call_later(self._limit_s, lambda: self._over(dialling, reason))
+            case events.Disconnected(reason=reason) | events.Unusable(reason=reason):
+                self._reason = reason
+                if self._dialling is None:
+                    self._dialling = dialling = object()
+                    self._call_later(self._limit_s, lambda: self._over(dialling))
 
-    def _over(self, dialling: object, reason: str) -> None:
+    def _over(self, dialling: object) -> None:
         if self._dialling is dialling:
-            self._give_up(f"the store did not answer for {self._limit_s:g} s: {reason}")
+            self._give_up(f"the store did not answer for {self._limit_s:g} s: {self._reason}")

@@ -37,6 +37,7 @@ from .base import (
 )
 from .munge import Munge, MungeError
 from .port_holder import holder_of
+from .remedies import how_to_reach
 from .sealing import Seal, Secret, Unverified
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "connect",
     "connect_in_loop",
     "holder_of",
+    "how_to_reach",
     "interface_of",
     "is_local",
     "is_loopback_name",

@@ -232,6 +232,8 @@ def loopback_is_down() -> bool:
 def _obstacle(error: OSError) -> Obstacle:
     if isinstance(error, ConnectionRefusedError):
         return Obstacle.REFUSED
+    if error.errno == errno.EHOSTUNREACH:
+        return Obstacle.UNREACHABLE
     if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
         return Obstacle.OWN_NETWORK
     if error.errno in (errno.EMFILE, errno.ENFILE):

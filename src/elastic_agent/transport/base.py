@@ -23,7 +23,11 @@ class Obstacle(enum.Enum):
     CLOSED = enum.auto()
     """The connection was closed without an answer."""
     NO_ANSWER = enum.auto()
-    """The time-out is over."""
+    """The time-out is over, and no packet came back."""
+    UNREACHABLE = enum.auto()
+    """A router, or this machine, answers that there is no such machine; so do some firewalls."""
+    SILENT = enum.auto()
+    """The connection is accepted, and no answer comes in time."""
     UNKNOWN_NAME = enum.auto()
     """The host name does not resolve."""
     OWN_NETWORK = enum.auto()
@@ -66,8 +70,8 @@ def silent(shown: str, timeout_s: float) -> UnreachableError:
     return UnreachableError(
         f"{shown} accepts connections but did not answer within {timeout_s:g} s (the agent that "
         "hosts the store is frozen or overloaded, or another program listens there: `ss -ltnp` on that machine "
-        "shows which; stop it, or use another port)",
-        Obstacle.NO_ANSWER,
+        "shows which)",
+        Obstacle.SILENT,
     )
 
 

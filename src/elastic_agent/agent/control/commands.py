@@ -6,13 +6,26 @@ exited, so that the machine can be rebooted; or it states that this could not be
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from elastic_agent.agent.supervisor import Ending, Supervisor
 from elastic_agent.monitoring.status import RunStatus
-from elastic_agent.protocol import Cause, Outcome, names
+from elastic_agent.protocol import Cause, Outcome, Seat, names
 
 from .socket import Answer, Command
+
+T = TypeVar("T")
+
+LOOK_EVERY_S = 2.5
+SILENT_LOOKS = 2
+"""A command gives up when it has found so often in a row that the store does not answer."""
+
+
+class StoreSilentError(Exception):
+    """The store does not answer, so no other node learns of the command; the message says so."""
 
 
 class Commands:
@@ -26,6 +39,8 @@ class Commands:
         drain_s: float,
         stop_s: float,
         hosts_store: Callable[[], bool],
+        is_at_store: Callable[[Seat], bool],
+        store_problem: Callable[[], str],
         status: Callable[[], Awaitable[RunStatus]],
     ) -> None:
         """Serve commands.
@@ -37,12 +52,16 @@ class Commands:
             drain_s: how long workers have after ``drain``.
             stop_s: the same after ``stop``.
             hosts_store: whether the run needs this agent's store.
+            is_at_store: whether a node is on the machine of the store.
+            store_problem: why the store does not answer, in words; empty: it does.
             status: determines the status of the run.
         """
         self._supervisor = supervisor
         self._run_id = run_id
         self._node_id = node_id
         self._hosts_store = hosts_store
+        self._is_at_store = is_at_store
+        self._store_problem = store_problem
         self._status = status
         self._times = {"drain": drain_s, "stop": stop_s}
 
@@ -53,12 +72,12 @@ class Commands:
                 yield Answer(run_id=self._run_id, node=self._node_id, nodes=self._nodes())
             case "status":
                 yield Answer(run_id=self._run_id, node=self._node_id, status=await self._status())
-            case "drain":
-                async for answer in self._drain(command):
-                    yield answer
-            case "stop":
-                async for answer in self._stop(command):
-                    yield answer
+            case "drain" | "stop" as do:
+                try:
+                    async for answer in self._drain(command) if do == "drain" else self._stop(command):
+                        yield answer
+                except StoreSilentError as error:
+                    yield Answer(str(error), failed=True, unconfirmed=True)
             case other:
                 yield Answer(
                     f"this agent does not support the command {other!r}; use the elastic-agent command of "
@@ -66,9 +85,28 @@ class Commands:
                     failed=True,
                 )
 
-    def _nodes(self) -> tuple[str, ...]:
+    def _seats(self) -> tuple[Seat, ...]:
         plan = self._supervisor.node.plan
-        return tuple(seat.node_id for seat in plan.world.seats) if plan is not None and plan.world else ()
+        return plan.world.seats if plan is not None and plan.world else ()
+
+    def _nodes(self) -> tuple[str, ...]:
+        return tuple(seat.node_id for seat in self._seats())
+
+    async def _unless_silent(self, outcome: Coroutine[Any, Any, T]) -> T:
+        """What the command waits for; raises ``StoreSilentError``."""
+        task, silent_looks = asyncio.create_task(outcome), 0
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK_EVERY_S))[0]:
+                problem = self._store_problem()
+                silent_looks = silent_looks + 1 if problem else 0
+                if silent_looks >= SILENT_LOOKS:
+                    raise StoreSilentError(
+                        f"run {self._run_id}: {problem}; other nodes learn of this command when it answers. To end the "
+                        f"agent here without it: Ctrl-C there, or kill {os.getpid()}"
+                    )
+            return task.result()
+        finally:
+            task.cancel()
 
     def _what_remains(self, node: str) -> str:
         """What the run does without this node."""
@@ -83,6 +121,10 @@ class Commands:
     async def _drain(self, command: Command) -> AsyncIterator[Answer]:
         node = command.node or self._node_id
         known = {*self._nodes(), self._node_id}
+        if node not in known and (problem := self._store_problem()):
+            raise StoreSilentError(
+                f"run {self._run_id}: {problem}; whether it has a node {node} is not known"
+            )
         if node not in known:
             yield Answer(
                 f"run {self._run_id} has no node {node}; expected one of {', '.join(sorted(known))}",
@@ -96,12 +138,19 @@ class Commands:
         else:
             self._supervisor.drain_other(node, left_s, f"{node} is leaving ({command.words})")
         has_left = f"run {self._run_id}: {node} has left; {self._what_remains(node)}"
-        ending = await self._supervisor.node_left(node)
+        is_at_store = any(self._is_at_store(seat) for seat in self._seats() if seat.node_id == node)
+        ending = await self._unless_silent(self._supervisor.node_left(node))
         if ending is None or (node == self._node_id and ending.outcome is Outcome.DRAINED):
             if node == self._node_id and self._hosts_store():
                 yield Answer(
                     f"run {self._run_id}: the agent of {node} keeps running until the run ends, because it hosts the "
                     "rendezvous store: if it or its machine is stopped, training stops on all nodes",
+                    done=False,
+                )
+            elif is_at_store:
+                yield Answer(
+                    f"run {self._run_id}: the machine of {node} hosts the store; keep it up until the run ends: "
+                    "without it, training stops on all nodes",
                     done=False,
                 )
             yield Answer(has_left)
@@ -119,7 +168,7 @@ class Commands:
         left_s = command.left_s if command.left_s is not None else self._times["stop"]
         yield Answer(f"stopping run {self._run_id}; workers have {left_s:g} s to save", done=False)
         self._supervisor.stop(Cause.OPERATOR, left_s, command.words)
-        yield self._end_of_run(await self._supervisor.over(), "every node")
+        yield self._end_of_run(await self._unless_silent(self._supervisor.over()), "every node")
 
     def _end_of_run(self, ending: Ending, whose: str) -> Answer:
         """The last answer where this agent's part is over: whether it is known that the workers have exited."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_agent.agent import events
@@ -38,15 +39,15 @@ class ConsoleReporter:
         self,
         endpoint: Callable[[], str],
         read_status: Callable[[], Awaitable[Waiting]],
-        how_to_reach: Callable[[bool, Sequence[Seat]], str] = lambda had_answered, seats: "",
+        how_to_reach: Callable[[Obstacle, bool, Sequence[Seat]], str] = lambda *_: "",
     ) -> None:
         """Prepare; nothing is shown yet.
 
         Args:
             endpoint: gives it as the user wrote it, with the port once that is known.
             read_status: reads what the coordinator is waiting for.
-            how_to_reach: gives what to do about a store that does not answer, from whether it had answered, and the
-                nodes of the last world.
+            how_to_reach: gives what to do about a store that does not answer, from the obstacle, whether it had
+                answered, and the nodes of the last world.
         """
         self._endpoint = endpoint
         self._how_to_reach = how_to_reach
@@ -63,8 +64,12 @@ class ConsoleReporter:
         """The store does not answer, or has not taken a record since it was lost."""
         self._was_connected = False
         """The store answered at least once."""
-        self._text = self._causes = self._told_causes = ""
+        self._text = self._causes = ""
+        self._told_causes: set[str] = set()
+        """Since the wait began: what is in the way may change and come back."""
         self._seats: Sequence[Seat] = ()  # of the last world
+        self._lost: dict[str, str] = {}
+        """By node id, in words: the nodes of the last world that were lost, with the time."""
         self._facts: dict[str, object] = {}
         self._problem = StoreProblem()
         self.node_id = ""
@@ -74,10 +79,8 @@ class ConsoleReporter:
         self._shown_plan: tuple[Phase, int, str] | None = None
         self._announced: tuple[int, str] | None = None
         """The generation, and the incarnation in it, that was announced last."""
-        self._world = ""
-        """What runs with this node, or how the run ended; empty while neither is so."""
-        self._notice = ""
-        """The notice to the workers, while they may save."""
+        self._world = self._notice = ""
+        """What runs with this node, or how the run ended; and the notice to the workers, while they may save."""
         self._leaves = False
         """This node is to leave: no generation forms here."""
         self._held = ""
@@ -90,6 +93,12 @@ class ConsoleReporter:
     def last_problem(self) -> str:
         """Why the store did not answer when it was dialled last."""
         return self._problem.reason
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a store that does not answer; empty: the reason says it, or the store answers."""
+        reason, obstacle = self._problem.reason, self._problem.obstacle
+        return self._how_to_reach(obstacle, self._was_connected, self._seats) if reason else ""
 
     def headline(self, step: int | None = None) -> str:
         """The status in one line; ``step``: the newest that a worker reported."""
@@ -172,9 +181,7 @@ class ConsoleReporter:
 
     def _store_causes(self) -> str:
         """Return what to do about a store that does not answer, unless the reason says it."""
-        if self._problem.names_its_cause:
-            return ""
-        remedy = self._how_to_reach(self._was_connected, self._seats)
+        remedy = self.remedy
         since = f"the store has not answered since {self._problem.lost_at}: " if self._was_connected else ""
         return since + remedy if remedy else ""
 
@@ -201,6 +208,12 @@ class ConsoleReporter:
                 self._forming(plan)
             self._text, self._facts = f"forming generation {plan.generation}", {}
             self._has_run = plan.world is not None
+            if is_changed and plan.world is not None:
+                lost = [seat for seat in plan.world.seats if seat.node_id in plan.lost]
+                now = time.strftime("%H:%M:%S")
+                self._lost = {
+                    seat.node_id: f"{seat.node_id} ({seat.address}), lost at {now}" for seat in lost
+                }
             self._await_soon(True)
         elif plan.phase is Phase.RUNNING and plan.world is not None:
             self._rest()
@@ -309,8 +322,18 @@ class ConsoleReporter:
             return
         if waiting.reason:
             self._text, self._facts = waiting.reason, {"awaited": waiting.reason}
-            self._causes = "" if self._has_run else join_causes(waiting)
+            self._causes = self._lost_causes(waiting) if self._has_run else join_causes(waiting)
         self._report()
+
+    def _lost_causes(self, waiting: Waiting) -> str:
+        """Return what to do about nodes that were lost and that the run waits for; empty if there are none."""
+        missing = [words for node_id, words in self._lost.items() if node_id not in waiting.joined]
+        if not (missing and waiting.lacks_nodes):
+            return ""
+        return (
+            f"waiting for {', '.join(missing)}: start the same command there again; or go on with fewer nodes: start "
+            "all agents again with a smaller --nnodes"
+        )
 
     def _report(self) -> None:
         """Show the wait; its common causes are logged once, in a line that stays."""
@@ -319,8 +342,8 @@ class ConsoleReporter:
             self._causes = self._store_causes()
         self._reporter.update(self._text, self._facts, already_s=PATIENCE_S)
         self._tell_problem()
-        if self._causes and self._causes != self._told_causes:
-            self._told_causes = self._causes
+        if self._causes and self._causes not in self._told_causes:
+            self._told_causes.add(self._causes)
             self._log.info(self._causes)
 
     def _stop_timer(self) -> None:
@@ -330,7 +353,8 @@ class ConsoleReporter:
 
     def _rest(self) -> None:
         self._awaits_status = False
-        self._causes = self._told_causes = ""
+        self._causes = ""
+        self._told_causes.clear()
         self._stop_timer()
         self._reporter.clear()
 

@@ -22,7 +22,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Phase
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
-from elastic_agent.transport import Obstacle, StoreLostError, UnreachableError, is_loopback_name, resolve
+from elastic_agent.transport import StoreLostError, UnreachableError, is_loopback_name, resolve
 from elastic_agent.values import Endpoint
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class StartCheck:
         self._log = get_logger()
         self._problem = ""
         """Why the store does not answer."""
-        self._obstacle = Obstacle.OTHER
         self._run_id = settings.rdzv_id
         self._nodes = 0
         """Of the newest world; 0: there was none yet."""
@@ -91,10 +90,8 @@ class StartCheck:
                 self._run_id, self._problem = run_id, ""
             case Connected():
                 self._problem = ""
-            case Disconnected(reason=reason, obstacle=obstacle):
-                self._problem, self._obstacle = reason, obstacle
-            case Unusable(reason=reason):
-                self._problem, self._obstacle = reason, Obstacle.OTHER
+            case Disconnected(reason=reason) | Unusable(reason=reason):
+                self._problem = reason
 
     def close(self) -> None:
         """Examine no more."""
@@ -165,7 +162,6 @@ class StartCheck:
         await asyncio.sleep(self._patience_s)
         try:
             examine_alone, request = await run_abandonable(self._prepared, PREPARATION_S)
-            unreachable = await run_abandonable(self._unreachable, PREPARATION_S)
         except StoreLostError:
             return  # the name lookups of the endpoint do not end: that was reported
         except Exception as error:
@@ -175,7 +171,7 @@ class StartCheck:
         errors = [one for one in local.findings if one.severity.value == "error"]
         if any(one.check == LOOPBACK for one in errors) and await self._loopback_is_meant():
             errors = [one for one in errors if one.check != LOOPBACK]
-        self._tell(errors or unreachable)
+        self._tell(errors)
         self._log.info(
             "to examine all machines of the run, run elastic-agent doctor with the same options on each of them"
         )
@@ -195,15 +191,6 @@ class StartCheck:
         from elastic_agent.doctor.local import examine_alone
 
         return examine_alone, doctor_request(self._settings, self._environ)
-
-    def _unreachable(self) -> list[Finding]:
-        """What to do about a store that does not answer; in a thread: the endpoint's name is looked up."""
-        from elastic_agent.doctor.network import explain_unreachable
-
-        endpoint = self._settings.rdzv_endpoint
-        if endpoint is None or not self._problem or self._settings.rdzv_backend == ETCD:
-            return []
-        return [explain_unreachable(endpoint, self._problem.partition(";")[0], self._obstacle)]
 
     def _tell(self, found: Iterable[Finding]) -> None:
         for one in found:

@@ -24,7 +24,7 @@ class StoreProblem:
     def __init__(self) -> None:
         self.reason = ""
         """As the last attempt to connect ended; empty: the store answers."""
-        self._obstacle = Obstacle.OTHER
+        self.obstacle = Obstacle.OTHER
         self._since_s = 0.0
         self._told: set[str] = set()
         self.lost_at = ""
@@ -39,7 +39,7 @@ class StoreProblem:
         """An attempt to connect failed; ``now_s`` is on a clock that never goes back."""
         if _essence(reason) != _essence(self.reason):
             self._since_s = now_s
-        self.reason, self._obstacle = reason, obstacle
+        self.reason, self.obstacle = reason, obstacle
 
     def over(self) -> None:
         """The store answers."""
@@ -62,18 +62,19 @@ class StoreProblem:
     @property
     def is_urgent(self) -> bool:
         """Whether it has lasted for long when it was noticed first, or is not expected to pass by itself."""
-        return self._obstacle in (Obstacle.NO_ANSWER, Obstacle.UNKNOWN_NAME, Obstacle.OWN_NETWORK)
-
-    @property
-    def names_its_cause(self) -> bool:
-        """Whether the reason leaves no other causes to look for."""
-        return self._obstacle in (Obstacle.UNKNOWN_NAME, Obstacle.OWN_NETWORK, Obstacle.EXPLAINED)
+        return self.obstacle in (
+            Obstacle.NO_ANSWER,
+            Obstacle.UNREACHABLE,
+            Obstacle.SILENT,
+            Obstacle.UNKNOWN_NAME,
+            Obstacle.OWN_NETWORK,
+        )
 
     def due(self, now_s: float) -> str:
         """The reason, if it is to be told now; from then on it counts as told."""
         essence = _essence(self.reason)
         has_lasted = self.is_urgent or now_s - self._since_s >= PATIENCE_S
-        if not essence or not has_lasted or essence in self._told or self._obstacle in _TRANSIENT:
+        if not essence or not has_lasted or essence in self._told or self.obstacle in _TRANSIENT:
             return ""
         self._told.add(essence)
         return self.reason

@@ -13,7 +13,7 @@ from elastic_agent.files import with_remedy
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan, Seat
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport import NodeLink, ReportLink, Seal
+from elastic_agent.transport import NodeLink, Obstacle, ReportLink, Seal
 from elastic_agent.transport.c10d import (
     BootstrapStore,
     PortPicker,
@@ -132,12 +132,17 @@ class RendezvousBackend(abc.ABC):
         known = self._secret.known() if isinstance(self._secret, ToldSecret) else self._secret
         return bootstrap_seal(known, self.run_id)
 
+    def is_at_store(self, seat: Seat) -> bool:
+        """Return whether this node is on the machine of the store."""
+        return False
+
     @abc.abstractmethod
-    def how_to_reach(self, had_answered: bool, seats: Sequence[Seat]) -> str:
-        """Return what to do about a store that does not answer, in words; empty: nothing.
+    def how_to_reach(self, obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str:
+        """Return what to do about a store that does not answer, in words; empty: the error says it.
 
         Args:
-            had_answered: it did before; else: what usually keeps it from answering.
+            obstacle: what the last attempt to reach it ended with.
+            had_answered: it did before.
             seats: of the nodes of the last world.
         """
 

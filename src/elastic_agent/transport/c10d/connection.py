@@ -53,13 +53,14 @@ def _connected(endpoint: Endpoint, timeout_s: float) -> socket.socket:
 
 def _named(endpoint: Endpoint, what: str, error: UnreachableError) -> UnreachableError:
     """The error to raise instead, if a process of this machine has the port and does not answer: one that names it."""
-    holder = holder_here(endpoint) if error.obstacle is Obstacle.NO_ANSWER else ""
+    is_silence = error.obstacle in (Obstacle.NO_ANSWER, Obstacle.SILENT)
+    holder = holder_here(endpoint) if is_silence else ""
     if not holder:
         return error
     return UnreachableError(
-        f"{endpoint} {what}: {holder} of this machine has the port; stop it, or use another port (unless it is the "
-        "agent that hosts the store: then it is frozen or overloaded)",
-        error.obstacle,
+        f"{endpoint} {what}: {holder} of this machine has the port (if that is the agent that hosts the store, it is "
+        "frozen or overloaded)",
+        Obstacle.SILENT,
     )
 
 

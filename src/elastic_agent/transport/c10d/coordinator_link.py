@@ -12,7 +12,7 @@ from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import Snapshot
 from elastic_agent.transport.record_reader import GONE, RecordReader, ReportInvalid, lease_in, log_invalid
 
-from .greeting import HELLO, REFUSED, Doorkeeper
+from .greeting import HELLO, REFUSED, Doorkeeper, Refusals
 from .keys import CLEARING, MAX_STATUS_CHARS, ROOT, name_in, names_in, run_prefix
 from .plans import PlanReader, PlanWriter
 from .reports import remove_old_reports
@@ -40,6 +40,7 @@ class _Receiver(threading.Thread):
         self._client = client
         self._doorkeeper = doorkeeper
         self._teller = teller
+        self._refusals = Refusals()
         self.batches: queue.SimpleQueue[list[bytes] | Exception] = queue.SimpleQueue()
         """What came; at the end, why no more will come."""
 
@@ -55,8 +56,11 @@ class _Receiver(threading.Thread):
             self.batches.put(error)
 
     def _is_answered(self, item: bytes) -> bool:
-        if self._doorkeeper is not None and item.startswith(HELLO):
-            self._doorkeeper.answer(self._client, item)
+        if item.startswith(HELLO):
+            if self._doorkeeper is not None:
+                self._doorkeeper.answer(self._client, item)
+            else:
+                self._refusals.has_secret(item, time.monotonic())
             return True
         if self._doorkeeper is not None and item.startswith(REFUSED):
             self._doorkeeper.refused(item, time.monotonic())

@@ -208,6 +208,29 @@ def _machine() -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())
 
 
+class Refusals:
+    """Logs that agents were refused. Anybody may cause that, so it is said of a hundred machines at most."""
+
+    def __init__(self) -> None:
+        self._told_s: dict[str, float] = {}
+        """When an agent of a machine was last said to be refused, by the machine's name."""
+
+    def report(self, machine: str, why: str, now_s: float) -> None:
+        """Log that an agent on this machine was refused, if that was not said lately; ``why``: and what to do."""
+        told_s = self._told_s.get(machine, now_s - TOLD_EVERY_S)
+        is_known = machine in self._told_s or len(self._told_s) < _MAX_REPORTED
+        if is_known and now_s - told_s >= TOLD_EVERY_S:
+            self._told_s[machine] = now_s
+            get_logger().warning(f"refused an agent{f' on {machine}' if machine else ''}: {why}")
+
+    def has_secret(self, hint: bytes, now_s: float) -> None:
+        """Log that an agent with a secret has greeted, of which this hint was in the inbox, where there is none."""
+        name = name_in(hint.removeprefix(HELLO)[:_MAX_NAME])
+        if name is not None:
+            why = "it has a secret, and this store has none; start every agent with the same --secret-file, or none"
+            self.report(name.partition(".")[2], why, now_s)
+
+
 class Doorkeeper:
     """The coordinator's part: knows the epoch of each run, and tells it to clients that have the secret.
 
@@ -222,8 +245,7 @@ class Doorkeeper:
         self._runs: dict[str, RunSeal] = {}
         self._jobs: dict[str, str] = {}
         """The run of each job, by its fingerprint."""
-        self._told_s: dict[str, float] = {}
-        """When an agent of a machine was last said to be refused, by the machine's name."""
+        self._refusals = Refusals()
 
     def seals(self, run_id: str) -> RunSeal:
         """The seals of this run. Nothing verifies under those of a run that no client has greeted."""
@@ -293,13 +315,5 @@ class Doorkeeper:
         return RunSeal(self._base, self._secret.seal(epoch))
 
     def _report(self, machine: str, why: str, now_s: float) -> None:
-        """Log that an agent was refused. Anybody may have sent that, so it is said of a hundred machines at most."""
-        told_s = self._told_s.get(machine, now_s - TOLD_EVERY_S)
-        is_known = machine in self._told_s or len(self._told_s) < _MAX_REPORTED
-        if is_known and now_s - told_s >= TOLD_EVERY_S:
-            self._told_s[machine] = now_s
-            where = f" on {machine}" if machine else ""
-            get_logger().warning(
-                f"refused an agent{where}: {why}; start it with the secret of this run (--secret-file or "
-                "--secret-source)"
-            )
+        remedy = "start it with the secret of this run (--secret-file or --secret-source)"
+        self._refusals.report(machine, f"{why}; {remedy}", now_s)

@@ -77,7 +77,7 @@ class Responder:
             if isinstance(error, TimeoutError):
                 raise UnreachableError(
                     f"{shown} accepts connections but did not answer within {self._timeout_s:g} s",
-                    Obstacle.NO_ANSWER,
+                    Obstacle.SILENT,
                 ) from None
             if isinstance(error, IdentificationError):
                 raise NotAStoreError(f"{shown} is not the bootstrap store of this run: {error}") from None

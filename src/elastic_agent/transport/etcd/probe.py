@@ -148,7 +148,7 @@ def _silent(endpoint: Endpoint, timeout_s: float) -> TransportError:
     return UnreachableError(
         f"{endpoint} accepts connections but did not answer within {timeout_s:g} s (etcd is frozen or "
         "overloaded, or another program listens there)",
-        Obstacle.NO_ANSWER,
+        Obstacle.SILENT,
     )
 
 

@@ -16,7 +16,6 @@ import time
 
 from elastic_agent import linux
 from elastic_agent.workers.guard import spawn
-from elastic_agent.workers.guard.messages import NO_SLOT
 from elastic_agent.workers.guard.progress import LOOK_EVERY_S, Progress
 
 TYPE_CHECKING = False
@@ -333,7 +332,9 @@ class Generation:
             _signal_group(worker.pid, signal.SIGKILL)
         self._kill_descendants()
         self._patience_ends = time.monotonic() + self._kill_patience_s
-        self._start_failed(NO_SLOT, "stopped before every worker had started")
+        if self._starting:  # not a failure to start: whoever ends them says why
+            self._starting = False
+            self._release_reports()
 
     def _ask_to_end(self, worker: int, signum: int) -> None:
         """Signal the worker's own process, or its process group if that harms nothing.

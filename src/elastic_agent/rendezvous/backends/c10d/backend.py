@@ -16,10 +16,12 @@ from elastic_agent.rendezvous.run_history import RunHistoryStore, new_run_id
 from elastic_agent.transport import (
     Munge,
     NodeLink,
+    Obstacle,
     ReportLink,
     Secret,
     UnreachableError,
     c10d,
+    how_to_reach,
     is_local,
     is_loopback_name,
     own_network_problem,
@@ -136,29 +138,30 @@ class C10dBackend(RendezvousBackend):
         assert self.run_id is not None  # agreed before
         return c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S, self._secret)
 
-    def how_to_reach(self, had_answered: bool, seats: Sequence[Seat]) -> str:
+    def is_at_store(self, seat: Seat) -> bool:
+        """Return whether its address is one of the endpoint's."""
+        return seat.address in {address for _, address in self._store_addresses}
+
+    def how_to_reach(self, obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str:
         """On the machine of a store that had answered, an agent takes over; see :class:`RendezvousBackend`."""
+        host, port = self._endpoint.host, self._endpoint.port
         if not had_answered:
-            return (
-                "common causes: the agent on that machine has not started yet, a firewall blocks the port, or "
-                "the endpoint names another machine"
-            )
-        if self._is_store_here:
+            return how_to_reach(obstacle, host, port)
+        if self._is_store_here or not how_to_reach(obstacle, host, port, had_answered=True):
             return ""
         problems = [own_network_problem(*address) for address in self._store_addresses]
         if all(problems):
             return next(iter(problems), "")
-        addresses = {address for _, address in self._store_addresses}
-        node = next((seat for seat in seats if seat.address in addresses), None)
+        node = next(filter(self.is_at_store, seats), None)
         if node is None:
-            return (
-                f"if what hosted it on {self._endpoint.host} has ended, start it there again (the same command, or "
-                "elastic-agent serve): the run continues when it answers"
+            what = "what hosted it (the same command, or elastic-agent serve)"
+            remedy = how_to_reach(obstacle, host, port, what, had_answered=True)
+        else:
+            remedy = (
+                f"node {node.node_id} ({node.address}) hosts it; "
+                f"{how_to_reach(obstacle, node.node_id, port, had_answered=True)}"
             )
-        return (
-            f"node {node.node_id} ({node.address}) hosts it; if the agent there has ended, start the same command on "
-            f"{node.node_id} again: the run continues when the store answers"
-        )
+        return f"{remedy}: the run continues when the store answers"
 
     @property
     def _coordinator_failed(self) -> bool:

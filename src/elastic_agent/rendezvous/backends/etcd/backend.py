@@ -18,6 +18,7 @@ from elastic_agent.transport import (
     Secret,
     TransportError,
     UnreachableError,
+    how_to_reach,
 )
 from elastic_agent.transport.c10d import ServeStore, serve_here
 from elastic_agent.transport.etcd import (
@@ -228,13 +229,11 @@ class EtcdBackend(RendezvousBackend):
             client.close()
             raise
 
-    def how_to_reach(self, had_answered: bool, seats: Sequence[Seat]) -> str:
+    def how_to_reach(self, obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str:
         """No node hosts etcd; see :class:`RendezvousBackend`."""
-        if had_answered:
-            return "if etcd has ended there, start it again: the run continues when it answers"
-        return (
-            "common causes: etcd is not running there, a firewall blocks the port, or the endpoint is wrong"
-        )
+        members = self._endpoint.members
+        hosts = ", ".join(member.host for member in members)
+        return how_to_reach(obstacle, hosts, members[0].port, "etcd", had_answered=had_answered)
 
     def _keys_of(self, run_id: str) -> RunKeys:
         """The same for all connections: they know what each other has seen."""
