@@ -277,6 +277,8 @@ class WorkersSucceeded(AgentEvent):
 
     generation: int
     unkillable: tuple[int, ...] = ()
+    trained: bool = True
+    """False: certainly none made a process group, an optimizer step or a heartbeat, although all imported torch."""
 
 
 @dataclass(frozen=True)
