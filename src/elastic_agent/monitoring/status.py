@@ -269,7 +269,9 @@ def _standstill(present: Sequence[NodeReport], world_size: int, asked_s: float) 
     since_s = [one.written_s - one.stalled_s for one in present if one.stalled_s is not None]
     hang = find_standstill(present, world_size) if since_s else None
     # The clocks of the machines may differ: the newest of these times is not too early.
-    return Standstill(min(max(since_s), asked_s), hang.summary, hang.details) if hang is not None else None
+    return (
+        Standstill(min(max(since_s), asked_s), hang.summary_now, hang.details) if hang is not None else None
+    )
 
 
 class _Nodes:
