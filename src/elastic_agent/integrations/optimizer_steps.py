@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import json
 import os
-import resource
 import socket
 import sys
 
@@ -86,6 +85,8 @@ class _Count:
 
 
 def _has_had_children() -> bool:
+    import resource  # here, as few scripts need it
+
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # there are none now
