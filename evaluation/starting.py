@@ -220,7 +220,7 @@ STARTING = (
          both("differ in the script: ", r"\b[ab] and [ab]\b", "copy the same version")),
     Case("the script is missing on a machine", 19, missing_script,
          {"a": Words("waiting for 1 more node", "joined: a", "ended with an error"),
-          "b": Words('sleeper.py" does not exist', "", "expected a Python file")}),
+          "b": Words('sleeper.py" does not exist', "", "copy it to this machine")}),
     Case("--nnodes forgotten on a machine", 16, b_with("--nnodes", "1"),
          both("differ in --nnodes: ", "1 on b|2 on a", SAME_COMMAND)),
     Case("different --nnodes", 16, b_with("--nnodes", "3"), both("differ in --nnodes: ", "3 on b|2 on a", SAME_COMMAND)),

@@ -192,3 +192,32 @@ def test_what_is_said_of_workers_follows_from_what_they_did(
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(WARNING) == is_told, done.stderr
     assert ("process group" in done.stderr) is is_told
+
+
+NEVER_CALLED = f"{STEPS}import torch\n"
+IDLE = {
+    "never calls its main function": (NEVER_CALLED, True),
+    "takes a step": (f"{STEPS}train(1)", False),
+    "makes a group and destroys it": (f"{MEETS}dist.destroy_process_group()", False),
+    "reports a heartbeat": (f"{NEVER_CALLED}from elastic_agent.client import heartbeat\nheartbeat(1)", False),
+    "trains in a process that it forks": (f"{NEVER_CALLED}{FORKS}", False),
+    "imports no torch": ("print('hello')", False),
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "is_idle", "start"),
+    [*((*case, "warm") for case in IDLE.values()), (NEVER_CALLED, True, "cold")],
+    ids=[*IDLE, "never calls its main function, cold"],
+)
+def test_workers_that_did_not_train_are_reported_at_the_end_and_their_time_is_not_called_training(
+    tmp_path: Path, script: str, is_idle: bool, start: str
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    done = elastic_agent(
+        *("--nproc-per-node", "2", "--log-format", "console", "--state-dir", str(tmp_path / "state")),
+        *("--worker-start", start, str(tmp_path / "train.py"), "--from-the-environment"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("should train, check that it calls its main function" in done.stderr) is is_idle, done.stderr
+    assert (": training " not in done.stderr and "goodput 0 %" in done.stderr) is is_idle, done.stderr

@@ -142,7 +142,7 @@ class Context:
 
     def __init__(self, exit_: Exited, stderr: str) -> None:
         self.exits = {exit_.slot: exit_}
-        self.stdouts = {exit_.slot: ""}
+        self.stdouts = self.stderrs = {exit_.slot: ""}
         self._stderr = stderr
 
     def final_output(self, slot: int) -> FinalOutput:

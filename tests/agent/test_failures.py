@@ -106,6 +106,16 @@ def test_output_that_was_not_kept_is_not_recommended_for_reading(tmp_path: Path)
     assert "no such device" in Path(found[1]).read_text()
 
 
+@pytest.mark.prove
+def test_a_file_without_output_is_not_recommended_for_reading(tmp_path: Path) -> None:
+    files = ("--max-restarts", "0", "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    _, log = run(tmp_path, "import sys; print('no such device', file=sys.stderr); sys.exit(3)", *files)
+    assert re.search(r"read the end of the output of worker \S+/0,(?:\\n)? +\S+/stderr.log,", log), log
+    _, log = run(tmp_path, "import sys; sys.exit(3)", *files)
+    assert "exited with code 3" in log
+    assert "read the end" not in log
+
+
 BAD = "import sys; print('step 1', file=sys.stderr)\nraise ValueError('bad label')  # here"
 
 

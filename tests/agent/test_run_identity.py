@@ -235,3 +235,31 @@ def test_a_spare_node_of_another_machine_is_told_that_its_arguments_differ(tmp_p
             spare.communicate()
     assert "--of=n2 on n2; --of=n1 on n1" in said
     assert spare.returncode == ExitCode.REFUSED, "its arguments were not run"
+
+
+@pytest.mark.system
+@pytest.mark.prove
+def test_a_node_that_joins_with_another_script_is_named_to_all_nodes(tmp_path: Path) -> None:
+    options = [*OPTIONS, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", unique("run")]
+
+    def started(node: str, script: str) -> subprocess.Popen[str]:
+        (tmp_path / script).write_text(WAITS)
+        own = ["--state-dir", str(tmp_path / node), "--node-id", node, "--nnodes", "1:2"]
+        command = [*COMMAND, *options, *own, str(tmp_path / script)]
+        return subprocess.Popen(
+            command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    with started("n1", "train.py") as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "trains\n"
+        with started("n2", "train2.py") as second:
+            said = [
+                next(line for line in one.stderr or () if "nodes differ" in line) for one in (first, second)
+            ]
+            (tmp_path / "finish").touch()
+            second.communicate()
+        first.communicate()
+    for line in said:
+        assert "the script: train2.py on n2; train.py on n1" in line
+        assert "for two runs, give each its own --rdzv-id" in line

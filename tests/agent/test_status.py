@@ -184,6 +184,32 @@ def test_nothing_is_said_to_run_where_the_agent_was_killed(tmp_path: Path) -> No
         assert json.loads(elastic_agent(*words, "--json").stdout)["phase"] == "unknown"
 
 
+@pytest.mark.prove
+def test_a_machine_whose_node_was_drained_says_so_and_names_another_node(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        run = Agents(tmp_path, stack)
+        both = ("--nnodes", "1:2", "--desired-nodes", "2")
+        first = run.start("n1", *both)
+        line_with(first, "hosting the store")
+        second = run.start("n2", *both)
+        assert worker_is_up(first)
+        assert worker_is_up(second)
+        assert elastic_agent("drain", "n2", "--run", RUN_ID).returncode == 0
+        assert second.wait() == ExitCode.DRAINED
+        first.kill()  # it would answer for the machine
+        first.wait()
+        (run.state_dir / "status" / RUN_ID / "n1.json").unlink(missing_ok=True)
+        said = elastic_agent("status", RUN_ID, "--state-dir", str(run.state_dir)).stdout
+    assert re.match(
+        r"run \S+ at \S+: node n2 of this machine left it at [-\d]+ [:\d]+ \(.*drain.*\); for its status, run this "
+        "command on another node, such as n1\n",
+        said,
+    ), said
+    assert re.search("^n1 .* in the last world ", said, re.MULTILINE), said
+    assert re.search("^n2 .* left ", said, re.MULTILINE), said
+    assert not re.search("^n[12] .* ago$", said, re.MULTILINE), said
+
+
 def why(*more: str) -> str:
     done = elastic_agent("why", RUN_ID, *more)
     assert done.returncode == 0, done.stderr

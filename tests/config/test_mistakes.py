@@ -242,6 +242,9 @@ def test_a_script_that_cannot_be_started_is_an_error(shell: Shell) -> None:
     assert f"script {quoted(missing)} does not exist" in refused(shell, missing)
     assert "directory without __main__.py" in refused(shell, str(shell.folder))
     assert "does not exist" in refused(shell, "--run-path", missing)
+    assert "copy it to this machine" not in refused(shell, missing)
+    several = refused(shell, "--nnodes", "1:3", "--rdzv-endpoint", "lab1:29400", missing)
+    assert "does not exist; copy it to this machine, at the same path on all" in several
     shell.write("__main__.py", "")
     load_settings([str(shell.folder)], shell.environ)
 

@@ -85,7 +85,8 @@ def test_a_stopped_process_is_the_cause_whatever_it_has_called(state: str) -> No
     found = hang_of([*others(3), late])
     assert found.kind is HangKind.STOPPED
     assert "worker n2/1 (rank 3) is stopped by a signal" in found.summary
-    assert "kill -CONT 1003 on n2" in found.summary
+    assert "kill -CONT 1003 on n2" in found.summary_now
+    assert "kill" not in found.summary, "of a failure after which the process is dead"
 
 
 def test_a_worker_that_has_exited_with_0_is_named_with_what_the_others_still_call() -> None:

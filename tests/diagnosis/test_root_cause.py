@@ -80,6 +80,7 @@ def test_a_warning_that_torch_logs_in_every_run_is_no_cause(returncode: int, wha
     assert cause.what == what
     assert remedy in cause.remedy
     assert "DNS" not in cause.remedy
+    assert "last output" not in render(cause)
 
 
 def test_a_rank_that_waits_for_something_else_is_named() -> None:
@@ -216,6 +217,12 @@ def test_of_two_exits_with_0_shortly_after_one_another_the_first_is_the_cause(
         report(3, worker(0, 3, end_of_connection("10.0.0.1"), 1e9 + 0.4, failed_s=1e9 + 0.01)),
     ]
     assert found(known).rank == rank
+
+
+def test_a_syntax_error_is_named_with_its_line() -> None:
+    stderr = "  File \"/mnt/syn.py\", line 4\n    def f()\n           ^\nSyntaxError: expected ':'\n"
+    cause = found([report(0, worker(0, 0, End(1, 0.0, stderr), 1e9))])
+    assert headline(cause).endswith("SyntaxError: expected ':' (at syn.py:4)")
 
 
 def test_identical_errors_are_folded() -> None:
@@ -384,6 +391,7 @@ def test_a_lost_node_is_the_cause_of_broken_connections() -> None:
     cause = found([broken(0), broken(1)], plan("any words", lost=("n2",)))
     assert (cause.kind, cause.node_id, cause.is_certain) == (CauseKind.NODE_LOST, "n2", True)
     assert headline(cause) == "root cause: node n2 was lost on 10.0.0.2"
+    assert cause.next_step == "read the log of the agent on n2 (10.0.0.2)"
 
 
 def test_a_node_without_a_report_is_the_probable_cause_of_broken_connections() -> None:

@@ -18,10 +18,12 @@ from elastic_agent.diagnosis.compared import POLICY_OPTIONS
 from elastic_agent.doctor import meeting, pairs
 from elastic_agent.doctor.connections import connection_findings
 from elastic_agent.doctor.differences import clock_findings, difference_findings, differing
+from elastic_agent.doctor.examination import Report
 from elastic_agent.doctor.meeting import FOLDER, Meeting
 from elastic_agent.doctor.pairs import EchoServer, Problem, connect_to_all, targets
 from elastic_agent.doctor.paths import SharedFolders, path_findings
 from elastic_agent.doctor.records import Attendance, Connection, MachineFacts
+from elastic_agent.doctor.report import as_text
 from elastic_agent.protocol import Policy
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint, PortRange
@@ -261,6 +263,9 @@ def test_the_machine_that_differs_is_named_and_marked() -> None:
     (finding,) = difference_findings(machines, [column])
     assert (finding.machine, finding.severity) == ("b", "error")
     assert "2.14.0 here, 2.13.0 on most machines" in finding.cause
+    text = as_text(Report(tuple(machines), columns=(column,)), "a")
+    assert "Differences (* marks what differs from most machines):\nmachine  torch" in text
+    assert "2.14.0 *" in text
 
 
 def test_of_two_machines_that_differ_none_is_the_odd_one() -> None:
@@ -268,6 +273,9 @@ def test_of_two_machines_that_differ_none_is_the_odd_one() -> None:
     (finding,) = difference_findings(machines, differing(machines))
     assert finding.machine == ""
     assert "NCCL_ALGO differs: Ring on a; - on b" in finding.cause
+    text = as_text(Report(tuple(machines), columns=tuple(differing(machines))), "a")
+    assert "Differences:\n" in text
+    assert "*" not in text
 
 
 @pytest.mark.parametrize("field", sorted({*Policy.__struct_fields__} - {"min_nodes", "max_nodes", "job"}))

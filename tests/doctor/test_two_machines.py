@@ -50,6 +50,8 @@ def test_two_machines_meet_and_print_the_same_report_with_what_differs(tmp_path:
                 lease_s,
                 "--state-dir",
                 str(tmp_path / node_id),
+                "--paths",
+                str(tmp_path / "missing"),
                 str(script),
             )
             doctor = subprocess.Popen(
@@ -63,5 +65,7 @@ def test_two_machines_meet_and_print_the_same_report_with_what_differs(tmp_path:
     assert sorted(machine["machine"] for machine in report["machines"]) == ["a", "b"]
     causes = [finding["cause"] for finding in report["findings"]]
     assert any(cause.startswith("--lease-ttl differs: 30.0 on a; 60.0 on b") for cause in causes), causes
+    (missing,) = (one for one in report["findings"] if one["cause"].endswith("missing does not exist"))
+    assert (sorted(missing["machines"]), missing["remedy"]) == (["a", "b"], "check the path, or create it")
     assert "2 connections" in report["tested"], causes
     assert len({doctor.returncode for doctor in doctors}) == 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from elastic_agent.agent.reporting.start_facts import start_facts
 from elastic_agent.diagnosis.differences import differences
 from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
 
-SAME = Fingerprint("abc", "3.11.7", "2.13.0", "0.1.0")
+SAME = Fingerprint("abc", "3.11.7", "2.13.0", "0.1.0", "train.py")
 
 
 def member(name: str, fingerprint: Fingerprint = SAME, policy: Policy | None = None) -> Member:
@@ -33,14 +35,29 @@ def test_nodes_started_alike_have_no_differences() -> None:
 
 def test_each_line_names_the_nodes_that_differ_from_most_and_what_to_do() -> None:
     odd = member(
-        "n2", Fingerprint("xyz", "3.11.7", "2.12.1", "0.1.0"), Policy(min_nodes=2, max_nodes=4, settle_s=3)
+        "n2",
+        Fingerprint("xyz", "3.11.7", "2.12.1", "0.1.0", "train.py"),
+        Policy(min_nodes=2, max_nodes=4, settle_s=3),
     )
     nodes = [member("n1", policy=Policy(max_nodes=4)), odd, member("n3", policy=Policy(max_nodes=4))]
     assert differences(nodes, used=Policy(max_nodes=4)) == [
-        "nodes differ in the script: n2 and n1, n3 have different files; copy the same version to all machines",
+        (
+            "nodes differ in the script: n2 and n1, n3 have different versions of train.py; "
+            "copy the same version to all machines"
+        ),
         "nodes differ in torch: 2.12.1 on n2; 2.13.0 on n1, n3; install the same version on all machines",
         "nodes differ in --nnodes: 2:4 on n2; 1:4 on n1, n3; the run uses 1:4; start all agents with the same command",
         "nodes differ in --settle: 3 on n2; 1 on n1, n3; the run uses 1; start all agents with the same command",
+    ]
+
+
+def test_scripts_of_different_names_may_be_meant_as_two_runs() -> None:
+    other = member("n2", replace(SAME, script="xyz", script_name="train2.py"))
+    assert differences([member("n1"), other]) == [
+        (
+            "nodes differ in the script: train2.py on n2; train.py on n1; start all agents with the same script, or "
+            "for two runs, give each its own --rdzv-id"
+        )
     ]
 
 

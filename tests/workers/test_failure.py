@@ -99,6 +99,12 @@ def test_the_summary_from_stderr(returncode: int, stderr: str, summary: str) -> 
     assert describe(0, returncode, "", stderr).summary("n2") == f"worker n2/0 {summary}"
 
 
+def test_a_syntax_error_is_placed_although_it_has_no_traceback() -> None:
+    stderr = "  File \"/mnt/syn.py\", line 4\n    def f()\n           ^\nSyntaxError: expected ':'\n"
+    assert describe(0, 1, "", stderr).line == "syn.py:4"
+    assert describe(0, 1, "", stderr.replace("SyntaxError: ", "")).line == "", "a line of source is no error"
+
+
 def test_the_error_file_takes_precedence_over_stderr() -> None:
     failure = describe(11, 1, recorded("ValueError: bad\nshape", "Traceback …\nValueError: bad"), "noise")
     assert failure.summary("rack7/a") == "worker rack7/a/11 exited with code 1: ValueError: bad shape"

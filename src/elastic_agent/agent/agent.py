@@ -388,7 +388,7 @@ class Agent:
             tasks.start(self._stop_for_next_life(supervisor))
         try:
             ending = self._with_own_part(await supervisor.run())
-            await observation.settle(ending.outcome, hosts_readers=self._backend.is_host)
+            await observation.settle(ending.outcome, ending.reason, hosts_readers=self._backend.is_host)
         finally:
             tasks.cancel()
             observation.close()

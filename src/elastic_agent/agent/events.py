@@ -226,8 +226,8 @@ class WorkerEnd:
     """When its script ended, or its process without it; None: not known."""
     progress: tuple[GroupProgress, ...] = ()
     """Its last collectives, if an exception ended its script or gloo aborted another worker; empty: not known."""
-    stdout: str = ""
-    """The file that its standard output went to; empty: that of its agent."""
+    stdout: str | None = ""
+    """The file that its output went to; empty: that of its agent. None: it wrote nothing."""
     is_shown: bool = False
     """It wrote to the agent's own standard error."""
 
@@ -277,6 +277,8 @@ class WorkersSucceeded(AgentEvent):
 
     generation: int
     unkillable: tuple[int, ...] = ()
+    trained: bool = True
+    """False: certainly none made a process group, an optimizer step or a heartbeat, although all imported torch."""
 
 
 @dataclass(frozen=True)

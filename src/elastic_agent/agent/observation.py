@@ -90,15 +90,17 @@ class Observation:
         """The status of the run."""
         return await self._observer.status()
 
-    async def settle(self, outcome: Outcome, *, hosts_readers: bool) -> None:
+    async def settle(self, outcome: Outcome, reason: str, *, hosts_readers: bool) -> None:
         """Wait until the last failure is explained and the status is saved.
 
         Args:
             outcome: of this node's part in the run.
+            reason: of this outcome.
             hosts_readers: whether other nodes read reports in a store that ends with this agent.
         """
         has_failed = outcome is Outcome.FAILED
-        await self._observer.settle(EXPLAINED_S if has_failed else SAVED_S)
+        left = reason if outcome is Outcome.DRAINED else ""
+        await self._observer.settle(EXPLAINED_S if has_failed else SAVED_S, left)
         if outcome is Outcome.FINISHED or has_failed:
             await self._observer.log_goodput()
         if has_failed and hosts_readers:

@@ -208,9 +208,9 @@ async def _ask(wanted: Request) -> list[RunStatus]:
 
 
 def _show_status(found: Found, wanted: Request, *, is_first: bool) -> None:
-    from elastic_agent.monitoring.status import outdated
+    from elastic_agent.monitoring.status import of_ended_agent
 
-    run = outdated(found.status) if found.is_saved else found.status
+    run = of_ended_agent(found.status) if found.is_saved else found.status
     if wanted.as_json:
         import msgspec
 

@@ -122,14 +122,15 @@ def check_script(builder: SettingsBuilder, script: str, environ: Mapping[str, st
             )
         return
     if values["run_path"] or not values["module"]:
-        _check_python_script(script, environ.get("SLURM_JOB_ID", ""))
+        joins_others = values["rdzv_endpoint"] is not None and values["nnodes"].most > 1
+        _check_python_script(script, environ.get("SLURM_JOB_ID", ""), joins_others=joins_others)
     if builder.is_given("python_exec") and (
         problem := _problem_with_program(values["python_exec"], search_path)
     ):
         raise builder.wrong("python_exec", f"which {problem}")
 
 
-def _check_python_script(script: str, slurm_job: str) -> None:
+def _check_python_script(script: str, slurm_job: str, *, joins_others: bool) -> None:
     expected = "expected a Python file (use -m to run a module, --no-python to run a program)"
     try:
         mode = os.stat(script).st_mode
@@ -138,6 +139,11 @@ def _check_python_script(script: str, slurm_job: str) -> None:
             expected = (
                 "Slurm runs a copy of the job script from there, so its folder is not that of the job script; name "
                 "the script with $SLURM_SUBMIT_DIR or an absolute path"
+            )
+        elif joins_others:
+            expected = (
+                "copy it to this machine, at the same path on all (or use -m to run a module, --no-python to run a "
+                "program)"
             )
         where = "" if os.path.isabs(script) else f" in {os.getcwd()}"
         raise UsageError(

@@ -8,9 +8,7 @@ from elastic_agent.protocol import Member, Policy, names
 
 from .compared import INSTALL_THE_SAME, POLICY_OPTIONS, USE_THE_SAME_COMMAND, may_differ, usual_value
 
-_SCRIPT = "the script"
 _SOFTWARE = {
-    "script": (_SCRIPT, "copy the same version to all machines"),
     "python": ("Python", INSTALL_THE_SAME),
     "torch": ("torch", INSTALL_THE_SAME),
     "package": ("elastic-agent", INSTALL_THE_SAME),
@@ -42,7 +40,24 @@ def differences(
         used: the rules by which the run goes; None: not known yet.
     """
     compared = (*_software(members), *_options(members, used), *_facts(members, facts or {}))
-    return [f"{line}; {remedy}" for what, values, remedy in compared if (line := _line(what, values))]
+    return _script(members) + [
+        f"{line}; {remedy}" for what, values, remedy in compared if (line := _line(what, values))
+    ]
+
+
+def _script(members: Sequence[Member]) -> list[str]:
+    known = {one.node_id: one.fingerprint for one in members if one.fingerprint.script}
+    scripts = {node: one.script_name for node, one in known.items()}
+    if line := _line("the script", scripts):
+        return [
+            f"{line}; start all agents with the same script, or for two runs, give each its own --rdzv-id"
+        ]
+    odd = _odd({node: one.script for node, one in known.items()})
+    if not odd:
+        return []
+    others = [node for node in known if node not in odd]
+    differ = f"{names(odd)} and {names(others)} have different versions of {scripts[odd[0]]}"
+    return [f"nodes differ in the script: {differ}; copy the same version to all machines"]
 
 
 def _software(members: Sequence[Member]) -> Iterator[_Compared]:
@@ -83,9 +98,6 @@ def _line(what: str, values: Mapping[str, str]) -> str:
     odd = _odd(values)
     if not odd:
         return ""
-    if what == _SCRIPT:
-        others = [node for node in values if node not in odd]
-        return f"nodes differ in {what}: {names(odd)} and {names(others)} have different files"
     usual = next(value for node, value in values.items() if node not in odd)
     groups: dict[str, list[str]] = {}
     for node in odd:

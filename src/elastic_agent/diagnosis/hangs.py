@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -83,8 +83,15 @@ class Hang:
     """By rank; empty if no worker can be named."""
     summary: str
     """One line: the workers to blame, what the others wait for, and what to do."""
+    continued_by: str = ""
+    """What continues the workers, as long as they have not been killed."""
     details: str = ""
     """Several lines: where all ranks are, and their stacks."""
+
+    @property
+    def summary_now(self) -> str:
+        """The summary while the workers hang."""
+        return f"{self.summary}: {self.continued_by}" if self.continued_by else self.summary
 
 
 def find_hang(reports: Collection[NodeReport], world_size: int) -> Hang | None:
@@ -173,10 +180,8 @@ class _Comparison:
         pids = ", ".join(
             f"kill -CONT {self.workers[rank].pid} on {self.nodes[rank]}" for rank in sorted(ranks)
         )
-        words = (
-            f"{self._named(ranks)} {_are(ranks)} stopped by a signal (SIGSTOP, SIGTSTP) or a debugger: {pids}"
-        )
-        return self._hang(HangKind.STOPPED, ranks, words)
+        words = f"{self._named(ranks)} {_are(ranks)} stopped by a signal (SIGSTOP, SIGTSTP) or a debugger"
+        return replace(self._hang(HangKind.STOPPED, ranks, words), continued_by=pids)
 
     def _mismatch(self) -> Hang | None:
         for group in self.groups.values():
@@ -366,7 +371,7 @@ class _Comparison:
             Culprit(rank, self.nodes.get(rank, ""), self.workers[rank].slot if rank in self.workers else 0)
             for rank in sorted(ranks)
         )
-        return Hang(kind, culprits, summary[:LONGEST_SUMMARY], self._details())
+        return Hang(kind, culprits, summary[:LONGEST_SUMMARY], details=self._details())
 
     def _details(self) -> str:
         """Where every rank is; ranks at the same place together, with their stack."""

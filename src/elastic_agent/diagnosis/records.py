@@ -77,8 +77,8 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     error: Text = ""
     """The error that it raised, in one line. Of a stopped worker too, if it wrote a traceback: it may have failed
     before the stop."""
-    stdout: Text = ""
-    """The file that its standard output went to, /dev/null included; empty: that of its agent."""
+    stdout: Text | None = ""
+    """The file that its output went to, /dev/null included; empty: that of its agent. None: it wrote nothing."""
     last_line: Text = ""
     """The last line of its output, if it raised no error; it need not have to do with the end."""
     tail: LongText = ""

@@ -177,7 +177,7 @@ def _with_fact(first: Finding) -> str:
 
 
 def _next_step(first: Finding) -> str:
-    if first.worker.tail and first.kind is CauseKind.EXCEPTION:
+    if (first.worker.tail and first.kind is CauseKind.EXCEPTION) or first.worker.stdout is None:
         return ""
     if first.worker.stdout == os.devnull:
         return (
@@ -218,7 +218,7 @@ def _node_lost(generation: int, seat: Seat, *, is_certain: bool) -> RootCause:
         + (": it did not renew its lease" if is_certain else ", or it could not stop its workers in time"),
         remedy="see on that machine whether it was rebooted, ran out of memory or lost its network "
         "(journalctl -k, uptime)",
-        next_step=f"read the log of the agent on {seat.address}",
+        next_step=f"read the log of the agent on {seat.node_id} ({seat.address})",
         is_certain=is_certain,
     )
 

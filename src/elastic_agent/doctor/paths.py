@@ -130,7 +130,9 @@ def path_findings(
                 yield error(
                     "path",
                     f"{folder.path} {folder.problem}",
-                    "mount the shared storage on this machine, at the same path as on the others",
+                    "mount the shared storage on this machine, at the same path as on the others"
+                    if usable
+                    else "check the path, or create it",
                     names[one],
                 )
             elif folder.free < LEAST_FREE:

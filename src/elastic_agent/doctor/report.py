@@ -25,7 +25,9 @@ def as_text(report: Report, machine: str) -> str:
         for finding, names in grouped(report.findings)
     ]
     if report.columns:
-        lines += ["", "Differences (* marks what differs from most machines):", *_table(report)]
+        has_usual = any(one.usual is not None for one in report.columns)
+        marks = " (* marks what differs from most machines)" if has_usual else ""
+        lines += ["", f"Differences{marks}:", *_table(report)]
     lines += ["", _summary(report, machine)] if lines else [_summary(report, machine)]
     return escaped("\n".join(lines), keep_lines=True)
 
@@ -80,7 +82,7 @@ def _table(report: Report) -> list[str]:
 def _cell(column: Column, number: int) -> str:
     value = column.values[number]
     cut = value if len(value) <= WIDEST else f"{value[: WIDEST - 3]}..."
-    return f"{cut} *" if column.is_odd(number) else cut
+    return f"{cut} *" if column.usual is not None and column.is_odd(number) else cut
 
 
 def as_json(report: Report) -> str:

@@ -127,6 +127,12 @@ class Account:
             self._has_saved = saved
         self.switch(activity, now_s)
 
+    def did_not_train(self) -> bool:
+        """The workers that ended did no training; return whether there was none before them either."""
+        self._move(self._trained_s - self._trained_before_s, Activity.TRAINING, Activity.STARTING)
+        self._trained_s = self._trained_before_s
+        return not self._trained_before_s
+
     def last_step(self, step: int) -> None:
         """The last step of the workers that ended, which may become known only now."""
         if step > 0 and (self.awaits_step or not self._runs):

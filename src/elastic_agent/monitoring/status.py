@@ -22,6 +22,7 @@ JOIN_CAUSES = (
 
 IN_WORLD = "in the world"
 """The role of a node whose workers train."""
+IN_LAST_WORLD = "in the last world"
 
 UNKNOWN = "unknown"
 """The phase of a run that had not ended when something was heard of it last, and the state of its workers."""
@@ -151,6 +152,10 @@ class RunStatus(Struct, frozen=True):
     """The workers make no progress, as at least one waits for others."""
     problem: str = ""
     """Why the store could not be read; then this is what the agent last knew."""
+    node_id: str = ""
+    """The node whose agent determined the status."""
+    left: str = ""
+    """Why that node has left the run, which may go on without it."""
 
     @property
     def is_over(self) -> bool:
@@ -170,6 +175,20 @@ def outdated(status: RunStatus) -> RunStatus:
         stragglers=(),
         standstill=None,
     )
+
+
+def of_ended_agent(status: RunStatus) -> RunStatus:
+    """Return a status that an agent saved before it ended without the ages of what it saw, if the run may go on."""
+    if status.is_over:
+        return status
+    last = status.generations[-1].nodes if status.left and status.generations else ()
+    others = {*last} - {status.node_id}
+
+    def aged(one: NodeStatus) -> NodeStatus:
+        role = IN_LAST_WORLD if one.role == "left" and one.node_id in others else one.role
+        return replace(one, role=role, seen_s=None, lease_age_s=None)
+
+    return outdated(replace(status, nodes=tuple(map(aged, status.nodes))))
 
 
 def join_causes(waiting: Waiting) -> str:
@@ -269,7 +288,9 @@ def _standstill(present: Sequence[NodeReport], world_size: int, asked_s: float) 
     since_s = [one.written_s - one.stalled_s for one in present if one.stalled_s is not None]
     hang = find_standstill(present, world_size) if since_s else None
     # The clocks of the machines may differ: the newest of these times is not too early.
-    return Standstill(min(max(since_s), asked_s), hang.summary, hang.details) if hang is not None else None
+    return (
+        Standstill(min(max(since_s), asked_s), hang.summary_now, hang.details) if hang is not None else None
+    )
 
 
 class _Nodes:
@@ -349,7 +370,7 @@ class _Nodes:
             return "left"
         if seat.incarnation in plan.leaving:
             return "leaving"
-        return "joining" if member.state is State.READY else "in the last world"
+        return "joining" if member.state is State.READY else IN_LAST_WORLD
 
     def _unseated(self, member: Member, *, is_twin: bool) -> NodeStatus | None:
         plan, lease = self._plan, self._leases.get(member.incarnation)

@@ -9,7 +9,7 @@ from elastic_agent.diagnosis.records import Activity, Goodput
 from elastic_agent.protocol import count
 
 from .goodput import RunGoodput
-from .status import IN_WORLD, UNKNOWN, GenerationStatus, NodeStatus, RunStatus, Standstill
+from .status import IN_LAST_WORLD, IN_WORLD, UNKNOWN, GenerationStatus, NodeStatus, RunStatus, Standstill
 
 SHOWN_GENERATIONS = 10
 GENERATION_HEADER = ("", "BEGAN", "LASTED", "WORLD", "END")
@@ -125,6 +125,11 @@ def _headline(status: RunStatus, now_s: float) -> str:
     if not status.phase:
         return f"{head} not formed yet"
     since = f" for {duration(now_s - status.since_s)}" if status.since_s is not None else ""
+    if status.left and status.phase == UNKNOWN:
+        others = [one.node_id for one in status.nodes if one.role == IN_LAST_WORLD]
+        left = f"node {status.node_id} of this machine left it at {_clock(status.asked_s)} ({status.left})"
+        such = f", such as {others[0]}" if others else ""
+        return f"{head} {left}; for its status, run this command on another node{such}"
     if status.phase == UNKNOWN:
         did = f"ran with {_size(status)}" if status.world_size else "was forming"
         return f"{head} state unknown; generation {status.generation} {did} when the run was last heard of"
@@ -239,16 +244,19 @@ def _generations(generations: Sequence[GenerationStatus], phase: str) -> list[st
 
 def generation_row(one: GenerationStatus, phase: str) -> Row:
     """What the columns of :data:`GENERATION_HEADER` say of a generation; ``phase``: of the run."""
-    try:
-        began = datetime.datetime.fromtimestamp(one.began_s).strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        began = "?"  # another client wrote it
     if one.is_running:
         lasted = UNKNOWN if phase == UNKNOWN else "running"
     else:
         lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else "-"
     world = f"{count(len(one.nodes), 'node')}, {count(one.workers, 'worker')}"
-    return str(one.generation), began, lasted, world, one.end or "-"
+    return str(one.generation), _clock(one.began_s), lasted, world, one.end or "-"
+
+
+def _clock(moment_s: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(moment_s).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "?"  # another client wrote it
 
 
 def _shortened(text: str) -> str:

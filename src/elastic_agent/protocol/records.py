@@ -292,6 +292,7 @@ class Fingerprint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     python: Text = ""
     torch: Text = ""
     package: Text = ""
+    script_name: Text = ""
 
 
 class Seat(Struct, frozen=True, array_like=True):

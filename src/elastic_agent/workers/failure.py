@@ -40,11 +40,14 @@ _MISMATCH = "collective-shapes"
 """The known error of workers that pass tensors of different sizes to a collective."""
 _SENT = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
 """Signals that somebody sent: what a worker wrote before says nothing of why."""
-_FINAL_LINE = re.compile(r"(?:SyntaxError|IndentationError|TabError): |(?:[\w./-]+: )?[Ee]rror: ")
+_SYNTAX = ("SyntaxError: ", "IndentationError: ", "TabError: ")
+_FINAL_LINE = re.compile(rf"(?:{'|'.join(_SYNTAX)})|(?:[\w./-]+: )?[Ee]rror: ")
 """How errors begin that end a program without a traceback: of its syntax, and of its arguments (argparse, click)."""
 _SEMAPHORE = "_multiprocessing.SemLock("
 """Opens a file in /dev/shm, which its error does not name."""
 _LONGEST_SUMMARY = 510
+_NAMELESS = re.compile(r"^.*\[W[^\]\n]* socket\.cpp:\d+\].* cannot be retrieved.*\n?", re.MULTILINE)
+"""Warnings of torch that machines have no names, as in most runs."""
 _WARNED = re.compile(r"^(.+:\d+: \w*Warning: .*)\n  \S.*$", re.MULTILINE)
 """A warning, and the line of source that Python prints under it."""
 _KEPT_LINES = 4
@@ -157,7 +160,7 @@ def describe(
     if not raised and name not in _SENT:
         recognised = possible_error(stderr, facts)
     last_line = _one_line(_last_line(stderr)) if not message and returncode > 0 else ""
-    line = script_line(tail)
+    line = script_line(tail or (stderr if message.startswith(_SYNTAX) else ""))
     if _is_mismatch(returncode, recognised):
         same = mismatch_signature(message, line)
     else:
@@ -168,7 +171,7 @@ def describe(
         returncode=returncode,
         signal_name=name,
         message=message,
-        tail=_last_bytes(shortened(tail, TAIL_BYTES) if tail else stderr_tail),
+        tail=_last_bytes(shortened(tail, TAIL_BYTES) if tail else _NAMELESS.sub("", stderr_tail)),
         no_room=no_room,
         last_line=last_line,
         signature="" if no_room else same,

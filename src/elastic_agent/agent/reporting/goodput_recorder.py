@@ -146,8 +146,13 @@ class GoodputRecorder:
                 self._workers_ended(Activity.FORMING, saved=False)
             case events.WorkersSaved():
                 self._workers_ended(Activity.FORMING, saved=True)
-            case events.WorkersSucceeded():
+            case events.WorkersSucceeded(trained=trained):
                 self._workers_ended(Activity.WAITING, saved=True)
+                if not trained and self._account.did_not_train():
+                    get_logger().warning(
+                        "no worker of this node formed a process group or made an optimizer step; if the script "
+                        "should train, check that it calls its main function"
+                    )
 
     def _plan_seen(self, plan: Plan) -> None:
         before, self._plan = self._plan, plan

@@ -84,7 +84,7 @@ class HangJudge:
         elif stall.stalled_s >= 2 * self._told.get(key, 0.0):
             self._told[key] = stall.stalled_s
             shown = _shown(stall.stalled_s)
-            get_logger().warning(f"no worker has made progress for {shown} s: {hang.summary}")
+            get_logger().warning(f"no worker has made progress for {shown} s: {hang.summary_now}")
 
     def _summary(self, stall: events.Stalled, hang: Hang | None) -> str:
         shown = _shown(stall.stalled_s)

@@ -26,7 +26,7 @@ SHOWN_DIFFERENCES = 8
 
 
 class NodeComparison:
-    """Compares the nodes that wait for a world, and those of the first world that this node takes part in."""
+    """Compares the nodes that wait for a world, and those of each world with other nodes than before."""
 
     def __init__(self, log: RunLog, reports: NodeReports, tasks: BackgroundTasks) -> None:
         """``log``: the plans so far; ``reports``: of all nodes; ``tasks``: runs what waits for the store."""
@@ -34,26 +34,27 @@ class NodeComparison:
         self._reports = reports
         self._tasks = tasks
         self._told: set[str] = set()
-        self._is_done = False
-        self._has_seen_world = False
+        self._has_taken_part = False
+        self._compared: set[str] = set()
+        """The incarnations of the nodes of worlds so far."""
         self._wait_s = COMPARE_AFTER_S
         self._waiting: asyncio.Task[None] | None = None
 
     def on_plan(self) -> None:
         """Take note of a new plan in the log."""
         plan = self._log.plan
-        if plan is None or self._is_done:
+        if plan is None:
             return
-        if plan.phase is Phase.FORMING and (self._waiting is None or self._waiting.done()):
+        is_idle = self._waiting is None or self._waiting.done()
+        if plan.phase is Phase.FORMING and is_idle and not self._has_taken_part:
             self._waiting = self._tasks.start(self._compare_waiting())
         world = plan.world if plan.phase is Phase.RUNNING else None
         if world is None:
             return
-        self._is_done = world.seat_of(self._reports.incarnation) is not None
-        if (
-            self._is_done or not self._has_seen_world
-        ):  # a difference may be why there is no place for this node
-            self._has_seen_world = True
+        self._has_taken_part |= world.seat_of(self._reports.incarnation) is not None
+        fresh = {seat.incarnation for seat in world.seats} - self._compared
+        if fresh:  # also without this node: a difference may be why there is no place for it
+            self._compared |= fresh
             self._tasks.start(self._compare_world(plan.generation, world))
 
     def stop(self) -> None:

@@ -99,6 +99,7 @@ class RunObserver:
         """What is logged of an earlier explanation at the end, because the reason of the end names a consequence."""
         self._shown_tail = ""
         """The end of the output of this node's failed worker, which was logged when it failed."""
+        self._left = ""
         self._is_recalled = not observed.goes_on
         """What earlier agents have recorded is known; before that, it must not be replaced by less."""
         self._save_timer: asyncio.TimerHandle | None = None
@@ -203,7 +204,7 @@ class RunObserver:
             and (plan.phase, plan.generation) == (seen.phase, seen.generation)
         )
         newest = {one.node_id: one for one in (*self._last_view.reports, *self._reports.own)}
-        return run_status(
+        status = run_status(
             run_id=self._observed.run_id,
             endpoint=self._observed.endpoint(),
             asked_s=time.time(),
@@ -219,11 +220,16 @@ class RunObserver:
             goodput=self._observed.goodput(),
             problem=problem,
         )
+        return replace(status, node_id=self._observed.node_id, left=self._left)
 
     # -- the end --------------------------------------------------------------------------------
 
-    async def settle(self, timeout_s: float) -> None:
-        """Wait until the last reports are written and the last failure is explained; not for longer than this."""
+    async def settle(self, timeout_s: float, left: str = "") -> None:
+        """Wait until the last reports are written and the last failure is explained; not for longer than this.
+
+        ``left``: why this node has left the run; empty: it has not.
+        """
+        self._left = left
         self._comparison.stop()
         self._reports.stop()
         self._blocked.stop()

@@ -71,7 +71,7 @@ def ended_worker(end: events.WorkerEnd, first_rank: int) -> WorkerReport:
         progress=end.progress,
         origin=end.origin,
         failed_s=end.failed_s,
-        stdout=end.stdout[:512],
+        stdout=end.stdout and end.stdout[:512],
     )
     return replace(report, **failure_fields(failure)) if failure is not None else report
 

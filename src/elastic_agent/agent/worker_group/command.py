@@ -13,6 +13,7 @@ from pathlib import Path
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.config.settings import Settings
 from elastic_agent.installed import installed_version
+from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Fingerprint, Job
 
 LONGEST_COMMAND = 500
@@ -76,5 +77,9 @@ def fingerprint(settings: Settings) -> Fingerprint:
     except PackageNotFoundError:
         torch_version = ""
     return Fingerprint(
-        job_fingerprint(settings), platform.python_version(), torch_version, installed_version()
+        job_fingerprint(settings),
+        platform.python_version(),
+        torch_version,
+        installed_version(),
+        without_surrogates(Path(settings.script).name),
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import filterfalse
 
 from elastic_agent.agent import events
 from elastic_agent.diagnosis.records import GroupProgress
@@ -101,9 +103,13 @@ def _worker_end(
         errors[-1] if len(errors) > 1 else "",
         failed_s + offset_s,
         left.progress,
-        context.stdouts[exit_.slot],
+        next(filterfalse(_is_empty, (context.stdouts[exit_.slot], context.stderrs[exit_.slot])), None),
         context.shows_stderr(exit_.slot),
     )
+
+
+def _is_empty(path: str) -> bool:
+    return os.path.isfile(path) and not os.path.getsize(path)
 
 
 def valid_note(note: Note | None, exit_: Exited) -> Note | None:

@@ -540,9 +540,15 @@ class Runner:
             self._look_for_late_signals(running)
         ended_early = running.interrupted or any(map(running.heartbeats.left, running.exited))
         if running.succeeding and not running.stopping:
-            done = events.WorkersSaved if ended_early else events.WorkersSucceeded
             self._report_endings(running)
-            self._report(done(running.generation, unkillable))
+            if ended_early:
+                self._report(events.WorkersSaved(running.generation, unkillable))
+            else:
+                trained = any(
+                    slot not in self._collectives.idle or any(running.heartbeats.read(slot))
+                    for slot in running.pids
+                )
+                self._report(events.WorkersSucceeded(running.generation, unkillable, trained))
         else:
             self._clear_when_explained(running, unkillable)
         running.context.close_later()

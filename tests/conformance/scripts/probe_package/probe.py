@@ -449,7 +449,9 @@ AFTER_TORCH = {
     "torch: sys.path": lambda: sys.path,
     "torch: sys.meta_path": lambda: [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path],
     "torch: logging": loggers,
-    "torch: functions to run at exit": lambda: __import__("atexit")._ncallbacks() - agents_functions(),
+    "torch: functions to run at exit": lambda: (
+        __import__("atexit")._ncallbacks() - agents_functions() - ("ELASTIC_AGENT_PROGRESS" in os.environ)
+    ),
     "torch: garbage collection": lambda: [gc.isenabled(), gc.get_threshold()],
     "torch: os.environ": environment,
     "torch: start method of multiprocessing": lambda: [
