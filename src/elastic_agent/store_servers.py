@@ -1,8 +1,9 @@
 """torch's TCPStore servers, in this process or in a small one of their own, which an agent has made.
 
-The process is forked by the spawner as soon as that has imported torch (where there is no spawner, it is
-`python -m elastic_agent.store_servers FD`), and gets its listening sockets over a line to the agent. It ends with the
-agent, whose end of the line closes then. Nothing is imported here but what the spawner has, or torch brings along.
+The process is forked by the spawner as soon as that has imported torch (where there is no spawner, the agent executes
+`store_servers.py FD`), and gets its listening sockets over a line to the agent. It ends with the agent, whose end of
+the line closes then, and when the agent has been suspended for some seconds: nodes would renew their leases at a store
+whose coordinator decides nothing. Nothing is imported here but what torch needs anyway.
 """
 
 from __future__ import annotations
@@ -12,9 +13,15 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
+import struct
 import sys
+import threading
+
+if not __package__:  # run by path
+    sys.path.append(os.path.abspath(__file__).rsplit(os.sep, 2)[0])
 
 from elastic_agent import linux
 from elastic_agent.name_lookups import no_dns_queries, shorten_lookups
@@ -26,8 +33,12 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 MESSAGE_BYTES = 4096
+PROCESS_NAME = "elastic-stores"
 
 _START_S = 30.0
+_LOOK_EVERY_MS = 1000
+_SUSPENDED_LOOKS = 3
+"""So often in a row the agent is seen to be suspended before its stores end."""
 _MOST_OPEN_FILES = 65536
 
 
@@ -79,15 +90,32 @@ def run(line: socket.socket) -> NoReturn:
     for signum in linux.JOB_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)  # it ends when the agent does, which handles them
     linux.unblock_job_signals()
+    linux.set_process_name(PROCESS_NAME)
+    threading.Thread(target=_end_with_agent, args=(line,), daemon=True).start()
     allow_many_connections()
     shorten_lookups()
     stores: dict[int, TCPStore] = {}
-    with contextlib.suppress(OSError):  # the agent is gone
-        import torch  # noqa: F401
+    import torch  # noqa: F401
 
+    with open(os.devnull, "r+b") as nowhere:  # torch's server warns of every client that hangs up
+        for stream in range(3):
+            os.dup2(nowhere.fileno(), stream)
+    with contextlib.suppress(OSError):  # the agent is gone
         line.send(json.dumps({"pid": os.getpid()}).encode())
         while request := _receive(line):
             line.send(json.dumps({"error": _carry_out(*request, stores)}).encode())
+    os._exit(0)
+
+
+def _end_with_agent(line: socket.socket) -> None:
+    """End this process when the agent has ended or is suspended, whatever the other threads do."""
+    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    agent_pid = struct.unpack("3i", credentials)[0]
+    hang_up = select.poll()
+    hang_up.register(line, 0)
+    suspended_looks = 0
+    while suspended_looks < _SUSPENDED_LOOKS and not hang_up.poll(_LOOK_EVERY_MS):
+        suspended_looks = suspended_looks + 1 if linux.is_frozen(agent_pid) else 0
     os._exit(0)
 
 
@@ -109,11 +137,10 @@ def _carry_out(request: dict[str, Any], fd: int, stores: dict[int, TCPStore]) ->
         return "the process of the stores has too many open files"
     try:
         stores[request["number"]] = serve_store(socket.socket(fileno=fd), request["serve"])
-    except RuntimeError as error:
+    except Exception as error:
         return first_line(error) or "the server could not be made"
     return ""
 
 
 if __name__ == "__main__":
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch's server warns of every client that hangs up
     run(socket.socket(fileno=int(sys.argv[1])))

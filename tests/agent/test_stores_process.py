@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.linux import descendants, mapped_files, process_ids
+from elastic_agent.testing.node import freeze
 from tests.agent.support import COMMAND, clean_environment, elastic_agent
 from tests.names import unique
 from tests.ports import free_port
@@ -49,13 +50,11 @@ class Run:
 
     def stores_process(self) -> int:
         """The process that serves the stores: it has torch, and is no worker's."""
-        of_agent = (process.pid for process in descendants(self.agent.pid))
-        return next(pid for pid in of_agent if serves_stores(pid))
+        return next(pid for pid in pids_below(self.agent.pid) if serves_stores(pid))
 
 
 def serves_stores(pid: int) -> bool:
-    command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return command.startswith(b"elastic-stores\0") or b"elastic_agent.store_servers" in command
+    return Path(f"/proc/{pid}/comm").read_text() == "elastic-stores\n"
 
 
 def has_torch(pid: int) -> bool:
@@ -97,6 +96,32 @@ def test_a_run_continues_when_the_process_of_its_store_was_killed(tmp_path: Path
         os.kill(before, signal.SIGKILL)
         wait_for("the process to end", lambda: before not in process_ids())
         wait_for("another one", lambda: any(map(serves_stores, pids_below(run.agent.pid))))
+        (tmp_path / "may-end").touch()
+        assert run.agent.wait() == 0
+        assert run.starts == ["0"]
+
+
+def test_the_store_of_a_suspended_agent_ends_and_is_served_again_when_the_agent_continues(
+    tmp_path: Path,
+) -> None:
+    """Otherwise other nodes would keep their leases at a store for which no coordinator decides any more."""
+    with running(tmp_path, "train.py") as run:
+        before = run.stores_process()
+        freeze(run.agent.pid)
+        wait_for("the process of the stores to end", lambda: before not in process_ids())
+        os.kill(run.agent.pid, signal.SIGCONT)
+        wait_for("another one", lambda: any(map(serves_stores, pids_below(run.agent.pid))))
+        (tmp_path / "may-end").touch()
+        assert run.agent.wait() == 0
+        assert run.starts == ["0"]
+
+
+@pytest.mark.prove
+def test_a_process_of_the_stores_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
+    with running(tmp_path, "train.py") as run:
+        before = run.stores_process()
+        freeze(before)
+        wait_for("the process to be killed", lambda: before not in process_ids())
         (tmp_path / "may-end").touch()
         assert run.agent.wait() == 0
         assert run.starts == ["0"]

@@ -55,7 +55,10 @@ def launch(
     settings = resolved.settings
     shorten_lookups()
     adopt_library_loggers()
-    stores = StoreServers(stores_line)
+    try:
+        stores = StoreServers(stores_line)
+    except StoreLostError as error:
+        raise UsageError(str(error)) from None
     try:
         return _run(settings, guard, stores, manager, stop_signals, variables)
     finally:

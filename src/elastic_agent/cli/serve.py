@@ -96,8 +96,9 @@ def _serve(resolved: Resolved) -> int:
     stop = store_server.StopRequests()
     adopt_library_loggers()
     shorten_lookups()
-    stores = StoreServers(None)
+    stores = None
     try:
+        stores = StoreServers(None)
         stores.await_ready()
         show = partial(_page, settings.status_port)
         as_asked = store_server.serve(
@@ -110,7 +111,8 @@ def _serve(resolved: Resolved) -> int:
         log.exception("internal error of elastic-agent")
         return ExitCode.INTERNAL
     finally:
-        stores.close()
+        if stores is not None:
+            stores.close()
     return ExitCode.FINISHED if as_asked else ExitCode.INTERNAL
 
 

@@ -82,11 +82,13 @@ def _hand_over(done: Future[T], answer: asyncio.Future[T], too_late: Callable[[T
         answer.set_result(done.result())
 
 
-async def run_abandonable(work: Callable[[], T], timeout_s: float) -> T:
-    """Run something that may take long (name look-ups, dialling) in a thread of its own."""
+async def run_abandonable(
+    work: Callable[[], T], timeout_s: float, too_late: Callable[[T], None] = lambda result: None
+) -> T:
+    """Run something that may take long (name look-ups, dialling) in a thread of its own; see :func:`call`."""
     thread = AbandonableThread("store-call")
     try:
-        return await call(thread, work, timeout_s)
+        return await call(thread, work, timeout_s, too_late)
     finally:
         thread.abandon()
 

@@ -74,7 +74,9 @@ class Session(NodeSession):
             case OfferBootstrap():
                 address = effect.local_address
                 return await run_abandonable(
-                    lambda: self._dialer.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S
+                    lambda: self._dialer.offer_bootstrap(address),
+                    2 * BOOTSTRAP_TIMEOUT_S,
+                    too_late=lambda late: late.close(),
                 )
             case DialBootstrap():
                 store = effect.address

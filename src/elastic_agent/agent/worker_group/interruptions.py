@@ -33,7 +33,7 @@ class StopSignals:
     def catch_early(self, name: str) -> None:
         """From now on, and until it gets another handler, the signal is noted instead of ending this process.
 
-        For a notice that comes while the agent still imports torch.
+        For a notice that comes while the agent still starts.
         """
         with contextlib.suppress(ValueError):  # not the main thread: signals are the caller's business
             signal.signal(signal.Signals[name], lambda signum, frame: self.receive(signum))

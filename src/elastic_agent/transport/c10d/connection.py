@@ -58,7 +58,7 @@ def _named(endpoint: Endpoint, what: str, error: UnreachableError) -> Unreachabl
     if not holder:
         return error
     return UnreachableError(
-        f"{endpoint} {what}: {holder} of this machine has the port (if that is the agent that hosts the store, it is "
+        f"{endpoint} {what}: {holder} of this machine has the port (if that serves the store of a run, it is "
         "frozen or overloaded)",
         Obstacle.SILENT,
     )

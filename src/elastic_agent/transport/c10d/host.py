@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Callable
 
 from elastic_agent.store_servers import allow_many_connections
 from elastic_agent.transport.addresses import (
@@ -15,6 +16,7 @@ from elastic_agent.transport.addresses import (
     resolve,
 )
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
+from elastic_agent.transport.sealing import Secret
 from elastic_agent.values import Endpoint
 
 from .bootstrap import own_address
@@ -27,7 +29,7 @@ from .sealed import sealed
 from .server_process import ServeStore, serve_here
 from .store import CALL_TIMEOUT_S, StoreClient
 from .store_relay import keep_other_users_out
-from .told_secret import ToldSecret
+from .told_secret import Teller, ToldSecret
 
 
 def find_or_host(
@@ -105,13 +107,24 @@ class C10dHost:
         own = secret.own() if isinstance(secret, ToldSecret) else secret
         self._doorkeeper = Doorkeeper(own) if own is not None else None
         self._relay = keep_other_users_out(sock, "the store of this run") if alone else None
-        self._close_store = serve(sock if self._relay is None else self._relay.store_listener, self._address)
-        self._teller = (
-            secret.teller(self._client(), own) if isinstance(secret, ToldSecret) and own is not None else None
-        )
-        # Before the id: clients wait for that.
-        announce(self._client(), own, can_be_asked=self._teller is not None)
+        self._teller: Teller | None = None
+        self._close_store: Callable[[], None] = lambda: None
+        try:
+            self._close_store = serve(
+                sock if self._relay is None else self._relay.store_listener, self._address
+            )
+            self._open(secret, own)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, secret: StoreSecret | None, own: Secret | None) -> None:
+        """Write what clients look for."""
+        if isinstance(secret, ToldSecret) and own is not None:
+            self._teller = secret.teller(self._client(), own)
         client = self._client()
+        # Before the id: clients wait for that.
+        announce(client, own, can_be_asked=self._teller is not None)
         client.put(f"{ROOT}/id", self.store_id.encode())
         client.confirm()
         client.close()

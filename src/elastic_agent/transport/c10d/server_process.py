@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import itertools
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,14 +15,16 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elastic_agent import store_servers
+from elastic_agent import linux, store_servers
 from elastic_agent.transport.base import StoreLostError
 
 ServeStore = Callable[[socket.socket, str], Callable[[], None]]
 """Serves a store on a listening socket, which becomes the store's. The text is the address of this machine at which the
 socket listens. Returns what closes the store; raises ``StoreLostError`` if the server cannot be made."""
 
-ANSWER_S = 60.0
+ANSWER_S = 35.0
+"""How long the process may take to make a server: a little longer than torch may."""
+CLOSE_S = 1.0
 
 
 def serve_here(sock: socket.socket, address: str) -> Callable[[], None]:
@@ -36,79 +41,115 @@ class StoreServers:
     """Serves stores in a process of their own; it is made again if it has died, without its stores."""
 
     def __init__(self, line: socket.socket | None) -> None:
-        """Use the process at the other end of ``line``, or start one; it may still be importing torch."""
+        """Use the process at the other end of ``line``, or start one; it may still be importing torch.
+
+        Raises:
+            StoreLostError: it cannot be started.
+        """
         self._line = line
         self._own: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
+        self._pidfd: int | None = None
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self.pid: int | None = None
-        """The process, as soon as it is ready; None: there is none."""
+        """Held while an answer is awaited."""
+        self._is_closed = False
         if line is None:
             self._start()
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None: there is none, or it is not known yet."""
+        return self._own.pid if self._own is not None else self._pid
 
     def await_ready(self) -> None:
         """Block until the process has imported torch.
 
         Raises:
-            StoreLostError: it could not be started.
+            StoreLostError: it cannot be started.
         """
         with self._lock:
             self._ready_line()
 
     def serve(self, sock: socket.socket, address: str) -> Callable[[], None]:
         """Serve a store there (see :data:`ServeStore`)."""
-        with self._lock:
+        with sock, self._lock:
             number, line = next(self._numbers), self._ready_line()
-            try:
-                error = self._request(line, {"serve": address, "number": number}, sock)
-            finally:
-                sock.close()
-            pid = self.pid
+            pid = self._pid
+            error = self._request(line, {"serve": address, "number": number}, ANSWER_S, sock)
         if error:
             raise StoreLostError(error)
         return lambda: self._close_store(number, pid)
 
     def close(self) -> None:
-        """End the process, and with it its stores."""
-        with self._lock:
-            self._drop_line()
+        """End the process, and with it its stores; a thread that waits for it gets a StoreLostError."""
+        self._is_closed = True
+        line = self._line
+        if line is not None:
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._kill()
 
     def _close_store(self, number: int, pid: int | None) -> None:
-        with self._lock:
-            if self._line is not None and self.pid == pid:
-                self._request(self._line, {"close": number})
+        """Close a store; with a process that does not do so at once, all its stores end."""
+        if not self._lock.acquire(timeout=CLOSE_S):
+            return
+        try:
+            if self._line is not None and self._pid == pid:
+                self._request(self._line, {"close": number}, CLOSE_S)
+        finally:
+            self._lock.release()
 
     def _ready_line(self) -> socket.socket:
-        while self.pid is None:
+        while self._pid is None:
             if self._line is None:
                 self._start()
             assert self._line is not None
             answer = self._receive(self._line)
-            if answer is None and self._own is not None:
-                code = self._own.wait()
-                self._drop_line()
+            if answer is not None:
+                self._pid = int(answer["pid"])
+                with contextlib.suppress(OSError):  # it is gone, or Linux before 5.3
+                    self._pidfd = os.pidfd_open(self._pid)
+                break
+            ended = self._own
+            if ended is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    ended.wait(CLOSE_S)
+            self._drop_line()  # if there was a spawner, it is gone
+            if self._is_closed:
+                raise StoreLostError("the stores were closed")
+            if ended is not None:
                 raise StoreLostError(
-                    f"the process that serves the stores ended ({code}) before it had imported torch; try "
-                    f"{sys.executable} -c 'import torch'"
+                    f"the process that serves the stores ended (exit code {ended.returncode}) before it had imported "
+                    f"torch; try {sys.executable} -c 'import torch'"
                 )
-            if answer is None:  # there is no spawner any more
-                self._drop_line()
-            else:
-                self.pid = answer["pid"]
         assert self._line is not None
         return self._line
 
     def _start(self) -> None:
+        if self._is_closed:
+            raise StoreLostError("the stores were closed")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", "-m", "elastic_agent.store_servers", str(theirs.fileno())]
-        with theirs:
-            self._own = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
-            )
+        # By path, as the package may be found through the working directory alone, which -P does not search: files
+        # there must not be taken for modules of Python.
+        command = [sys.executable, "-P", store_servers.__file__, str(theirs.fileno())]
+        try:
+            with theirs, linux.signals_blocked():
+                self._own = subprocess.Popen(
+                    command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
+                )
+        except OSError as error:
+            ours.close()
+            raise StoreLostError(f"cannot start the process that serves the stores: {error}") from None
         self._line = ours
 
     def _request(
-        self, line: socket.socket, message: Mapping[str, Any], sock: socket.socket | None = None
+        self,
+        line: socket.socket,
+        message: Mapping[str, Any],
+        timeout_s: float,
+        sock: socket.socket | None = None,
     ) -> str:
         """Return the error, in words, or nothing."""
         fds = (
@@ -117,14 +158,14 @@ class StoreServers:
             else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [sock.fileno()]))]
         )
         try:
-            line.settimeout(ANSWER_S)
+            line.settimeout(timeout_s)
             line.sendmsg([json.dumps(message).encode()], fds)
             answer = self._receive(line)
         except OSError:
             answer = None
         if answer is None:
             self._drop_line()
-            return "the process that serves the stores has died"
+            return "the process that serves the stores has died, or does not answer"
         return str(answer["error"])
 
     def _receive(self, line: socket.socket) -> dict[str, Any] | None:
@@ -137,8 +178,16 @@ class StoreServers:
     def _drop_line(self) -> None:
         if self._line is not None:
             self._line.close()
-        self._line = self.pid = None
+        self._kill()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        self._line = self._own = self._pid = self._pidfd = None
+
+    def _kill(self) -> None:
+        """It may be stopped, or importing torch, and would not see that its line is closed."""
         if self._own is not None:
-            self._own.kill()  # it may still be importing torch
+            self._own.kill()
             self._own.wait()
-            self._own = None
+        elif self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -7,9 +7,6 @@ which the workers connect, asks the kernel whose each connection is:
     worker, 127.0.0.1:40123 ──▶ relay at 127.0.0.1:29401, 127.8.15.2:40124 ──▶ store at 127.93.7.20:29401
 
 For a connection from another machine, it asks the agent there (:mod:`.admission`), if the run has a secret.
-
-The relay needs Python's global lock: a call in the same process that holds it while it waits for the store
-(``list_keys``, see :mod:`.store`) would wait forever.
 """
 
 from __future__ import annotations

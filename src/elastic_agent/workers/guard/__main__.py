@@ -181,7 +181,8 @@ class GuardProcess:
         """For the guard's own failure: what the kernel would not kill with it."""
         for _ in range(20):
             for process in linux.descendants(os.getpid()):
-                linux.send_signal(process.pid, signal.SIGKILL)
+                if self._pool is None or process.pid != self._pool.stores_pid:
+                    linux.send_signal(process.pid, signal.SIGKILL)
 
     # --- children ---------------------------------------------------------------------------------
 

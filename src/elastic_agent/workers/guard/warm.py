@@ -71,7 +71,8 @@ class WarmPool:
         self._config: dict[str, Any] = {}
         self._spawner_pid = 0
         self._stores_fd = stores_fd
-        self._stores_pid = 0
+        self.stores_pid = 0
+        """The process that serves the agent's stores; it ends with the agent, not with the guard."""
         self._line: socket.socket | None = None
         self._idle: dict[int, Standby] = {}
         self._requested = 0
@@ -150,14 +151,14 @@ class WarmPool:
             pass
 
     def _pids(self) -> set[int]:
-        return {*self._idle, *self._retired, self._spawner_pid, self._stores_pid} - {0}
+        return {*self._idle, *self._retired, self._spawner_pid, self.stores_pid} - {0}
 
     def reaped(self, pid: int, status: int) -> None:
         """A child that was no worker has ended and was collected."""
         self._listen()  # messages sent before its end
         self._retired.discard(pid)
-        if pid == self._stores_pid:
-            self._stores_pid = 0
+        if pid == self.stores_pid:
+            self.stores_pid = 0
         standby = self._idle.pop(pid, None)
         if standby is not None:
             self._forget(standby)
@@ -217,6 +218,8 @@ class WarmPool:
 
     def _retire(self) -> None:
         """End the present spawner and its standbys."""
+        if self._spawner_pid:
+            self._close_stores_line()  # it may have forked that process just now
         own = {*self._idle, *((self._spawner_pid,) if self._spawner_pid else ())}
         for pid in own:
             linux.send_signal(pid, 9)
@@ -257,7 +260,7 @@ class WarmPool:
         if "standby" in message:
             self._arrived(message["standby"], fds[0])
         elif "stores" in message:
-            self._stores_pid = message["stores"]
+            self.stores_pid = message["stores"]
             self._close_stores_line()
         elif "ready_s" in message:
             self._state = READY

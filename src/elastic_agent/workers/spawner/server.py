@@ -134,11 +134,8 @@ def _fork_stores(line: socket.socket, stores_fd: int) -> None:
 def _become_stores(stores_fd: int) -> None:
     from elastic_agent import store_servers
 
-    with open(os.devnull, "r+b") as nowhere:  # torch's server warns of every client that hangs up
-        for stream in range(3):
-            os.dup2(nowhere.fileno(), stream)
     with contextlib.suppress(OSError):
-        show_as(["elastic-stores"], dict(os.environ))
+        show_as([store_servers.PROCESS_NAME], dict(os.environ))
     store_servers.run(socket.socket(fileno=stores_fd))
 
 
