@@ -124,7 +124,7 @@ def test_a_silent_program_of_this_machine_is_named() -> None:
         error = why_not(endpoint, SILENT_S)
     assert isinstance(error, UnreachableError)
     assert "accepts connections but did not answer within 0.5 s: sleep (pid" in str(error)
-    assert f"(pid {pid}) of this machine has the port (if that is the agent" in str(error)
+    assert f"(pid {pid}) of this machine has the port (if that serves the store" in str(error)
     assert error.obstacle is Obstacle.SILENT
 
 

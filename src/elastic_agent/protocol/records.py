@@ -24,7 +24,7 @@ from elastic_agent.values import (
     smallest_world,
 )
 
-RECORD_VERSION = 4
+RECORD_VERSION = 5
 """Version of the record formats; a record of another version is rejected by name. As unknown fields are rejected, it
 changes with every field (a test says so)."""
 
