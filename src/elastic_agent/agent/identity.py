@@ -69,7 +69,7 @@ class NodeIdLock:
         return self.beside and (
             f"another agent on this machine takes part in this run as node {self.beside}; this one is node "
             f"{self.node_id}. If it was started twice by mistake, Ctrl-C ends this one; if the other one is left from "
-            "an earlier start, stop it: kill and its process number"
+            "an earlier start, stop that process"
         )
 
     def record(self, incarnation: str, processes: list[Process]) -> None:
