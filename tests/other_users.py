@@ -42,17 +42,17 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 60) as sock:
 """
 
 
-def run_as(uid: int, code: str, *arguments: str, within: tuple[str, ...] = ()) -> str:
-    """Return what a program of another user prints; ``within``: the command that starts it on another machine."""
-    command = [*within, sys.executable, "-c", _BECOME + code, str(uid), *arguments]
+def run_as(uid: int, code: str, *arguments: str) -> str:
+    """Return what a program of another user prints."""
+    command = [sys.executable, "-c", _BECOME + code, str(uid), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def is_refused(uid: int, host: str, port: int, says: bytes = b"", within: tuple[str, ...] = ()) -> bool:
+def is_refused(uid: int, host: str, port: int, says: bytes = b"") -> bool:
     """Return whether a connection of another user is closed without an answer to what it says."""
-    return run_as(uid, _CONNECT, host, str(port), says.hex(), within=within) == "b''\n"
+    return run_as(uid, _CONNECT, host, str(port), says.hex()) == "b''\n"
 
 
 _LET_IN_AND_RUN = """

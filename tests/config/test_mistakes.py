@@ -161,6 +161,8 @@ def test_unknown_names_are_reported_with_a_suggestion(shell: Shell, argv: list[s
         ["--etcd-password=hunter2"],
         ["--etcd_pass", "hunter2"],
         ["--etcd-p=hunter2"],
+        ["--secret", "hunter2"],
+        ["--secret=hunter2"],
         ["--rdzv-endpoint", "http://trainer:hunter2@etcd1:2379"],
         ["--rdzv-endpoint", "trainer:hunter2@etcd1:2379"],
         ["--rdzv-endpoint", "etcd1,trainer:hunter2@etcd2"],
@@ -178,6 +180,7 @@ def test_a_password_in_an_error_is_masked(shell: Shell, argv: list[str]) -> None
 
 def test_a_password_on_the_command_line_suggests_the_password_file(shell: Shell) -> None:
     assert "did you mean --etcd-password-file?" in complaint(shell, ["--etcd-password", "hunter2"])
+    assert "did you mean --secret-file?" in complaint(shell, ["--secret", "hunter2"])
 
 
 def test_an_option_without_its_value_is_an_error(shell: Shell) -> None:

@@ -96,7 +96,6 @@ def test_every_setting_can_come_from_our_variable_and_from_the_file(shell: Shell
         "local_addr": "n1",
         "master_addr": "n2",
         "etcd_prefix": "/seven",
-        "secret_source": "munge",
         "log_limit": "7M",
         "requeue": "never",
     }

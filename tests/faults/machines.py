@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -53,10 +53,9 @@ class Machines:
         """The command that starts something on that machine."""
         return "ip", "netns", "exec", f"{self._tag}-{node}"
 
-    def start(self, cluster: Cluster, node: str, within: Iterable[str] = ()) -> NodeProcess:
-        """Start an agent there; ``within``: a command that starts it (as another user)."""
-        command = (*self.within(node), *within)
-        return cluster.start(node, state=f"state-{node}", within=command, GLOO_SOCKET_IFNAME="eth0")
+    def start(self, cluster: Cluster, node: str) -> NodeProcess:
+        """Start an agent there."""
+        return cluster.start(node, state=f"state-{node}", within=self.within(node), GLOO_SOCKET_IFNAME="eth0")
 
     def address(self, node: str) -> str:
         return f"{SUBNET}.{self.names.index(node) + 1}"

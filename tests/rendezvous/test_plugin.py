@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.api import RendezvousHandlerCreator
 
 from elastic_agent.protocol import Member, decode, encode
 from elastic_agent.torchrun import plugin
@@ -56,30 +55,11 @@ def test_a_key_without_effect_is_named(
     conf: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    params = RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1, secret_source="?", **conf)
-    with pytest.raises(ValueError, match="secret_source"):  # no sidecar is started
+    params = RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1, secret_file="/missing", **conf)
+    with pytest.raises(ValueError, match="secret-file"):  # no sidecar is started
         create_handler(params)
     (key,) = conf
     assert f"--rdzv-conf: {key} has no effect" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("creator", "source", "wrong"),
-    [
-        (create_handler, "slrum", 'secret_source: got "slrum"; expected auto or munge'),
-        (create_etcd_handler, "munge", "expected a secret_file, for a run in etcd"),
-    ],
-)
-def test_a_source_without_a_secret_is_a_value_error(
-    creator: RendezvousHandlerCreator,
-    source: str,
-    wrong: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with pytest.raises(ValueError, match=wrong):
-        creator(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1, secret_source=source))
 
 
 @pytest.mark.parametrize(

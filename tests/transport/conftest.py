@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_agent.transport import Secret, munge
-from elastic_agent.transport.c10d import greeting, store, told_secret
+from elastic_agent.transport import Secret
+from elastic_agent.transport.c10d import greeting, store
 from tests.etcd import EtcdCluster
 
 from .support import PATIENCE_S, C10dScene, Scene, SealedC10dScene
@@ -24,8 +24,6 @@ def _calls_end_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CALL_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(greeting, "ANSWER_S", PATIENCE_S)
     monkeypatch.setitem(greeting.greeted.__kwdefaults__, "answer_s", PATIENCE_S)
-    monkeypatch.setattr(told_secret, "ANSWER_S", PATIENCE_S)
-    monkeypatch.setattr(munge, "TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

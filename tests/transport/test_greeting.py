@@ -29,7 +29,7 @@ class Store:
     host: c10d.C10dHost
     endpoint: Endpoint
 
-    def dial(self, secret: c10d.StoreSecret | None = OURS) -> c10d.C10dLink:
+    def dial(self, secret: Secret | None = OURS) -> c10d.C10dLink:
         return c10d.dial(self.endpoint, "run", PATIENCE_S, secret)
 
     def coordinator(self) -> c10d.C10dCoordinatorLink:
@@ -37,7 +37,7 @@ class Store:
 
 
 @contextmanager
-def served(secret: c10d.StoreSecret | None) -> Iterator[Store]:
+def served(secret: Secret | None) -> Iterator[Store]:
     """A store whose inbox is read, as a coordinator does."""
     host = c10d.find_or_host(Endpoint("127.0.0.1", 0), PATIENCE_S, secret)
     assert host is not None
@@ -118,7 +118,7 @@ def test_the_host_says_which_machine_an_agent_without_the_secret_is_on(
         wait_for("the last hint", lambda: any(" on last:" in line for line in refused(logged)))
     told = [line.partition(": ")[0].removeprefix("refused an agent on ") for line in refused(logged)]
     assert told == ["lab2", "lab3.example", "an-odd--31m-name", "x" * 64, "last"]
-    assert "has no secret; start it with the secret of this run (--secret-file or" in refused(logged)[0]
+    assert "has no secret; start it with the secret of this run (--secret-file)" in refused(logged)[0]
     assert "another secret" in refused(logged)[1]
 
 

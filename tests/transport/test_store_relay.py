@@ -20,7 +20,7 @@ from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, d
 from elastic_agent.transport.c10d.wire import probe_store
 from elastic_agent.transport.peers import peer_uid
 from elastic_agent.values import Endpoint
-from tests.other_users import OTHER_UID, is_refused, needs_other_users
+from tests.other_users import OTHER_UID, SPEAKS_TO_THE_STORE, is_refused, needs_other_users
 from tests.waiting import wait_for
 
 from .support import PATIENCE_S, in_another_process, raw_client
@@ -58,6 +58,15 @@ def test_another_user_is_refused_and_reported_once(store: BootstrapStore) -> Non
     assert [line["log_level"] for line in refusals] == ["warning"]
     assert f"port {store.address.port}" in refusals[0]["event"]
     assert f"user id {OTHER_UID}" in refusals[0]["event"]
+
+
+@needs_other_users
+def test_on_other_addresses_everybody_who_can_connect_is_served() -> None:
+    store = BootstrapStore.open("0.0.0.0", PortPicker(None, 0.0))
+    try:
+        assert not is_refused(OTHER_UID, "127.0.0.1", store.address.port, SPEAKS_TO_THE_STORE)
+    finally:
+        store.close()
 
 
 def test_the_store_itself_answers_nothing_but_the_relay(store: BootstrapStore) -> None:

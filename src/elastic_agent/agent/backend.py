@@ -37,9 +37,6 @@ def configured_backend(
     Raises:
         UsageError: the password for etcd or the run's secret cannot be read.
     """
-    # Then the backend makes a secret for this agent.
-    alone = settings.standalone and settings.secret_source != "auto"
-    secret = None if alone else configured_secret(settings, os.environ, variables.secret())
     is_etcd = settings.rdzv_backend == ETCD
     endpoint = settings.rdzv_endpoint or Endpoint("127.0.0.1", 0)
     return open_backend(
@@ -49,7 +46,7 @@ def configured_backend(
         lease_ttl_s=settings.lease_ttl,
         fence_margin_s=settings.fence_margin,
         port_range=settings.port_range,
-        secret=secret,
+        secret=configured_secret(settings, os.environ, variables.secret()),
         serve=serve,
     )
 

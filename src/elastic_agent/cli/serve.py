@@ -30,7 +30,6 @@ OPTIONS = (
     "log_level",
     "status_port",
     "secret_file",
-    "secret_source",
     "config",
 )
 """The settings that serve has."""

@@ -16,7 +16,7 @@ from elastic_agent.config.builder import SettingsBuilder
 from elastic_agent.config.directories import problem_with_file, problem_with_folder
 from elastic_agent.config.errors import UsageError, did_you_mean, quoted
 from elastic_agent.config.sources.base import Layer, Source
-from elastic_agent.config.value_types import ETCD, NO_SIGNAL
+from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.values import largest_world
 
 
@@ -87,21 +87,6 @@ def check_requeue(builder: SettingsBuilder) -> None:
     if builder.values["requeue"] == "never" and builder.is_given("requeue_command"):
         builder.warn(
             f"{builder.sources['requeue_command']} has no effect: {builder.sources['requeue']} is never"
-        )
-
-
-def check_secret_source(builder: SettingsBuilder) -> None:
-    """One source for the secret, which the store supports; raises ``UsageError``."""
-    chosen = builder.values["secret_source"]
-    if chosen != "auto" and builder.is_given("secret_file"):
-        raise builder.wrong(
-            "secret_source", f"but {builder.sources['secret_file']} is given as well", "only one of the two"
-        )
-    if chosen == "munge" and builder.values["rdzv_backend"] == ETCD:
-        raise builder.wrong(
-            "secret_source",
-            "but a run in etcd has no host that could tell the secret",
-            "--secret-file or ELASTIC_AGENT_SECRET",
         )
 
 

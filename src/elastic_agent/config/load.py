@@ -14,7 +14,6 @@ from elastic_agent.config.checks import (
     check_paths,
     check_requeue,
     check_script,
-    check_secret_source,
     leave_ignored_signals,
 )
 from elastic_agent.config.derive import derive_directories, derive_rendezvous
@@ -118,7 +117,6 @@ def resolve(
     check_notices(builder)
     check_node_counts(builder)
     check_requeue(builder)
-    check_secret_source(builder)
     script, script_args = _script(builder, line, file)
     _warn_of_misplaced_options(builder, script_args)
     if script:

@@ -1,7 +1,4 @@
-"""Where the secret of a run comes from: a file, a credential of systemd, or a variable.
-
-The other one (``--secret-source munge``) is in :mod:`elastic_agent.transport.munge`.
-"""
+"""Where the secret of a run comes from: a file, a credential of systemd, or a variable."""
 
 from __future__ import annotations
 
@@ -45,24 +42,6 @@ def run_secret(file: Path | None, environ: Mapping[str, str], variable: str | No
     if folder and (credential := Path(folder, CREDENTIAL)).exists():
         return _parsed(_read(credential, is_private=False), f"the credential {CREDENTIAL}")
     return _parsed(variable.encode("utf-8", "surrogateescape"), SECRET) if variable is not None else ()
-
-
-def check_only_munge(file: Path | None, environ: Mapping[str, str], variable: str | None) -> None:
-    """Check that no secret is given besides ``--secret-source munge``; arguments as for :func:`run_secret`.
-
-    Raises:
-        UsageError: there is one. Which of the two the other nodes would take is unknown.
-    """
-    folder = environ.get("CREDENTIALS_DIRECTORY")
-    given = [
-        *([f"--secret-file {file}"] if file is not None else []),
-        *([f"the credential {CREDENTIAL}"] if folder and Path(folder, CREDENTIAL).exists() else []),
-        *([f"the variable {SECRET}"] if variable is not None else []),
-    ]
-    if given:
-        raise UsageError(
-            f"--secret-source munge: got {given[0]} as well; expected only one of the two, the same on every node"
-        )
 
 
 def _read(file: Path, *, is_private: bool) -> bytes:

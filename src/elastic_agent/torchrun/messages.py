@@ -28,8 +28,6 @@ class Begin(Struct, frozen=True, tag=True):
     log_level: str
     secret: tuple[bytes, ...] = ()
     """What all agents of the run share; empty: there is none."""
-    munge_uid: int | None = None
-    """This user's id, if the host of the store tells the secret with MUNGE instead; None: it does not."""
     port_range: PortRange | None = None
     """The ports for bootstrap stores; None: any."""
 

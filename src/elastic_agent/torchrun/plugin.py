@@ -22,7 +22,7 @@ from elastic_agent.config.derive import ETCD_ONLY
 from elastic_agent.config.directories import default_state_dir, make_state_dir
 from elastic_agent.config.errors import BadValueError, UsageError, masked
 from elastic_agent.config.etcd_password import etcd_access, exposures
-from elastic_agent.config.run_secret import check_only_munge, run_secret
+from elastic_agent.config.run_secret import run_secret
 from elastic_agent.config.secret_variables import take_secret_variables
 from elastic_agent.config.settings import Settings, spec_by_name
 from elastic_agent.config.sources.base import Given, Layer, Source
@@ -31,7 +31,6 @@ from elastic_agent.config.value_types import ENDPOINT, parse_endpoints
 from elastic_agent.config.values import NodeRange
 from elastic_agent.installed import installed_version
 from elastic_agent.protocol import RECORD_VERSION, Fingerprint, Member, State
-from elastic_agent.transport import Munge, MungeError
 from elastic_agent.values import (
     DEFAULT_PORT,
     ETCD_PORT,
@@ -85,8 +84,6 @@ def _create(params: RendezvousParameters, *, is_etcd: bool) -> RendezvousHandler
         return _create_with(params, endpoint, _settings(params, is_etcd=is_etcd), is_etcd=is_etcd)
     except UsageError as error:
         raise ValueError(str(error)) from None
-    except MungeError as error:
-        raise ValueError(f"--rdzv-conf secret_source=munge: {error}") from None
 
 
 def _create_with(
@@ -117,8 +114,8 @@ def _create_with(
         state_dir,
         params.local_addr,
         _log_level(os.environ.get("LOGLEVEL", "")),
-        *_secret(settings, is_etcd=is_etcd),
-        port_range=settings.port_range,
+        run_secret(settings.secret_file, os.environ, _secret_variable()),
+        settings.port_range,
     )
     return ElasticRendezvous(params.backend, params.run_id, begin, policy.join_timeout_s)
 
@@ -156,22 +153,9 @@ def _parsed(name: str, given: Given) -> Any:
         raise usage_error(given, spec, bad) from None
 
 
-def _secret(settings: Settings, *, is_etcd: bool) -> tuple[tuple[bytes, ...], int | None]:
-    """The run's secret, and this user's id if it is told with MUNGE.
-
-    Its variable is removed from the environment, so that no worker inherits it.
-    """
-    if settings.secret_source != "munge":
-        return run_secret(settings.secret_file, os.environ, _secret_variable()), None
-    if is_etcd:
-        raise UsageError("--rdzv-conf secret_source: got munge; expected a secret_file, for a run in etcd")
-    check_only_munge(settings.secret_file, os.environ, _secret_variable())
-    return (), Munge.of_this_user().uid
-
-
 @functools.cache
 def _secret_variable() -> str | None:
-    """Taken out of the environment once; a second handler in this process needs it, too."""
+    """Taken out of the environment once: workers must not inherit it, and a second handler of this process needs it."""
     return take_secret_variables().secret()
 
 

@@ -38,7 +38,6 @@ from elastic_agent.rendezvous.run_history import RunHistoryStore, c10d_store
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import (
     AbandonableThread,
-    Munge,
     Obstacle,
     Secret,
     StoreLostError,
@@ -75,12 +74,6 @@ class _Presence:
     """torchrun got this world."""
 
 
-def _secret(begin: Begin) -> Secret | Munge | None:
-    if begin.munge_uid is not None:
-        return Munge(begin.munge_uid)
-    return Secret(begin.secret) if begin.secret else None
-
-
 class Sidecar:
     """One torchrun's part in the run."""
 
@@ -96,7 +89,7 @@ class Sidecar:
             lease_ttl_s=policy.lease_ttl_s,
             fence_margin_s=policy.fence_margin_s,
             port_range=begin.port_range,
-            secret=_secret(begin),
+            secret=Secret(begin.secret) if begin.secret else None,
         )
         self._backend.history_store = RunHistoryStore(begin.state_dir, _store(begin))
         self._backend.run_id = begin.run_id

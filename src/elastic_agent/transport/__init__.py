@@ -35,7 +35,6 @@ from .base import (
     not_a_store,
     silent,
 )
-from .munge import Munge, MungeError
 from .port_holder import holder_of
 from .remedies import how_to_reach
 from .sealing import Seal, Secret, Unverified
@@ -44,8 +43,6 @@ __all__ = [
     "AbandonableThread",
     "CoordinatorLink",
     "ExchangeLink",
-    "Munge",
-    "MungeError",
     "NodeLink",
     "NotAStoreError",
     "Obstacle",

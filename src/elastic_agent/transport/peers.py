@@ -31,28 +31,9 @@ def peer_uid(connection: socket.socket) -> int | None:
         OSError: the kernel does not answer, or the connection was reset.
     """
     uid = _owner(connection.family, connection.getpeername(), connection.getsockname())
-    check_connected(connection)
-    return uid
-
-
-def check_connected(connection: socket.socket) -> None:
-    """To be called when the owner of the other end is known: it may be that of a later connection with the same ports.
-
-    There can be none before this one was reset.
-
-    Raises:
-        OSError: it was reset.
-    """
+    # Raises an error if this connection was reset: only then can a later one have the same ports, and another owner.
     connection.getpeername()
-
-
-def connection_uid(family: int, own: tuple[str, int], peer: tuple[str, int]) -> int | None:
-    """The user of the established TCP connection with these ends, the first one of this machine; None if there is none.
-
-    Raises:
-        OSError: the kernel does not answer.
-    """
-    return _owner(family, own, peer)
+    return uid
 
 
 def check_peers_are_told(host: str, family: int) -> None:

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from types import SimpleNamespace
 
 import msgspec
 
 from elastic_agent.protocol import Plan
-from elastic_agent.transport import Secret
-from elastic_agent.transport.c10d.greeting import HELLO, Doorkeeper, _ids, _source
-from elastic_agent.transport.c10d.identification import (
-    AgentEnd,
-    Answer,
-    Ends,
-    IdentificationError,
-    Question,
-    RelayEnd,
-)
+from elastic_agent.transport.c10d.greeting import HELLO, Doorkeeper, _ids
 from elastic_agent.transport.c10d.keys import ROOT, name_in, names_in
 from elastic_agent.transport.c10d.plans import PlanReader, _pack, _parts_of
-from elastic_agent.transport.c10d.responder import is_same_users
 from elastic_agent.transport.c10d.sealed import KINDS
-from elastic_agent.transport.c10d.told_secret import secret_told, telling
 from elastic_agent.transport.etcd.client import News
 from elastic_agent.transport.etcd.plans import PlanReader as EtcdPlanReader
-from elastic_agent.transport.munge import MungeError, parse_decoded
 from elastic_agent.transport.record_reader import RecordReader, lease_in, lease_over
 from elastic_agent.transport.sealed_records import RunSeal, SealedRecords
 from tests.fuzz.target import Target, ViolationError, check_shown
@@ -35,8 +22,6 @@ from tests.transport.support import lease
 from . import support
 
 _PREFIX = f"{ROOT}/r/run"
-_SEAL = support.SECRET.seal(b"bootstrap")
-_QUESTION = "0" * 32
 _PLAIN = SimpleNamespace(opened=lambda key, data: data)
 """A client of etcd without a secret."""
 
@@ -50,7 +35,6 @@ def targets() -> list[Target]:
     parts = tuple(part for _, some in plans for part in some.values())
     seal = RunSeal(support.SECRET.seal(), support.SECRET.seal(b"epoch"))
     sealed = tuple(SealedRecords(seal, KINDS).closed(f"{_PREFIX}/l/a", one) for one in samples[support.Lease])
-    told = telling(_QUESTION, Secret((b"0" * 64,)))
     greetings = (b"run job-1", b"job abcdef run-1", b"over abcdef run-1")
     plan_reading = ("transport/c10d/plans.py PlanReader.open", "transport/c10d/plans.py _parts_of")
     return [
@@ -68,42 +52,8 @@ def targets() -> list[Target]:
         Target("store-names", (b"\na\nb", b"a\nnode-1.x\n..\n", b"12345678,abcdef01"), _names),
         Target("greeting", greetings, _greeting, weight=0.5),
         Target("greeting-hint", (HELLO + b"a" * 32,), _hint, weight=0.5),
-        Target("munge", (b"UID:     1000\n\n" + told, b"UID:     ann (1000)\n\n" + told), _munge, weight=0.5),
         Target("etcd-plan", samples[Plan], _etcd_plan),
-        Target(
-            "identification",
-            (AgentEnd(_SEAL).hello(), *_messages()),
-            _identification,
-            (
-                "transport/c10d/identification.py Question.decode",
-                "transport/c10d/identification.py Answer.decode",
-                "transport/c10d/identification.py _Channel._contents",
-            ),
-        ),
     ]
-
-
-def _messages() -> tuple[bytes, ...]:
-    """Contents of messages, which a program with the secret can choose."""
-    ends = Ends(("10.0.0.2", 40123), ("10.0.0.1", 29401))
-    return Question(7, ends).encode(), Answer(7, is_same_user=True).encode()
-
-
-def _identification(data: bytes) -> None:
-    """As the first bytes of a connection, as a sealed message on a channel that is open, and as its content."""
-    with contextlib.suppress(IdentificationError):
-        RelayEnd(_SEAL).received(data)
-    agent, relay = AgentEnd(_SEAL), RelayEnd(_SEAL)
-    reply, _ = relay.received(agent.hello())
-    agent.received(reply)
-    relay.received(agent.proof())
-    for end in (agent, relay):
-        with contextlib.suppress(IdentificationError):
-            end.received(data)
-    with contextlib.suppress(IdentificationError):
-        Answer.decode(data)
-    with contextlib.suppress(IdentificationError):
-        is_same_users(Question.decode(data).ends)
 
 
 def _reader(data: bytes) -> None:
@@ -161,9 +111,8 @@ def _names(data: bytes) -> None:
     for name in names_in(data):
         if name in (".", "..") or "/" in name or name_in(name.encode()) != name:
             raise ViolationError(f"{name!r} is no name")
-    store = support.MemoryStore({f"{ROOT}/key": data})
-    _ids(store)  # type: ignore[arg-type]
-    check_shown(_source(store))  # type: ignore[arg-type]
+    for shown in _ids(support.MemoryStore({f"{ROOT}/key": data})):  # type: ignore[arg-type]
+        check_shown(shown)
 
 
 def _greeting(data: bytes) -> None:
@@ -181,18 +130,6 @@ def _greeting(data: bytes) -> None:
 def _hint(data: bytes) -> None:
     keeper, store = Doorkeeper(support.SECRET), support.MemoryStore()
     keeper.answer(store, data)  # type: ignore[arg-type]
-
-
-def _munge(data: bytes) -> None:
-    """What unmunge prints, and what others can have had put into a credential."""
-    try:
-        uid, payload = parse_decoded(data)
-    except MungeError as problem:
-        check_shown(str(problem))
-        return
-    told = secret_told(payload, _QUESTION)
-    if told is not None and (telling(_QUESTION, told) != payload or uid < 0):
-        raise ViolationError(f"{payload!r} tells no secret")
 
 
 def _etcd_plan(data: bytes) -> None:

@@ -45,7 +45,7 @@ class RendezvousSettings:
         value_types.CONF,
         None,
         "More settings as KEY=VALUE,...: join_timeout, settle, start_timeout, lease_ttl, fence_margin, "
-        "port_range, secret_file, secret_source, etcd_prefix, etcd_user, etcd_password_file; and torch's timeout "
+        "port_range, secret_file, etcd_prefix, etcd_user, etcd_password_file; and torch's timeout "
         "(join_timeout), last_call_timeout (settle), and its names for the etcd certificates.",
         torchrun=True,
     )
@@ -100,13 +100,7 @@ class RendezvousSettings:
         "each other's records. Also read from systemd's credential elastic-agent-secret or from the variable "
         "ELASTIC_AGENT_SECRET, which workers do not inherit.",
         shown_default="none; an agent without an endpoint makes one for itself",
-    )
-    secret_source: str = setting(
-        value_types.choice(("auto", "munge"), metavar="SOURCE"),
-        "auto",
-        "Where the secret of the run comes from; the same on every node. auto: from --secret-file, the credential or "
-        "the variable, if one of them is there. munge: the host of the store creates a secret and tells it to agents "
-        "of its user with MUNGE, which must run on every node (not with etcd).",
+        abbreviated=False,  # --secret SECRET is a mistake, not a file's name
     )
     port_range: PortRange | None = setting(
         value_types.PORT_RANGE,

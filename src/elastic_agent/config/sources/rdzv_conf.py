@@ -27,7 +27,6 @@ MEANING = {
     "etcd_user": "etcd_user",
     "etcd_password_file": "etcd_password_file",
     "secret_file": "secret_file",
-    "secret_source": "secret_source",
 }
 """Key to setting. A key that bears the setting's own name goes before one that means the same."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_agent.transport import Munge, Secret
+from elastic_agent.transport import Secret
 from elastic_agent.transport.c10d import ServeStore, serve_here
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
@@ -21,13 +21,12 @@ def open_backend(
     lease_ttl_s: float,
     fence_margin_s: float,
     port_range: PortRange | None = None,
-    secret: Secret | Munge | None = None,
+    secret: Secret | None = None,
     serve: ServeStore = serve_here,
 ) -> RendezvousBackend:
     """The rendezvous backend for the endpoint: etcd if ``access`` is given, else c10d. Does not connect yet.
 
-    ``secret``: what the agents of the run share; ``Munge``, for c10d only: the store's host tells them. ``serve``:
-    serves stores.
+    ``secret``: what the agents of the run share. ``serve``: serves stores.
     """
     port_rest_s = 2 * (lease_ttl_s + fence_margin_s)
     if access is None:
@@ -38,7 +37,6 @@ def open_backend(
         )
     from .etcd.backend import EtcdBackend  # gRPC takes a quarter of a second
 
-    assert not isinstance(secret, Munge)  # the settings refuse it
     return EtcdBackend(
         endpoint,
         access,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,17 +12,8 @@ from elastic_agent.files import with_remedy
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan, Seat
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport import NodeLink, Obstacle, ReportLink, Seal
-from elastic_agent.transport.c10d import (
-    BootstrapStore,
-    PortPicker,
-    Responder,
-    ServeStore,
-    StoreSecret,
-    ToldSecret,
-    bootstrap_seal,
-    join_bootstrap,
-)
+from elastic_agent.transport import NodeLink, Obstacle, ReportLink, Secret
+from elastic_agent.transport.c10d import BootstrapStore, PortPicker, ServeStore, dial_bootstrap
 from elastic_agent.values import Endpoint, PortRange
 
 
@@ -37,7 +27,7 @@ class RendezvousBackend(abc.ABC):
         *,
         port_range: PortRange | None,
         port_rest_s: float,
-        secret: StoreSecret | None,
+        secret: Secret | None,
         serve: ServeStore,
     ) -> None:
         """Prepare; connects to nothing.
@@ -47,7 +37,7 @@ class RendezvousBackend(abc.ABC):
             state_dir: this agent's.
             port_range: the ports for bootstrap stores; None: any.
             port_rest_s: for how long no bootstrap store's port is used again, seconds.
-            secret: what all agents of the run share, or how they learn it; None: they share none.
+            secret: what all agents of the run share; None: they share none.
             serve: serves stores.
         """
         self.run_id: str | None = None
@@ -59,7 +49,6 @@ class RendezvousBackend(abc.ABC):
         self._secret = secret
         self._serve = serve
         self._ports = PortPicker(port_range, port_rest_s)
-        self._bootstrap = _JoinedBootstrap()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed: asyncio.Event | None = None
         self._log = get_logger()
@@ -119,18 +108,11 @@ class RendezvousBackend(abc.ABC):
 
     def offer_bootstrap(self, local_address: str) -> BootstrapStore:
         """A fresh store for the workers of the next generation."""
-        return BootstrapStore.open(local_address, self._ports, self._bootstrap_seal(), self._serve)
+        return BootstrapStore.open(local_address, self._ports, self._serve)
 
     def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
-        """Check that a generation's bootstrap store answers, and have it admit the workers of this node."""
-        number = self._bootstrap.begin()
-        self._bootstrap.joined(number, join_bootstrap(address, self._bootstrap_seal(), timeout_s))
-
-    def _bootstrap_seal(self) -> Seal | None:
-        if self._secret is None or self.run_id is None:
-            return None
-        known = self._secret.known() if isinstance(self._secret, ToldSecret) else self._secret
-        return bootstrap_seal(known, self.run_id)
+        """Check that a generation's bootstrap store answers."""
+        dial_bootstrap(address, timeout_s)
 
     def is_at_store(self, seat: Seat) -> bool:
         """Return whether this node is on the machine of the store."""
@@ -181,33 +163,6 @@ class RendezvousBackend(abc.ABC):
         if isinstance(error, Exception):
             self._log.warning("cannot write the state directory", error=with_remedy(error))
 
+    @abc.abstractmethod
     def close(self) -> None:
-        """Stop whatever is done for others, and for the workers of this node."""
-        self._bootstrap.close()
-
-
-class _JoinedBootstrap:
-    """The channel to the bootstrap store that was dialled last. A dial that was given up may end after a later one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._newest = 0
-        self._responder: Responder | None = None
-
-    def begin(self) -> int:
-        """The number of a dial that begins now."""
-        with self._lock:
-            self._newest += 1
-            return self._newest
-
-    def joined(self, number: int, responder: Responder | None) -> None:
-        """The dial of this number has ended."""
-        with self._lock:
-            if number == self._newest:
-                responder, self._responder = self._responder, responder
-        if responder is not None:
-            responder.close()
-
-    def close(self) -> None:
-        """Close the channel; a dial that has not ended yet is in vain."""
-        self.joined(self.begin(), None)
+        """Stop whatever is done for others."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from .bootstrap import BootstrapStore, PortPicker, bootstrap_seal, dial_bootstrap, join_bootstrap
+from .bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from .connection import agree_run_id, open_store, release_run_id
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .exchange import C10dExchangeLink, dial_exchange
-from .greeting import Numbers, StoreSecret
+from .greeting import Numbers
 from .host import C10dHost, find_or_host
 from .link import C10dLink, dial
 from .report_link import C10dReportLink, dial_reports
-from .responder import Responder
 from .server_process import ServeStore, StoreServers, serve_here
 from .store import CALL_TIMEOUT_S, StoreClient
-from .told_secret import ToldSecret, store_secret
 
 __all__ = [
     "CALL_TIMEOUT_S",
@@ -26,22 +24,16 @@ __all__ = [
     "C10dReportLink",
     "Numbers",
     "PortPicker",
-    "Responder",
     "ServeStore",
     "StoreClient",
-    "StoreSecret",
     "StoreServers",
-    "ToldSecret",
     "agree_run_id",
-    "bootstrap_seal",
     "dial",
     "dial_bootstrap",
     "dial_exchange",
     "dial_reports",
     "find_or_host",
-    "join_bootstrap",
     "open_store",
     "release_run_id",
     "serve_here",
-    "store_secret",
 ]

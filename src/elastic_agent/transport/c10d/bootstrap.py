@@ -11,14 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from elastic_agent.protocol import Address
-from elastic_agent.store_servers import allow_many_connections
-from elastic_agent.transport.addresses import connect, is_loopback_name, listen
+from elastic_agent.transport.addresses import connect, listen
 from elastic_agent.transport.base import TransportError, UnreachableError
-from elastic_agent.transport.sealing import Seal, Secret
 
-from .responder import Responder, check_users_are_told
 from .server_process import ServeStore, serve_here
-from .store_relay import StoreRelay, is_loopback, keep_other_users_out
+from .store_relay import StoreRelay, keep_other_users_out
 from .wire import probe_store
 
 MAX_TRIES = 64
@@ -124,16 +121,15 @@ class BootstrapStore:
         cls,
         local_address: str,
         ports: PortPicker,
-        seal: Seal | None = None,
         serve: ServeStore = serve_here,
     ) -> BootstrapStore:
         """Serve a new store under ``local_address``; on a loopback address, for processes of this user only.
 
+        On another address, it is served to everybody who can connect, as under torchrun.
+
         Args:
             local_address: of this machine.
             ports: which port to use.
-            seal: of the run (:func:`bootstrap_seal`), if its agents share a secret: then the store is served, on other
-                addresses too, to processes of this user and of the users of the other agents only.
             serve: serves the store.
 
         Raises:
@@ -143,7 +139,7 @@ class BootstrapStore:
         port = int(sock.getsockname()[1])
         relay = None
         try:
-            relay = _relay(sock, seal)
+            relay = keep_other_users_out(sock, _WHAT)
             address = own_address(sock)
             close = serve(sock if relay is None else relay.store_listener, address)
         except TransportError as error:
@@ -164,49 +160,10 @@ class BootstrapStore:
             self._ports.released(self.address.port, rests=self.rests)
 
 
-def _relay(sock: socket.socket, seal: Seal | None) -> StoreRelay | None:
-    """What keeps others from the store that is to be served at this socket; None: nothing.
-
-    Raises:
-        TransportError: the run has a secret, and this machine has no means to keep others from the store.
-    """
-    if seal is None or is_loopback(sock):
-        return keep_other_users_out(sock, _WHAT)
-    check_users_are_told()
-    allow_many_connections()
-    try:
-        return StoreRelay(sock, _WHAT, seal)
-    except OSError as error:
-        raise TransportError(
-            f"with a secret, it has to be kept from others, and this machine has no means for that ({error})"
-        ) from None
-
-
-def bootstrap_seal(secret: Secret, run_id: str) -> Seal:
-    """The seal of what agents say about connections to the bootstrap stores of a run."""
-    return secret.seal(b"bootstrap stores of run " + run_id.encode())
-
-
 def own_address(sock: socket.socket) -> str:
     """How this process itself reaches its listening socket."""
     address = str(sock.getsockname()[0])
     return "127.0.0.1" if address in ("0.0.0.0", "::") else address  # "::" takes IPv4 too, see listen()
-
-
-def join_bootstrap(address: Address, seal: Seal | None, timeout_s: float) -> Responder | None:
-    """Check that a bootstrap store answers, and have it admit this machine's workers.
-
-    Returns:
-        What has to stay open while workers connect. None: nothing; the store admits everything that can connect, or
-        this machine alone.
-
-    Raises:
-        TransportError: it does not answer, or does not have the seal of the run; the message is one line.
-    """
-    if seal is not None and not is_loopback_name(address.host):
-        return Responder(address, seal, timeout_s)
-    dial_bootstrap(address, timeout_s)
-    return None
 
 
 def dial_bootstrap(address: Address, timeout_s: float) -> None:

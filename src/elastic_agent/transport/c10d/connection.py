@@ -9,9 +9,10 @@ from elastic_agent.transport.addresses import connect, is_local, local_address_t
 from elastic_agent.transport.base import NotAStoreError, Obstacle, UnreachableError
 from elastic_agent.transport.port_holder import holder_of
 from elastic_agent.transport.record_reader import log_invalid
+from elastic_agent.transport.sealing import Secret
 from elastic_agent.values import Endpoint
 
-from .greeting import StoreSecret, agreed, check_no_secret_needed, released
+from .greeting import agreed, check_no_secret_needed, released
 from .keys import CLEARING, ROOT, enlist, name_in, names_in, run_prefix
 from .store import StoreClient
 from .wire import probe_store
@@ -89,7 +90,7 @@ def _store_id(client: StoreClient, endpoint: Endpoint) -> str:
 
 
 def agree_run_id(
-    endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s: float, secret: StoreSecret | None = None
+    endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s: float, secret: Secret | None = None
 ) -> str:
     """The run id of this job at the endpoint: the one agreed before, else ``proposal``."""
     client, _, _ = open_store(endpoint, timeout_s)
@@ -112,7 +113,7 @@ def agree_run_id(
 
 
 def release_run_id(
-    endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float, secret: StoreSecret | None = None
+    endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float, secret: Secret | None = None
 ) -> None:
     """That run is over: the next job with this fingerprint is another run."""
     client, _, _ = open_store(endpoint, timeout_s)

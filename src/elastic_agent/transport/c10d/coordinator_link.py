@@ -17,7 +17,6 @@ from .keys import CLEARING, MAX_STATUS_CHARS, ROOT, name_in, names_in, run_prefi
 from .plans import PlanReader, PlanWriter
 from .reports import remove_old_reports
 from .store import StoreClient
-from .told_secret import ASK, Teller
 
 MAX_HINTS = 4096
 """So many hints are taken at once; the rest is taken the next time."""
@@ -35,11 +34,10 @@ class _Receiver(threading.Thread):
     Not by the coordinator itself, which turns at certain times: each time-out of a wait for the store costs 0.3 ms.
     """
 
-    def __init__(self, client: StoreClient, doorkeeper: Doorkeeper | None, teller: Teller | None) -> None:
+    def __init__(self, client: StoreClient, doorkeeper: Doorkeeper | None) -> None:
         super().__init__(name="elastic-inbox", daemon=True)
         self._client = client
         self._doorkeeper = doorkeeper
-        self._teller = teller
         self._refusals = Refusals()
         self.batches: queue.SimpleQueue[list[bytes] | Exception] = queue.SimpleQueue()
         """What came; at the end, why no more will come."""
@@ -65,9 +63,6 @@ class _Receiver(threading.Thread):
         if self._doorkeeper is not None and item.startswith(REFUSED):
             self._doorkeeper.refused(item, time.monotonic())
             return True
-        if self._teller is not None and item.startswith(ASK):
-            self._teller.take(item)
-            return True
         return False
 
 
@@ -81,10 +76,9 @@ class C10dInbox:
         report_invalid: ReportInvalid = log_invalid,
         *,
         doorkeeper: Doorkeeper | None = None,
-        teller: Teller | None = None,
     ) -> None:
-        """``doorkeeper``: answers greetings; None: every client is let in. ``teller``: tells the secret, if it may."""
-        self._receiver = _Receiver(waiting, doorkeeper, teller)
+        """``doorkeeper``: answers greetings; None: every client is let in."""
+        self._receiver = _Receiver(waiting, doorkeeper)
         self._requests = requests
         self._report_invalid = report_invalid
         self._reported = False

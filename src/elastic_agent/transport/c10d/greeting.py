@@ -12,8 +12,7 @@ name was never used before, the answer is no recording, and neither are the reco
     The name ends in that of the client's machine, for the host's log. "- MACHINE", in the inbox: an agent there has no
     secret.
 
-    key               the ids of the coordinator's secrets, and "munge" if it can be asked for them (see
-                      :mod:`.told_secret`), as a hint for error messages; missing if it has none
+    key               the ids of the coordinator's secrets, as a hint for error messages; missing if it has none
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from typing import TypeAlias
 
 from elastic_agent.logs import get_logger
 from elastic_agent.transport.base import StoreLostError, TransportError, WrongKeyError
@@ -36,10 +34,6 @@ from elastic_agent.values import Endpoint
 from .keys import ROOT, name_in
 from .sealed import sealed
 from .store import StoreClient
-from .told_secret import SOURCE, ToldSecret
-
-StoreSecret: TypeAlias = Secret | ToldSecret
-"""How an agent knows the secret of a store: it has it, or asks the store's host."""
 
 HELLO = b"? "
 """Begins a hint to a greeting in the coordinator's inbox; no run has this name."""
@@ -59,10 +53,10 @@ _MAX_NAME = 64
 _MAX_REPORTED = 100
 
 
-def announce(client: StoreClient, secret: Secret | None, *, can_be_asked: bool = False) -> None:
-    """Have clients without the secret know that they need it, and whether they can ask for it."""
+def announce(client: StoreClient, secret: Secret | None) -> None:
+    """Have clients without the secret know that they need it."""
     if secret is not None:
-        client.put(_IDS, ",".join((*secret.ids, *([SOURCE] if can_be_asked else []))).encode())
+        client.put(_IDS, ",".join(secret.ids).encode())
 
 
 class Numbers:
@@ -85,7 +79,7 @@ def greeted(
     client: StoreClient,
     endpoint: Endpoint,
     run_id: str,
-    secret: StoreSecret | None,
+    secret: Secret | None,
     numbers: Numbers | None = None,
     *,
     answer_s: float = ANSWER_S,
@@ -96,18 +90,17 @@ def greeted(
         client: the connection.
         endpoint: the store, as users write it.
         run_id: the run.
-        secret: of this agent, or how it asks for it; None: it has none.
+        secret: of this agent; None: it has none.
         numbers: of the run's records, shared by all connections of this process to it; None: this one alone.
         answer_s: for how long to wait for the coordinator's answer.
 
     Raises:
         WrongKeyError: the coordinator has another secret, or only one of the two has one.
-        StoreLostError: the coordinator does not answer, or the host did not tell its secret.
+        StoreLostError: the coordinator does not answer.
     """
     _check_no_secret(client, endpoint, secret)
     if secret is None:
         return client
-    secret = _known(client, endpoint, secret)
     epoch = _asked(client, endpoint, f"run {run_id}", secret, answer_s)
     if len(epoch) != EPOCH_BYTES:
         raise _mismatch(client, endpoint, secret)
@@ -115,22 +108,17 @@ def greeted(
     return sealed(client, RunSeal(secret.seal(), secret.seal(epoch), newest))
 
 
-def agreed(
-    client: StoreClient, endpoint: Endpoint, fingerprint: str, proposal: str, secret: StoreSecret
-) -> str:
+def agreed(client: StoreClient, endpoint: Endpoint, fingerprint: str, proposal: str, secret: Secret) -> str:
     """The run id of this job, as the coordinator knows it; else ``proposal``. Errors as for :func:`greeted`."""
-    secret = _known(client, endpoint, secret)
     answer = _asked(client, endpoint, f"job {fingerprint} {proposal}", secret, ANSWER_S)
     if (name := name_in(answer)) is None:
         raise _mismatch(client, endpoint, secret)
     return name
 
 
-def released(
-    client: StoreClient, endpoint: Endpoint, fingerprint: str, run_id: str, secret: StoreSecret
-) -> None:
+def released(client: StoreClient, endpoint: Endpoint, fingerprint: str, run_id: str, secret: Secret) -> None:
     """That run of the job is over: the next one is another run. Errors as for :func:`greeted`."""
-    _asked(client, endpoint, f"over {fingerprint} {run_id}", _known(client, endpoint, secret), ANSWER_S)
+    _asked(client, endpoint, f"over {fingerprint} {run_id}", secret, ANSWER_S)
 
 
 def check_no_secret_needed(client: StoreClient, endpoint: Endpoint) -> None:
@@ -138,19 +126,14 @@ def check_no_secret_needed(client: StoreClient, endpoint: Endpoint) -> None:
     _check_no_secret(client, endpoint, None)
 
 
-def _check_no_secret(client: StoreClient, endpoint: Endpoint, secret: StoreSecret | None) -> None:
+def _check_no_secret(client: StoreClient, endpoint: Endpoint, secret: Secret | None) -> None:
     if secret is None and (theirs := _ids(client)):
         with contextlib.suppress(TransportError):  # it is for the host's log alone
             client.push(f"{ROOT}/inbox", f"{REFUSED.decode()}{_machine()}")
         raise WrongKeyError(
             f"the store at {endpoint} accepts only agents with its secret (key id {theirs[0]}), and this agent has "
-            f"none; pass the same {_source(client)} to every agent"
+            "none; pass the same --secret-file to every agent"
         )
-
-
-def _known(client: StoreClient, endpoint: Endpoint, secret: StoreSecret) -> Secret:
-    """The secret itself; errors as for :func:`greeted`."""
-    return secret.of_store(client, endpoint, _announced(client)) if isinstance(secret, ToldSecret) else secret
 
 
 def _asked(client: StoreClient, endpoint: Endpoint, question: str, secret: Secret, answer_s: float) -> bytes:
@@ -177,17 +160,9 @@ def _asked(client: StoreClient, endpoint: Endpoint, question: str, secret: Secre
 
 
 def _ids(client: StoreClient) -> list[str]:
-    return [one for one in _announced(client) if len(one) == 8 and one.isalnum()]
-
-
-def _announced(client: StoreClient) -> list[str]:
-    """The ids, and ``SOURCE`` if the host can be asked."""
-    return (client.peek(_IDS) or b"")[:256].decode("ascii", "replace").split(",")
-
-
-def _source(client: StoreClient) -> str:
-    """What an agent needs for this store, in words."""
-    return f"--secret-source {SOURCE}" if SOURCE in _announced(client) else "--secret-file or --secret-source"
+    """The ids of the coordinator's secrets, as the store has them."""
+    announced = (client.peek(_IDS) or b"")[:256].decode("ascii", "replace").split(",")
+    return [one for one in announced if len(one) == 8 and one.isalnum()]
 
 
 def _mismatch(client: StoreClient, endpoint: Endpoint, secret: Secret) -> WrongKeyError:
@@ -199,7 +174,7 @@ def _mismatch(client: StoreClient, endpoint: Endpoint, secret: Secret) -> WrongK
         )
     return WrongKeyError(
         f"the store at {endpoint} has another secret (key id {theirs[0]}) than this agent (key id {secret.ids[0]}); "
-        f"give every agent the same {_source(client)}, elastic-agent serve too"
+        "give every agent the same --secret-file, elastic-agent serve too"
     )
 
 
@@ -315,5 +290,5 @@ class Doorkeeper:
         return RunSeal(self._base, self._secret.seal(epoch))
 
     def _report(self, machine: str, why: str, now_s: float) -> None:
-        remedy = "start it with the secret of this run (--secret-file or --secret-source)"
+        remedy = "start it with the secret of this run (--secret-file)"
         self._refusals.report(machine, f"{why}; {remedy}", now_s)

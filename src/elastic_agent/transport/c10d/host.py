@@ -22,20 +22,19 @@ from elastic_agent.values import Endpoint
 from .bootstrap import own_address
 from .connection import holder_here
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
-from .greeting import Doorkeeper, StoreSecret, announce
+from .greeting import Doorkeeper, announce
 from .keys import ROOT
 from .report_link import C10dReportLink
 from .sealed import sealed
 from .server_process import ServeStore, serve_here
 from .store import CALL_TIMEOUT_S, StoreClient
 from .store_relay import keep_other_users_out
-from .told_secret import Teller, ToldSecret
 
 
 def find_or_host(
     endpoint: Endpoint,
     timeout_s: float,
-    secret: StoreSecret | None = None,
+    secret: Secret | None = None,
     serve: ServeStore = serve_here,
 ) -> C10dHost | None:
     """Host the store if there is none and the endpoint is this machine; None if there is one.
@@ -82,7 +81,7 @@ class C10dHost:
     def __init__(
         self,
         sock: socket.socket,
-        secret: StoreSecret | None = None,
+        secret: Secret | None = None,
         *,
         alone: bool = False,
         serve: ServeStore = serve_here,
@@ -104,34 +103,30 @@ class C10dHost:
         self._address = own_address(sock)
         self._shared: StoreClient | None = None
         """The connection of all coordinator's links: a run that is only a name must cost nothing."""
-        own = secret.own() if isinstance(secret, ToldSecret) else secret
-        self._doorkeeper = Doorkeeper(own) if own is not None else None
+        self._doorkeeper = Doorkeeper(secret) if secret is not None else None
         self._relay = keep_other_users_out(sock, "the store of this run") if alone else None
-        self._teller: Teller | None = None
         self._close_store: Callable[[], None] = lambda: None
         try:
             self._close_store = serve(
                 sock if self._relay is None else self._relay.store_listener, self._address
             )
-            self._open(secret, own)
+            self._open(secret)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, secret: StoreSecret | None, own: Secret | None) -> None:
+    def _open(self, secret: Secret | None) -> None:
         """Write what clients look for."""
-        if isinstance(secret, ToldSecret) and own is not None:
-            self._teller = secret.teller(self._client(), own)
         client = self._client()
         # Before the id: clients wait for that.
-        announce(client, own, can_be_asked=self._teller is not None)
+        announce(client, secret)
         client.put(f"{ROOT}/id", self.store_id.encode())
         client.confirm()
         client.close()
 
     def inbox(self) -> C10dInbox:
         """The coordinator's inbox, on connections of its own."""
-        return C10dInbox(self._client(), self._client(), doorkeeper=self._doorkeeper, teller=self._teller)
+        return C10dInbox(self._client(), self._client(), doorkeeper=self._doorkeeper)
 
     def coordinator_link(self, run_id: str) -> C10dCoordinatorLink:
         """The coordinator's link to one run. All of them share a connection, and are used by one thread at a time."""
@@ -156,8 +151,6 @@ class C10dHost:
 
     def close(self) -> None:
         """Stop serving."""
-        if self._teller is not None:
-            self._teller.close()
         self._close_store()
         if self._relay is not None:
             self._relay.close()

@@ -10,11 +10,11 @@ from elastic_agent.protocol import RENEWALS_PER_LEASE, Lease, Member, Plan, enco
 from elastic_agent.transport.base import OtherVersionError, StoreLostError
 from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, lease_over, log_invalid
 from elastic_agent.transport.sealed_records import REVOKED
-from elastic_agent.transport.sealing import verified
+from elastic_agent.transport.sealing import Secret, verified
 from elastic_agent.values import Endpoint
 
 from .connection import open_store
-from .greeting import Numbers, StoreSecret, greeted
+from .greeting import Numbers, greeted
 from .keys import MAX_STATUS_CHARS, ROOT, enlist, names_in, run_prefix
 from .plans import PlanReader
 from .store import StoreClient
@@ -24,7 +24,7 @@ def dial(
     endpoint: Endpoint,
     run_id: str,
     timeout_s: float,
-    secret: StoreSecret | None = None,
+    secret: Secret | None = None,
     numbers: Numbers | None = None,
 ) -> C10dLink:
     """A node's link to a run at the endpoint; arguments and errors as for :func:`open_store` and :func:`greeted`."""

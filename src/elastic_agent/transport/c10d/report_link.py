@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from elastic_agent.protocol import Phase
 from elastic_agent.transport.base import RunView, Snapshot
-from elastic_agent.transport.sealing import verified
+from elastic_agent.transport.sealing import Secret, verified
 from elastic_agent.values import Endpoint
 
 from .connection import open_store
 from .coordinator_link import MAX_RUNS_BYTES, C10dCoordinatorLink
-from .greeting import StoreSecret, greeted
+from .greeting import greeted
 from .keys import MAX_STATUS_CHARS, ROOT, names_in, run_prefix
 from .reports import read_reports, write_report
 from .store import StoreClient
@@ -19,7 +19,7 @@ MOST_WAITING_RUNS = 10
 
 
 def dial_reports(
-    endpoint: Endpoint, run_id: str, timeout_s: float, secret: StoreSecret | None = None
+    endpoint: Endpoint, run_id: str, timeout_s: float, secret: Secret | None = None
 ) -> C10dReportLink:
     """A connection to the store at the endpoint; errors as for :func:`open_store` and :func:`greeted`."""
     client, _, _ = open_store(endpoint, timeout_s)

@@ -1,12 +1,10 @@
-"""Keeps others away from a store: only processes of this user connect, on this machine and on those of the run.
+"""Keeps others away from a store on a loopback address: only processes of this user connect.
 
 torch's store answers every client that can connect, and workers unpickle what they find there. So the store itself
 listens at another, loopback address, where only the relay can connect (:mod:`..hidden_listener`), and the relay, to
 which the workers connect, asks the kernel whose each connection is:
 
     worker, 127.0.0.1:40123 ──▶ relay at 127.0.0.1:29401, 127.8.15.2:40124 ──▶ store at 127.93.7.20:29401
-
-For a connection from another machine, it asks the agent there (:mod:`.admission`), if the run has a secret.
 """
 
 from __future__ import annotations
@@ -25,9 +23,6 @@ from collections.abc import Callable
 from elastic_agent.logs import get_logger
 from elastic_agent.transport.hidden_listener import HiddenListener
 from elastic_agent.transport.peers import check_peers_are_told, peer_uid
-from elastic_agent.transport.sealing import Seal
-
-from .admission import RemoteAdmission
 
 CHUNK_BYTES = 1 << 18
 PAUSE_S = 0.1
@@ -57,13 +52,12 @@ class _End:
 class StoreRelay:
     """Forwards the connections of this user's processes to a store that nothing else can connect to."""
 
-    def __init__(self, public: socket.socket, what: str, seal: Seal | None = None) -> None:
+    def __init__(self, public: socket.socket, what: str) -> None:
         """Begin to forward, in a thread.
 
         Args:
             public: the listening socket to which workers connect; it becomes the relay's.
             what: the store, as the log names it.
-            seal: of all agents of the run, whose machines may connect; None: this machine alone.
 
         Raises:
             OSError: this system cannot keep others from the store; ``public`` is unchanged.
@@ -83,9 +77,6 @@ class StoreRelay:
         self._ends: set[_End] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, lambda: None)
-        self._remote = (
-            RemoteAdmission(self._selector, seal, self._shown, self._enter) if seal is not None else None
-        )
         self._accepts_from_s: float | None = -math.inf
         """When to accept connections again; None: they are accepted."""
         self._thread = threading.Thread(target=self._run, name="store relay", daemon=True)
@@ -109,24 +100,15 @@ class StoreRelay:
         try:
             while not self._closing:
                 self._resume_accepting()
-                for key, _ in self._selector.select(self._wait_s()):
+                for key, _ in self._selector.select(None if self._accepts_from_s is None else PAUSE_S):
                     on_event: Callable[[], None] = key.data
                     on_event()
-                if self._remote is not None:
-                    self._remote.expire()
         finally:
             self._close_all()
-
-    def _wait_s(self) -> float | None:
-        remote_s = self._remote.wait_s() if self._remote is not None else None
-        pause_s = None if self._accepts_from_s is None else PAUSE_S
-        return min((one for one in (remote_s, pause_s) if one is not None), default=None)
 
     def _close_all(self) -> None:
         for end in self._ends:
             end.sock.close()
-        if self._remote is not None:
-            self._remote.close()
         self._selector.close()
         self._public.close()
         self._hidden.close()
@@ -158,19 +140,17 @@ class StoreRelay:
             return
         try:
             self._decide(client)
-        except OSError as error:  # the client is gone
+        except OSError as error:  # the client is gone, the store was closed, or no descriptor is left
             self._dropped(client, error)
 
     def _decide(self, client: socket.socket) -> None:
         uid = peer_uid(client)
-        if uid is not None and uid != os.geteuid():
-            self._refuse(client, uid)
-        elif self._remote is not None:
-            self._remote.arrived(client, is_own=uid is not None)
-        elif uid is not None:
-            self._enter(client)
-        else:
+        if uid is None:
             client.close()  # its other end is closed
+        elif uid != os.geteuid():
+            self._refuse(client, uid)
+        else:
+            self._pair(client)
 
     def _refuse(self, client: socket.socket, uid: int) -> None:
         client.close()
@@ -179,12 +159,6 @@ class StoreRelay:
             get_logger().warning(
                 f"refused a connection to {self._shown} by another user of this machine, user id {uid}"
             )
-
-    def _enter(self, client: socket.socket) -> None:
-        try:
-            self._pair(client)
-        except OSError as error:  # the client is gone, the store was closed, or no descriptor is left
-            self._dropped(client, error)
 
     def _dropped(self, client: socket.socket, error: OSError) -> None:
         if error.errno in _FULL:
@@ -266,7 +240,7 @@ class StoreRelay:
 
 def keep_other_users_out(sock: socket.socket, what: str) -> StoreRelay | None:
     """The relay for a listening socket on a loopback address; None on others, and where the system has no means."""
-    if not is_loopback(sock):
+    if not ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback:
         return None
     try:
         return StoreRelay(sock, what)
@@ -276,8 +250,3 @@ def keep_other_users_out(sock: socket.socket, what: str) -> StoreRelay | None:
             "tcp_diag; or give the run a network of its own: unshare -rn, then ip link set lo up"
         )
         return None
-
-
-def is_loopback(sock: socket.socket) -> bool:
-    """Whether only this machine can connect to a listening socket."""
-    return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback

@@ -14,7 +14,6 @@ from elastic_agent.protocol import Seat
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.run_history import RunHistoryStore, new_run_id
 from elastic_agent.transport import (
-    Munge,
     NodeLink,
     Obstacle,
     ReportLink,
@@ -45,7 +44,7 @@ class C10dBackend(RendezvousBackend):
         *,
         port_range: PortRange | None,
         port_rest_s: float,
-        secret: Secret | Munge | None = None,
+        secret: Secret | None = None,
         serve: c10d.ServeStore = c10d.serve_here,
     ) -> None:
         """Prepare; connects to nothing yet.
@@ -55,8 +54,8 @@ class C10dBackend(RendezvousBackend):
             state_dir: this agent's.
             port_range: the ports for bootstrap stores; None: any.
             port_rest_s: for how long no bootstrap store's port is used again, seconds.
-            secret: what all agents of the run share, or how the host of the store tells it to the others; None: records
-                are not authenticated, unless no other agent is to use the store.
+            secret: what all agents of the run share; None: records are not authenticated, unless no other agent is to
+                use the store.
             serve: serves stores.
         """
         self._alone = endpoint.port == 0
@@ -66,7 +65,7 @@ class C10dBackend(RendezvousBackend):
             state_dir,
             port_range=port_range,
             port_rest_s=port_rest_s,
-            secret=Secret.random() if self._alone and secret is None else c10d.store_secret(secret),
+            secret=Secret.random() if self._alone and secret is None else secret,
             serve=serve,
         )
         self._jobs = JobFiles(state_dir)
@@ -217,7 +216,6 @@ class C10dBackend(RendezvousBackend):
 
     def close(self) -> None:
         """Stop hosting."""
-        super().close()
         with self._lock:
             self._close_host()
 

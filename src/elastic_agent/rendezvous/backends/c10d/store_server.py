@@ -24,7 +24,7 @@ from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, sta
 from elastic_agent.values import DEFAULT_PORT, Endpoint
 
 if TYPE_CHECKING:
-    from elastic_agent.transport import Munge, Secret
+    from elastic_agent.transport import Secret
     from elastic_agent.transport.c10d import C10dHost, ServeStore
 
     from .hosted_runs import HostedRuns
@@ -84,7 +84,7 @@ def serve(
     stop: StopRequests,
     serve_store: ServeStore,
     show: Callable[[HostedRuns], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-    secret: Secret | Munge | None = None,
+    secret: Secret | None = None,
 ) -> bool:
     """Serve until a signal to stop.
 
@@ -94,7 +94,7 @@ def serve(
         stop: signals that came since the program began.
         serve_store: serves the store.
         show: makes the runs known to users until it is exited.
-        secret: what the agents of all its runs share, or how they are told it; None: every agent is let in.
+        secret: what the agents of all its runs share; None: every agent is let in.
 
     Returns:
         Whether it was stopped by a signal; False if the coordinator failed.
@@ -202,7 +202,7 @@ class Server:
 
 @contextlib.contextmanager
 def _hosted(
-    endpoint: Endpoint, shown: Endpoint, secret: Secret | Munge | None, serve_store: ServeStore
+    endpoint: Endpoint, shown: Endpoint, secret: Secret | None, serve_store: ServeStore
 ) -> Iterator[C10dHost]:
     """The store, hosted by this process alone."""
     from elastic_agent.transport import TransportError, c10d, is_local, resolve
@@ -215,7 +215,7 @@ def _hosted(
                 f"{shown.host} ({where}) is not this machine; run elastic-agent serve on the machine of "
                 "the endpoint, or pass an endpoint of this machine"
             )
-        host = c10d.find_or_host(endpoint, DIAL_TIMEOUT_S, c10d.store_secret(secret), serve_store)
+        host = c10d.find_or_host(endpoint, DIAL_TIMEOUT_S, secret, serve_store)
     except TransportError as error:
         problem = str(error).replace(str(endpoint), str(shown))
         raise CannotServeError(f"cannot serve at {shown}: {problem}") from None

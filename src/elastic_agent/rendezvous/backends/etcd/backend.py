@@ -256,7 +256,6 @@ class EtcdBackend(RendezvousBackend):
 
     def close(self) -> None:
         """Withdraw from the election; another agent takes over at once."""
-        super().close()
         with self._lock:
             if self._election is not None:
                 self._election.stop()
