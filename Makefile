@@ -85,7 +85,6 @@ fuzz: $(READY)
 
 simulate: $(READY)
 	$(PY) -m tests.simulator --seeds $(SEEDS)
-	$(PY) -m tests.simulator --seeds $$(( $(SEEDS) / 10 )) --forgers
 
 soak: $(READY)
 	$(PY) -m tests.soak --hours $(HOURS) --seed $(SEED)

@@ -236,7 +236,7 @@ def test_options_of_the_simulator_exist() -> None:
 
 
 def test_rules_that_the_protocol_page_attributes_to_the_simulator_are_there() -> None:
-    rules = ("checker.py", "notice_rules.py", "budget_rules.py", "keyed.py")
+    rules = ("checker.py", "notice_rules.py", "budget_rules.py")
     checker = "".join((ROOT / "tests/simulator" / name).read_text() for name in rules)
     faults = (ROOT / "tests/simulator/scenario.py").read_text()
     promises = text_of("docs/protocol.md").partition("## What is promised")[2].partition("\n## ")[0]

@@ -21,10 +21,6 @@ started after a run was stopped go on with it in the store that is there. After 
 again in some seeds, in a new store or in the one from which its records were removed; one machine may have slept
 meanwhile.
 
-With ``forged``, the run is authenticated, and another client writes into its store (:mod:`.forgers`). Then all of the
-shipped code above torch's client runs in virtual time (:mod:`.keyed`, :mod:`.keyed_links`, :mod:`.fibers`), or all
-above gRPC where the store is an etcd (:mod:`.keyed_etcd`, :mod:`.keyed_etcd_links`, :mod:`.etcd_forgers`).
-
 :mod:`.checker` knows the truth about every worker and holds it against the rules of the design.
 
 Directed scenarios (:mod:`.directed`, :mod:`.scenarios`) draw nothing: each has its faults at given times, and names

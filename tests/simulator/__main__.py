@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from . import seeded_mutants
 from .cluster import Cluster
 from .mutants import Mutant
-from .pairs import Draw, drawn, pair_of
+from .pairs import Draw, pair_of
 from .run import ALL_MUTANTS, Result, catch, run_seed, run_seeds, stopwatch, story_of
 from .scenario import ETCD, FAULTS, HOSTINGS
 from .scenarios import SCENARIOS
@@ -41,11 +41,6 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--focus", type=_kinds, default=(), help="only these faults, separated by commas")
     parser.add_argument("--hosting", choices=HOSTINGS, help="where the store lives; without it, drawn")
     parser.add_argument(
-        "--forgers",
-        action="store_true",
-        help="authenticated runs, into whose store another client writes",
-    )
-    parser.add_argument(
         "--pairs", action="store_true", help="each seed draws one pair of kinds of faults in turn"
     )
     return parser
@@ -60,7 +55,7 @@ def main() -> int:
     mutant = ALL_MUTANTS[options.mutant] if options.mutant else None
     if options.scenario:
         return _directed(options.scenario, options.mutant, options.story)
-    draw = None if options.pairs else Draw(options.focus, options.hosting, options.forgers)
+    draw = None if options.pairs else Draw(options.focus, options.hosting)
     if options.seed is not None:
         return _one(options.seed, mutant, draw or pair_of(options.seed), options.story)
     return _many(options, mutant, draw)
@@ -82,15 +77,13 @@ def _flags(mutant: Mutant | None, draw: Draw) -> str:
         "--focus": ",".join(draw.focus),
         "--hosting": draw.hosting or "",
     }
-    flags = "".join(f" {flag} {shlex.quote(value)}" for flag, value in given.items() if value)
-    return flags + (" --forgers" if draw.forged else "")
+    return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given.items() if value)
 
 
 def _one(seed: int, mutant: Mutant | None, draw: Draw, story: bool) -> int:
-    draw = draw if mutant is not None else drawn(seed, draw)
     result = run_seed(seed, mutant, draw, tell=story)
     if story:
-        print(Cluster(seed, focus=draw.focus, hosting=draw.hosting, forged=draw.forged).scenario)
+        print(Cluster(seed, focus=draw.focus, hosting=draw.hosting).scenario)
         print(story_of(result))
     print(f"seed {seed}: {result.what or 'every rule held'} ({result.events} events, {result.verdict})")
     return 1 if result.rule else 0

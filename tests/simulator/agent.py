@@ -42,20 +42,15 @@ from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.store_requests import Call, Connect, DialBootstrap, OfferBootstrap, Renew
 from elastic_agent.rendezvous.store_timeout import StoreTimeout
-from elastic_agent.transport import base
-from elastic_agent.transport.base import StoreLostError, TransportError, UnreachableError
-from elastic_agent.transport.c10d import Numbers
+from elastic_agent.transport.base import NodeLink, StoreLostError, TransportError, UnreachableError
 
 from .asking import Asking
+from .election import SimulatedElection
 from .etcd import EtcdConnection
 from .guard import Group, Guard
 from .kernel import Inbox, Process, Routine
-from .keyed import KeyedStore
-from .keyed_etcd_links import KeyedElection
-from .keyed_links import NodeLink
 from .links import EtcdLink, Link
 from .machine import RUN, Machine
-from .network import Connection
 from .performing import Performer
 
 if TYPE_CHECKING:
@@ -71,9 +66,6 @@ POINTS: dict[type, str] = {
     Notify: "notice",
 }
 """Where a trap may wait (see :mod:`.faults`)."""
-
-DIAL_CALLS = 2
-"""For how many times as long as for one answer an agent dials a store whose coordinator it has to greet."""
 
 HANGS_S, IDLE_S = 1.0, 0.05
 """Workers that would take so long to end on SIGTERM make no progress; before a restart, the guard kills them then."""
@@ -101,14 +93,13 @@ class SessionPerformer(Performer):
         super().__init__(agent.machine, agent.process)
         self._agent = agent
         self._cluster = agent.cluster
-        self._numbers = Numbers()
 
     def perform(self, effect: Effect[Any]) -> Routine:
         match effect:
             case Call(connection=connection, request=request):
                 if isinstance(request, Renew):
                     self._cluster.at("renewal sent", self._agent)
-                answer = request.perform(cast(base.NodeLink, connection))
+                answer = request.perform(cast(NodeLink, connection))
                 return (yield from self.within(effect.timeout_s, cast(Routine, answer)))
             case Connect():
                 return (yield from self._connect())
@@ -122,27 +113,15 @@ class SessionPerformer(Performer):
 
     def _connect(self) -> Routine:
         """The agent of the endpoint's machine hosts the store if no other does."""
-        election = self._agent.election
-        if isinstance(election, KeyedElection):
-            return (yield from election.dial())
         connection = self._cluster.endpoint.connect(self._agent)
         if connection is None:
             raise UnreachableError("no answer")
-        if isinstance(connection.store, KeyedStore):
-            return (yield from self._greet(connection))
         try:
             life = yield from connection.call("run_life", timeout_s=self._cluster.call_s())
         except StoreLostError as error:
             raise UnreachableError(str(error)) from None
         kind = EtcdLink if isinstance(connection, EtcdConnection) else Link
         return kind(connection, self.machine, life)
-
-    def _greet(self, connection: Connection) -> Routine:
-        dialled = NodeLink.dial(connection, self.machine, self._numbers, self._agent.name)
-        try:
-            return (yield from self.within(DIAL_CALLS * self._cluster.call_s(), dialled))
-        except StoreLostError as error:
-            raise UnreachableError(str(error)) from None
 
     def _offer(self) -> Offer:
         holder = self._agent.holder
@@ -211,7 +190,8 @@ class Agent:
         self.asking = Asking(cluster, self)
         self._performer = SessionPerformer(self)
         cluster.embodied(self)
-        self.election = cluster.election_of(self)
+        in_etcd = cluster.scenario.hosting == "etcd"
+        self.election = SimulatedElection(cluster, self) if in_etcd else None
         self._life = self._performer.spawn(self.session.live())
         self.process.spawn(self._main())
 
@@ -292,7 +272,6 @@ class Agent:
 
     def _plan_read(self, plan: Plan) -> None:
         self.cluster.at("plan read", self)
-        self.cluster.checker.nothing_forged(plan)
         self.cluster.checker.notices.read(self, plan)
         self.machine.history_store(self.process).save_soon(RUN, plan.history())
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from .store import Store
 
 EPSILON_S = 1e-6
-FORGER = "forger"
-"""Begins every name and reason that no agent of an authenticated run has written."""
 NOTICED_S = 0.5
 """How long an agent that is running may take to learn that its workers are gone."""
 Seen = dict[str, tuple[Member, Lease]]
@@ -115,9 +113,7 @@ class Checker:
             if self.forgot:
                 if self.cluster.scenario.hosting == "etcd" and not self.being_killed_after_thaw(group):
                     self._only(group.world)
-            elif group.generation != self.newest_run and not (
-                self.being_killed_after_thaw(group) or self._is_revived(group)
-            ):
+            elif group.generation != self.newest_run and not self.being_killed_after_thaw(group):
                 self.broken(
                     "safety 2 (one generation at a time)",
                     f"workers of generation {group.generation} run on {group.agent.name} "
@@ -125,11 +121,6 @@ class Checker:
                 )
             if machine.clock() > agent.guard.deadline_s + margin_s or agent.died_s is not None:
                 self._not_past_the_fence(group)
-
-    def _is_revived(self, group: Group) -> bool:
-        """Whether another client has written its lease back, so that it may run on beside a later world."""
-        store = self.cluster.endpoint.store
-        return store is not None and group.agent.incarnation in store.revived
 
     def _not_past_the_fence(self, group: Group) -> None:
         machine, margin_s = group.agent.machine, self.cluster.policy.fence_margin_s
@@ -256,8 +247,6 @@ class Checker:
         """A lease was revoked in the store: not of a running node that renewed it within its time."""
         self.cluster.story("store", "lease of {} condemned", lease.incarnation)
         members = [readable(Member, one) for one in store.members.values()]
-        if lease.incarnation in store.tampered:
-            return  # a client that overwrites records can cost a node its lease
         replaced = any(isinstance(one, Member) and lease.incarnation in one.replaces for one in members)
         plan = decode(Plan, store.plan) if store.plan is not None else None
         if replaced or plan is None or plan.phase is not Phase.RUNNING or not self._offices_hold:
@@ -304,7 +293,6 @@ class Checker:
             plan.reason,
         )
         self.newest = plan
-        self.nothing_forged(plan)
         seen = self.seen_by(plan)
         history = plan.history()
         if before is None and self._knows_less(history):
@@ -331,12 +319,6 @@ class Checker:
             self.forming_since_s = None
         elif self.forming_since_s is None:
             self.forming_since_s = self.cluster.kernel.now
-
-    def nothing_forged(self, plan: Plan) -> None:
-        """No data of a client without the secret are part of a plan."""
-        if self.cluster.forgers is not None:
-            forged = FORGER.encode() in encode(plan)
-            self.require(not forged, "nothing forged is part of a decision", f"{plan}")
 
     def _knows_less(self, told: History) -> bool:
         """Whether a new store begins with less than was known before, or with another run of that name."""
@@ -447,8 +429,6 @@ class Checker:
             return
         if before.notice is not None:
             return  # whether it ended in its time is a rule of notices
-        if not store.tampered.isdisjoint(seat.incarnation for seat in before.world.seats):
-            return  # a client that overwrites records can cost a node its lease
         for seat in before.world.seats:
             record, lease = store.members.get(seat.incarnation), store.leases.get(seat.incarnation)
             if record is None or lease is None or decode(Lease, lease).revoked:
@@ -542,7 +522,7 @@ class Checker:
     def _nobody_runs(self, generation: int) -> None:
         for group in self.live:
             if group.generation < generation and not (
-                group.agent.machine.paused or self.being_killed_after_thaw(group) or self._is_revived(group)
+                group.agent.machine.paused or self.being_killed_after_thaw(group)
             ):
                 self.broken(
                     "safety 2 (sealed only when all are cleared)",

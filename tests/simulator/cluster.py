@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,23 +11,15 @@ import msgspec
 
 from elastic_agent.protocol.node import Grace, Outcome
 from elastic_agent.protocol.records import Address, Phase, Plan, Policy, Refusal
-from elastic_agent.transport.etcd.leadership import LEAST_LEADER_S
 from elastic_agent.values import SHORTEST_LEASE_S
 
 from .agent import Agent, Offer
 from .checker import Checker
 from .coordination import Coordination, HostedCoordinator
-from .election import SimulatedElection
 from .etcd import Etcd, EtcdConnection
-from .etcd_forgers import EtcdForgers
-from .forgers import Forgers
 from .guard import Group
 from .job import Job
 from .kernel import Kernel, Middle, Process
-from .keyed import KeyedStore
-from .keyed_etcd import KeyedEtcd
-from .keyed_etcd_links import KeyedElection
-from .keyed_links import KeyedCoordinator
 from .machine import Machine
 from .network import Connection, Network
 from .scenario import Scenario, draw
@@ -35,15 +27,6 @@ from .store import Store
 
 if TYPE_CHECKING:
     from .faults import Faults
-
-
-STORES: dict[tuple[bool, bool], type[Store]] = {
-    (False, False): Store,
-    (True, False): Etcd,
-    (False, True): KeyedStore,
-    (True, True): KeyedEtcd,
-}
-"""By whether it is an etcd, and whether the run is authenticated."""
 
 
 @dataclass
@@ -148,8 +131,8 @@ class Endpoint:
         """A new, empty store in this process, with a coordinator beside it unless it is elected."""
         self.lives += 1
         self.host = process
-        in_etcd, forged = self.cluster.scenario.hosting == "etcd", self.cluster.forgers is not None
-        kind: type[Store] = STORES[in_etcd, forged]
+        in_etcd = self.cluster.scenario.hosting == "etcd"
+        kind = Etcd if in_etcd else Store
         self.store = kind(
             f"store{self.lives}", self.machine, process, self.cluster.network, self.cluster.checker
         )
@@ -166,8 +149,7 @@ class Endpoint:
     def coordinate(self, machine: Machine, process: Process) -> None:
         """Start a coordinator's term."""
         assert self.store is not None  # opened before
-        kind = KeyedCoordinator if isinstance(self.store, KeyedStore) else HostedCoordinator
-        self.coordinations.append(kind(self.cluster, machine, process, self.store))
+        self.coordinations.append(HostedCoordinator(self.cluster, machine, process, self.store))
 
 
 class Cluster:
@@ -180,7 +162,6 @@ class Cluster:
         focus: Collection[str] = (),
         *,
         hosting: str | None = None,
-        forged: bool = False,
         tell: bool = False,
         scenario: Scenario | None = None,
     ) -> None:
@@ -191,14 +172,13 @@ class Cluster:
             quirks: bugs that the simulated drivers know.
             focus: the only kinds of faults; none: drawn.
             hosting: where the store lives (see :class:`Scenario`); None: as the seed says.
-            forged: whether the run is authenticated, and another client writes into its store.
             tell: whether to record the story.
             scenario: with one, nothing is drawn: every choice is the middle one.
         """
         self.seed = seed
         self.quirks = frozenset(quirks)
         self.kernel = Kernel(seed, None if scenario is None else Middle())
-        self.scenario = scenario or self._draw(focus, hosting, forged=forged)
+        self.scenario = scenario or self._draw(focus, hosting)
         self.policy: Policy = self.scenario.policy
         self.network = Network(self.kernel, self.scenario.latency_s)
         self.told: list[tuple[float, str, str]] | None = [] if tell else None
@@ -232,27 +212,11 @@ class Cluster:
         self.offers: dict[Address, Offer] = {}
         """All that ever were."""
         self._incarnations = 0
-        # Who writes into the store without the secret; None: the run is not authenticated.
-        self.forgers = self._forgers() if forged else None
         self._build()
 
-    def _draw(self, focus: Collection[str], hosting: str | None, *, forged: bool) -> Scenario:
+    def _draw(self, focus: Collection[str], hosting: str | None) -> Scenario:
         hosting = hosting or ("etcd" if self.seed % 3 == 2 else None)
-        scenario = draw(self.kernel.random, focus, hosting)
-        if forged and scenario.hosting == "etcd":
-            return replace(scenario, least_leader_s=LEAST_LEADER_S)
-        if forged and scenario.hosting not in ("agent", "serve"):
-            return replace(scenario, hosting="agent")
-        return scenario
-
-    def _forgers(self) -> Forgers:
-        return (EtcdForgers if self.scenario.hosting == "etcd" else Forgers)(self, self.seed)
-
-    def election_of(self, agent: Agent) -> SimulatedElection | None:
-        """Its part in the election of the coordinator, if there is one."""
-        if self.scenario.hosting != "etcd":
-            return None
-        return (SimulatedElection if self.forgers is None else KeyedElection)(self, agent)
+        return draw(self.kernel.random, focus, hosting)
 
     def _build(self) -> None:
         first = Machine(self.kernel, "m0", self.scenario.max_skew)
@@ -384,8 +348,6 @@ class Cluster:
         self.checker.begin_again()
         for machine in self.machines:
             machine.boot()
-            if self.scenario.hosting == "etcd" and self.forgers is not None:
-                machine.settle()
         for holder in self.holders:
             if holder.asleep:
                 self.kernel.after(

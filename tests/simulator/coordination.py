@@ -217,11 +217,6 @@ class HostedCoordinator(Coordination):
             idle_s=self.cluster.policy.lease_ttl_s,  # hints are lost here, which no store of ours does
         )
 
-    @property
-    def stays(self) -> bool:
-        """Whether it goes on when the run is over, as it would if other runs could use the store."""
-        return self.cluster.goes_on_here
-
     def _run(self) -> Routine:
         """Begin with what the store says again whenever it was lost, as the shipped thread does."""
         while not self.deposed:
@@ -245,7 +240,7 @@ class HostedCoordinator(Coordination):
         plan = self._driver.plan
         if self._driver.over and plan is not None and not self.cluster.may_go_on(plan):
             self.cluster.run_over(self)
-            self.deposed = not self.stays
+            self.deposed = not self.cluster.goes_on_here
         hints = yield from super()._wait(until_s)
         if (
             plan is not None and self.store.version > plan.version

@@ -208,14 +208,9 @@ class Leadership(Coordination):
 
     # -- the leader key -------------------------------------------------------------------------
 
-    @property
-    def _key_lives_s(self) -> float:
-        """For how long, without being kept alive."""
-        return self.store.leader_key_s
-
     def _keep(self, elected_s: float) -> Routine:
         lost = yield from drive(
-            keep_leading(self.machine.clock, self._key_lives_s, elected_s), self._perform_keeping
+            keep_leading(self.machine.clock, self.store.leader_key_s, elected_s), self._perform_keeping
         )
         if lost:
             self.end(lost)

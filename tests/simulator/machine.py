@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-import msgspec
-
 from elastic_agent.protocol.records import History
 from elastic_agent.rendezvous.disk_thread import DiskThread, timed_out
 from elastic_agent.rendezvous.run_history import SAVE_TIMEOUT_S, RunHistoryStore
@@ -148,12 +146,3 @@ class Machine:
         if self.disk_is_full:
             raise OSError(errno.ENOSPC, "no space left on device")
         self.disk = history
-
-    def settle(self) -> None:
-        """Its nodes' parts have ended in order: if the run on disk has an outcome, the next one of its name is another.
-
-        Agents write that down when they end. Without other clients the simulator leaves it out, so that the record of
-        the outcome in etcd has to do alone; a forger may delete that record, which leaves what is on disk.
-        """
-        if self.disk is not None and self.disk.outcome is not None and not self.disk_is_full:
-            self.disk = msgspec.structs.replace(self.disk, settled=True)

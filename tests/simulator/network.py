@@ -56,10 +56,6 @@ class Network:
             self.kernel.after(wait_s, action, *args)
 
 
-def _unheard(value: Any) -> None:
-    """An answer that is not sent."""
-
-
 class Connection:
     """One client's connection to one life of the store."""
 
@@ -90,12 +86,6 @@ class Connection:
         """Ask the store for what may take any time; None if it took longer than that."""
         item = yield from self._exchange(method, args, timeout_s)
         return self._answered(item[0]) if item is not None else None
-
-    def tell(self, method: str, *args: Any) -> None:
-        """Ask the store for what it does not answer."""
-        if self.closed:
-            raise StoreLostError("the connection is closed")
-        self._carry(self.store.process.do, (self.store.serve, method, args, _unheard), is_answer=False)
 
     def _exchange(self, method: str, args: tuple[Any, ...], timeout_s: float | None) -> Routine:
         if self.closed:

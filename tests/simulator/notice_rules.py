@@ -81,7 +81,7 @@ class NoticeRules:
 
     def published(self, store: Store, before: Plan | None, plan: Plan, seen: Seen) -> None:
         """A plan was written into a store."""
-        if plan.version == 1:  # a new store, or one that a forger has emptied: it knows of no earlier request
+        if plan.version == 1:  # a new store, or one that was emptied: it knows of no earlier request
             self._heard = {key: serial for key, serial in self._heard.items() if key[0] != store.store_id}
         self._newest_life = max(self._newest_life, plan.life)
         self._newest_generation = max(self._newest_generation, plan.generation)
@@ -346,10 +346,7 @@ class NoticeRules:
             self._require(not there, "a delegate", f"no node speaks for the run, though {there} are there")
             return
         known, agent = seen.get(plan.requeuer), self.cluster.agents[plan.requeuer]
-        # A lease that another client has overwritten looks removed to ``seen``; its node goes on until it notices.
-        overwritten = self.cluster.forgers is not None and agent.process.alive
-        is_there = known is not None and (counts(*known) or overwritten)
-        self._require(is_there, "a delegate", f"{plan.requeuer} is gone")
+        self._require(known is not None and counts(*known), "a delegate", f"{plan.requeuer} is gone")
         if self.cluster.well_for_s() > UNWELL_S + 2 * self.cluster.policy.lease_ttl_s:
             self._require(agent.process.alive, "a delegate", f"{plan.requeuer} is dead")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 from .scenario import ETCD, FAULTS, HOSTINGS
@@ -19,20 +19,9 @@ class Draw:
     """The only kinds of faults; none: drawn."""
     hosting: str | None = None
     """Where the store lives; None: drawn."""
-    forged: bool = False
-    """Whether the run is authenticated, and another client writes into its store."""
 
 
 ANYTHING = Draw()
-
-FORGED_FROM, FORGED_EACH = 1_000_000, 4
-"""From this seed on, so many seeds have one that is forged where nothing is given; what earlier seeds mean stays."""
-
-
-def drawn(seed: int, draw: Draw) -> Draw:
-    """What is given, and whether this seed is forged."""
-    is_forged = draw == ANYTHING and seed >= FORGED_FROM and seed % FORGED_EACH == 1
-    return replace(draw, forged=True) if is_forged else draw
 
 
 def _pairs() -> list[Draw]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing import get_context
 
@@ -14,10 +13,8 @@ from .checker import RuleBrokenError
 from .cluster import Cluster
 from .coordination import KEEP_OVER_LEASES
 from .faults import Faults
-from .keyed_etcd_links import etcd_in_virtual_time
-from .keyed_links import in_virtual_time
 from .mutants import Mutant, applied
-from .pairs import ANYTHING, Draw, drawn, pair_of
+from .pairs import ANYTHING, Draw, pair_of
 from .seeded_mutants import SeededMutant
 
 ALL_MUTANTS: dict[str, Mutant] = {**mutants.MUTANTS, **seeded_mutants.MUTANTS}
@@ -44,11 +41,9 @@ class Result:
 def run_seed(seed: int, mutant: Mutant | None = None, draw: Draw = ANYTHING, *, tell: bool = False) -> Result:
     """One universe from its beginning to its end. A mutant's own focus and hosting count if ``draw`` has none."""
     if isinstance(mutant, SeededMutant):
-        draw = Draw(draw.focus or mutant.focus, draw.hosting or mutant.hosting, draw.forged or mutant.forged)
-    else:
-        draw = drawn(seed, draw)
+        draw = Draw(draw.focus or mutant.focus, draw.hosting or mutant.hosting)
     with applied(mutant) as quirks:
-        cluster = Cluster(seed, quirks, draw.focus, hosting=draw.hosting, forged=draw.forged, tell=tell)
+        cluster = Cluster(seed, quirks, draw.focus, hosting=draw.hosting, tell=tell)
         return run_cluster(cluster, Faults, strict=mutant is not None)
 
 
@@ -56,8 +51,7 @@ def run_cluster(cluster: Cluster, faults: Callable[[Cluster], Faults], *, strict
     """Run this universe to its end. ``strict``: raise errors of a mutant that no longer fits the code."""
     rule, what = None, ""
     try:
-        with _virtual_time(cluster):
-            _live(cluster, faults)
+        _live(cluster, faults)
     except RuleBrokenError as broken:
         rule, what = broken.rule, str(broken)
         cluster.story("checker", "RULE BROKEN: {}", what)
@@ -75,16 +69,6 @@ def run_cluster(cluster: Cluster, faults: Callable[[Cluster], Faults], *, strict
     return Result(cluster.seed, rule, what, cluster.kernel.events, verdict, end, tuple(cluster.told or ()))
 
 
-@contextlib.contextmanager
-def _virtual_time(cluster: Cluster) -> Iterator[None]:
-    """For shipped code that blocks."""
-    with contextlib.ExitStack() as time_of:
-        if cluster.forgers is not None:
-            time_of.enter_context(in_virtual_time(cluster.kernel, cluster.seed))
-            time_of.enter_context(etcd_in_virtual_time(cluster.kernel, cluster.seed))
-        yield
-
-
 def catch(mutant: SeededMutant) -> Result | None:
     """The first seed in which a rule shows the bug; None if no seed does that it may take."""
     results = (run_seed(seed, mutant) for seed in range(mutant.first, mutant.first + mutant.seeds))
@@ -93,8 +77,6 @@ def catch(mutant: SeededMutant) -> Result | None:
 
 def _live(cluster: Cluster, faults: Callable[[Cluster], Faults]) -> None:
     faults(cluster)
-    if cluster.forgers is not None:
-        cluster.forgers.begin()
     kernel, checker, scenario = cluster.kernel, cluster.checker, cluster.scenario
 
     def after_each_step() -> bool:

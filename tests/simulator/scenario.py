@@ -151,8 +151,6 @@ class Scenario:
     """For which part of the run's lease some agents ask that come or come back later; 1: all ask for the same."""
     beats: bool
     """Whether the workers report heartbeats."""
-    least_leader_s: float = 0.0
-    """How long the leader key lives at least, as etcd grants no shorter lease."""
 
     @property
     def store_survives(self) -> bool:
@@ -176,7 +174,7 @@ class Scenario:
         promised_s = 2 * policy.lease_ttl_s + policy.fence_margin_s + self.stop_s + 3 * policy.settle_s + 1.0
         promised_s += policy.desired_wait_s if policy.desired_nodes else 0.0
         if self.hosting == "etcd":
-            promised_s += max(LEADER_LEASES * policy.lease_ttl_s, self.least_leader_s)
+            promised_s += LEADER_LEASES * policy.lease_ttl_s
         return promised_s * slack
 
 

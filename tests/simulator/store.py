@@ -54,10 +54,6 @@ class Store:
         """Who has registered."""
         self.plan: bytes | None = None
         self.version = 0
-        self.tampered: set[str] = set()
-        """Incarnations whose records another client changed."""
-        self.revived: set[str] = set()
-        """Incarnations whose leases another client wrote back: they may run on, see docs/security.md."""
         self.status = ""
         self.hints: list[Inbox] = []
         """Inboxes of the coordinators that listen (one, but for the time of a change)."""
