@@ -69,6 +69,26 @@ def test_a_world_that_still_runs_is_cleared_before_a_generation_far_above_it() -
     assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a", "b"])
 
 
+def test_a_lease_is_revoked_only_when_the_world_of_its_node_is_to_be_cleared() -> None:
+    """Another coordinator may follow at any time, and clears what the plan names."""
+    over = History(11, world(11, "a-9"), 2, ("a",), Phase.FINISHED, settled=True)
+    runs = History(2, world(2, "b-1"), 0, ("b",))
+    for takes_over in (False, True):
+        table = Table(policy(min_nodes=1), remembered=over, store_born_s=0.0)
+        table.comes("a", 2)
+        table.wait(2 * STEP_S)
+        table.comes("b", state=State.RUNNING, generation=2, history=runs)
+        table.falls_silent("b")
+        table.wait(TTL_S + MARGIN_S - 2 * STEP_S)
+        assert (table.stand, awaited(table), table.revoked) == ((Phase.FORMING, 12), {"b-1"}, ["b-1"])
+        table.says("a", State.READY)
+        if takes_over:
+            table.change_coordinator()
+        assert table.stand == (Phase.FORMING, 12), "b's workers may still run"
+        table.wait(TTL_S + MARGIN_S)
+        assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a"])
+
+
 def test_a_run_is_not_over_while_a_node_trains_in_a_later_generation() -> None:
     """A node that remembered nothing has finished a run of that name alone, in a store that had lost its data."""
     table = Table(policy(min_nodes=1))

@@ -404,11 +404,25 @@ def _any_requeuer(right: Any) -> Any:
     return stopped
 
 
+def _revokes_first(right: Any) -> Any:
+    def unknown_worlds(
+        self: coordinator.Coordinator, now: cluster_view.ClusterView
+    ) -> cluster_view.Decision | None:
+        return None if self._overdue(now.now_s) else right(self, now)
+
+    return unknown_worlds
+
+
 _ALL = (
     Mutant(
         "clears-no-unknown-world",
         "a world that a node runs and reports is not cleared if the coordinator's disk has the history of another run",
         ((coordinator.Coordinator, "_unknown_worlds", always(None)),),
+    ),
+    Mutant(
+        "revokes-before-clearing",
+        "a node whose lease has ended is revoked before its world is among those to be cleared",
+        ((coordinator.Coordinator, "_unknown_worlds", _revokes_first),),
     ),
     Mutant(
         "any-requeuer",

@@ -92,6 +92,17 @@ SCENARIOS = (
         mutants={"clears-no-unknown-world": "safety 2 (one world at a time)"},
     ),
     _in_etcd(
+        "node is lost while a stranger waits",
+        "The world of a node is to be cleared before the node's lease is revoked.",
+        ALONE,
+        at(3.0, "etcd_loses_data", {"n0": 0.1, "n1": 6.0, "n2": 6.0}, ANOTHER_RUN),
+        at(3.1, "when", "n0", "renewed", "cut", "n0", for_s=6.0),
+        at(5.5, "freeze", "n7", for_s=0.2),
+        universe={"prompt_workers": False},
+        end="finished, generation 902, 0 charged",
+        mutants={"revokes-before-clearing": "safety 2 (one world at a time)"},
+    ),
+    _in_etcd(
         "cut off when the coordinator changes",
         "A new coordinator clears a node after a lease and the margin, dated by what it was told before.",
         ALONE,

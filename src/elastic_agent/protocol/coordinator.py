@@ -142,10 +142,10 @@ class Coordinator:
         higher = self._higher_history()
         news = self._above(now, higher) if higher is not None else self._unknown_worlds(now)
         refused = self._refusals(now) if news is None else None  # by the rules that follow from it
-        if overdue or refused is not None:
-            decision = Decision("housekeeping", refused, overdue, wake_s=now_s)
-        elif news is not None:
+        if news is not None:  # before any lease is revoked, see _unknown_worlds
             decision = news
+        elif overdue or refused is not None:
+            decision = Decision("housekeeping", refused, overdue, wake_s=now_s)
         elif self.plan.is_terminal:
             decision = self._wind_up(now)
         elif (acknowledged := acknowledge(now)) is not None:
@@ -346,6 +346,9 @@ class Coordinator:
 
         Nothing of the run's own past is like that: a node that was not cleared then has lost its lease since. But two
         runs of one name may have shared the state directory, and the history on this machine is the other run's.
+
+        A node that may run so counts until its lease is revoked, and its workers may run on for the fence margin.
+        Therefore, the plan waits for it before its lease is revoked, though that may have ended.
         """
         plan = now.plan
         if plan.phase is not Phase.FORMING:
