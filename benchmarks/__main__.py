@@ -27,6 +27,7 @@ BENCHMARKS = {
     "recovery": "fault to the new world's first collective, by kind of fault, beside torchrun",
     "frameworks": "worker SIGKILL to the next training step: plain DDP, transformers, Lightning, beside torchrun",
     "eight": "eight workers on one agent: start, recovery, memory, a node that joins, beside torchrun",
+    "secret": "what a secret costs: connections and calls in TLS",
     "rendezvous": "many nodes meet at one store, beside torch's own rendezvous",
     "etcd": "the same with etcd beside c10d: recovery, many nodes, requests, an outage",
     "coordinator": "a node lost on etcd: the coordinator's, and another one",

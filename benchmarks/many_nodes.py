@@ -37,9 +37,11 @@ from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.session import Session
+from elastic_agent.transport import Secret
 from elastic_agent.values import Endpoint, EtcdAccess, new_incarnation
 
 IN_GOOD_TIME_S = 600.0
+SECRET = Secret((b"a secret of the benchmark",))
 
 
 class Crowd:
@@ -87,6 +89,7 @@ class OneNode:
             options.folder / str(number),
             lease_ttl_s=lease_s,
             fence_margin_s=Policy().fence_margin_s,
+            secret=SECRET if options.secret else None,
         )
         backend.run_id = "benchmark"
         self.backend = backend
@@ -218,6 +221,7 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("folder", type=Path, help="for the nodes' state directories")
     parser.add_argument("--lease", type=float, default=Policy().lease_ttl_s)
+    parser.add_argument("--secret", action="store_true", help="they share a secret")
     parser.add_argument("--etcd", action="store_true", help="meet in the etcd at that port")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

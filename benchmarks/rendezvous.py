@@ -27,7 +27,7 @@ from .figures import Figure, Result
 from .options import Options, progress
 from .scene import boottime_s
 
-OURS, TORCH = "elastic-agent", "torch c10d"
+OURS, SECURED, TORCH = "elastic-agent", "elastic-agent, with a secret", "torch c10d"
 SIZES = (64, 256, 1024)
 TORCH_SIZES = (64, 256)
 FORM_TARGETS_S = {256: 1.5, 1024: 3.0}
@@ -111,7 +111,9 @@ def run(options: Options) -> Result:
         for size in sizes:
             if size > 256 and number >= RUNS_OF_LARGE:
                 continue
-            _record(figures, size, OURS, _ours(size))
+            _record(figures, size, OURS, meet(size, free_port()))
+            if size == 64:
+                _record(figures, size, SECURED, meet(size, free_port(), "--secret"))
             if size == 64 or (size in TORCH_SIZES and number == 0 and not options.quick):  # 256 take minutes
                 _record(figures, size, TORCH, _torchs(size))
     return Result("rendezvous", list(figures.values()), [NOTE])
@@ -130,10 +132,6 @@ def _record(
         target = targets.get(what) if who == OURS else None
         name = f"{size} nodes, {what}"
         figures.setdefault((name, who), Figure(name, who, "s", target)).add(value)
-
-
-def _ours(size: int) -> dict[str, float | str]:
-    return meet(size, free_port())
 
 
 def meet(size: int, port: int, *more: str, parts: int | None = None) -> dict[str, float | str]:

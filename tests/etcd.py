@@ -17,6 +17,7 @@ from typing import Self
 
 import pytest
 
+from elastic_agent.cli.secret import secret
 from elastic_agent.testing.node import freeze, thaw
 from tests.ports import free_ports
 from tests.processes import MARK
@@ -159,6 +160,23 @@ class EtcdCluster:
         """What etcdctl is told besides; may change when the access does."""
         self._folder = folder
         self._within = tuple(within)
+
+    @classmethod
+    def with_secret(
+        cls,
+        folder: Path,
+        secret_file: Path,
+        size: int = 1,
+        options: Sequence[str] = (),
+        hosts: Sequence[str] = ("127.0.0.1",),
+    ) -> Self:
+        """Prepare one whose clients must have the secret in this file."""
+        tls = folder / "tls"
+        assert secret(["--certificates", str(tls), str(secret_file)]) == 0
+        ca, cert, key = (f"{tls}/{name}.pem" for name in ("ca", "cert", "key"))
+        required = ("--trusted-ca-file", ca, "--cert-file", cert, "--key-file", key, "--client-cert-auth")
+        ctl_options = ("--cacert", ca, "--cert", cert, "--key", key)
+        return cls(folder, size, (*required, *options), "https", ctl_options, hosts)
 
     def __enter__(self) -> Self:
         for member in self.members:

@@ -168,6 +168,34 @@ def test_an_exposed_etcd_password_is_warned_about_once(
         assert "hunter2" not in warning
 
 
+ETCD = ("--rdzv-backend", "etcd", "--rdzv-endpoint", "etcd1", "--rdzv-id", "x")
+
+
+@pytest.mark.parametrize("source", ["file", "credential", "variable"])
+@pytest.mark.parametrize("given", ["etcd-ca", "etcd-cert", "etcd-key"])
+def test_a_secret_and_certificates_for_etcd_exclude_each_other(shell: Shell, source: str, given: str) -> None:
+    secret = shell.write("elastic-agent-secret", "0123456789abcdef")
+    options = [*ETCD, f"--{given}", shell.write("x.pem", "")]
+    options += ["--secret-file", secret] if source == "file" else []
+    folder = {"CREDENTIALS_DIRECTORY": str(Path(secret).parent)} if source == "credential" else {}
+    variable = {"ELASTIC_AGENT_SECRET": "0123456789abcdef"} if source == "variable" else {}
+    named = {"file": f"--secret-file {secret}", "credential": "the credential", "variable": "the variable"}
+    with pytest.raises(UsageError) as caught:
+        shell.load(options, {**folder, **variable})
+    text = str(caught.value)
+    assert text.startswith(f"--{given}")
+    assert f"{named[source]}" in text
+    assert "leave out --etcd-ca, --etcd-cert and --etcd-key, or the secret" in text
+
+
+def test_a_password_for_etcd_is_encrypted_with_a_secret(shell: Shell) -> None:
+    password, secret = shell.write("password", "hunter2\n"), shell.write("secret", "0123456789abcdef")
+    Path(password).chmod(0o600)
+    user = ("--etcd-user", "me", "--etcd-password-file", password)
+    told = shell.load([*ETCD, *user, "--secret-file", secret]).notes
+    assert not [note for note in told if note.level == "warning"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,14 +69,3 @@ def test_what_is_no_secret_is_refused(file: Path, tmp_path: Path) -> None:
         "the command that was to set it failed"
     )
     assert "ELASTIC_AGENT_SECRET: expected a secret of at least 16" in problem(None, variable="short")
-
-
-def test_the_command_makes_a_file_that_only_its_user_can_read(tmp_path: Path) -> None:
-    path = tmp_path / "made"
-    command = [sys.executable, "-m", "elastic_agent", "secret", str(path)]
-    subprocess.run(command, check=True)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert len(run_secret(path, {}, None)[0]) == 64
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert again.returncode == 2
-    assert "exists already" in again.stderr

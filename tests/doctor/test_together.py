@@ -18,14 +18,15 @@ from elastic_agent.diagnosis.compared import POLICY_OPTIONS
 from elastic_agent.doctor import meeting, pairs
 from elastic_agent.doctor.connections import connection_findings
 from elastic_agent.doctor.differences import clock_findings, difference_findings, differing
-from elastic_agent.doctor.examination import Report
+from elastic_agent.doctor.examination import Report, _Dialled
 from elastic_agent.doctor.meeting import FOLDER, Meeting
 from elastic_agent.doctor.pairs import EchoServer, Problem, connect_to_all, targets
 from elastic_agent.doctor.paths import SharedFolders, path_findings
 from elastic_agent.doctor.records import Attendance, Connection, MachineFacts
 from elastic_agent.doctor.report import as_text
+from elastic_agent.doctor.request import Request
 from elastic_agent.protocol import Policy
-from elastic_agent.transport import c10d
+from elastic_agent.transport import Secret, c10d
 from elastic_agent.values import Endpoint, PortRange
 from tests.ports import free_port
 from tests.waiting import GUARD_S
@@ -87,6 +88,26 @@ def test_all_machines_know_the_same_members(store: Store) -> None:
         assert records[0] == records[1] == {one: Connection(one) for one in first.members}
         for one in both:
             one.close()
+
+    asyncio.run(meet())
+
+
+def test_machines_of_a_run_with_a_secret_meet_and_one_without_it_is_told() -> None:
+    endpoint, secret = Endpoint("127.0.0.1", free_port()), Secret((b"a secret of this run",))
+
+    def dialled(secret: Secret | None) -> _Dialled:
+        return _Dialled(
+            Request(machine="m", endpoint=endpoint, secret=secret, python=sys.executable, environ={})
+        )
+
+    async def meet() -> None:
+        hosting, joining, without = dialled(secret), dialled(secret), dialled(None)
+        assert await hosting.reach(GUARD_S, silent) is None
+        assert await joining.reach(GUARD_S, silent) is None
+        finding = await without.reach(GUARD_S, silent)
+        assert finding is not None
+        assert (finding.check, secret.ids[0] in finding.cause) == ("secret", True)
+        hosting.close()
 
     asyncio.run(meet())
 

@@ -1,4 +1,4 @@
-"""Others who reach the store's port, and what they cannot do to a run that has a secret."""
+"""Others who reach the ports of a run, and what they cannot do to one that has a secret."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import tempfile
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
@@ -14,7 +13,8 @@ from torch.distributed import TCPStore
 from elastic_agent import linux
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.node import NodeProcess
-from elastic_agent.transport import Secret
+from elastic_agent.transport import Secret, WrongKeyError, c10d
+from elastic_agent.values import Endpoint
 from tests.other_users import (
     OTHER_UID,
     SPEAKS_TO_THE_STORE,
@@ -23,7 +23,7 @@ from tests.other_users import (
     needs_other_users,
 )
 
-from .cluster import SHORT_LEASE_S, Cluster
+from .cluster import Cluster
 from .conftest import MakeCluster
 from .leaks import secret_file
 from .rules import see_it_end
@@ -31,72 +31,7 @@ from .test_bad_input import undisturbed
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
 
-ROOT = "elastic-agent/1"
-HEAD_BYTES = 31
-"""What stands before an authenticated record: marker, key id, code and sequence number."""
-
-
-def read(data: bytes) -> Any:
-    return json.loads(data[HEAD_BYTES:] if data.startswith(b"EA2") else data)
-
-
-class Attacker:
-    """A client of the store that has no secret, or another one."""
-
-    def __init__(self, port: int, run_id: str | None) -> None:
-        self.run_id, self.run = run_id, f"{ROOT}/r/{run_id}"
-        self.store: Any = TCPStore(
-            "127.0.0.1", port, None, False, timedelta(seconds=10), wait_for_workers=False
-        )
-        self._seal = Secret((b"the secret of mallory",)).seal()
-
-    def newest_plan(self) -> tuple[int, dict[str, Any]]:
-        version = int(self.store.get(f"{self.run}/latest"))
-        return version, read(self.store.get(f"{self.run}/plan/{version}"))
-
-    def ends_the_run(self, *, sealed: bool) -> None:
-        version, envelope = self.newest_plan()
-        envelope["plan"] |= {"version": version + 1, "phase": "finished", "reason": "mallory says so"}
-        key, data = f"{self.run}/plan/{version + 1}", json.dumps(envelope).encode()
-        self.store.set(key, self._seal.close(key, data) if sealed else data)
-        self.store.set(f"{self.run}/latest", str(version + 1))
-
-    def joins_as_rank_0(self, like: str) -> None:
-        member = read(self.store.get(f"{self.run}/m/{like}"))
-        member |= {
-            "node_id": "mallory",
-            "incarnation": "evil",
-            "preferred_rank": 0,
-            "bootstrap": ["127.0.0.1", 4000],
-        }
-        self.store.set(f"{self.run}/m/evil", json.dumps(member))
-        self.store.set(f"{self.run}/l/evil", json.dumps({"incarnation": "evil", "ttl_s": SHORT_LEASE_S}))
-        self.enlists("evil")
-
-    def moves(self, source: str, name: str) -> None:
-        """Copies the records of a node to another name."""
-        for kind in "ml":
-            self.store.set(f"{self.run}/{kind}/{name}", self.store.get(f"{self.run}/{kind}/{source}"))
-        self.enlists(name)
-
-    def drains(self, incarnation: str) -> None:
-        key = f"{self.run}/m/{incarnation}"
-        member = read(self.store.get(key))
-        member["stop_request"] = {"kind": "drain", "reason": "mallory says so"}
-        self.store.set(key, json.dumps(member))
-        self.store.queue_push(f"{ROOT}/inbox", f"{self.run_id} {incarnation}")
-
-    def writes_back(self, incarnation: str, earlier: bytes) -> None:
-        self.store.set(f"{self.run}/m/{incarnation}", earlier)
-        self.store.queue_push(f"{ROOT}/inbox", f"{self.run_id} {incarnation}")
-
-    def enlists(self, name: str) -> None:
-        self.store.append(f"{self.run}/roster", f"\n{name}\n")
-        self.store.queue_push(f"{ROOT}/inbox", f"{self.run_id} {name}")
-
-
-def incarnation(cluster: Cluster, node: str) -> str:
-    return str(cluster.journal("registered", node)[0]["incarnation"])
+ATTEMPTS_S = 2.0
 
 
 def store_port(agent: NodeProcess) -> int:
@@ -104,35 +39,43 @@ def store_port(agent: NodeProcess) -> int:
     return int(json.loads(agent.lines("hosting the store at")[0])["message"].rpartition(":")[2])
 
 
-def test_without_the_secret_a_run_can_be_neither_ended_nor_joined_nor_redirected(
+def test_without_the_secret_nobody_speaks_to_the_store_of_a_run(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
     cluster = make_cluster("2:4", "--secret-file", secret_file(tmp_path, "ours"))
     a = cluster.start_host("a")
-    attacker = Attacker(cluster.port, cluster.run_id)
-    early = attacker.store.get(f"{attacker.run}/m/{cluster.wait_event('registered', 'a')['incarnation']}")
     cluster.start("b")
     first = cluster.wait_training("a", "b")
 
-    attacker.joins_as_rank_0(incarnation(cluster, "b"))
-    attacker.moves(incarnation(cluster, "b"), "copied")
-    attacker.drains(incarnation(cluster, "b"))
-    attacker.ends_the_run(sealed=False)
+    endpoint = Endpoint("127.0.0.1", cluster.port)
+    attempts = timedelta(seconds=ATTEMPTS_S)
+    with pytest.raises(RuntimeError):
+        TCPStore(endpoint.host, endpoint.port, None, False, attempts, wait_for_workers=False)
+    for secret in (None, Secret((b"the secret of mallory",))):
+        with pytest.raises(WrongKeyError):
+            c10d.open_store(endpoint, ATTEMPTS_S, secret)
     undisturbed(cluster, first)
-    attacker.writes_back(incarnation(cluster, "a"), early)
-    attacker.ends_the_run(sealed=True)
-    undisturbed(cluster, first)
-
-    for name, why in (
-        ("evil", "it is not authenticated"),
-        ("copied", "copied from another key"),
-        (incarnation(cluster, "b"), "it is not authenticated"),
-        (incarnation(cluster, "a"), "older than the one before"),
-    ):
-        assert len(a.lines("ignored an invalid record", f"m/{name}: ", why)) == 1, cluster.story()
-    assert a.lines("ignored an invalid record", "/plan/", "it is not authenticated"), cluster.story()
-    assert a.lines("ignored an invalid record", "/plan/", "with another secret"), cluster.story()
+    assert len(a.lines("refused a connection to the store of this run", "from 127.0.0.1")) == 1, (
+        cluster.story()
+    )
     see_it_end(cluster, restarts=0)
+
+
+def test_agents_with_another_secret_or_none_end_and_say_which_side_has_which(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster("1:4")
+    ours, theirs = secret_file(tmp_path, "ours"), secret_file(tmp_path, "theirs")
+    cluster.start_host("a", 1, "--secret-file", ours)
+    first = cluster.wait_training("a")
+    cluster.start("b", 1, "--secret-file", theirs)
+    cluster.start("c", 1)
+    refused = {"b": ExitCode.NO_STORE, "c": ExitCode.NO_STORE}
+    assert cluster.wait_end("b", "c") == refused, cluster.story()
+    assert len(cluster.agents["b"].lines("has another secret (key id", "than this agent (key id")) == 1
+    assert len(cluster.agents["c"].lines("accepts only agents with its secret", "this agent has none")) == 1
+    undisturbed(cluster, first)
+    see_it_end(cluster, restarts=0, **refused)
 
 
 def test_an_agent_with_a_secret_does_not_use_a_store_without_one(
@@ -146,19 +89,6 @@ def test_an_agent_with_a_secret_does_not_use_a_store_without_one(
     assert len(cluster.agents["b"].lines("was started without a secret", "this agent has one")) == 1
     undisturbed(cluster, first)
     see_it_end(cluster, restarts=0, b=ExitCode.NO_STORE)
-
-
-def test_a_run_on_one_machine_is_closed_to_other_users_by_default(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1", port=0)
-    a = cluster.start("a", 2)
-    first = cluster.wait_training("a")
-    attacker = Attacker(store_port(a), cluster.run_id)
-    attacker.joins_as_rank_0(incarnation(cluster, "a"))
-    attacker.drains(incarnation(cluster, "a"))
-    attacker.ends_the_run(sealed=False)
-    undisturbed(cluster, first)
-    assert a.lines("ignored an invalid record", "m/evil: it is not authenticated"), cluster.story()
-    see_it_end(cluster, restarts=0)
 
 
 @needs_other_users

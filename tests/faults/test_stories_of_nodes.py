@@ -177,8 +177,8 @@ def test_agents_without_the_secret_of_a_run_are_refused_and_others_let_in(
     assert set(ends.values()) == {ExitCode.NO_STORE}, cluster.story()
     assert len(without.lines("accepts only agents with its secret", "pass the same --secret-file")) == 1
     assert len(other.lines("has another secret", "give every agent the same --secret-file")) == 1
-    told = len(a.lines("refused an agent on", "another secret")) + len(
-        a.lines("refused an agent on", "has no secret")
+    told = len(a.lines("refused a connection to the store", "another secret")) + len(
+        a.lines("refused a connection to the store", "has no secret")
     )
     assert told == 1, f"both are on this machine: {cluster.story()}"
     wait_steps(cluster)

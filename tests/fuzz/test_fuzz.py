@@ -49,6 +49,11 @@ OWN_PROCESSES = {
     "workers/spawner/server.py _stand_by": "its own guard, over a socket pair",
     "workers/spawner/server.py _prepare": "its own guard, in a file that only it can write",
     "transport/peers.py _owner": "the kernel writes it",
+    "store_servers.py _end_with_agent": "the kernel writes it",
+    "store_servers.py _receive": "its own agent, over a socket pair",
+    "transport/c10d/server_process.py StoreServers._receive": "its own process of stores, over a socket pair",
+    "transport/tcpstore_wire.py size_in": "eight bytes of any value: tests/store feeds its clients other answers",
+    "transport/tcpstore_wire.py number_in": "the same",
 }
 """What is decoded but not fuzzed, and by whom it is written: no other process can."""
 

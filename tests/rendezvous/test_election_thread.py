@@ -63,7 +63,7 @@ def election(members: Members, history_store: RunHistoryStore) -> Iterator[Elect
 def term_of_the_run(members: Members) -> Iterator[Leadership]:
     """The coordinator of an earlier run."""
     client, keys = members.dial()[0], RunKeys(ACCESS.prefix, RUN)
-    leadership = campaign_for(client, keys, "a test", LEASE_S, run_life(client, keys).stored)
+    leadership = campaign_for(client, keys, "a test", LEASE_S, run_life(client, keys))
     assert leadership is not None
     try:
         yield leadership

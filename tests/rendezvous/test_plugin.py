@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,35 @@ def test_the_others_wait_for_a_torchrun_as_long_as_it_waits_for_its_workers(
     create_handler(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1))
     sent = decode(Member, encode(begun[0].member))
     assert at_least_s < sent.stop_s
+
+
+@pytest.fixture
+def no_variables_were_taken() -> Iterator[None]:
+    plugin._secret_variables.cache_clear()
+    yield
+    plugin._secret_variables.cache_clear()
+
+
+@pytest.mark.usefixtures("no_variables_were_taken")
+def test_every_handler_for_etcd_gets_the_secret_and_the_password_from_their_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Begin] = []
+    monkeypatch.setattr(plugin, "ElasticRendezvous", lambda backend, run_id, begin, s: begun.append(begin))
+    monkeypatch.setenv("ELASTIC_AGENT_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("ELASTIC_AGENT_SECRET", "0123456789abcdef")
+    monkeypatch.setenv("ELASTIC_AGENT_ETCD_PASSWORD", "hunter2")
+    for _ in range(2):
+        create_etcd_handler(RendezvousParameters("elastic-etcd", "127.0.0.1", "train", 1, 1, etcd_user="me"))
+    assert [begin.secret for begin in begun] == [(b"0123456789abcdef",)] * 2
+    assert [begin.etcd.password for begin in begun if begin.etcd is not None] == ["hunter2"] * 2
+
+
+def test_a_secret_and_certificates_for_etcd_are_a_value_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTIC_AGENT_STATE_DIR", str(tmp_path))
+    conf = {"secret_file": str(tmp_path / "secret"), "cacert": str(tmp_path / "ca.pem")}
+    params = RendezvousParameters("elastic-etcd", "127.0.0.1", "train", 1, 1, **conf)
+    with pytest.raises(ValueError, match="leave out cacert, cert and key, or the secret"):
+        create_etcd_handler(params)

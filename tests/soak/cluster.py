@@ -18,7 +18,7 @@ import torch.distributed as dist
 from elastic_agent.testing import LocalCluster
 from elastic_agent.transport.c10d.plans import KEPT_PLANS
 from elastic_agent.worker_variables import PREFIX
-from tests.etcd import EtcdCluster, set_up_long_ago
+from tests.etcd import EtcdCluster
 
 SCRIPT = Path(__file__).parent / "train.py"
 ETCD_PREFIX = "/soak"
@@ -129,11 +129,14 @@ class ThreeMembersCluster(SoakCluster):
     def __init__(self, folder: Path, checkpoints: Path, **how: Any) -> None:
         super().__init__(folder, checkpoints, **how)
         (folder / "etcd").mkdir()
-        self._etcd = EtcdCluster(folder / "etcd", size=3)
+        file = folder / "secret"
+        file.touch(mode=0o600)
+        file.write_text(self._secret)
+        self._etcd = EtcdCluster.with_secret(folder / "etcd", file, size=3)
 
     def start_store(self) -> None:
         self._stack.enter_context(self._etcd)
-        set_up_long_ago(self._etcd.endpoints, ETCD_PREFIX)
+        self._etcd.ctl("put", f"{ETCD_PREFIX}/1/id", "d00d")  # one that others have used before
 
     def rendezvous(self, name: str) -> tuple[str, ...]:
         ports = self.relayed(name, [member.client_port for member in self._etcd.members])

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_agent.transport import Secret
-from elastic_agent.transport.c10d import greeting, store
+from elastic_agent.transport.c10d import store
 from tests.etcd import EtcdCluster
 
-from .support import PATIENCE_S, C10dScene, Scene, SealedC10dScene
+from .support import PATIENCE_S, C10dScene, Scene
 
 if TYPE_CHECKING:
     from .etcd_scene import EtcdScene
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 def _calls_end_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no call to a store given up because the machine is busy."""
     monkeypatch.setattr(store, "CALL_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(greeting, "ANSWER_S", PATIENCE_S)
-    monkeypatch.setitem(greeting.greeted.__kwdefaults__, "answer_s", PATIENCE_S)
 
 
 @pytest.fixture(scope="session")
@@ -48,8 +46,8 @@ def c10d_scene() -> Iterator[C10dScene]:
 
 
 @pytest.fixture
-def sealed_scene() -> Iterator[SealedC10dScene]:
-    scene = SealedC10dScene()
+def secret_scene() -> Iterator[C10dScene]:
+    scene = C10dScene(secret=Secret.random())
     yield scene
     scene.host.close()
 
@@ -59,14 +57,6 @@ def etcd_scene(shared_etcd: EtcdCluster) -> Iterator[EtcdScene]:
     from . import etcd_scene as etcd
 
     with etcd.etcd_scene(shared_etcd) as scene:
-        yield scene
-
-
-@pytest.fixture
-def sealed_etcd_scene(shared_etcd: EtcdCluster) -> Iterator[EtcdScene]:
-    from . import etcd_scene as etcd
-
-    with etcd.etcd_scene(shared_etcd, secret=Secret.random()) as scene:
         yield scene
 
 
@@ -85,8 +75,8 @@ def _scene(request: pytest.FixtureRequest) -> Scene:
 
 
 scene = pytest.fixture(
-    params=["c10d_scene", "sealed_scene", "etcd_scene", "sealed_etcd_scene"],
-    ids=["c10d", "c10d-with-secret", "etcd", "etcd-with-secret"],
+    params=["c10d_scene", "secret_scene", "etcd_scene"],
+    ids=["c10d", "c10d-with-secret", "etcd"],
     name="scene",
 )(_scene)
 """Each kind of store: what holds for one holds for the other."""

@@ -26,7 +26,6 @@ from elastic_agent.transport.etcd import (
     run_life,
 )
 from elastic_agent.transport.etcd.client import EtcdClient, delete, put
-from elastic_agent.transport.etcd.keys import known_life
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
 
@@ -53,10 +52,9 @@ class EtcdScene(Scene):
     def __init__(
         self, cluster: EtcdCluster, access: EtcdAccess | None = None, secret: Secret | None = None
     ) -> None:
-        """``secret``: of all clients but strangers."""
+        """``secret``: connect with certificates made from it."""
         self.cluster = cluster
         self.secret = secret
-        self._keys: dict[str, RunKeys] = {}
         self.access = access or EtcdAccess(f"/tests/{secrets.token_hex(4)}")
         self.complaints: list[str] = []
         self.kept = KeptLeases(LEASE_TTL_S)
@@ -67,15 +65,14 @@ class EtcdScene(Scene):
         self._open.close()
 
     def keys(self, run_id: str = "run") -> RunKeys:
-        """Those of one process."""
-        return self._keys.setdefault(run_id, RunKeys(self.access.prefix, run_id, self.secret))
+        return RunKeys(self.access.prefix, run_id)
 
     def client(self) -> EtcdClient:
         return self.dial()[0]
 
     def dial(self) -> tuple[EtcdClient, str]:
         """As agents do: again until a member answers, which may take a busy machine longer than one attempt lasts."""
-        members = Members(endpoint_of(self.cluster), self.access, PATIENCE_S)
+        members = Members(endpoint_of(self.cluster), self.access, PATIENCE_S, self.secret)
         gives_up_s = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -105,12 +102,10 @@ class EtcdScene(Scene):
         """The first one's office, over another connection each time."""
         if run_id not in self._terms:
             self._terms[run_id] = self.leadership(run_id)
-        client = self.client()
-        known_life(client, self.keys(run_id))
-        return sharing_office(self._terms[run_id], client)
+        return sharing_office(self._terms[run_id], self.client())
 
     def exchange(self) -> ExchangeLink:
-        link = dial_exchange(endpoint_of(self.cluster), self.access, "tests")
+        link = dial_exchange(endpoint_of(self.cluster), self.access, "tests", self.secret)
         self._open.callback(link.close)
         return link
 
@@ -124,14 +119,6 @@ class EtcdScene(Scene):
         return self.coordinator(run_id).wait
 
     def stranger(self) -> EtcdStranger:
-        """One that has the secret, if there is one."""
-        client = self.client()
-        if self.secret is not None:
-            run_life(client, self.keys())
-        return EtcdStranger(client)
-
-    def outsider(self) -> EtcdStranger:
-        """One that does not."""
         return EtcdStranger(self.client())
 
     def root(self, run_id: str = "run") -> str:

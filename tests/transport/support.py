@@ -30,12 +30,11 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.testing.node import freeze, thaw
 from elastic_agent.transport import Secret, c10d
+from elastic_agent.transport.addresses import listen
 from elastic_agent.transport.base import CoordinatorLink, ExchangeLink, NodeLink, ReportLink
 from elastic_agent.transport.c10d import connection as c10d_connection
 from elastic_agent.transport.c10d.plans import _pack
-from elastic_agent.transport.c10d.sealed import sealed
 from elastic_agent.transport.c10d.store import StoreClient
-from elastic_agent.transport.sealed_records import RunSeal
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
 
@@ -158,33 +157,28 @@ class C10dScene(Scene):
     """A store in this process."""
 
     def __init__(self, address: str = "127.0.0.1", secret: Secret | None = None) -> None:
-        host = c10d.find_or_host(Endpoint(address, 0), PATIENCE_S, secret)
-        assert host is not None
-        self.host = host
-        self.endpoint = Endpoint(address, host.port)
+        self.secret = secret
+        self.host = c10d.C10dHost(listen(address, 0), secret, alone=secret is None)
+        self.endpoint = Endpoint(address, self.host.port)
         self.complaints: list[str] = []
         self._heard: dict[str, list[str]] = {}
 
     def node(self, run_id: str = "run") -> c10d.C10dLink:
-        client, store_id, local_address = c10d.open_store(self.endpoint, PATIENCE_S)
-        return c10d.C10dLink(
-            self.welcomed(client, run_id), store_id, local_address, run_id, self.complaints.append
-        )
+        client, store_id, local_address = c10d.open_store(self.endpoint, PATIENCE_S, self.secret)
+        return c10d.C10dLink(client, store_id, local_address, run_id, self.complaints.append)
 
-    def welcomed(self, client: StoreClient, run_id: str) -> StoreClient:
-        """The connection as a greeting makes it."""
-        return client
+    def client(self) -> StoreClient:
+        """A connection of its own."""
+        return c10d.open_store(self.endpoint, PATIENCE_S, self.secret)[0]
 
     def coordinator(self, run_id: str = "run") -> c10d.C10dCoordinatorLink:
-        client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
-        return c10d.C10dCoordinatorLink(self.welcomed(client, run_id), run_id, self.complaints.append)
+        return c10d.C10dCoordinatorLink(self.client(), run_id, self.complaints.append)
 
     def exchange(self) -> ExchangeLink:
-        return c10d.dial_exchange(self.endpoint, "tests", PATIENCE_S)
+        return c10d.dial_exchange(self.endpoint, "tests", PATIENCE_S, self.secret)
 
     def reports(self, run_id: str = "run") -> ReportLink:
-        client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
-        return c10d.C10dReportLink(self.welcomed(client, run_id), run_id)
+        return c10d.C10dReportLink(self.client(), run_id)
 
     def end_run(self) -> None:
         coordinator = self.coordinator()
@@ -203,47 +197,27 @@ class C10dScene(Scene):
         return wait
 
     def stranger(self) -> Any:
-        return raw_client(self.endpoint)
+        return raw_client(self.endpoint) if self.secret is None else _Insider(self)
 
     def root(self, run_id: str = "run") -> str:
         return f"elastic-agent/1/r/{run_id}"
 
     def forge(self, *plans: Plan) -> None:
-        client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
-        forge(self.welcomed(client, "run"), self.root(), *plans)
+        forge(self.client(), self.root(), *plans)
 
     def lose_store(self) -> None:
         self.host.close()
 
 
-class SealedC10dScene(C10dScene):
-    """The same, with a secret that all clients but strangers have."""
-
-    def __init__(self) -> None:
-        self.secret = Secret.random()
-        super().__init__(secret=self.secret)
-        self._epochs: dict[str, bytes] = {}
-
-    def welcomed(self, client: StoreClient, run_id: str) -> StoreClient:
-        epoch = self._epochs.setdefault(run_id, run_id.encode())
-        return sealed(client, RunSeal(self.secret.seal(), self.secret.seal(epoch)))
-
-    def stranger(self) -> Stranger:
-        """One that has the secret."""
-        return _Insider(self)
-
-
 class _Insider:
-    def __init__(self, scene: SealedC10dScene) -> None:
-        self._scene = scene
-        self._client, _, _ = c10d.open_store(scene.endpoint, PATIENCE_S)
+    """One that has the secret."""
+
+    def __init__(self, scene: C10dScene) -> None:
+        self._client = scene.client()
 
     def set(self, key: str, value: bytes) -> None:
-        run_id = key.removeprefix("elastic-agent/1/r/").split("/")[0]
-        client = self._scene.welcomed(self._client, run_id)
-        client.peek(key)
-        client.put(key, value)
-        client.confirm()
+        self._client.put(key, value)
+        self._client.confirm()
 
     def delete_key(self, key: str) -> None:
         self._client.delete([key])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 
@@ -63,3 +64,16 @@ def test_its_owner_reaches_it_through_its_method_only(hidden: HiddenListener) ->
                 assert peer == own.getsockname()
         with pytest.raises(BlockingIOError):
             hidden.store_listener.accept()
+
+
+def test_without_a_store_nobody_waits_long_for_a_connection(hidden: HiddenListener) -> None:
+    """The decoy gets the connections then, and takes few."""
+    hidden.store_listener.close()
+    with contextlib.ExitStack() as opened:
+
+        def connect_often() -> None:
+            for _ in range(16):
+                opened.enter_context(hidden.connect())
+
+        with pytest.raises(TimeoutError):
+            connect_often()

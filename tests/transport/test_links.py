@@ -17,7 +17,7 @@ from elastic_agent.transport import c10d
 from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import StoreLostError
 
-from .support import PATIENCE_S, C10dScene, Scene, lease, member, plan, raw_client, world
+from .support import PATIENCE_S, C10dScene, Scene, lease, member, plan, world
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
@@ -82,52 +82,6 @@ def test_the_record_of_a_forgotten_incarnation_is_not_written_again(scene: Scene
     for link in (node, scene.node()):
         link.write(member("a", state=State.RUNNING))
         assert scene.coordinator().read(["a"]).members == {}
-
-
-@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "overwritten"])
-def test_a_node_writes_its_record_again_that_another_client_removed(
-    c10d_scene: C10dScene, *, deleted: bool
-) -> None:
-    node, coordinator, other = c10d_scene.joined("a"), c10d_scene.coordinator(), c10d_scene.stranger()
-    key = "elastic-agent/1/r/run/m/a"
-
-    def disturb() -> None:
-        if deleted:
-            other.delete_key(key)
-        else:
-            other.set(key, b"{}")
-        assert coordinator.read(["a"]).members == {}
-
-    disturb()
-    held = lease("a")
-    for _ in range(3):  # renewals in a lease
-        assert node.renew(held, held.renewed())
-        held = held.renewed()
-    assert coordinator.read(["a"]).members == {"a": member("a")}
-    disturb()
-    for link in (node, c10d_scene.node()):
-        link.write(member("a", state=State.RUNNING))
-        assert coordinator.read(["a"]).members["a"].state is State.RUNNING
-        disturb()
-
-
-@pytest.mark.parametrize("sealing", ["c10d_scene", "sealed_scene"])
-def test_the_coordinator_writes_the_newest_plan_again_that_another_client_removed(
-    sealing: str, request: pytest.FixtureRequest
-) -> None:
-    scene = request.getfixturevalue(sealing)
-    coordinator, root, other = scene.coordinator(), scene.root(), raw_client(scene.endpoint)
-    for version in (1, 2):
-        assert coordinator.publish(plan(version, world=world(3)))
-    parts = [key for key in other.list_keys() if "/part/" in key]
-    for damaged in (f"{root}/plan/2", f"{root}/plan/1", f"{root}/latest", *parts):
-        for value in (None, b"5"):
-            other.delete_key(damaged) if value is None else other.set(damaged, value)
-            coordinator.read(None)
-            assert scene.node().next_plan(1, PATIENCE_S) == plan(2, world=world(3)), damaged
-    other.set(f"{root}/plan/3", b"{}")
-    coordinator.read(None)
-    assert not other.check([f"{root}/plan/3"]), "or nodes wait for the one after it"
 
 
 def test_names_that_other_clients_wrote_do_not_keep_a_run_from_being_removed(c10d_scene: C10dScene) -> None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.prove
 @pytest.mark.skipif(os.geteuid() != 0, reason="these tests run as an ordinary user anyway")
-@pytest.mark.parametrize("name", ["hidden_listener", "store_relay"])
+@pytest.mark.parametrize("name", ["hidden_listener", "store_relay", "secret_at_the_door"])
 def test_an_ordinary_users_stores_are_kept_from_others(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [

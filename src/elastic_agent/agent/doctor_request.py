@@ -14,6 +14,7 @@ from elastic_agent.diagnosis.compared import POLICY_OPTIONS
 from elastic_agent.doctor.request import Request
 
 from .devices import likely_slots
+from .secret import configured_secret
 from .slurm.nodes import reachable_endpoint
 from .worker_group.command import job_fingerprint
 
@@ -26,6 +27,7 @@ def doctor_request(
     environ: Mapping[str, str],
     *,
     password: str = "",
+    secret_variable: str | None = None,
     script_problem: str = "",
     paths: tuple[Path, ...] = (),
     wait_s: float = 60.0,
@@ -37,19 +39,21 @@ def doctor_request(
         settings: those of the run; without a script if it cannot be started.
         environ: the environment that workers would inherit.
         password: for etcd, from the environment.
+        secret_variable: what was in ELASTIC_AGENT_SECRET; None: it was not set.
         script_problem: why the script cannot be started.
         paths: folders that all machines share.
         wait_s: how long to wait for the other machines, seconds.
         alone: examine this machine only.
 
     Raises:
-        UsageError: the password for etcd cannot be read.
+        UsageError: the password for etcd or the secret of the run cannot be read.
     """
     endpoint = settings.rdzv_endpoint
     return Request(
         machine=settings.node_id or os.uname().nodename,
         endpoint=reachable_endpoint(endpoint, environ) if endpoint is not None else None,
         access=etcd_access(settings, password) if settings.rdzv_backend == ETCD else None,
+        secret=configured_secret(settings, environ, secret_variable),
         least=settings.nnodes.least,
         most=settings.nnodes.most,
         slots=likely_slots(settings.nproc_per_node),

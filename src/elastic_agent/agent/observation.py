@@ -75,6 +75,7 @@ class Observation:
         for one in self._subscribers:
             publisher.subscribe(one)
         self._address = settings.status_port
+        self._secret = backend.secret
         self._page: StatusServer | None = None
 
     @property
@@ -84,7 +85,7 @@ class Observation:
     def open_page(self) -> None:
         """Serve the status page from now on, if there is to be one."""
         source = LoopSource(self._run_id, self._observer.status)
-        self._page = open_status_page(self._address, source)
+        self._page = open_status_page(self._address, source, self._secret)
 
     async def status(self) -> RunStatus:
         """The status of the run."""

@@ -122,6 +122,7 @@ def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
         settings,
         environ,
         password=variables.etcd_password(),
+        secret_variable=variables.secret(),
         script_problem=script_problem,
         paths=given.paths,
         wait_s=given.wait_s,

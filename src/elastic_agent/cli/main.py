@@ -37,7 +37,11 @@ COMMANDS = {
     "drain": ("control", "[NODE]", "gracefully remove a node from its run"),
     "stop": ("control", "", "gracefully shut down a run on all nodes"),
     "stacks": ("stacks", "[RUN]", "dump the Python stacks of this machine's workers"),
-    "secret": ("secret", "[FILE]", "create a secret by which the agents of a run know each other"),
+    "secret": (
+        "secret",
+        "[FILE]",
+        "create a secret by which the agents of a run know each other, or certificates from it",
+    ),
     "version": ("version", "", "print the versions of elastic-agent, Python and torch"),
 }
 """By command, the module beside this one that has a function of the command's name (only the one that is needed is

@@ -21,6 +21,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.values import Endpoint
 
 if TYPE_CHECKING:
+    from elastic_agent.transport import Secret
     from elastic_agent.web.server import StatusSource
 
 OPTIONS = (
@@ -99,7 +100,7 @@ def _serve(resolved: Resolved) -> int:
     try:
         stores = StoreServers(None)
         stores.await_ready()
-        show = partial(_page, settings.status_port)
+        show = partial(_page, settings.status_port, secret)
         as_asked = store_server.serve(
             settings.rdzv_endpoint, settings.state_dir, stop, stores.serve, show, secret
         )
@@ -116,11 +117,11 @@ def _serve(resolved: Resolved) -> int:
 
 
 @contextlib.contextmanager
-def _page(address: Endpoint | None, runs: StatusSource) -> Iterator[None]:
+def _page(address: Endpoint | None, secret: Secret | None, runs: StatusSource) -> Iterator[None]:
     """The status page of all runs, if there is to be one."""
     from elastic_agent.web.server import open_status_page
 
-    page = open_status_page(address, runs)
+    page = open_status_page(address, runs, secret)
     try:
         yield
     finally:

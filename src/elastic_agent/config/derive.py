@@ -14,7 +14,9 @@ from elastic_agent.config.directories import (
     temporary_state_dir,
 )
 from elastic_agent.config.etcd_password import exposures
+from elastic_agent.config.run_secret import named_source
 from elastic_agent.config.sources.base import Layer, Source
+from elastic_agent.config.sources.environment import SECRET
 from elastic_agent.config.value_types import ETCD, parse_endpoints
 from elastic_agent.config.values import STATIC_PORT, NodeRange
 from elastic_agent.values import ETCD_PORT, Endpoint
@@ -28,7 +30,7 @@ _NO_ENDPOINT = (
 )
 
 
-def derive_rendezvous(builder: SettingsBuilder) -> None:
+def derive_rendezvous(builder: SettingsBuilder, environ: Mapping[str, str]) -> None:
     """Determine endpoint and standalone from what was given, including torchrun's spellings.
 
     Raises:
@@ -41,7 +43,7 @@ def derive_rendezvous(builder: SettingsBuilder) -> None:
             if builder.is_given(name) and builder.values[name] != default_of(name):
                 builder.warn(f"{builder.sources[name]} has no effect without --rdzv-backend etcd")
     if builder.values["rdzv_backend"] == ETCD:
-        _check_etcd(builder)
+        _check_etcd(builder, environ)
     elif builder.values["rdzv_endpoint"] is not None and builder.values["rdzv_endpoint"].others:
         raise builder.wrong(
             "rdzv_endpoint", "which names several endpoints; c10d uses only one", "one HOST[:PORT]"
@@ -72,7 +74,7 @@ def _put_user_before_site(builder: SettingsBuilder) -> None:
         builder.forget("nnodes")
 
 
-def _check_etcd(builder: SettingsBuilder) -> None:
+def _check_etcd(builder: SettingsBuilder, environ: Mapping[str, str]) -> None:
     """The settings that etcd requires, and none that are for c10d only."""
     if builder.values["standalone"]:
         raise builder.wrong(
@@ -96,11 +98,19 @@ def _check_etcd(builder: SettingsBuilder) -> None:
     endpoint = builder.values["rdzv_endpoint"]
     if any(member.port == 0 for member in endpoint.members):
         raise builder.wrong("rdzv_endpoint", "whose port 0 cannot be connected to", "a port from 1 to 65535")
-    _check_access(builder, endpoint)
+    _check_access(builder, endpoint, environ)
 
 
-def _check_access(builder: SettingsBuilder, endpoint: Endpoint) -> None:
-    """Certificates and password: complete, readable, and not readable by every user."""
+def _check_access(builder: SettingsBuilder, endpoint: Endpoint, environ: Mapping[str, str]) -> None:
+    """Check certificates and password: of one kind, complete, readable, and not readable by every user."""
+    secret = named_source(builder.values["secret_file"], environ, is_variable_set=SECRET in environ)
+    files = [name for name in ("etcd_ca", "etcd_cert", "etcd_key") if builder.is_given(name)]
+    if secret and files:
+        raise builder.wrong(
+            files[0],
+            f"but {secret} is given as well, and the agent makes its certificates for etcd from the secret",
+            "only one of the two: leave out --etcd-ca, --etcd-cert and --etcd-key, or the secret",
+        )
     for one, other in (("etcd_cert", "etcd_key"), ("etcd_key", "etcd_cert")):
         if builder.is_given(one) and not builder.is_given(other):
             raise builder.wrong(one, f"which requires --{other.replace('_', '-')}", "both or neither")
@@ -111,7 +121,7 @@ def _check_access(builder: SettingsBuilder, endpoint: Endpoint) -> None:
     if builder.is_given("etcd_password_file") and not builder.is_given("etcd_user"):
         raise builder.wrong("etcd_password_file", "which requires --etcd-user", "--etcd-user as well")
     if builder.is_given("etcd_user"):
-        encrypted = any(builder.is_given(name) for name in ("etcd_ca", "etcd_cert"))
+        encrypted = bool(secret or files)
         for warning in exposures(endpoint, builder.values["etcd_password_file"], encrypted=encrypted):
             builder.warn(warning)
 

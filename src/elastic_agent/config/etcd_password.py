@@ -56,7 +56,9 @@ def exposures(endpoint: Endpoint, file: Path | None, *, encrypted: bool) -> list
             f"the password file {file} is readable by every user of this machine; expected mode 0600 or 0640"
         )
     if not encrypted and not all(_is_loopback(member.host) for member in endpoint.members):
-        warnings.append(f"the password is sent to etcd at {endpoint} unencrypted; set --etcd-ca to use TLS")
+        warnings.append(
+            f"the password is sent to etcd at {endpoint} unencrypted; use TLS: set --secret-file or --etcd-ca"
+        )
     return warnings
 
 

@@ -109,7 +109,7 @@ def resolve(
         builder.warn(warning)
     _note_options_without_effect(builder)
     check_allocation(builder, environ)
-    derive_rendezvous(builder)
+    derive_rendezvous(builder, environ)
     derive_directories(builder, environ)
     check_paths(builder)
     if only is None or "signals_to_handle" in only:

@@ -23,6 +23,16 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
+def named_source(file: Path | None, environ: Mapping[str, str], *, is_variable_set: bool) -> str:
+    """Name what :func:`run_secret` would read, in words; empty: there is no secret."""
+    folder = environ.get("CREDENTIALS_DIRECTORY")
+    if file is not None:
+        return f"--secret-file {file}"
+    if folder and Path(folder, CREDENTIAL).exists():
+        return f"the credential {CREDENTIAL}"
+    return f"the variable {SECRET}" if is_variable_set else ""
+
+
 def run_secret(file: Path | None, environ: Mapping[str, str], variable: str | None) -> tuple[bytes, ...]:
     """The secret that the agents of a run share, from the first of these that is there; empty without any.
 

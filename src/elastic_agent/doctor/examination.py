@@ -17,6 +17,7 @@ from elastic_agent.transport import (
     Obstacle,
     TransportError,
     UnreachableError,
+    WrongKeyError,
     interface_of,
 )
 from elastic_agent.values import Endpoint, EtcdAccess
@@ -151,6 +152,7 @@ class _Dialled:
         assert request.endpoint is not None  # the run is distributed
         self._endpoint: Endpoint = request.endpoint
         self._access: EtcdAccess | None = request.access
+        self._secret = request.secret
         self._host: Any = None
         self.link: ExchangeLink | None = None
 
@@ -162,6 +164,10 @@ class _Dialled:
             try:
                 self.link = await run_abandonable(self._dial, 3 * DIAL_TIMEOUT_S)
                 return None
+            except WrongKeyError as failure:
+                return error(
+                    "secret", str(failure), "start every agent, and every doctor, with the same --secret-file"
+                )
             except NotAStoreError as failure:
                 if self._access is None:
                     return network.foreign_port_holder(self._endpoint, str(failure))
@@ -183,8 +189,8 @@ class _Dialled:
         from elastic_agent.transport import c10d  # torch takes a second
 
         if self._host is None:
-            self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S)
-        return c10d.dial_exchange(self._endpoint, FOLDER, DIAL_TIMEOUT_S)
+            self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._secret)
+        return c10d.dial_exchange(self._endpoint, FOLDER, DIAL_TIMEOUT_S, self._secret)
 
     def _dial_etcd(self, access: EtcdAccess) -> ExchangeLink:
         from elastic_agent.transport import etcd
@@ -192,7 +198,7 @@ class _Dialled:
         problems, obstacles = [], set()
         for member in self._endpoint.members:
             try:
-                return etcd.dial_exchange(member, access, FOLDER)
+                return etcd.dial_exchange(member, access, FOLDER, self._secret)
             except UnreachableError as failure:
                 problems.append(str(failure))
                 obstacles.add(failure.obstacle)

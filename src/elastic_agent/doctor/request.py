@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastic_agent.transport import Secret
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
 
@@ -19,6 +20,8 @@ class Request:
     """Where the machines meet; None: the run has a single node."""
     access: EtcdAccess | None = None
     """The access to etcd; None: the endpoint is a c10d store."""
+    secret: Secret | None = None
+    """What the agents of the run share."""
     least: int = 1
     most: int = 1
     """The smallest and the largest number of nodes."""

@@ -22,7 +22,7 @@ from elastic_agent.config.derive import ETCD_ONLY
 from elastic_agent.config.directories import default_state_dir, make_state_dir
 from elastic_agent.config.errors import BadValueError, UsageError, masked
 from elastic_agent.config.etcd_password import etcd_access, exposures
-from elastic_agent.config.run_secret import run_secret
+from elastic_agent.config.run_secret import named_source, run_secret
 from elastic_agent.config.secret_variables import take_secret_variables
 from elastic_agent.config.settings import Settings, spec_by_name
 from elastic_agent.config.sources.base import Given, Layer, Source
@@ -153,10 +153,15 @@ def _parsed(name: str, given: Given) -> Any:
         raise usage_error(given, spec, bad) from None
 
 
-@functools.cache
 def _secret_variable() -> str | None:
-    """Taken out of the environment once: workers must not inherit it, and a second handler of this process needs it."""
-    return take_secret_variables().secret()
+    return _secret_variables()[1]
+
+
+@functools.cache
+def _secret_variables() -> tuple[str, str | None]:
+    """Take the password for etcd and the run's secret out of the environment; a second handler needs them, too."""
+    variables = take_secret_variables()
+    return variables.etcd_password(), variables.secret()
 
 
 def _state_dir() -> Path:
@@ -190,8 +195,15 @@ def _endpoint(params: RendezvousParameters, default_port: int) -> Endpoint:
 
 def _access(settings: Settings, endpoint: Endpoint) -> EtcdAccess:
     """The access to etcd; the password is removed from the environment, so that no worker inherits it."""
-    access = etcd_access(settings, take_secret_variables().etcd_password())
+    access = etcd_access(settings, _secret_variables()[0])
+    secret = named_source(settings.secret_file, os.environ, is_variable_set=_secret_variable() is not None)
+    if secret and access.tls:
+        raise UsageError(
+            f"--rdzv-conf: got certificates for etcd and {secret}; expected only one of the two: leave out cacert, "
+            "cert and key, or the secret"
+        )
     if access.user and access.password:
-        for warning in exposures(endpoint, settings.etcd_password_file, encrypted=access.tls):
+        encrypted = bool(secret) or access.tls
+        for warning in exposures(endpoint, settings.etcd_password_file, encrypted=encrypted):
             logging.getLogger(__name__).warning(warning)
     return access

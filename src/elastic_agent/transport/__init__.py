@@ -14,6 +14,7 @@ from .addresses import (
     interface_of,
     is_local,
     is_loopback_name,
+    own_addresses,
     own_network_problem,
     resolve,
     set_up_for_messages,
@@ -35,9 +36,10 @@ from .base import (
     not_a_store,
     silent,
 )
+from .certificates import Pem, Secret
+from .peers import peer_uid
 from .port_holder import holder_of
 from .remedies import how_to_reach
-from .sealing import Seal, Secret, Unverified
 
 __all__ = [
     "AbandonableThread",
@@ -47,15 +49,14 @@ __all__ = [
     "NotAStoreError",
     "Obstacle",
     "OtherVersionError",
+    "Pem",
     "ReportLink",
     "RunView",
-    "Seal",
     "Secret",
     "Snapshot",
     "StoreLostError",
     "TransportError",
     "UnreachableError",
-    "Unverified",
     "WrongKeyError",
     "connect",
     "connect_in_loop",
@@ -65,7 +66,9 @@ __all__ = [
     "is_local",
     "is_loopback_name",
     "not_a_store",
+    "own_addresses",
     "own_network_problem",
+    "peer_uid",
     "resolve",
     "set_up_for_messages",
     "silent",

@@ -315,6 +315,12 @@ def _interface_addresses() -> Iterator[tuple[str, IPv4Address | IPv6Address]]:
                     yield name, address
 
 
+def own_addresses() -> list[str]:
+    """Addresses of this machine that others can dial, without those that count on one network segment only."""
+    found = (address for _, address in _interface_addresses() if not address.is_link_local)
+    return list(dict.fromkeys(map(str, found)))
+
+
 def _plain(address: str) -> str:
     """An IPv4 address as such where a dual-stack socket shows it mapped into IPv6."""
     return address.removeprefix("::ffff:") if address.count(".") == 3 else address

@@ -21,6 +21,7 @@ import struct
 from collections.abc import Iterator
 
 BACKLOG = 4096
+CONNECT_S = 0.5
 
 _TRIES = 8
 
@@ -84,6 +85,7 @@ class HiddenListener:
             OSError: the store is closed, or no descriptor is left.
         """
         sock = _shareable()
+        sock.settimeout(CONNECT_S)  # without the store, the decoy gets the connections, and takes few
         try:
             sock.bind((_loopback_address(next(self._sources)), self._held.getsockname()[1]))
             sock.connect(self._decoy.getsockname())

@@ -9,8 +9,6 @@ import msgspec
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import MAX_REPORTED_GENERATION, Lease, Member, RecordError, decode
 
-from .sealing import Unverified
-
 GONE = b"-"
 """Replaces the records of a forgotten incarnation: they cannot be written any more."""
 
@@ -44,7 +42,7 @@ class RecordReader:
             return known[1]
         member: Member | None = None
         try:
-            member = decode(Member, _verified(data))
+            member = decode(Member, data)
             _check_name(name, member.incarnation)
         except RecordError as error:
             member = None
@@ -73,7 +71,7 @@ class RecordReader:
             if data == GONE:
                 continue
             try:
-                lease = decode(Lease, _verified(data))
+                lease = decode(Lease, data)
                 _check_name(name, lease.incarnation)
             except RecordError as error:
                 if rejected is not None:
@@ -99,24 +97,15 @@ def lease_in(data: bytes | None, name: str) -> Lease | None:
     return lease if lease.incarnation == name else None
 
 
-def lease_over(stored: bytes | None, lease: Lease, newest_beat: int = 0) -> Lease | None:
+def lease_over(stored: bytes | None, lease: Lease) -> Lease | None:
     """This lease as it may be written over what is stored; None if that is revoked or was removed.
 
     It never equals an earlier one of its incarnation: the coordinator counts the time from when it saw a lease change.
-    ``newest_beat``: of an earlier one that may have been removed or replaced by another program.
     """
     earlier = lease_in(stored, lease.incarnation)
     if stored == GONE or (earlier is not None and earlier.revoked):
         return None
-    known = max(earlier.beat if earlier is not None else 0, newest_beat)
-    return lease if earlier is None and not known else msgspec.structs.replace(lease, beat=known + 1)
-
-
-def _verified(data: bytes) -> bytes:
-    """The same, unless the run's records are authenticated and this is not."""
-    if isinstance(data, Unverified):
-        raise RecordError(data.why)
-    return data
+    return lease if earlier is None else msgspec.structs.replace(lease, beat=earlier.beat + 1)
 
 
 def _check_name(expected: str, found: str) -> None:

@@ -7,6 +7,7 @@ many clients ask.
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ import msgspec
 
 from elastic_agent.logs import get_logger
 from elastic_agent.monitoring.status import RunStatus
+from elastic_agent.transport import Secret, peer_uid
 from elastic_agent.values import Endpoint
 
 from .metrics import CONTENT_TYPE, metrics_text
@@ -64,8 +66,14 @@ class StatusSource(Protocol):
 class StatusServer:
     """Serves the status of runs until closed."""
 
-    def __init__(self, address: Endpoint, source: StatusSource) -> None:
-        """Listen at ``address`` (port 0: any free one), and serve once :meth:`start` is called.
+    def __init__(self, address: Endpoint, source: StatusSource, secret: Secret | None = None) -> None:
+        """Listen, and serve once :meth:`start` is called.
+
+        Args:
+            address: where; port 0: any free one.
+            source: of what is shown.
+            secret: what clients need: in TLS, or on a loopback address to be a process of this user or root; None:
+                nothing.
 
         Raises:
             OSError: the address cannot be used.
@@ -73,9 +81,9 @@ class StatusServer:
         self.source = source
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, RunStatus]] = {}
-        self._http = _Server(address, self)
-        host = address.host
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._http.server_port}/"
+        self._http = _Server(address, self, secret)
+        host, scheme = address.host, "https" if self._http.in_tls is not None else "http"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._http.server_port}/"
         """Where to reach it."""
 
     def start(self) -> None:
@@ -132,13 +140,18 @@ class StatusServer:
         return found
 
 
-def open_status_page(address: Endpoint | None, source: StatusSource) -> StatusServer | None:
-    """Serve the status at this address from now on; None without an address, or if it cannot be used (logged)."""
+def open_status_page(
+    address: Endpoint | None, source: StatusSource, secret: Secret | None = None
+) -> StatusServer | None:
+    """Serve the status from now on; None without an address, or if it cannot be used (logged).
+
+    Arguments as for :class:`StatusServer`.
+    """
     if address is None:
         return None
     log = get_logger()
     try:
-        page = StatusServer(address, source)
+        page = StatusServer(address, source, secret)
     except OSError as error:
         log.warning(
             f"no status page: --status-port {address} cannot be used: {error.strerror or error}; everything else "
@@ -155,13 +168,29 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 2 * CLIENTS
     block_on_close = False
 
-    def __init__(self, address: Endpoint, source: StatusServer) -> None:
+    def __init__(self, address: Endpoint, source: StatusServer, secret: Secret | None) -> None:
         self.pages = source
         self.is_local = _is_loopback(address.host)
+        self.in_tls = secret.server_context if secret is not None and not self.is_local else None
+        self._is_for_this_user = secret is not None and self.is_local
         self._places = threading.BoundedSemaphore(CLIENTS)
         if ":" in address.host:
             self.address_family = socket.AF_INET6
         super().__init__((address.host, address.port), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; its thread shakes hands, with the first bytes that it reads."""
+        request, address = super().get_request()
+        if self.in_tls is not None:
+            request = self.in_tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        return request, address
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether to serve this client, which has shown nothing yet."""
+        try:
+            return not self._is_for_this_user or peer_uid(request) in (os.geteuid(), 0)
+        except OSError:  # it is gone, or the kernel does not tell
+            return False
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._places.acquire(blocking=False):

@@ -18,18 +18,14 @@ from elastic_agent.printable import escaped
 from elastic_agent.protocol import RecordError, Waiting, decode, encode
 from elastic_agent.rendezvous.reports import run_reports
 from elastic_agent.transport import RunView
-from elastic_agent.transport.sealing import Unverified
 from elastic_agent.web.metrics import metrics_text
-from tests.fuzz.target import Target, ViolationError, check_shown
+from tests.fuzz.target import Target, check_shown
 
 from . import support
 
-_SEAL = support.SECRET.seal(b"epoch")
-_PATH = "elastic-agent/1/r/run/m/a"
-
 
 def targets() -> list[Target]:
-    """Records of the protocol, reports, the examination, and what authenticates them."""
+    """Records of the protocol, reports, and the examination."""
     kinds = [
         Target(
             f"record-{kind.__name__.lower()}",
@@ -42,13 +38,11 @@ def targets() -> list[Target]:
     bulletin = encode_bulletin(support.reports())
     waiting = (Waiting("waiting for n1", lacks_nodes=True).to_text().encode(),)
     examination = [_doctor(record) for record in _doctor_records()]
-    sealed = tuple(_SEAL.close(_PATH, one, 7) for one in support.record_samples()[support.Member])
     return [
         *kinds,
         Target("report", (bulletin,), _report, ("diagnosis/records.py decode_bulletin",)),
         Target("waiting", waiting, _waiting, ("protocol/waiting.py Waiting.from_text",)),
         Target("report-shown", (bulletin,), _report_shown, weight=0.2),
-        Target("sealed-record", sealed, _sealed),
         *examination,
     ]
 
@@ -88,15 +82,6 @@ def _report_shown(data: bytes) -> None:
     cause = root_cause(reports, running, running.world)
     if cause is not None:
         check_shown(escaped(render(cause), keep_lines=True))
-
-
-def _sealed(data: bytes) -> None:
-    record, number = _SEAL.open_numbered(_PATH, data)
-    if isinstance(record, Unverified):
-        if number or record[:1] != b"\x00":
-            raise ViolationError("a record that does not verify has a number")
-    elif _SEAL.close(_PATH, record, number) != data:
-        raise ViolationError("a forged record verifies")
 
 
 def _doctor_records() -> tuple[msgspec.Struct, ...]:

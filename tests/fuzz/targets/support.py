@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,11 +21,8 @@ from elastic_agent.diagnosis.records import (
 from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus, Standstill
 from elastic_agent.protocol import Cause, History, Lease, Member, Phase, Plan, StopRequest, World, encode
 from elastic_agent.protocol.records import Budget, Failure, FailureKind, Fingerprint, Notice, Refusal
-from elastic_agent.transport.sealing import Secret
 from tests.fuzz.target import ViolationError
 from tests.transport.support import lease, member, plan, world
-
-SECRET = Secret((b"a secret of the fuzzer's own",))
 
 TRACEBACK = """\
 [rank0]: Traceback (most recent call last):
@@ -82,27 +78,17 @@ class Folder:
 class MemoryStore:
     """A c10d store with the methods of a ``StoreClient``."""
 
-    def __init__(self, values: dict[str, bytes] | None = None, records: Any = None) -> None:
+    def __init__(self, values: dict[str, bytes] | None = None) -> None:
         self.values = {} if values is None else values
-        self._records = records
-
-    def storing(self, records: Any) -> MemoryStore:
-        return MemoryStore(self.values, records)
 
     def peek(self, key: str) -> bytes | None:
-        data = self.values.get(key)
-        return data if data is None or self._records is None else self._records.opened(key, data)
-
-    peek_awaited = peek
-
-    def has_all(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
+        return self.values.get(key)
 
     def peek_many(self, keys: list[str]) -> dict[str, bytes]:
         return {key: found for key in keys if (found := self.peek(key)) is not None}
 
     def put(self, key: str, value: bytes) -> None:
-        self.values[key] = value if self._records is None else self._records.closed(key, value)
+        self.values[key] = value
 
     def delete(self, keys: list[str]) -> None:
         for key in keys:

@@ -75,7 +75,8 @@ class RendezvousSettings:
     etcd_ca: Path | None = setting(
         value_types.PATH,
         None,
-        "CA certificates for etcd (PEM). With this or --etcd-cert, connections to etcd use TLS.",
+        "CA certificates for etcd (PEM). With this or --etcd-cert, connections to etcd use TLS. Not together with a "
+        "secret: then the agent makes its own certificates from that.",
     )
     etcd_cert: Path | None = setting(
         value_types.PATH, None, "Client certificate for etcd (PEM); requires --etcd-key."

@@ -46,7 +46,8 @@ class RendezvousBackend(abc.ABC):
         self.nodes_compare_themselves = False
         """Whether every node warns of nodes that differ, so that the coordinator need not."""
         self._endpoint = endpoint
-        self._secret = secret
+        self.secret = secret
+        """What all agents of the run share; None: they share none."""
         self._serve = serve
         self._ports = PortPicker(port_range, port_rest_s)
         self._loop: asyncio.AbstractEventLoop | None = None

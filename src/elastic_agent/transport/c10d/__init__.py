@@ -6,7 +6,6 @@ from .bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from .connection import agree_run_id, open_store, release_run_id
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .exchange import C10dExchangeLink, dial_exchange
-from .greeting import Numbers
 from .host import C10dHost, find_or_host
 from .link import C10dLink, dial
 from .report_link import C10dReportLink, dial_reports
@@ -22,7 +21,6 @@ __all__ = [
     "C10dInbox",
     "C10dLink",
     "C10dReportLink",
-    "Numbers",
     "PortPicker",
     "ServeStore",
     "StoreClient",

@@ -7,32 +7,36 @@ import socket
 
 from elastic_agent.transport.addresses import connect, is_local, local_address_towards, resolve
 from elastic_agent.transport.base import NotAStoreError, Obstacle, UnreachableError
+from elastic_agent.transport.certificates import Secret
 from elastic_agent.transport.port_holder import holder_of
 from elastic_agent.transport.record_reader import log_invalid
-from elastic_agent.transport.sealing import Secret
 from elastic_agent.values import Endpoint
 
-from .greeting import agreed, check_no_secret_needed, released
 from .keys import CLEARING, ROOT, enlist, name_in, names_in, run_prefix
+from .secured import checked
 from .store import StoreClient
-from .wire import probe_store
 
 BIRTH_S = 2.0
 """A new store's id is written within this time of its port being open."""
 
 
-def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, str]:
-    """A connection to the store at the endpoint, its id, and our own address on the way there.
+def open_store(
+    endpoint: Endpoint, timeout_s: float, secret: Secret | None = None
+) -> tuple[StoreClient, str, str]:
+    """Connect to the store at the endpoint; returns the connection, the store's id, and our address on the way there.
+
+    With ``secret``, the connection is in TLS.
 
     Raises:
         UnreachableError: nothing answers, or not in time.
+        WrongKeyError: the store has another secret, or only one of the two sides has one.
         NotAStoreError: what answers is not a store of elastic-agent.
         StoreLostError: it broke off in between.
     """
     sock = _connected(endpoint, timeout_s)
     try:
         local_address = local_address_towards(endpoint.host, sock)
-        probe_store(sock, timeout_s, str(endpoint))
+        sock = checked(sock, endpoint, timeout_s, secret)
     except UnreachableError as error:
         sock.close()
         what = f"accepts connections but did not answer within {timeout_s:g} s"
@@ -93,10 +97,7 @@ def agree_run_id(
     endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s: float, secret: Secret | None = None
 ) -> str:
     """The run id of this job at the endpoint: the one agreed before, else ``proposal``."""
-    client, _, _ = open_store(endpoint, timeout_s)
-    if secret is not None:
-        return agreed(client, endpoint, fingerprint, proposal, secret)
-    check_no_secret_needed(client, endpoint)
+    client, _, _ = open_store(endpoint, timeout_s, secret)
     key = f"{ROOT}/default/{fingerprint}"
     stored = client.exchange(key, b"", proposal.encode())
     while (name := name_in(stored)) is None:
@@ -116,8 +117,5 @@ def release_run_id(
     endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float, secret: Secret | None = None
 ) -> None:
     """That run is over: the next job with this fingerprint is another run."""
-    client, _, _ = open_store(endpoint, timeout_s)
-    if secret is not None:
-        released(client, endpoint, fingerprint, run_id, secret)
-    else:
-        client.exchange(f"{ROOT}/default/{fingerprint}", run_id.encode(), b"")
+    client, _, _ = open_store(endpoint, timeout_s, secret)
+    client.exchange(f"{ROOT}/default/{fingerprint}", run_id.encode(), b"")

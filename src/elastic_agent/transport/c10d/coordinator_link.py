@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Collection, Mapping
 
 from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import Snapshot
 from elastic_agent.transport.record_reader import GONE, RecordReader, ReportInvalid, lease_in, log_invalid
 
-from .greeting import HELLO, REFUSED, Doorkeeper, Refusals
 from .keys import CLEARING, MAX_STATUS_CHARS, ROOT, name_in, names_in, run_prefix
 from .plans import PlanReader, PlanWriter
 from .reports import remove_old_reports
@@ -29,16 +27,14 @@ _INBOX = f"{ROOT}/inbox"
 
 
 class _Receiver(threading.Thread):
-    """Takes hints from the store as they come. Greetings are answered here: they wait for no run and no disk.
+    """Takes hints from the store as they come.
 
-    Not by the coordinator itself, which turns at certain times: each time-out of a wait for the store costs 0.3 ms.
+    Not the coordinator itself, which turns at certain times: each time-out of a wait for the store costs 0.3 ms.
     """
 
-    def __init__(self, client: StoreClient, doorkeeper: Doorkeeper | None) -> None:
+    def __init__(self, client: StoreClient) -> None:
         super().__init__(name="elastic-inbox", daemon=True)
         self._client = client
-        self._doorkeeper = doorkeeper
-        self._refusals = Refusals()
         self.batches: queue.SimpleQueue[list[bytes] | Exception] = queue.SimpleQueue()
         """What came; at the end, why no more will come."""
 
@@ -46,39 +42,20 @@ class _Receiver(threading.Thread):
         """Until the store is gone."""
         try:
             while True:
-                items = self._client.pop(_INBOX, RECEIVE_S, MAX_HINTS)
-                hints = [item for item in dict.fromkeys(items) if not self._is_answered(item)]
-                if hints:
-                    self.batches.put(hints)
+                if hints := self._client.pop(_INBOX, RECEIVE_S, MAX_HINTS):
+                    self.batches.put(list(dict.fromkeys(hints)))
         except Exception as error:
             self.batches.put(error)
-
-    def _is_answered(self, item: bytes) -> bool:
-        if item.startswith(HELLO):
-            if self._doorkeeper is not None:
-                self._doorkeeper.answer(self._client, item)
-            else:
-                self._refusals.has_secret(item, time.monotonic())
-            return True
-        if self._doorkeeper is not None and item.startswith(REFUSED):
-            self._doorkeeper.refused(item, time.monotonic())
-            return True
-        return False
 
 
 class C10dInbox:
     """Hints for the coordinator, over all runs of the store."""
 
     def __init__(
-        self,
-        waiting: StoreClient,
-        requests: StoreClient,
-        report_invalid: ReportInvalid = log_invalid,
-        *,
-        doorkeeper: Doorkeeper | None = None,
+        self, waiting: StoreClient, requests: StoreClient, report_invalid: ReportInvalid = log_invalid
     ) -> None:
-        """``doorkeeper``: answers greetings; None: every client is let in."""
-        self._receiver = _Receiver(waiting, doorkeeper)
+        """``waiting``: a connection that a thread occupies; ``requests``: one for everything else."""
+        self._receiver = _Receiver(waiting)
         self._requests = requests
         self._report_invalid = report_invalid
         self._reported = False
@@ -136,17 +113,9 @@ class C10dInbox:
 class C10dCoordinatorLink:
     """The coordinator's connection to one run (see ``CoordinatorLink``)."""
 
-    def __init__(
-        self,
-        client: StoreClient,
-        run_id: str,
-        report_invalid: ReportInvalid = log_invalid,
-        *,
-        doorkeeper: Doorkeeper | None = None,
-    ) -> None:
-        """``doorkeeper``: knows the epoch of the run, if its records are sealed."""
+    def __init__(self, client: StoreClient, run_id: str, report_invalid: ReportInvalid = log_invalid) -> None:
+        """``client``: may be shared with the links of other runs."""
         self._client = client
-        self._doorkeeper = doorkeeper
         self._prefix = run_prefix(run_id)
         self._plans = PlanReader(client, self._prefix, report_invalid)
         self._writer = PlanWriter(client, self._prefix, self._plans)
@@ -158,8 +127,6 @@ class C10dCoordinatorLink:
 
     def read(self, incarnations: Collection[str] | None) -> Snapshot:
         """Records of these incarnations, or of all. A bad one is described once for each content."""
-        if incarnations is None:
-            self._writer.keep()
         names = (
             self._registered()
             if incarnations is None
@@ -235,12 +202,8 @@ class C10dCoordinatorLink:
         """Remove all records of a run that is not needed any more; False if a new node has registered.
 
         The run's life ends first: a node that registers meanwhile detects that at the end, and registers again; one
-        that had registered before is on the roster. Its next life is another epoch.
+        that had registered before is on the roster.
         """
-        with self._doorkeeper.ending() if self._doorkeeper is not None else contextlib.nullcontext():
-            return self._removed()
-
-    def _removed(self) -> bool:
         self._client.delete([f"{self._prefix}/life"])
         roster = names_in(self._client.peek(f"{self._prefix}/roster") or b"")
         unknown = {*roster} - self._known.keys() - self._forgotten
@@ -253,8 +216,6 @@ class C10dCoordinatorLink:
         self._client.delete([*records, *(f"{self._prefix}/{name}" for name in ("status", "jobs", "roster"))])
         run_id = self._prefix.rpartition("/")[2]
         remove_old_reports(self._client, run_id)
-        if self._doorkeeper is not None:
-            self._doorkeeper.forget(run_id)
         return True
 
     def _release_jobs(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic_agent.transport.certificates import Secret
 from elastic_agent.values import Endpoint
 
 from .connection import open_store
@@ -9,12 +10,14 @@ from .keys import enlist, names_in
 from .store import StoreClient
 
 
-def dial_exchange(endpoint: Endpoint, folder: str, timeout_s: float) -> C10dExchangeLink:
-    """A connection to the store at the endpoint; errors as for :func:`open_store`.
+def dial_exchange(
+    endpoint: Endpoint, folder: str, timeout_s: float, secret: Secret | None = None
+) -> C10dExchangeLink:
+    """A connection to the store at the endpoint; other arguments and errors as for :func:`open_store`.
 
     ``folder``: of all keys; other than that of the runs.
     """
-    client, _, local_address = open_store(endpoint, timeout_s)
+    client, _, local_address = open_store(endpoint, timeout_s, secret)
     return C10dExchangeLink(client, folder, local_address)
 
 

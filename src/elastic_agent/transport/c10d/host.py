@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 from collections.abc import Callable
@@ -16,19 +17,21 @@ from elastic_agent.transport.addresses import (
     resolve,
 )
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
-from elastic_agent.transport.sealing import Secret
+from elastic_agent.transport.certificates import Secret
 from elastic_agent.values import Endpoint
 
 from .bootstrap import own_address
 from .connection import holder_here
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
-from .greeting import Doorkeeper, announce
 from .keys import ROOT
 from .report_link import C10dReportLink
-from .sealed import sealed
 from .server_process import ServeStore, serve_here
 from .store import CALL_TIMEOUT_S, StoreClient
-from .store_relay import keep_other_users_out
+from .store_relay import StoreRelay, keep_other_users_out
+
+_WHAT = "the store of this run"
+
+LOOPBACK = "127.0.0.1"
 
 
 def find_or_host(
@@ -47,7 +50,7 @@ def find_or_host(
 
     Raises:
         UnreachableError: nothing answers, and the endpoint is another machine.
-        NotAStoreError: something else listens there, or this machine has no loopback network to host it with.
+        NotAStoreError: something else listens there, or this machine has no means to host it, or to keep others out.
     """
     if endpoint.port != 0:
         try:
@@ -90,43 +93,41 @@ class C10dHost:
 
         Args:
             sock: becomes the store's.
-            secret: what clients need; None: nothing.
-            alone: whether no other machine or user has a part in the run.
+            secret: what clients need, in TLS; None: nothing.
+            alone: whether no other machine or user has a part in the run: clients need no secret.
             serve: serves the store.
 
         Raises:
+            NotAStoreError: this machine has no means to keep clients without the secret from the store.
             StoreLostError: the server could not be made.
         """
         allow_many_connections()
         self.port = int(sock.getsockname()[1])
         self.store_id = secrets.token_hex(8)
-        self._address = own_address(sock)
         self._shared: StoreClient | None = None
         """The connection of all coordinator's links: a run that is only a name must cost nothing."""
-        self._doorkeeper = Doorkeeper(secret) if secret is not None else None
-        self._relay = keep_other_users_out(sock, "the store of this run") if alone else None
+        self._relay: StoreRelay | None = None
         self._close_store: Callable[[], None] = lambda: None
+        if alone:
+            self._relay = keep_other_users_out(sock, _WHAT)
+        elif secret is not None:
+            self._relay = _secure_relay(sock, secret)
+        listener = sock if self._relay is None else self._relay.store_listener
+        self._own_port = self.port if self._relay is None else self._relay.port
+        self._address = LOOPBACK if secret is not None and not alone else own_address(sock)
         try:
-            self._close_store = serve(
-                sock if self._relay is None else self._relay.store_listener, self._address
-            )
-            self._open(secret)
+            self._close_store = serve(listener, self._address)
+            client = self._client()
+            client.put(f"{ROOT}/id", self.store_id.encode())  # clients wait for it
+            client.confirm()
+            client.close()
         except BaseException:
             self.close()
             raise
 
-    def _open(self, secret: Secret | None) -> None:
-        """Write what clients look for."""
-        client = self._client()
-        # Before the id: clients wait for that.
-        announce(client, secret)
-        client.put(f"{ROOT}/id", self.store_id.encode())
-        client.confirm()
-        client.close()
-
     def inbox(self) -> C10dInbox:
         """The coordinator's inbox, on connections of its own."""
-        return C10dInbox(self._client(), self._client(), doorkeeper=self._doorkeeper)
+        return C10dInbox(self._client(), self._client())
 
     def coordinator_link(self, run_id: str) -> C10dCoordinatorLink:
         """The coordinator's link to one run. All of them share a connection, and are used by one thread at a time."""
@@ -137,20 +138,41 @@ class C10dHost:
                 self._shared = None
         if self._shared is None:
             self._shared = self._client()
-        return C10dCoordinatorLink(self._sealed(self._shared, run_id), run_id, doorkeeper=self._doorkeeper)
+        return C10dCoordinatorLink(self._shared, run_id)
 
     def report_link(self, run_id: str) -> C10dReportLink:
         """A connection to one run's reports, for any thread."""
-        return C10dReportLink(self._sealed(self._client(), run_id), run_id)
-
-    def _sealed(self, client: StoreClient, run_id: str) -> StoreClient:
-        return sealed(client, self._doorkeeper.seals(run_id)) if self._doorkeeper is not None else client
+        return C10dReportLink(self._client(), run_id)
 
     def _client(self) -> StoreClient:
-        return StoreClient.connect(self._address, self.port, CALL_TIMEOUT_S)
+        return StoreClient.connect(self._address, self._own_port, CALL_TIMEOUT_S)
 
     def close(self) -> None:
         """Stop serving."""
         self._close_store()
         if self._relay is not None:
             self._relay.close()
+
+
+def _secure_relay(sock: socket.socket, secret: Secret) -> StoreRelay:
+    """Return what lets only clients with the secret in at ``sock``, which it closes in case of an error.
+
+    Raises:
+        NotAStoreError: this machine has no means to keep others from the store behind it.
+        StoreLostError: there are no sockets left for it at present.
+    """
+    inner: socket.socket | None = None
+    try:
+        inner = listen(LOOPBACK, 0)
+        return StoreRelay(inner, _WHAT, (sock, secret.server_context))
+    except OSError as error:
+        for listener in (inner, sock):
+            if listener is not None:
+                listener.close()
+        reason = error.strerror or str(error)
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRINUSE):
+            raise StoreLostError(f"cannot host a store: {reason}") from None
+        raise NotAStoreError(
+            "cannot host a store with a secret: other users of this machine could connect to it "
+            f"({reason}); as root, modprobe tcp_diag, or give the --rdzv-endpoint of another machine"
+        ) from None

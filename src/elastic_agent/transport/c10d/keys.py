@@ -5,7 +5,6 @@ Keys, all under ``elastic-agent/1/``:
     id                       random name of this store's life
     runs                     every run id that ever registered, one a line (append)
     inbox                    queue of "<run id> <incarnation>": hints for the coordinator
-    key, hello/, welcome/    how agents with a secret greet the coordinator (see :mod:`.greeting`)
     ended                    runs that were removed but for their reports, one a line (append)
     default/<fingerprint>    the run id agreed for a job that gave none
     r/<run>/life             random name of this life of the run's records, which ends when they are removed
@@ -17,8 +16,6 @@ Keys, all under ``elastic-agent/1/``:
     r/<run>/status           what the coordinator waits for (protocol/waiting.py)
     r/<run>/reporters        every node that ever wrote a report, one a line (append)
     r/<run>/report/<node>    the node's newest report (see :mod:`elastic_agent.diagnosis.records`)
-
-With a secret, the records that decisions depend on are sealed (see :mod:`.sealed`).
 
 Anything else under these keys was not written by elastic-agent: it is reported once and ignored.
 """

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
 
-from elastic_agent.protocol import RENEWALS_PER_LEASE, Lease, Member, Plan, encode
+from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import OtherVersionError, StoreLostError
+from elastic_agent.transport.certificates import Secret
 from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, lease_over, log_invalid
-from elastic_agent.transport.sealed_records import REVOKED
-from elastic_agent.transport.sealing import Secret, verified
 from elastic_agent.values import Endpoint
 
 from .connection import open_store
-from .greeting import Numbers, greeted
 from .keys import MAX_STATUS_CHARS, ROOT, enlist, names_in, run_prefix
 from .plans import PlanReader
 from .store import StoreClient
 
 
-def dial(
-    endpoint: Endpoint,
-    run_id: str,
-    timeout_s: float,
-    secret: Secret | None = None,
-    numbers: Numbers | None = None,
-) -> C10dLink:
-    """A node's link to a run at the endpoint; arguments and errors as for :func:`open_store` and :func:`greeted`."""
-
-    def greet(client: StoreClient) -> StoreClient:
-        return greeted(client, endpoint, run_id, secret, numbers)
-
-    return C10dLink(*open_store(endpoint, timeout_s), run_id, greet=greet)
+def dial(endpoint: Endpoint, run_id: str, timeout_s: float, secret: Secret | None = None) -> C10dLink:
+    """A node's link to a run at the endpoint; arguments and errors as for :func:`open_store`."""
+    return C10dLink(*open_store(endpoint, timeout_s, secret), run_id)
 
 
 class C10dLink:
@@ -45,8 +32,6 @@ class C10dLink:
         local_address: str,
         run_id: str,
         report_invalid: ReportInvalid = log_invalid,
-        *,
-        greet: Callable[[StoreClient], StoreClient] = lambda client: client,
     ) -> None:
         """Begin.
 
@@ -56,7 +41,6 @@ class C10dLink:
             local_address: this machine's on the way to the store.
             run_id: the run.
             report_invalid: called with each invalid record in the store.
-            greet: gets the connection ready for the records of the run.
         """
         self.local_address = local_address
         """This machine's address on the way to the store."""
@@ -66,8 +50,7 @@ class C10dLink:
         self._life = client.exchange(f"{self._prefix}/life", b"", secrets.token_hex(4).encode())
         self.store_id = f"{store_id}.{self._life.decode('ascii', 'replace')}"
         """Random name of this life of the store, and of the run in it."""
-        self._client = greet(client)
-        self._report_invalid = report_invalid
+        self._client = client
         self._plans = PlanReader(self._client, self._prefix, report_invalid)
         self._written: dict[str, bytes] = {}
         """Each incarnation's member record as this connection knows it."""
@@ -99,8 +82,7 @@ class C10dLink:
         key = f"{self._prefix}/l/{lease.incarnation}"
         while True:
             stored = self._client.peek(key)
-            newest = self._client.newest_number(key)
-            following = lease_over(stored, lease, newest) if newest < REVOKED else None
+            following = lease_over(stored, lease)
             if following is None:
                 return None
             wanted = encode(lease := following)
@@ -126,9 +108,7 @@ class C10dLink:
         while (stored := self._client.exchange(key, known, data)) != data:
             if stored == GONE or (stored == known and not self._counts(name)):
                 return False
-            known = (
-                stored if stored != known else b""
-            )  # what a missing key answers: another client removed it
+            known = stored if stored != known else b""  # what a missing key answers: it was removed
         self._written[name] = data
         return True
 
@@ -142,24 +122,10 @@ class C10dLink:
         self._client.push(f"{ROOT}/inbox", f"{self._run_id} {incarnation}")
 
     def renew(self, expected: Lease, renewed: Lease) -> bool:
-        """Compare-and-set the lease. Once a lease, the member record is checked as well."""
+        """Compare-and-set the lease."""
         wanted = encode(renewed)
         key = f"{self._prefix}/l/{expected.incarnation}"
-        if self._client.exchange(key, encode(expected), wanted) != wanted:
-            return False
-        if renewed.beat % RENEWALS_PER_LEASE == 0:
-            self._keep(expected.incarnation)
-        return True
-
-    def _keep(self, incarnation: str) -> None:
-        """Write the member record again if another client has removed or changed it."""
-        known = self._written.get(incarnation)
-        key = f"{self._prefix}/m/{incarnation}"
-        if known is None or (stored := self._client.peek(key)) in (known, GONE):
-            return
-        self._report_invalid(f"{key}: another program removed or changed it; it is written again")
-        if self._client.exchange(key, stored or b"", known) == known:
-            self._hint(incarnation)
+        return self._client.exchange(key, encode(expected), wanted) == wanted
 
     def read_lease(self, incarnation: str) -> Lease | None:
         """The lease as it stands, or None; also where something else was written over it."""
@@ -171,7 +137,7 @@ class C10dLink:
 
     def read_status(self) -> str:
         """What the coordinator waits for, in words."""
-        text = verified(self._client.peek(f"{self._prefix}/status")).decode("utf-8", "replace")
+        text = (self._client.peek(f"{self._prefix}/status") or b"").decode("utf-8", "replace")
         return "".join(char if char.isprintable() else " " for char in text[:MAX_STATUS_CHARS])
 
     def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:

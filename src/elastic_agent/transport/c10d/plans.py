@@ -5,8 +5,7 @@ stored under their digests, and a connection that has seen them does not read th
 awaits exactly the seats of the world it carries; then they are not written twice.
 
 Old plans are overwritten with a mark rather than deleted: such a version cannot be published again, and nodes that
-wait for one wake up. The marks are removed later; what is kept, and what is removed at the end, is bounded for any
-versions that another client may write here.
+wait for one wake up. The marks are removed later.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from elastic_agent.protocol import (
     decode,
     encode,
 )
-from elastic_agent.transport.sealing import Unverified
 
 from .store import StoreClient
 
@@ -91,46 +89,24 @@ class PlanReader:
 
     def newest(self) -> Plan | None:
         """The newest plan, or None; anything that is not a plan is reported and skipped."""
-        if self._walk() == _CLEARED:
-            self._walk()  # versions go on above a mark that stands last, and the pointer was written before it
-        if self._best is None and self.end > 0:
-            self._look_back()
-        return self._best
-
-    def _walk(self) -> bytes | None:
-        """Take every plan from the start to the last version; returns what stands under that one."""
         version, data = self._start()
-        last = None
         while data is not None:
-            last = data
             self._take(version, data)
             version += 1  # the pointer is written after the plan: look past it
             data = self._client.peek(self.key(version))
         self.end = version - 1
-        return last
+        return self._best
 
     def _start(self) -> tuple[int, bytes | None]:
         """Where to begin: at the version the pointer names, or else after the newest one known."""
         known = self._best.version if self._best is not None else 0
         before = 0
-        announced = self._announced()
-        while announced > max(known, before):
-            if self._is_published(announced, known):
-                data = self._client.peek(self.key(announced))
-                if data is not None and data != _CLEARED:
-                    return announced, data
-            before, announced = announced, self._announced()  # removed in between: there is a newer one
-        if before and announced == before:
-            self.report(
-                f"{self._prefix}/latest names version {before}, which does not exist or has no predecessor"
-            )
+        while (announced := self._announced()) > max(known, before):
+            data = self._client.peek(self.key(announced))
+            if data is not None and data != _CLEARED:
+                return announced, data
+            before = announced  # removed in between: there is a newer one
         return known + 1, self._client.peek(self.key(known + 1))
-
-    def _is_published(self, version: int, known: int) -> bool:
-        """Whether this version is there, and the one before it too, as wherever a coordinator published."""
-        first = version if version == known + 1 else version - 1
-        keys = [self.key(number) for number in range(first, version + 1)]
-        return len(self._client.peek_many(keys)) == len(keys)
 
     def _announced(self) -> int:
         data = self._client.peek(f"{self._prefix}/latest")
@@ -138,42 +114,32 @@ class PlanReader:
             return 0
         text = data[:32].decode("ascii", "replace")
         if not text.isdecimal() or len(text) > 16:
-            self.report(f"{self._prefix}/latest: {text!r} is not a plan version")
+            self._report(f"{self._prefix}/latest: {text!r} is not a plan version")
             return 0
         return int(text)
 
-    def _look_back(self) -> None:
-        """The newest one is damaged and none is known: take the one before."""
-        for version in range(self.end - 1, max(0, self.end - KEPT_PLANS), -1):
-            data = self._client.peek(self.key(version))
-            if data is not None and self._take(version, data):
-                return
-
-    def _take(self, version: int, data: bytes) -> bool:
+    def _take(self, version: int, data: bytes) -> None:
         if data == _CLEARED:
-            return False
+            return
         try:
-            plan = self.open(data, version)
+            plan = self._open(data, version)
             check_follows(plan, self._best)
         except (_DamagedError, RecordError) as error:
             self.foreign = str(error) if isinstance(error, ForeignVersionError) else ""
-            self.report(f"{self.key(version)}: {error}")
-            return False
-        self._best, self.foreign = plan, ""
-        return True
+            self._report(f"{self.key(version)}: {error}")
+        else:
+            self._best, self.foreign = plan, ""
 
     def published(self, plan: Plan) -> None:
         """This plan was just written, over this connection."""
         self._best = plan
 
-    def open(self, data: bytes, version: int) -> Plan:
+    def _open(self, data: bytes, version: int) -> Plan:
         """The plan in these bytes, its parts put back in.
 
         Raises:
             ForeignVersionError: another version of elastic-agent wrote it.
         """
-        if isinstance(data, Unverified):
-            raise _DamagedError(data.why)
         if len(data) > MAX_PLAN_BYTES:
             raise _DamagedError(f"{len(data)} bytes; at most {MAX_PLAN_BYTES} are accepted")
         try:
@@ -210,18 +176,7 @@ class PlanReader:
             cache[digest] = part
         return part
 
-    def is_plan(self, data: bytes, version: int) -> bool:
-        """Whether these bytes are a plan of this version, or were one."""
-        if data == _CLEARED:
-            return True
-        try:
-            self.open(data, version)
-        except (_DamagedError, ForeignVersionError) as error:
-            self.report(f"{self.key(version)}: {error}")
-            return False
-        return True
-
-    def report(self, problem: str) -> None:
+    def _report(self, problem: str) -> None:
         """Report it, once."""
         if problem not in self._reported and len(self._reported) < 1000:
             self._reported.add(problem)
@@ -237,15 +192,9 @@ class PlanWriter:
         self._reader = reader
         self._parts: deque[tuple[int, frozenset[str]]] = deque()
         """Which parts the kept versions need."""
-        self._last: int | None = None
-        """The last version written."""
-        self._skipped: str | None = None
-        """The key of the mark below versions that were skipped."""
-        self._newest: dict[str, bytes] = {}
-        """What nodes read of the newest plan, by key."""
 
     def publish(self, plan: Plan) -> bool:
-        """Write the version if it follows the newest and no other client has written it."""
+        """Write the version if it follows the newest and no other coordinator has written it."""
         newest = self._reader.newest()
         if plan.version != (newest.version if newest is not None else 0) + 1:
             return False
@@ -254,57 +203,12 @@ class PlanWriter:
             self._client.put(f"{self._prefix}/part/{digest}", body)
         key = self._reader.key(plan.version)
         data = msgspec.json.encode(envelope)
-        stored = self._client.exchange(key, b"", data)
-        while stored != data:
-            if self._reader.is_plan(stored, plan.version):
-                return False
-            stored = self._client.exchange(key, stored, data)  # no coordinator wrote that
-        latest = f"{self._prefix}/latest"
-        self._newest = {f"{self._prefix}/part/{digest}": body for digest, body in parts.items()}
-        self._newest |= {key: data, latest: str(plan.version).encode()}
-        self._client.put(latest, self._newest[latest])
+        if self._client.exchange(key, b"", data) != data:
+            return False
+        self._client.put(f"{self._prefix}/latest", str(plan.version).encode())
         self._reader.published(plan)
-        if self._last is not None and plan.version > self._last + 1:
-            self._skip_versions(self._last, plan.version)
-        self._last = plan.version
         self._clear_away(plan.version, frozenset(parts))
         return True
-
-    def keep(self) -> None:
-        """Write again what another client has removed or changed of the newest plan, and remove plans of its own."""
-        if self._last is None:
-            return
-        before, after = self._reader.key(self._last - 1), self._reader.key(self._last + 1)
-        found = self._client.peek_many([*self._newest, *([before] if self._last > 1 else ())])
-        damaged = [key for key, data in self._newest.items() if found.get(key) != data]
-        if damaged and self._is_behind():
-            return
-        for key in damaged:
-            self._reader.report(f"{key}: another program removed or changed it; it is written again")
-            self._client.put(key, self._newest[key])
-        if self._last > 1 and before not in found:
-            self._client.put(before, _CLEARED)  # nodes look for it, too
-        following = self._client.peek(after)
-        if following is not None and not self._reader.is_plan(following, self._last + 1):
-            self._client.delete([after])  # or nodes wait for the version after it
-
-    def _is_behind(self) -> bool:
-        """Whether there is a whole plan above the last one of this coordinator, which then goes on above that."""
-        newest = self._reader.newest()
-        return newest is not None and self._last is not None and newest.version > self._last
-
-    def _skip_versions(self, last: int, version: int) -> None:
-        """Go on above versions that another client wrote: wake the nodes that wait for the one after the last.
-
-        The mark stays, for nodes that are only about to wait.
-        """
-        following = self._reader.key(last + 1)
-        self._client.exchange(following, b"", _CLEARED)
-        if version > last + KEPT_PLANS:  # far above the versions that are removed
-            if self._skipped is not None:
-                self._client.delete([self._skipped])
-            self._client.delete(self._keys_up_to(last))
-            self._skipped = following
 
     def _keys_up_to(self, version: int) -> list[str]:
         first = max(1, version - KEPT_PLANS - KEPT_MARKS)
@@ -332,8 +236,6 @@ class PlanWriter:
         self._client.delete(
             [f"{self._prefix}/latest", *keys, *(f"{self._prefix}/part/{digest}" for digest in parts)]
         )
-        if self._skipped is not None:
-            self._client.delete([self._skipped])
 
 
 def _whole(plan: Plan) -> Plan:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import socket
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 from elastic_agent.transport.addresses import connect
 
@@ -20,49 +18,12 @@ MAX_COMPARED_BYTES = 4 * 1024 * 1024
 _BATCH = 512
 
 
-class RecordFormat(Protocol):
-    """How a connection stores records."""
-
-    def closed(self, key: str, record: bytes) -> bytes:
-        """The bytes to store under this key."""
-
-    def expected(self, key: str, record: bytes) -> bytes:
-        """The bytes that are stored if this record, which was read or written before, is still there."""
-
-    def opened(self, key: str, data: bytes) -> bytes:
-        """The record in stored bytes."""
-
-    def newest(self, key: str) -> int:
-        """The highest number of a record seen under this key; 0: none, or they have none."""
-
-
-class PlainRecords:
-    """Records as they are."""
-
-    def closed(self, key: str, record: bytes) -> bytes:
-        """The same."""
-        return record
-
-    def expected(self, key: str, record: bytes) -> bytes:
-        """The same."""
-        return record
-
-    def opened(self, key: str, data: bytes) -> bytes:
-        """The same."""
-        return data
-
-    def newest(self, key: str) -> int:
-        """They have no numbers."""
-        return 0
-
-
 class StoreClient:
     """One connection. Its calls wait for each other; each raises :class:`StoreLostError` when the store is gone."""
 
     def __init__(self, open_connection: TCPStoreConnection) -> None:
-        """Use a connection, whose values are the records."""
+        """Use a connection."""
         self._store = open_connection
-        self._records: RecordFormat = PlainRecords()
 
     @classmethod
     def on(cls, sock: socket.socket, shown: str) -> StoreClient:
@@ -91,22 +52,11 @@ class StoreClient:
             raise
         return cls.on(sock, shown)
 
-    def storing(self, records: RecordFormat) -> StoreClient:
-        """The same connection, with another format of its records."""
-        other = copy.copy(self)
-        other._records = records
-        return other
-
-    def newest_number(self, key: str) -> int:
-        """See ``RecordFormat.newest``."""
-        return self._records.newest(key)
-
     # -- reading, never blocking on what is not there -------------------------------------------
 
     def peek(self, key: str) -> bytes | None:
         """The value, or None."""
-        value = self._store.get_if_there(key)
-        return None if value is None else self._records.opened(key, value)
+        return self._store.get_if_there(key)
 
     def peek_many(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The values of those keys that exist."""
@@ -117,15 +67,13 @@ class StoreClient:
         for key, value in found.items():
             if not value:  # missing, or written by another program
                 found[key] = self._store.get_if_there(key)
-        return {key: self._records.opened(key, value) for key, value in found.items() if value is not None}
+        return {key: value for key, value in found.items() if value is not None}
 
     # -- writing --------------------------------------------------------------------------------
 
     def put(self, key: str, value: bytes) -> None:
         """Write without waiting for an answer; :meth:`confirm` waits for all that was sent."""
-        data = self._records.closed(key, value)
-        self._store.set(key, data)
-        self._records.opened(key, data)  # what was there before does not count any more
+        self._store.set(key, value)
 
     def append(self, key: str, line: str) -> None:
         """Add a line to the value in one step on the server, without waiting for an answer."""
@@ -145,11 +93,7 @@ class StoreClient:
             if self.peek(key) == expected:
                 self.delete([key])
             expected = b""
-        before, after = self._records.expected(key, expected), self._records.closed(key, desired)
-        value = self._store.compare_set(key, before, after)
-        if value not in (before, after) and value and self._records.opened(key, value) == expected:
-            value = self._store.compare_set(key, value, after)  # the same record in other bytes
-        return self._records.opened(key, value)
+        return self._store.compare_set(key, expected, desired)
 
     def delete(self, keys: Collection[str]) -> None:
         """Remove the keys that exist."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import select
 import socket
 import threading
 import time
@@ -19,6 +18,8 @@ MOST_READ_BYTES = 1 << 28
 """A value to which clients append may be larger than one that is sent at once."""
 
 _CHUNK_BYTES = 1 << 16
+_LEAST_WAIT_S = 0.001
+"""A socket whose time-out is 0 does not block at all."""
 
 
 class TCPStoreConnection:
@@ -143,7 +144,8 @@ class TCPStoreConnection:
         """Close the connection; never blocks. A call in progress raises StoreLostError."""
         self._fail(StoreLostError("the connection was closed"))
         with suppress(OSError):  # it is not connected any more
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread of that call
+            # Not the method of a socket in TLS, after which that would send what it is given as it is.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # wakes the thread of that call
         if self._lock.acquire(blocking=False):
             self._sock.close()
             self._lock.release()
@@ -197,20 +199,26 @@ class TCPStoreConnection:
 
     def _is_readable_within(self, timeout_s: float) -> bool:
         """Wait for an answer, which extends the call by as much."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        is_readable = bool(poll.poll(max(0.0, timeout_s) * 1000))
-        self._ends_s = time.monotonic() + self._call_timeout_s
-        return is_readable
+        self._sock.settimeout(max(_LEAST_WAIT_S, timeout_s))
+        try:
+            self._receive(_CHUNK_BYTES)
+        except TimeoutError:
+            return False
+        finally:
+            self._ends_s = time.monotonic() + self._call_timeout_s
+        return True
+
+    def _receive(self, size: int) -> None:
+        more = self._sock.recv(size)
+        if not more:
+            raise ConnectionResetError
+        self._received = self._received[self._position :] + more
+        self._position = 0
 
     def _read(self, size: int) -> bytes:
         while len(self._received) - self._position < size:
             self._set_time_left()
-            more = self._sock.recv(max(_CHUNK_BYTES, size))
-            if not more:
-                raise ConnectionResetError
-            self._received = self._received[self._position :] + more
-            self._position = 0
+            self._receive(max(_CHUNK_BYTES, size))
         data = self._received[self._position : self._position + size]
         self._position += size
         return data

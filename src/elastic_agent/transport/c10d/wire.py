@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import ssl
 
 from elastic_agent.transport import tcpstore_wire
 from elastic_agent.transport.base import NotAStoreError, Obstacle, UnreachableError, not_a_store, silent
@@ -20,6 +21,7 @@ def probe_store(sock: socket.socket, timeout_s: float, shown: str, *, provoke: b
     Raises:
         UnreachableError: no answer in time (a frozen store, or something that only listens), or it hung up.
         NotAStoreError: another answer, or none before hanging up.
+        ssl.SSLError: the connection is in TLS, and the other end ends it.
     """
     nonce = secrets.token_bytes(tcpstore_wire.NONCE_BYTES)
     sock.settimeout(timeout_s)
@@ -30,6 +32,8 @@ def probe_store(sock: socket.socket, timeout_s: float, shown: str, *, provoke: b
         if provoke and (spoken := _provoke(sock)):
             raise not_a_store(shown, spoken) from None
         raise silent(shown, timeout_s) from None
+    except ssl.SSLError:
+        raise
     except OSError:
         answer = b""
     if not answer:  # a host that dies while it accepts, a proxy before one that is not there yet

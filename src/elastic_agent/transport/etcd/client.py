@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from elastic_agent.protocol import RevisionTimes
 from elastic_agent.transport.addresses import connect, local_address_towards
@@ -23,6 +23,7 @@ from elastic_agent.transport.base import (
     TransportError,
     UnreachableError,
 )
+from elastic_agent.transport.certificates import SERVER_NAME, Secret
 from elastic_agent.values import Endpoint, EtcdAccess
 
 from .api import grpc, rpc
@@ -49,11 +50,6 @@ _EXPIRED_LOGIN = ("invalid auth token", "invalid auth revision", "revision of au
 class CompactedError(Exception):
     """The revisions that were to be watched are gone; what is there now has to be read."""
 
-    def __init__(self, what: str, revision: int = 0) -> None:
-        """``revision``: the first that is still there, if known."""
-        super().__init__(what)
-        self.revision = revision
-
 
 class LeaseGoneError(Exception):
     """The etcd lease ran out or was revoked."""
@@ -73,8 +69,6 @@ class News:
     next_revision: int
     written: dict[bytes, bytes]
     deleted: frozenset[bytes]
-    puts: tuple[tuple[bytes, bytes], ...] = ()
-    """Every key that was written, with its value, in order."""
 
 
 @dataclass(frozen=True)
@@ -92,57 +86,6 @@ class Revisions:
     def written_by(self, revision: int) -> float | None:
         """The latest time at which this revision can have been written, if that is known."""
         return self.times.written_by(self.store, revision)
-
-
-class RecordFormat(Protocol):
-    """How records are stored (see :mod:`elastic_agent.transport.sealed_records`)."""
-
-    def closed(self, key: str, record: bytes) -> bytes:
-        """The bytes to store under this key."""
-
-    def expected(self, key: str, record: bytes) -> bytes:
-        """The bytes that are stored if this record, which was read or written before, is still there."""
-
-    def opened(self, key: str, data: bytes) -> bytes:
-        """The record in stored bytes."""
-
-    def newest(self, key: str) -> int:
-        """The highest sequence number seen under this key, 0 if none was."""
-
-
-@dataclass(frozen=True)
-class KeyValue:
-    """etcd's KeyValue, with the record that the stored bytes hold."""
-
-    key: bytes
-    value: bytes
-    create_revision: int
-    mod_revision: int
-    lease: int
-
-
-@dataclass(frozen=True)
-class Found:
-    """etcd's RangeResponse, opened."""
-
-    header: Any
-    kvs: list[KeyValue]
-
-
-@dataclass(frozen=True)
-class Response:
-    """etcd's ResponseOp, opened."""
-
-    response_range: Found
-
-
-@dataclass(frozen=True)
-class Done:
-    """etcd's TxnResponse, opened."""
-
-    succeeded: bool
-    header: Any
-    responses: list[Response]
 
 
 class _Line:
@@ -190,8 +133,6 @@ class EtcdClient:
         self.local_address = local_address
         self.revisions = Revisions()
         """The revisions seen over this connection; replaced when the etcd at its other end is known."""
-        self.records: RecordFormat | None = None
-        """How records are stored; None: as they are. A sibling has its own."""
         self._line = line
         self._access = access
         self._timeout_s = timeout_s
@@ -201,23 +142,35 @@ class EtcdClient:
         line.take()
 
     @classmethod
-    def dial(cls, endpoint: Endpoint, access: EtcdAccess, timeout_s: float = CALL_TIMEOUT_S) -> EtcdClient:
+    def dial(
+        cls,
+        endpoint: Endpoint,
+        access: EtcdAccess,
+        timeout_s: float = CALL_TIMEOUT_S,
+        secret: Secret | None = None,
+    ) -> EtcdClient:
         """Connect and log in.
+
+        Args:
+            endpoint: of the member.
+            access: prefix, certificates and user.
+            timeout_s: for this and for each call.
+            secret: connect with certificates made from it, in place of those of ``access``.
 
         Raises:
             UnreachableError: nothing answers there, or not in time.
+            WrongKeyError: what answers has another secret, or only one of the two has one.
             NotAStoreError: what answers is not etcd, or denies access.
         """
         probe = _reach(endpoint, timeout_s)
         try:
             local_address = local_address_towards(endpoint.host, probe)
             address = str(probe.getpeername()[0])
-            probe_server(probe, endpoint, access, timeout_s)
+            probe_server(probe, endpoint, access, secret, timeout_s)
         finally:
             probe.close()
-        client = cls(
-            _Line(_open_channel(endpoint, address, access)), endpoint, access, local_address, timeout_s
-        )
+        channel = _open_channel(endpoint, address, access, secret)
+        client = cls(_Line(channel), endpoint, access, local_address, timeout_s)
         try:
             if access.user:
                 client._log_in(None)
@@ -257,15 +210,9 @@ class EtcdClient:
         found = self.range(key)
         return found.kvs[0] if found.kvs else None
 
-    def range(self, key: bytes, end: bytes | None = None, revision: int = 0) -> Any:
-        """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it.
-
-        Raises:
-            CompactedError: that revision was compacted (0: the newest, which never is).
-        """
-        request = rpc.RangeRequest(key=key, range_end=end or b"", revision=revision)
-        found = self._ask(self._line.kv.Range, request)
-        return found if self.records is None else Found(found.header, self._opened_values(found.kvs))
+    def range(self, key: bytes, end: bytes | None = None) -> Any:
+        """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it."""
+        return self._ask(self._line.kv.Range, rpc.RangeRequest(key=key, range_end=end or b""))
 
     def transact(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Any:
         """The TxnResponse: ``then`` was done if all of ``compare`` held, else ``otherwise``.
@@ -274,47 +221,7 @@ class EtcdClient:
             LeaseGoneError: a key was to hang on a lease that is gone; nothing was written.
         """
         request = rpc.TxnRequest(compare=compare, success=then, failure=otherwise)
-        if self.records is None:
-            return self._ask(self._line.kv.Txn, request)
-        self._close_values(request)
-        done = self._ask(self._line.kv.Txn, request)
-        if done.succeeded:
-            for one in request.success:  # what was there before does not count any more
-                self.opened(one.request_put.key, one.request_put.value)
-        return Done(
-            done.succeeded,
-            done.header,
-            [
-                Response(Found(done.header, self._opened_values(one.response_range.kvs)))
-                for one in done.responses
-            ],
-        )
-
-    def _close_values(self, request: Any) -> None:
-        """Seal the values that a transaction writes, and those that it compares."""
-        assert self.records is not None
-        for compare in request.compare:
-            if compare.target == rpc.Compare.VALUE:
-                compare.value = self.records.expected(_path(compare.key), compare.value)
-        for one in (*request.success, *request.failure):
-            if one.HasField("request_put"):
-                one.request_put.value = self.records.closed(_path(one.request_put.key), one.request_put.value)
-
-    def _opened_values(self, kvs: Any) -> list[KeyValue]:
-        return [
-            KeyValue(
-                one.key, self.opened(one.key, one.value), one.create_revision, one.mod_revision, one.lease
-            )
-            for one in kvs
-        ]
-
-    def newest_number(self, key: bytes) -> int:
-        """The highest sequence number seen under this key, 0 if none was or records have none."""
-        return self.records.newest(_path(key)) if self.records is not None else 0
-
-    def opened(self, key: bytes, data: bytes) -> bytes:
-        """The record in bytes that a watch has shown. Not before records that were read earlier."""
-        return self.records.opened(_path(key), data) if self.records is not None else data
+        return self._ask(self._line.kv.Txn, request)
 
     def _ask(self, method: Callable[..., Any], request: Any) -> Any:
         answer = self._call(method, request)
@@ -420,8 +327,7 @@ class EtcdClient:
 
     def _cancelled(self, response: Any) -> Exception:
         if response.compact_revision:
-            revision = int(response.compact_revision)
-            return CompactedError(f"compacted up to revision {revision}", revision)
+            return CompactedError(f"compacted up to revision {int(response.compact_revision)}")
         reason = response.cancel_reason
         if "permission denied" in reason:
             return _RefusedError(_no_permission(str(self.endpoint), self._access))
@@ -469,8 +375,6 @@ class EtcdClient:
     def _explained(self, error: Any) -> Exception:
         if "requested lease not found" in _details(error):
             return LeaseGoneError("the etcd lease does not exist")
-        if "required revision has been compacted" in _details(error):
-            return CompactedError("the requested revision was compacted")
         return explain(error, str(self.endpoint), self._access, self._timeout_s)
 
 
@@ -522,10 +426,6 @@ def was_created_at(key: bytes, revision: int) -> Any:
     return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=revision)
 
 
-def _path(key: bytes) -> str:
-    return key.decode("utf-8", "replace")
-
-
 # -- the channel and its errors ------------------------------------------------------------------
 
 
@@ -539,20 +439,29 @@ def _reach(endpoint: Endpoint, timeout_s: float) -> socket.socket:
         ) from None
 
 
-def _open_channel(endpoint: Endpoint, address: str, access: EtcdAccess) -> Any:
+def _open_channel(endpoint: Endpoint, address: str, access: EtcdAccess, secret: Secret | None) -> Any:
     """A channel to the address that took a connection; certificates are checked against the endpoint's name."""
     numeric = f"ipv6:[{address}]:{endpoint.port}" if ":" in address else f"ipv4:{address}:{endpoint.port}"
-    if not access.tls:
+    if secret is not None:  # whose certificates need not name the machine
+        pem = secret.issue()
+        credentials = grpc.ssl_channel_credentials(pem.authorities, pem.key, pem.certificate)
+        name = SERVER_NAME
+    elif access.tls:
+        credentials, name = _configured_credentials(access), endpoint.host
+    else:
         return grpc.insecure_channel(numeric, options=_OPTIONS)
+    options = (*_OPTIONS, ("grpc.ssl_target_name_override", name))
+    return grpc.secure_channel(numeric, credentials, options=options)
+
+
+def _configured_credentials(access: EtcdAccess) -> Any:
     try:
         ca, key, certificate = (
             path.read_bytes() if path is not None else None for path in (access.ca, access.key, access.cert)
         )
     except OSError as error:
         raise NotAStoreError(f"{error.filename}: {error.strerror}; expected a PEM file for etcd") from None
-    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-    options = (*_OPTIONS, ("grpc.ssl_target_name_override", endpoint.host))
-    return grpc.secure_channel(numeric, credentials, options=options)
+    return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
 def _calls(kind: Any, method: str, request: Any, response: Any) -> Any:
@@ -576,8 +485,7 @@ def _news(response: Any) -> News:
             written.pop(event.kv.key, None)
     # The header may be ahead of what was sent.
     newest = max(event.kv.mod_revision for event in response.events)
-    puts = tuple((event.kv.key, event.kv.value) for event in response.events if event.type == 0)
-    return News(newest + 1, written, frozenset(deleted), puts)
+    return News(newest + 1, written, frozenset(deleted))
 
 
 def _code(error: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic_agent.transport.certificates import Secret
 from elastic_agent.values import Endpoint, EtcdAccess
 
 from .client import EtcdClient, delete, get, is_missing, prefix_end, put
@@ -13,9 +14,14 @@ KEPT_S = 600
 DIAL_TIMEOUT_S = 3.0
 
 
-def dial_exchange(endpoint: Endpoint, access: EtcdAccess, folder: str) -> EtcdExchangeLink:
-    """A connection to one member; errors as for ``EtcdClient.dial``. ``folder``: other than that of the runs."""
-    client = EtcdClient.dial(endpoint, access, DIAL_TIMEOUT_S)
+def dial_exchange(
+    endpoint: Endpoint, access: EtcdAccess, folder: str, secret: Secret | None = None
+) -> EtcdExchangeLink:
+    """A connection to one member; arguments and errors as for ``EtcdClient.dial``.
+
+    ``folder``: of the values, other than that of the runs.
+    """
+    client = EtcdClient.dial(endpoint, access, DIAL_TIMEOUT_S, secret)
     try:
         return EtcdExchangeLink(client, f"{access.prefix.rstrip('/')}/{folder}/")
     except BaseException:

@@ -4,11 +4,9 @@ Keys, all under ``<prefix>/1/``:
 
     id                       random name of this etcd's life (another one means that its data were lost), and
                              the etcd lease whose remaining time shows its age
-    r/<run>/life             random name of this life of the run's records, which ends when they are removed; sealed
-                             if the run has a secret (see :mod:`.sealed`)
+    r/<run>/life             random name of this life of the run's records, which ends when they are removed
     r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
     r/<run>/plan             the newest plan (see :mod:`.plans`)
-    r/<run>/plan.read        written by a coordinator that reads what the key before it has held
     r/<run>/status           what the coordinator waits for (protocol/waiting.py)
     r/<run>/leader           the coordinator
     r/<run>/report/<node>    the node's newest report (see :mod:`elastic_agent.diagnosis.records`)
@@ -21,11 +19,9 @@ import re
 import secrets
 from typing import Any
 
-from elastic_agent.transport.base import NotAStoreError, StoreLostError, WrongKeyError
-from elastic_agent.transport.sealing import Secret
+from elastic_agent.transport.base import NotAStoreError
 
-from .client import EtcdClient, delete, is_missing, put, was_written_at
-from .sealed import RunLife, RunSecret, check_needs_no_secret
+from .client import EtcdClient, get, is_missing, put
 
 AGE_KNOWN_S = 2 * 3600
 """How long the age of an etcd's life is known: for the longest lease, and as much margin."""
@@ -34,24 +30,19 @@ NAME_WITH_AGE = re.compile(r"[0-9a-f]{16}L([0-9a-f]{1,16})")
 
 MAX_STATUS_CHARS = 2048
 
-_LIVES = 5
-
 
 class RunKeys:
     """Where the records of one run lie."""
 
-    def __init__(self, prefix: str, run_id: str, secret: Secret | None = None) -> None:
-        """``prefix``: of everything of ours in this etcd; ``secret``: authenticates the run's records."""
+    def __init__(self, prefix: str, run_id: str) -> None:
+        """``prefix``: of everything of ours in this etcd."""
         self.shown = f"{prefix.rstrip('/')}/1/r/{run_id}"
         self.root = f"{self.shown}/".encode()
         self.members, self.leases = self.root + b"m/", self.root + b"l/"
         self.reports = self.root + b"report/"
         self.plan, self.status, self.leader = (self.root + name for name in (b"plan", b"status", b"leader"))
-        self.plan_mark = self.plan + b".read"
         self.life, self.ended = self.root + b"life", self.root + b"ended"
         self.id = id_key(prefix)
-        self.run_id = run_id
-        self.secret = RunSecret(secret, f"{self.shown}/") if secret is not None else None
 
     def member(self, incarnation: str) -> bytes:
         """The key of its member record."""
@@ -94,51 +85,14 @@ def _begin_life(client: EtcdClient, key: bytes) -> None:
         client.revoke(age)
 
 
-def run_life(client: EtcdClient, keys: RunKeys) -> RunLife:
-    """This life of the run's records, which the first node begins; from now on, the client seals records for it.
-
-    Raises:
-        WrongKeyError: it was begun by an agent with another secret, or only one of the two has one.
-    """
-    for _ in range(_LIVES):
-        life = known_life(client, keys)
-        if life is not None:
-            return life
-        name = secrets.token_hex(4).encode()
-        made = keys.secret.sealed_life(name) if keys.secret is not None else name
-        client.transact([is_missing(keys.life)], [put(keys.life, made)])
-    raise StoreLostError(f"{keys.life.decode()} in etcd is removed again and again by another program")
-
-
-def known_life(client: EtcdClient, keys: RunKeys) -> RunLife | None:
-    """As :func:`run_life`, but None if the run has no records."""
+def run_life(client: EtcdClient, keys: RunKeys) -> bytes:
+    """The name of this life of the run's records, which the first node begins."""
     found = client.get(keys.life)
-    life = _life_in(keys, found.value, found.mod_revision) if found is not None else None
-    if keys.secret is not None:
-        client.records = keys.secret.records(life)
-    return life
-
-
-def _life_in(keys: RunKeys, stored: bytes, revision: int) -> RunLife:
-    if keys.secret is None:
-        check_needs_no_secret(stored, keys.run_id)
-        name = stored
-    else:
-        name = keys.secret.name_of_life(stored)
-    return RunLife(bytes(stored), name.decode("ascii", "replace"), revision)
-
-
-def remove_foreign_life(client: EtcdClient, keys: RunKeys, stored: bytes, revision: int) -> None:
-    """Remove what stands in place of the run's life if no agent with the secret wrote it, so that the next can begin.
-
-    As long as it stands there, no agent can connect.
-    """
-    if keys.secret is None:
-        return
-    try:
-        keys.secret.name_of_life(stored)
-    except WrongKeyError:
-        client.transact([was_written_at(keys.life, revision)], [delete(keys.life)])
+    if found is not None:
+        return bytes(found.value)
+    name = secrets.token_hex(4).encode()
+    done = client.transact([is_missing(keys.life)], [put(keys.life, name)], [get(keys.life)])
+    return name if done.succeeded else value_in(done.responses[0]) or b""
 
 
 def found_in(response: Any) -> Any | None:

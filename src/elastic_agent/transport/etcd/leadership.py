@@ -26,15 +26,15 @@ from .client import (
     LeaseGoneError,
     delete,
     get,
+    has_value,
     is_missing,
     prefix_end,
     put,
     was_created_at,
     was_written_at,
 )
-from .keys import AGE_KNOWN_S, MAX_STATUS_CHARS, NAME_WITH_AGE, RunKeys, found_in, known_life
+from .keys import AGE_KNOWN_S, MAX_STATUS_CHARS, NAME_WITH_AGE, RunKeys, found_in
 from .plans import PlanReader, UnknownPlanError
-from .sealed import RunLife
 from .watch import Watch
 
 LEADER_LEASES = 0.6
@@ -72,7 +72,7 @@ class Leadership:
         ttl_s: int,
         since: int,
         who: str,
-        life: RunLife,
+        life: bytes,
     ) -> None:
         """``since``: the revision in which our leader key was written. See :func:`campaign_for`."""
         self.ttl_s = ttl_s
@@ -86,10 +86,10 @@ class Leadership:
         self._who = who
         self._is_leader = was_created_at(keys.leader, since)
         self._life = life
-        self._life_is_ours = was_written_at(keys.life, life.revision)
+        self._life_is_ours = has_value(keys.life, life)
         self._since = since
         self._records = RecordReader(keys.shown)
-        self._plans = PlanReader(client, keys.plan, log_invalid, is_writer=True)
+        self._plans = PlanReader(client, keys.plan, log_invalid)
         self._next_revision = since
         self._watch: Watch | None = None
         self._lost = ""
@@ -152,9 +152,7 @@ class Leadership:
         return list(dict.fromkeys(self._name(key, self._keys.members) for one in news for key in one.written))
 
     def read(self, incarnations: Collection[str] | None) -> Snapshot:
-        """Records of these incarnations, or of all; then, the plan is also checked."""
-        if incarnations is None:
-            self._keep()
+        """Records of these incarnations, or of all."""
         found = self._everything() if incarnations is None else self._some(incarnations)
         rejected: list[str] = []
         members: dict[str, Member] = {}
@@ -201,43 +199,12 @@ class Leadership:
         """The newest plan, or None before the first.
 
         Raises:
-            UnknownPlanError: there is one that cannot be read.
+            UnknownPlanError: what is there is not a plan, so that the next one cannot be determined.
         """
-        if self._plans.best is None and self._keys.secret is not None:
-            self._read_earlier_plans()
         plan = self._plans.read()
-        if self._plans.unknown:
+        if self._plans.is_unknown:
             raise UnknownPlanError(self._keys.plan)
         return plan
-
-    def _read_earlier_plans(self) -> None:
-        """Read all that the key of the plan has held in this life of the run's records, as far as etcd knows it still.
-
-        Another program may have removed the newest plan, or written an earlier one back, which verifies. A coordinator
-        that went on from that would make a second world for a generation.
-        """
-        mark = self._keys.plan_mark
-        written = self._while_leading([], [put(mark, self._who.encode(), self._lease_id)]).header.revision
-        begin, is_complete = self._life.revision, True
-        while begin <= written:
-            try:
-                self._follow_plans(begin, written)
-                break
-            except CompactedError as error:
-                is_complete = self._plans.remember_at(error.revision, self._life.revision)
-                begin = error.revision + 1
-        self._plans.take_remembered()
-        self._plans.knows_all = is_complete
-
-    def _follow_plans(self, begin: int, end: int) -> None:
-        """Take every plan that was written in these revisions; in the last one, our mark was."""
-        keys = self._keys
-        with closing(self._client.follow(keys.plan, keys.plan_mark + b"\0", begin, self.ttl_s)) as changes:
-            for news in changes:
-                self._plans.remember(news)
-                if news.next_revision > end:
-                    return
-        raise StoreLostError("etcd did not answer with the earlier plans in time")
 
     def read_ended(self) -> History | None:
         """The history of the last run of this name, whose records were removed."""
@@ -253,24 +220,14 @@ class Leadership:
     def store_age_s(self) -> float:
         """For how long this etcd has had its data at least; infinite if that is longer than any lease may last.
 
-        Counted from when the first agent came after etcd was set up, or after it had lost its data; from now on if
-        another program has ended an earlier life of the run, whose nodes may not have registered again.
+        Counted from when the first agent came after etcd was set up, or after it had lost its data.
         """
-        if self._has_records_of_an_earlier_life():
-            return 0.0
         found = self._client.get(self._keys.id)
         if found is None:  # lost this moment: who dials next begins the next life
             return 0.0
         named = NAME_WITH_AGE.fullmatch(found.value.decode("ascii", "replace"))
         left_s = self._client.left_s(int(named[1], 16)) if named is not None else -1
         return max(0.0, AGE_KNOWN_S - left_s - 1.0) if left_s >= 0 else math.inf  # etcd reports whole seconds
-
-    def _has_records_of_an_earlier_life(self) -> bool:
-        """Whether records of nodes, or a plan, are older than the life of the run: who removes a run leaves none."""
-        plan, members, leases = self._keys.plan, self._keys.members, self._keys.leases
-        spans = (plan, None), (members, prefix_end(members)), (leases, prefix_end(leases))
-        found = [one for span in spans for one in self._client.range(*span).kvs]
-        return any(one.create_revision < self._life.revision for one in found)
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -291,21 +248,6 @@ class Leadership:
                 return True
             self._plans.read()
             has_read = True
-
-    def _keep(self) -> None:
-        """Write the newest plan again if another program has removed or changed it."""
-        plan = self._plans.best
-        if plan is None:
-            return
-        if not self._plans.is_damaged and self._while_leading([self._plan_is_as_read], []).succeeded:
-            return
-        self._plans.read()
-        if not self._plans.is_damaged:
-            return  # the same again, or one of another process, which the next publishing finds
-        log_invalid(f"{self._keys.plan.decode()}: another program removed or changed it; it is written again")
-        done = self._while_leading([self._plan_is_as_read], [put(self._keys.plan, encode(plan))])
-        if done.succeeded:
-            self._plans.wrote(plan, done.header.revision)
 
     @property
     def _plan_is_as_read(self) -> Any:
@@ -368,8 +310,8 @@ class Leadership:
             if leader.create_revision != self._since:
                 who = leader.value.decode("utf-8", "replace")
                 raise NotLeaderError(f"{who} is now the coordinator of the run")
-            if life is None or life.mod_revision != self._life.revision:
-                raise NotLeaderError("another program has ended the life of the run's records")
+            if life is None or life.value != self._life:
+                raise NotLeaderError("the records of the run were removed")
         return done
 
 
@@ -400,24 +342,18 @@ def campaign_for(
         who: a name for logs.
         lease_ttl_s: of the run's nodes, seconds; the leader key outlives its holder by less than that.
         life: of the run's records.
-
-    Raises:
-        WrongKeyError: that life was not begun by an agent with the secret.
     """
-    known = known_life(client, keys)
-    if known is None or known.stored != life:
-        return None
     ttl_s = max(LEAST_LEADER_S, math.floor(lease_ttl_s * LEADER_LEASES))
     lease_id = client.grant(ttl_s)
-    free = [was_written_at(keys.life, known.revision), is_missing(keys.leader)]
+    free = [has_value(keys.life, life), is_missing(keys.leader)]
     try:
         done = client.transact(free, [put(keys.leader, who.encode(), lease_id)])
         if not done.succeeded:
             client.revoke(lease_id)
             return None
-    except LeaseGoneError:  # this process was paused for longer than the lease, or another program revoked it
+    except LeaseGoneError:  # this process was paused for longer than the lease
         return None
-    return Leadership(client, keys, lease_id, ttl_s, int(done.header.revision), who, known)
+    return Leadership(client, keys, lease_id, ttl_s, int(done.header.revision), who, life)
 
 
 def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeout_s: float) -> bool:

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from elastic_agent.protocol import RENEWALS_PER_LEASE, Lease, Member, Plan, encode
+from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import OtherVersionError, StoreLostError
 from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, lease_over, log_invalid
-from elastic_agent.transport.sealed_records import REVOKED
 
 from .client import (
     CompactedError,
@@ -22,7 +21,7 @@ from .client import (
     put,
     was_written_at,
 )
-from .keys import MAX_STATUS_CHARS, RunKeys, found_in, remove_foreign_life, run_life
+from .keys import MAX_STATUS_CHARS, RunKeys, found_in, run_life
 from .plans import PlanReader
 from .watch import Watch
 
@@ -98,7 +97,6 @@ class EtcdLink:
         """
         self._client = client
         self._let_go = let_go
-        self._report_invalid = report_invalid
         self._on_renewal = on_renewal
         self._keys = keys
         self._kept = kept
@@ -106,13 +104,10 @@ class EtcdLink:
         self._watch: Watch | None = None
         self._written: dict[str, int] = {}
         """In which revision this incarnation's member record was written, as far as known."""
-        self._members: dict[str, bytes] = {}
-        """Each incarnation's member record as this connection wrote it last."""
-        life = run_life(client, keys)
-        self._life_is_ours = was_written_at(keys.life, life.revision)
-        self._life_revision = life.revision
-        self.store_id = f"{store}.{life.name}.{life.revision}"
-        """Name of this etcd's life, and of the run's in it. One that is written back is another one."""
+        self._life = run_life(client, keys)
+        self._life_is_ours = has_value(keys.life, self._life)
+        self.store_id = f"{store}.{self._life.decode('ascii', 'replace')}"
+        """Name of this etcd's life, and of the run's in it."""
         self.local_address = client.local_address
         """This machine's address on the way to etcd."""
 
@@ -127,36 +122,28 @@ class EtcdLink:
         lease_key, member_key = self._keys.lease(name), self._keys.member(name)
         while True:
             stored = self._client.get(lease_key)
-            newest = self._client.newest_number(lease_key)
-            before = stored.value if stored is not None else None
-            following = lease_over(before, lease, newest) if newest < REVOKED else None
+            following = lease_over(stored.value if stored is not None else None, lease)
             if following is None:
                 return None
             lease = following
-            data = encode(member)
             done = self._transact(
                 name,
                 [
                     self._life_is_ours,
                     was_written_at(lease_key, stored.mod_revision if stored is not None else 0),
                 ],
-                {lease_key: encode(lease), member_key: data},
+                {lease_key: encode(lease), member_key: encode(member)},
                 [get(self._keys.life)],
             )
             if done.succeeded:
-                self._written[name], self._members[name] = done.header.revision, data
+                self._written[name] = done.header.revision
                 self._on_renewal()
                 return lease
             self._check_life(found_in(done.responses[0]))
 
     def write(self, member: Member) -> None:
         """Replace the member record, if the incarnation is still known; a late write never undoes a newer one."""
-        name = member.incarnation
-        self._members[name] = data = encode(member)
-        self._replace(name, data, self._written.get(name, -1))
-
-    def _replace(self, name: str, data: bytes, known: int) -> None:
-        """Write the member record if the lease is there; ``known``: in which revision it should have been written."""
+        name, data, known = member.incarnation, encode(member), self._written.get(member.incarnation, -1)
         key, lease = self._keys.member(name), self._keys.lease(name)
         while True:
             conditions = [self._life_is_ours, was_written_at(key, known), exists(lease)]
@@ -172,11 +159,11 @@ class EtcdLink:
             known = self._written[name] = found.mod_revision if found is not None else 0
 
     def renew(self, expected: Lease, renewed: Lease) -> bool:
-        """Compare-and-set the lease. Once a lease, the member record is checked as well.
+        """Compare-and-set the lease.
 
         Raises:
-            StoreLostError: also if another program has ended the life of the run's records. Others would begin the next
-                one, in which nothing of this link counts.
+            StoreLostError: also if the records of this run were removed. Others would begin the next run of its name,
+                in which nothing of this link counts.
         """
         name, key = expected.incarnation, self._keys.lease(expected.incarnation)
         conditions = [self._life_is_ours, has_value(key, encode(expected))]
@@ -188,25 +175,12 @@ class EtcdLink:
                 self._check_life(found_life)
             return False
         self._on_renewal()
-        if renewed.beat % RENEWALS_PER_LEASE == 0:
-            self._keep(name)
         return True
-
-    def _keep(self, name: str) -> None:
-        """Write the member record again if another program has removed or changed it."""
-        known, data, key = self._written.get(name), self._members.get(name), self._keys.member(name)
-        if known is None or data is None or self._client.transact([was_written_at(key, known)], []).succeeded:
-            return
-        self._report_invalid(f"{key.decode()}: another program removed or changed it; it is written again")
-        self._replace(name, data, known)
 
     def _check_life(self, found: Any | None) -> None:
         """Raise StoreLostError if the run's records have another life than when this link was dialled."""
-        if found is not None and found.mod_revision == self._life_revision:
-            return
-        if found is not None:
-            remove_foreign_life(self._client, self._keys, found.value, found.mod_revision)
-        raise StoreLostError("etcd has removed the records of the earlier run of this name")
+        if found is None or found.value != self._life:
+            raise StoreLostError("etcd has removed the records of the earlier run of this name")
 
     def _transact(
         self, name: str, compare: list[Any], write: Mapping[bytes, bytes], otherwise: Sequence[Any] = ()

@@ -12,8 +12,15 @@ import socket
 import ssl
 
 from elastic_agent.transport.addresses import connect
-from elastic_agent.transport.base import NotAStoreError, Obstacle, TransportError, UnreachableError
+from elastic_agent.transport.base import (
+    NotAStoreError,
+    Obstacle,
+    TransportError,
+    UnreachableError,
+    WrongKeyError,
+)
 from elastic_agent.transport.c10d import wire
+from elastic_agent.transport.certificates import SERVER_NAME, Secret, secret_id_in
 from elastic_agent.values import Endpoint, EtcdAccess
 
 _FRAME_HEADER, _SETTINGS = 9, 4
@@ -28,34 +35,41 @@ _WRONG_NAME = (62, 64)
 """OpenSSL's error numbers for a bad certificate; all others mean that no trusted authority issued it."""
 
 
-def probe_server(sock: socket.socket, endpoint: Endpoint, access: EtcdAccess, timeout_s: float) -> None:
+_WRITE_CERTIFICATES = "the certificates that `elastic-agent secret --certificates DIR FILE` writes"
+
+
+def probe_server(
+    sock: socket.socket, endpoint: Endpoint, access: EtcdAccess, secret: Secret | None, timeout_s: float
+) -> None:
     """Return if something that may be etcd is at the other end of the new connection ``sock``, and grants access.
 
     Raises:
         UnreachableError: it does not answer in time, or closes the connection: another attempt may succeed.
-        NotAStoreError: it never will.
+        WrongKeyError: it has another secret, or only one of the two has one.
+        NotAStoreError: it never will grant access.
     """
     sock.settimeout(max(timeout_s - _SECOND_LOOK_S, timeout_s / 2))
-    context = _context(access) if access.tls else None
+    context = _context(access, secret)
     stream = sock
     try:
         if context is not None:
-            stream = context.wrap_socket(sock, server_hostname=endpoint.host)
+            name = endpoint.host if secret is None else SERVER_NAME
+            stream = context.wrap_socket(sock, server_hostname=name)
         stream.sendall(_HELLO)
         answer = _receive(stream)
     except TimeoutError:
         raise _silent(endpoint, timeout_s) from None
     except ssl.SSLCertVerificationError as error:
-        raise _bad_certificate(error, endpoint, access) from None
+        raise _bad_certificate(error, endpoint, access, secret) from None
     except ssl.SSLError as error:
-        raise _bad_tls(error, endpoint, access) from None
+        raise _bad_tls(error, endpoint, access, secret) from None
     except OSError:
         answer = b""
     finally:
         if stream is not sock:
             stream.close()
     if not _is_etcds(answer):
-        raise _other_answer(answer, endpoint, access)
+        raise _other_answer(answer, endpoint, access, secret)
 
 
 def _receive(stream: socket.socket) -> bytes:
@@ -74,12 +88,20 @@ def _is_etcds(answer: bytes) -> bool:
 # -- our own certificates -------------------------------------------------------------------------
 
 
-def _context(access: EtcdAccess) -> ssl.SSLContext:
-    """TLS with our certificates.
+def _context(access: EtcdAccess, secret: Secret | None) -> ssl.SSLContext | None:
+    """TLS with our certificates; None: without TLS.
 
     Raises:
         NotAStoreError: a file is not what it should be.
     """
+    if secret is not None:
+        context = Secret(secret.values).client_context  # of its own: the protocol is set below
+        context.set_alpn_protocols(["h2"])
+        return context
+    return _configured_context(access) if access.tls else None
+
+
+def _configured_context(access: EtcdAccess) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
     try:
@@ -108,8 +130,13 @@ def _bad_file(error: OSError, files: str, expected: str) -> NotAStoreError:
 
 
 def _bad_certificate(
-    error: ssl.SSLCertVerificationError, endpoint: Endpoint, access: EtcdAccess
+    error: ssl.SSLCertVerificationError, endpoint: Endpoint, access: EtcdAccess, secret: Secret | None
 ) -> NotAStoreError:
+    theirs = secret_id_in(_certificate_at(endpoint) or b"")
+    if secret is not None:
+        return _other_secret(endpoint, theirs, secret)
+    if theirs is not None:
+        return _has_secret(endpoint, theirs, "give it in place of --etcd-ca, --etcd-cert and --etcd-key")
     if error.verify_code == _EXPIRED:
         what = "has expired; renew it, or correct this machine's clock"
     elif error.verify_code == _NOT_YET_VALID:
@@ -124,11 +151,42 @@ def _bad_certificate(
     return NotAStoreError(f"the certificate of etcd at {endpoint} {what}")
 
 
-def _bad_tls(error: ssl.SSLError, endpoint: Endpoint, access: EtcdAccess) -> TransportError:
+def _other_secret(endpoint: Endpoint, theirs: str | None, secret: Secret) -> WrongKeyError:
+    """The error of a server whose certificate was not made from our secret."""
+    if theirs is None:
+        return WrongKeyError(
+            f"etcd at {endpoint} has a certificate that was not made from a secret, and this agent has one "
+            f"(key id {_ids(secret)}): start etcd with {_WRITE_CERTIFICATES}, or give --etcd-ca in place of the "
+            "secret (docs/etcd.md)"
+        )
+    return WrongKeyError(
+        f"etcd at {endpoint} has certificates of another secret (key id {theirs}) than this agent "
+        f"(key id {_ids(secret)}); give all agents and all members of etcd the same secret (docs/etcd.md)"
+    )
+
+
+def _has_secret(endpoint: Endpoint, theirs: str, remedy: str) -> WrongKeyError:
+    return WrongKeyError(
+        f"etcd at {endpoint} accepts only agents with its secret (key id {theirs}), and this agent has none; {remedy}"
+    )
+
+
+def _ids(secret: Secret) -> str:
+    return ", ".join(secret.ids)
+
+
+def _bad_tls(
+    error: ssl.SSLError, endpoint: Endpoint, access: EtcdAccess, secret: Secret | None
+) -> TransportError:
     reason = error.reason or ""
     if "ALERT" in reason and any(
         word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE")
     ):
+        if secret is not None:
+            return WrongKeyError(
+                f"etcd at {endpoint} rejects the certificate of this agent's secret (key id {secret.ids[0]}): start "
+                f"etcd with {_WRITE_CERTIFICATES}, ca.pem as --trusted-ca-file (docs/etcd.md)"
+            )
         if access.cert is None:
             what = "requires a client certificate; give --etcd-cert and --etcd-key"
         else:
@@ -137,7 +195,7 @@ def _bad_tls(error: ssl.SSLError, endpoint: Endpoint, access: EtcdAccess) -> Tra
                 "that etcd trusts"
             )
         return NotAStoreError(f"etcd at {endpoint} {what}")
-    return _other_answer(b"", endpoint, access)
+    return _other_answer(b"", endpoint, access, secret)
 
 
 def _silent(endpoint: Endpoint, timeout_s: float) -> TransportError:
@@ -152,20 +210,34 @@ def _silent(endpoint: Endpoint, timeout_s: float) -> TransportError:
     )
 
 
-def _other_answer(answer: bytes, endpoint: Endpoint, access: EtcdAccess) -> TransportError:
-    if access.tls and _is_plaintext(endpoint):
-        return NotAStoreError(
-            f"etcd at {endpoint} does not use TLS; remove --etcd-ca, --etcd-cert and --etcd-key, or set "
-            "up TLS there"
-        )
-    if not access.tls and _uses_tls(endpoint):
+def _other_answer(
+    answer: bytes, endpoint: Endpoint, access: EtcdAccess, secret: Secret | None
+) -> TransportError:
+    has_tls = secret is not None or access.tls
+    if has_tls and _is_plaintext(endpoint):
+        return _no_tls(endpoint, secret)
+    if not has_tls and (certificate := _certificate_at(endpoint)) is not None:
+        theirs = secret_id_in(certificate)
+        if theirs is not None:
+            return _has_secret(endpoint, theirs, "pass the same --secret-file to every agent")
         return NotAStoreError(f"{endpoint} requires TLS; give the trusted CA certificates as --etcd-ca")
-    if not answer and access.tls:
+    if not answer and has_tls:
         answer = _read_plaintext(endpoint)
     if not answer:  # one that is just ending, a proxy before one that is not there yet
         return UnreachableError(f"{endpoint} closed the connection without an answer", Obstacle.CLOSED)
     return NotAStoreError(
         f"{endpoint} is not etcd (it answered {answer[:32]!r}); expected etcd's client port, usually 2379"
+    )
+
+
+def _no_tls(endpoint: Endpoint, secret: Secret | None) -> NotAStoreError:
+    if secret is not None:
+        return WrongKeyError(
+            f"etcd at {endpoint} does not use TLS, and this agent has a secret (key id {_ids(secret)}): start etcd "
+            f"with {_WRITE_CERTIFICATES} (docs/etcd.md)"
+        )
+    return NotAStoreError(
+        f"etcd at {endpoint} does not use TLS; remove --etcd-ca, --etcd-cert and --etcd-key, or set up TLS there"
     )
 
 
@@ -191,16 +263,17 @@ def _read_plaintext(endpoint: Endpoint) -> bytes:
         return b""
 
 
-def _uses_tls(endpoint: Endpoint) -> bool:
+def _certificate_at(endpoint: Endpoint) -> bytes | None:
+    """The certificate of the server (DER); empty if it is not known, None if the server does not use TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # nothing is sent over it
     try:
         with connect(endpoint.host, endpoint.port, _SECOND_LOOK_S) as sock:
             sock.settimeout(_SECOND_LOOK_S)
-            with context.wrap_socket(sock, server_hostname=endpoint.host):
-                return True
+            with context.wrap_socket(sock, server_hostname=endpoint.host) as stream:
+                return stream.getpeercert(binary_form=True) or b""
     except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")
+        return b"" if "ALERT" in (error.reason or "") else None
     except (OSError, UnreachableError):
-        return False
+        return None

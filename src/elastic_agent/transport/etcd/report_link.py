@@ -9,7 +9,7 @@ from elastic_agent.transport.base import RunView, Snapshot
 from elastic_agent.transport.record_reader import RecordReader
 
 from .client import EtcdClient, prefix_end, put
-from .keys import MAX_STATUS_CHARS, RunKeys, known_life
+from .keys import MAX_STATUS_CHARS, RunKeys
 from .link import KeptLeases
 from .plans import PlanReader
 
@@ -24,7 +24,6 @@ class EtcdReportLink:
         self._kept = kept
         self._records = RecordReader(keys.shown)
         self._plans = PlanReader(client, keys.plan, lambda problem: None)
-        known_life(client, keys)
 
     def write_report(self, node_id: str, data: bytes) -> None:
         """Replace the node's reports."""

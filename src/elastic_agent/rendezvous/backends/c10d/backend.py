@@ -54,8 +54,8 @@ class C10dBackend(RendezvousBackend):
             state_dir: this agent's.
             port_range: the ports for bootstrap stores; None: any.
             port_rest_s: for how long no bootstrap store's port is used again, seconds.
-            secret: what all agents of the run share; None: records are not authenticated, unless no other agent is to
-                use the store.
+            secret: what all agents of the run share, with which they connect; None: they share none. Without effect
+                where no other agent can use the store.
             serve: serves stores.
         """
         self._alone = endpoint.port == 0
@@ -65,11 +65,12 @@ class C10dBackend(RendezvousBackend):
             state_dir,
             port_range=port_range,
             port_rest_s=port_rest_s,
-            secret=Secret.random() if self._alone and secret is None else secret,
+            secret=secret,
             serve=serve,
         )
+        self._store_secret = None if self._alone else secret
+        """What clients of the store need."""
         self._jobs = JobFiles(state_dir)
-        self._numbers = c10d.Numbers()
         self._forgets = False
         """What is remembered ends with this process."""
         self._lock = threading.Lock()
@@ -90,7 +91,7 @@ class C10dBackend(RendezvousBackend):
         self._ensure_host()
         job = f"{self._endpoint} {fingerprint}"
         proposal = self._jobs.run_of(job) or new_run_id()
-        run_id = c10d.agree_run_id(self._endpoint, fingerprint, proposal, DIAL_TIMEOUT_S, self._secret)
+        run_id = c10d.agree_run_id(self._endpoint, fingerprint, proposal, DIAL_TIMEOUT_S, self._store_secret)
         self.run_id, self._fingerprint = run_id, fingerprint
         if not self._alone:
             self._jobs.write(job, run_id)
@@ -99,7 +100,9 @@ class C10dBackend(RendezvousBackend):
     def release(self) -> None:
         """Remove the agreed name from the store; see :class:`RendezvousBackend`."""
         if self._fingerprint is not None and self.run_id is not None:
-            c10d.release_run_id(self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S, self._secret)
+            c10d.release_run_id(
+                self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S, self._store_secret
+            )
 
     def run_ended(self) -> None:
         """The next start of the same job is a new run; see :class:`RendezvousBackend`.
@@ -130,12 +133,12 @@ class C10dBackend(RendezvousBackend):
     def _dial(self, run_id: str) -> NodeLink:
         self._store_addresses = resolve(self._endpoint.host)
         self._is_store_here = is_local(self._store_addresses)
-        return c10d.dial(self._endpoint, run_id, DIAL_TIMEOUT_S, self._secret, self._numbers)
+        return c10d.dial(self._endpoint, run_id, DIAL_TIMEOUT_S, self._store_secret)
 
     def connect_reports(self) -> ReportLink:
         """A new connection to the store."""
         assert self.run_id is not None  # agreed before
-        return c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S, self._secret)
+        return c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S, self._store_secret)
 
     def is_at_store(self, seat: Seat) -> bool:
         """Return whether its address is one of the endpoint's."""
@@ -172,7 +175,9 @@ class C10dBackend(RendezvousBackend):
             if self._coordinator_failed:
                 self._close_host()
             if self._host is None:
-                self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._secret, self._serve)
+                self._host = c10d.find_or_host(
+                    self._endpoint, DIAL_TIMEOUT_S, self._store_secret, self._serve
+                )
                 if self._host is not None:
                     # With --standalone, port 0 was asked for.
                     self._endpoint = Endpoint(self._endpoint.host, self._host.port)
@@ -180,7 +185,7 @@ class C10dBackend(RendezvousBackend):
 
     def _start_coordinator(self, host: c10d.C10dHost) -> None:
         self._log.info(f"hosting the store at {self._endpoint}")
-        if self._secret is None and not is_loopback_name(self._endpoint.host):
+        if self.secret is None and not is_loopback_name(self._endpoint.host):
             self._log.info(
                 f"every program that can connect to port {host.port} of this machine can join or end the run; to let "
                 "in only agents with a secret, see --secret-file"

@@ -220,7 +220,7 @@ def _hosted(
         problem = str(error).replace(str(endpoint), str(shown))
         raise CannotServeError(f"cannot serve at {shown}: {problem}") from None
     if host is None:
-        problem = _who_answers(endpoint).replace(str(endpoint), str(shown))
+        problem = _who_answers(endpoint, secret).replace(str(endpoint), str(shown))
         raise CannotServeError(f"cannot serve at {shown}: {problem}")
     try:
         yield host
@@ -228,12 +228,12 @@ def _hosted(
         host.close()
 
 
-def _who_answers(endpoint: Endpoint) -> str:
+def _who_answers(endpoint: Endpoint, secret: Secret | None) -> str:
     """The program at the endpoint, in words."""
     from elastic_agent.transport import TransportError, c10d
 
     try:
-        client, _, _ = c10d.open_store(endpoint, DIAL_TIMEOUT_S)
+        client, _, _ = c10d.open_store(endpoint, DIAL_TIMEOUT_S, secret)
     except TransportError as error:
         return str(error)
     client.close()

@@ -18,6 +18,7 @@ from elastic_agent.transport import (
     Secret,
     TransportError,
     UnreachableError,
+    WrongKeyError,
     how_to_reach,
 )
 from elastic_agent.transport.c10d import ServeStore, serve_here
@@ -56,11 +57,25 @@ class _Shared:
 class Members:
     """The members of an etcd cluster, of which one that answers is used. Safe for threads."""
 
-    def __init__(self, endpoint: Endpoint, access: EtcdAccess, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """``timeout_s``: after so long without an answer a member is given up for the next one."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        access: EtcdAccess,
+        timeout_s: float = CALL_TIMEOUT_S,
+        secret: Secret | None = None,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            endpoint: all members.
+            access: prefix, certificates and user.
+            timeout_s: after so long without an answer a member is given up for the next one.
+            secret: connect with certificates made from it, in place of those of ``access``.
+        """
         self._members = endpoint.members
         self._access = access
         self._timeout_s = timeout_s
+        self._secret = secret
         self._times = RevisionTimes()
         self._lock = threading.Lock()
         self._shared: _Shared | None = None
@@ -72,6 +87,7 @@ class Members:
 
         Raises:
             UnreachableError: none answers; the message gives the reason for each.
+            WrongKeyError: all have another secret, or have one and this agent has none, or the reverse.
             NotAStoreError: none will, after any number of retries.
         """
         problems: list[TransportError] = []
@@ -86,6 +102,8 @@ class Members:
                 self._preferred = number
                 return found
         reasons = "; ".join(dict.fromkeys(str(problem) for problem in problems))
+        if all(isinstance(problem, WrongKeyError) for problem in problems):
+            raise problems[0]  # the members have one secret
         if all(isinstance(problem, NotAStoreError) for problem in problems):
             raise NotAStoreError(reasons)
         obstacles = {one.obstacle for one in problems if not isinstance(one, NotAStoreError)}
@@ -102,7 +120,7 @@ class Members:
                 self._share(None)
                 if len(self._members) > 1:
                     raise  # another member first
-        client = EtcdClient.dial(self._members[number], self._access, self._timeout_s)
+        client = EtcdClient.dial(self._members[number], self._access, self._timeout_s, self._secret)
         name = self._ask_name(client)
         self._share(_Shared(number, client.sibling(), name, time.monotonic()))
         return client, name
@@ -170,10 +188,9 @@ class EtcdBackend(RendezvousBackend):
             secret=secret,
             serve=serve,
         )
-        self._record_secret = secret
         self._access = access
-        self._keys: RunKeys | None = None
-        self._members = Members(endpoint, access, min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES))
+        timeout_s = min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES)
+        self._members = Members(endpoint, access, timeout_s, secret)
         self._lease_ttl_s = lease_ttl_s
         self._kept = KeptLeases(lease_ttl_s)
         self._report_leases = KeptLeases(lease_ttl_s)
@@ -236,11 +253,7 @@ class EtcdBackend(RendezvousBackend):
         return how_to_reach(obstacle, hosts, members[0].port, "etcd", had_answered=had_answered)
 
     def _keys_of(self, run_id: str) -> RunKeys:
-        """The same for all connections: they know what each other has seen."""
-        with self._lock:
-            if self._keys is None or self._keys.run_id != run_id:
-                self._keys = RunKeys(self._access.prefix, run_id, self._record_secret)
-            return self._keys
+        return RunKeys(self._access.prefix, run_id)
 
     def _mark(self) -> None:
         """Our lease was renewed: if this agent coordinates, write a mark, by which others can date it."""

@@ -1,0 +1,95 @@
+"""What a secret costs: a connection to the store and a call in TLS, from another process, and the certificate.
+
+The forming of many nodes with a secret is in :mod:`.rendezvous`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from elastic_agent.testing.ports import free_port
+from elastic_agent.transport import Secret, c10d
+from elastic_agent.values import Endpoint
+
+from .figures import Figure, Result
+from .options import Options
+
+SECRET = Secret((b"a secret of the benchmark",))
+VALUE = b"x" * 700
+"""As large as a record."""
+DIALS, CALLS = 50, 500
+PATIENCE_S = 30.0
+NOTE = "Client and host are two processes of one machine; each sample is the median of 50 connections or 500 calls."
+
+
+def run(options: Options) -> Result:
+    """Measure, in turns without a secret and with one."""
+    figures = {
+        (what, who): Figure(what, who, "ms")
+        for what in ("connection", "call", "certificate, once in a process")
+        for who in ("without a secret", "with a secret")
+    }
+    for _ in range(options.times):
+        for who, secret in (("without a secret", None), ("with a secret", SECRET)):
+            with hosted(secret) as endpoint:
+                client = c10d.open_store(endpoint, PATIENCE_S, secret)[0]
+                client.put("key", VALUE)
+                figures["connection", who].add(median_ms(DIALS, partial(connect, endpoint, secret)))
+                figures["call", who].add(median_ms(CALLS, partial(client.peek, "key")))
+        figures["certificate, once in a process", "with a secret"].add(
+            float(subprocess.check_output([sys.executable, "-m", "benchmarks.secret", "certificate"]))
+        )
+    measured = [figure for figure in figures.values() if figure.samples]
+    return Result("secret", measured, [NOTE])
+
+
+def connect(endpoint: Endpoint, secret: Secret | None) -> None:
+    """Make a connection, as an agent does."""
+    c10d.open_store(endpoint, PATIENCE_S, secret)[0].close()
+
+
+def median_ms(times: int, work: Callable[[], object]) -> float:
+    """How long the work takes."""
+    took_s = []
+    for _ in range(times):
+        begun_s = time.perf_counter()
+        work()
+        took_s.append(time.perf_counter() - begun_s)
+    return statistics.median(took_s) * 1000
+
+
+@contextmanager
+def hosted(secret: Secret | None) -> Iterator[Endpoint]:
+    """A store in another process."""
+    endpoint = Endpoint("127.0.0.1", free_port())
+    command = [sys.executable, "-m", "benchmarks.secret", str(endpoint.port), *(["secret"] if secret else [])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
+        try:
+            assert host.stdout is not None
+            host.stdout.readline()
+            yield endpoint
+        finally:
+            host.kill()
+
+
+def main(words: list[str]) -> None:
+    """Be the process of the host, until it is killed, or the one that makes a certificate."""
+    if words == ["certificate"]:
+        begun_s = time.perf_counter()
+        assert SECRET.server_context
+        print((time.perf_counter() - begun_s) * 1000)
+        return
+    port, secret = int(words[0]), SECRET if words[1:] else None
+    host = c10d.find_or_host(Endpoint("127.0.0.1", port), PATIENCE_S, secret)
+    print(host is not None, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,293 @@
+"""A store with a secret: who has it connects, in TLS; everybody else is told which side has which secret."""
+
+from __future__ import annotations
+
+import itertools
+import select
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
+
+import pytest
+import trustme
+from structlog.testing import capture_logs
+from torch.distributed import TCPStore
+
+from elastic_agent.transport import (
+    NotAStoreError,
+    Secret,
+    TransportError,
+    UnreachableError,
+    WrongKeyError,
+    c10d,
+)
+from elastic_agent.transport.addresses import listen
+from elastic_agent.transport.c10d import secured, store_relay
+from elastic_agent.values import Endpoint
+from tests.waiting import wait_for
+
+from .support import PATIENCE_S, lease, member
+
+OURS, THEIRS = Secret((b"our secret, which is long",)), Secret((b"their secret, also long",))
+BOTH, BOTH_TURNED = (
+    Secret((*OURS.values, *THEIRS.values)),
+    Secret((*THEIRS.values, *OURS.values)),
+)
+
+
+@contextmanager
+def served(secret: Secret | None) -> Iterator[Endpoint]:
+    """The store of a run, as other machines reach it."""
+    host = c10d.C10dHost(listen("127.0.0.1", 0), secret)
+    try:
+        yield Endpoint("127.0.0.1", host.port)
+    finally:
+        host.close()
+
+
+def dial(endpoint: Endpoint, secret: Secret | None) -> c10d.C10dLink:
+    return c10d.dial(endpoint, "run", PATIENCE_S, secret)
+
+
+def test_agents_with_the_secret_read_each_others_records() -> None:
+    with served(OURS) as endpoint:
+        assert dial(endpoint, OURS).register(member("a"), lease("a")) is not None
+        # Another process derives the same authority from it.
+        assert dial(endpoint, Secret(OURS.values)).read_lease("a") == lease("a")
+
+
+def test_a_rotation_in_three_steps_keeps_agents_together() -> None:
+    for before, after in itertools.pairwise((OURS, BOTH, BOTH_TURNED, THEIRS)):
+        for hosting in (before, after):
+            with served(hosting) as endpoint:
+                assert dial(endpoint, before).register(member("a"), lease("a")) is not None
+                assert dial(endpoint, after).read_lease("a") == lease("a")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "said"),
+    [
+        (OURS, None, f"accepts only agents with its secret (key id {OURS.ids[0]}), and this agent has none"),
+        (OURS, THEIRS, f"another secret (key id {OURS.ids[0]}) than this agent (key id {THEIRS.ids[0]})"),
+        (None, OURS, f"was started without a secret, and this agent has one (key id {OURS.ids[0]})"),
+        # The agent would accept the store, but presents the secret that the store does not know any more.
+        (THEIRS, BOTH, f"another secret (key id {THEIRS.ids[0]}) than this agent (key id {OURS.ids[0]})"),
+    ],
+)
+def test_a_wrong_missing_or_unexpected_secret_is_named(
+    monkeypatch: pytest.MonkeyPatch, theirs: Secret | None, ours: Secret | None, said: str
+) -> None:
+    monkeypatch.setattr(secured, "LOOK_S", 0.1)
+    with served(theirs) as endpoint:
+        for connect in (
+            lambda: dial(endpoint, ours),
+            lambda: c10d.agree_run_id(endpoint, "job", "run", PATIENCE_S, ours),
+            lambda: c10d.dial_reports(endpoint, "run", PATIENCE_S, ours),
+            lambda: c10d.dial_exchange(endpoint, "folder", PATIENCE_S, ours),
+        ):
+            with pytest.raises(WrongKeyError) as caught:
+                connect()
+            assert said in str(caught.value)
+            assert "--secret-file" in str(caught.value)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("ours", "why"), [(None, "no secret"), (THEIRS, "another secret")])
+def test_the_host_says_once_from_where_an_agent_was_refused(ours: Secret | None, why: str) -> None:
+    with capture_logs() as logs, served(OURS) as endpoint:
+        for _ in range(3):
+            with pytest.raises(WrongKeyError):
+                dial(endpoint, ours)
+        wait_for("the line", lambda: [line for line in logs if "refused a connection" in line["event"]])
+    refusals = [line["event"] for line in logs if line["log_level"] == "warning"]
+    assert len(refusals) == 1
+    assert f"from 127.0.0.1: it has {why}" in refusals[0]
+    assert f"port {endpoint.port}" in refusals[0]
+
+
+def test_torchs_own_client_reads_and_changes_nothing() -> None:
+    with served(OURS) as endpoint:
+        dial(endpoint, OURS).register(member("a"), lease("a"))
+        with pytest.raises(RuntimeError):
+            TCPStore(endpoint.host, endpoint.port, None, False, timedelta(seconds=1), wait_for_workers=False)
+        assert dial(endpoint, OURS).read_lease("a") == lease("a")
+
+
+def test_what_is_sent_is_encrypted() -> None:
+    with served(OURS) as endpoint, recorded(endpoint) as (relayed, seen):
+        assert dial(relayed, OURS).register(member("a"), lease("a")) is not None
+        assert len(seen) > 1000
+        for word in (b"elastic-agent/1", b"run", member("a").node_id.encode()):
+            assert word not in seen
+
+
+@contextmanager
+def recorded(endpoint: Endpoint) -> Iterator[tuple[Endpoint, bytearray]]:
+    """An endpoint that forwards to the other one, and everything that passes it."""
+    seen = bytearray()
+
+    def forward(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                seen.extend(data)
+                target.sendall(data)
+
+    def accept(listener: socket.socket, opened: ExitStack) -> None:
+        with suppress(OSError):
+            while True:
+                client = opened.enter_context(listener.accept()[0])
+                server = opened.enter_context(socket.create_connection((endpoint.host, endpoint.port)))
+                for pair in ((client, server), (server, client)):
+                    threading.Thread(target=forward, args=pair, daemon=True).start()
+
+    with ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        accepting = threading.Thread(target=accept, args=(listener, opened), daemon=True)
+        accepting.start()
+        yield Endpoint("127.0.0.1", listener.getsockname()[1]), seen
+        listener.shutdown(socket.SHUT_RDWR)
+        accepting.join(PATIENCE_S)
+
+
+def test_values_of_any_size_arrive() -> None:
+    with served(OURS) as endpoint:
+        client = c10d.open_store(endpoint, PATIENCE_S, OURS)[0]
+        for size in (0, 1, 16 * 1024, 3_000_000):
+            client.put("key", b"x" * size)
+            assert client.peek("key") == b"x" * size
+
+
+def test_a_wait_is_woken_and_ends_in_time() -> None:
+    with served(OURS) as endpoint:
+        waiting, other = (c10d.open_store(endpoint, PATIENCE_S, OURS)[0] for _ in range(2))
+        assert not waiting.wait("key", 0.0)
+        with ThreadPoolExecutor() as pool:
+            woken = pool.submit(waiting.wait, "key", PATIENCE_S)
+            other.put("key", b"value")
+            assert woken.result(PATIENCE_S)
+        assert waiting.peek("key") == b"value"
+
+
+def test_many_agents_connect_at_once() -> None:
+    with served(OURS) as endpoint, ThreadPoolExecutor(16) as pool:
+        links = list(pool.map(lambda _: dial(endpoint, OURS), range(64)))
+        names = [f"n{number}" for number in range(64)]
+        granted = list(pool.map(lambda link, name: link.register(member(name), lease(name)), links, names))
+        assert None not in granted
+
+
+def test_clients_that_say_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_relay, "HANDSHAKE_S", 0.2)
+    with served(OURS) as endpoint:
+        with socket.create_connection((endpoint.host, endpoint.port)) as silent:
+            silent.settimeout(PATIENCE_S)
+            assert silent.recv(1) == b""
+        dial(endpoint, OURS)
+
+
+def test_clients_that_say_nothing_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_relay, "MOST_UNPROVEN", 2)
+    with served(OURS) as endpoint, ExitStack() as opened:
+        address = endpoint.host, endpoint.port
+        silent = [opened.enter_context(socket.create_connection(address)) for _ in range(3)]
+        silent[0].settimeout(PATIENCE_S)
+        assert silent[0].recv(1) == b"", "the oldest"
+        dial(endpoint, OURS)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 1, 200])
+def test_a_connection_that_breaks_in_the_handshake_is_dialled_again(kept_bytes: int) -> None:
+    """Whatever broke it, it is no evidence of another secret."""
+
+    def break_first(listener: socket.socket, endpoint: Endpoint) -> None:
+        with (
+            listener.accept()[0] as client,
+            socket.create_connection((endpoint.host, endpoint.port)) as server,
+        ):
+            server.sendall(client.recv(65536))
+            client.sendall(server.recv(65536)[:kept_bytes])
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+        for _ in range(2):  # how the agent looks what is there
+            with suppress(OSError), listener.accept()[0] as client:
+                answer_from(endpoint, client)
+
+    with served(OURS) as endpoint, socket.create_server(("127.0.0.1", 0)) as listener:
+        broken = Endpoint("127.0.0.1", listener.getsockname()[1])
+        thread = threading.Thread(target=break_first, args=(listener, endpoint), daemon=True)
+        thread.start()
+        with pytest.raises(UnreachableError):
+            dial(broken, OURS)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE_S)
+
+
+def answer_from(endpoint: Endpoint, client: socket.socket) -> None:
+    """Forward what the server answers to a client's first messages."""
+    with socket.create_connection((endpoint.host, endpoint.port)) as server:
+        ends = {client: server, server: client}
+        while readable := select.select([*ends], [], [], PATIENCE_S)[0]:
+            for end in readable:
+                data = end.recv(65536)
+                if not data:
+                    return
+                ends[end].sendall(data)
+
+
+def test_a_client_that_sends_garbage_is_closed_and_disturbs_nobody() -> None:
+    with served(OURS) as endpoint:
+        link = dial(endpoint, OURS)
+        for garbage in (b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"\x01" * 70000):
+            with socket.create_connection((endpoint.host, endpoint.port)) as stranger, suppress(OSError):
+                stranger.settimeout(PATIENCE_S)
+                stranger.sendall(garbage)
+                while stranger.recv(4096):
+                    pass
+        assert link.register(member("a"), lease("a")) is not None
+
+
+def test_a_server_with_other_certificates_is_another_program() -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                with (
+                    listener.accept()[0] as client,
+                    suppress(ssl.SSLError),
+                    context.wrap_socket(client, server_side=True),
+                ):
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        with pytest.raises(NotAStoreError, match="another program") as caught:
+            dial(Endpoint("127.0.0.1", listener.getsockname()[1]), OURS)
+        assert not isinstance(caught.value, WrongKeyError)
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_host_that_is_gone_or_silent_may_be_dialled_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = Endpoint("127.0.0.1", silent.getsockname()[1])
+        with pytest.raises(UnreachableError, match="did not answer"):
+            c10d.open_store(endpoint, 0.3, OURS)
+    with pytest.raises(UnreachableError):
+        c10d.open_store(endpoint, 0.3, OURS)
+
+
+def test_a_machine_that_cannot_keep_others_out_hosts_no_store_with_a_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(host: str, family: int) -> None:
+        raise OSError("the kernel does not tell whose a connection is")
+
+    monkeypatch.setattr(store_relay, "check_peers_are_told", unknown)
+    with pytest.raises(TransportError, match="tcp_diag"):
+        c10d.C10dHost(listen("127.0.0.1", 0), OURS)

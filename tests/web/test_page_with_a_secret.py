@@ -1,0 +1,94 @@
+"""The status page of a run with a secret: who has not the secret reads nothing."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.monitoring.status import RunStatus
+from elastic_agent.transport import Secret
+from elastic_agent.values import Endpoint
+from elastic_agent.web.server import StatusServer
+from tests.other_users import OTHER_UID, is_refused, needs_other_users
+from tests.waiting import GUARD_S
+
+OURS, THEIRS = Secret((b"our secret, which is long",)), Secret((b"their secret, also long",))
+REQUEST = b"GET /api/status HTTP/1.0\r\nHost: localhost\r\n\r\n"
+
+
+class OneRun:
+    """What the page shows."""
+
+    def run_ids(self) -> Sequence[str]:
+        return ["mnist"]
+
+    def status(self, run_id: str) -> RunStatus:
+        return RunStatus(run_id, "host0:29400", 1.0, phase="running")
+
+    def readiness(self) -> tuple[bool, str]:
+        return True, "running"
+
+
+@contextmanager
+def served(host: str) -> Iterator[int]:
+    """The port of a page at this host."""
+    page = StatusServer(Endpoint(host, 0), OneRun(), OURS)
+    assert page.url.startswith("https:" if host == "0.0.0.0" else "http:")
+    page.start()
+    try:
+        yield int(page.url.rsplit(":", 1)[1].strip("/"))
+    finally:
+        page.close()
+
+
+def read(port: int, context: ssl.SSLContext | None) -> bytes:
+    """What a client gets."""
+    with socket.create_connection(("127.0.0.1", port), GUARD_S) as plain:
+        sock = plain if context is None else context.wrap_socket(plain)
+        answer = b""
+        try:
+            sock.sendall(REQUEST)
+            while part := sock.recv(65536):
+                answer += part
+        except OSError:
+            return b""
+        finally:
+            sock.close()
+        return answer
+
+
+def test_other_machines_need_a_certificate_of_the_secret() -> None:
+    without = ssl.create_default_context()
+    without.check_hostname, without.verify_mode = False, ssl.CERT_NONE
+    with served("0.0.0.0") as port:
+        assert b'"run_id":"mnist"' in read(port, OURS.client_context)
+        for context in (None, without):
+            assert read(port, context) == b""
+        with pytest.raises(ssl.SSLError):
+            read(port, THEIRS.client_context)
+
+
+def test_a_certificate_that_was_written_to_files_is_one(tmp_path: Path) -> None:
+    pem = OURS.issue(("localhost",))
+    (tmp_path / "cert.pem").write_bytes(pem.certificate + pem.key)
+    context = ssl.create_default_context(cadata=pem.authorities.decode())
+    context.load_cert_chain(tmp_path / "cert.pem")
+    with served("0.0.0.0") as port:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, context=context)
+        context.check_hostname = False
+        connection.request("GET", "/metrics")
+        assert b"elastic_agent_phase" in connection.getresponse().read()
+        connection.close()
+
+
+@needs_other_users
+def test_on_loopback_other_users_of_the_machine_are_refused() -> None:
+    with served("127.0.0.1") as port:
+        assert b'"run_id":"mnist"' in read(port, None)
+        assert is_refused(OTHER_UID, "127.0.0.1", port, REQUEST)
