@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.lanes import shared_folder
+
 from .launchers import BARE, COLD, LAUNCHERS, SCRIPTS, WARM, Job, run_everywhere
 from .tables import keys_of
 
@@ -149,18 +151,22 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         restarts=1,
         variables=VARIANTS[request.param],
     )
-    folder = tmp_path_factory.mktemp("probe")
-    outcomes = run_everywhere(job, folder, LAUNCHERS)
-    outcomes |= run_everywhere(dataclasses.replace(job, restarts=0), folder, [BARE])
-    found = Reports(request.param, folder)
-    for name, outcome in outcomes.items():
-        there = sorted(key[1:] for key in found.of(name))
-        told = {
-            key: worker.stderr.decode(errors="replace")[-2000:] for key, worker in outcome.workers.items()
-        }
-        attempts = (0,) if name == BARE.name else (0, 1)
-        assert there == [(at, rank) for at in attempts for rank in (0, 1)], f"{name}: {told} {outcome.said}"
-    return found
+
+    def run_all(folder: Path) -> None:
+        outcomes = run_everywhere(job, folder, LAUNCHERS)
+        outcomes |= run_everywhere(dataclasses.replace(job, restarts=0), folder, [BARE])
+        found = Reports(request.param, folder)
+        for name, outcome in outcomes.items():
+            there = sorted(key[1:] for key in found.of(name))
+            told = {
+                key: worker.stderr.decode(errors="replace")[-2000:] for key, worker in outcome.workers.items()
+            }
+            attempts = (0,) if name == BARE.name else (0, 1)
+            expected = [(at, rank) for at in attempts for rank in (0, 1)]
+            assert there == expected, f"{name}: {told} {outcome.said}"
+
+    name = "probe-by-name" if by_name else "probe"
+    return Reports(request.param, shared_folder(name, request, tmp_path_factory, run_all))
 
 
 each_launcher = pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS])
