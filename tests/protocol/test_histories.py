@@ -89,6 +89,23 @@ def test_a_lease_is_revoked_only_when_the_world_of_its_node_is_to_be_cleared() -
         assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a"])
 
 
+def test_a_run_is_not_over_while_a_lost_node_may_still_train() -> None:
+    """When its records are gone, the next run of this name may begin, and knows nothing of that node."""
+    over = History(11, world(11, "a-9"), 2, ("a",), Phase.FAILED)
+    runs = History(2, world(2, "b-1"), 0, ("b",))
+    table = Table(policy(min_nodes=1), remembered=over)
+    table.comes("a", 2)
+    assert table.stand == (Phase.FAILED, 11)
+    table.comes("b", state=State.RUNNING, generation=2, history=runs)
+    table.says("a", State.LEFT)
+    table.falls_silent("b")
+    table.wait(TTL_S)
+    assert (table.revoked, table.last.done) == (["b-1"], False)
+    assert table.last.reason == "the run is over; waiting until no worker of b can be left"
+    table.wait(MARGIN_S)
+    assert table.last.done
+
+
 def test_a_run_is_not_over_while_a_node_trains_in_a_later_generation() -> None:
     """A node that remembered nothing has finished a run of that name alone, in a store that had lost its data."""
     table = Table(policy(min_nodes=1))

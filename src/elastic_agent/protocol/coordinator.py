@@ -489,6 +489,28 @@ class Coordinator:
             fresh = msgspec.structs.replace(fresh, acknowledged=plan.acknowledged)
             again = _next_life(fresh, plan)
             return Decision(again.reason, again)
+        return self._over_when_fenced(now)
+
+    @staticmethod
+    def _over_when_fenced(now: ClusterView) -> Decision:
+        """The run is over, and its records may be removed, when no lost node can run workers any more.
+
+        Nothing but these records keeps the next run of this name from starting beside them.
+        """
+        sightings = now.ledger.sightings.values()
+        replaced = {old for one in sightings for old in one.member.replaces}
+        fenced_s = {
+            one.member.node_id: one.ends_s + now.policy.fence_margin_s
+            for one in sightings
+            if not one.alive
+            and one.member.incarnation not in replaced
+            and one.member.state is not State.SUCCEEDED
+            and not stopped_before(one.member, now.plan.generation + 1)
+        }
+        awaited = [node_id for node_id, until_s in fenced_s.items() if now.now_s < until_s]
+        if awaited:
+            reason = f"the run is over; waiting until no worker of {names(awaited)} can be left"
+            return Decision(reason, wake_s=min(fenced_s[node_id] for node_id in awaited))
         return Decision("the run is over", done=True)
 
     @staticmethod
