@@ -97,10 +97,10 @@ class RendezvousSettings:
     secret_file: Path | None = setting(
         value_types.PATH,
         None,
-        "File with the secret that the agents of the run share (elastic-agent secret creates one): they accept only "
-        "each other's records. Also read from systemd's credential elastic-agent-secret or from the variable "
+        "File with the secret that the agents of the run share (elastic-agent secret creates one): the store lets in "
+        "them alone, in TLS. Also read from systemd's credential elastic-agent-secret or from the variable "
         "ELASTIC_AGENT_SECRET, which workers do not inherit.",
-        shown_default="none; an agent without an endpoint makes one for itself",
+        shown_default="none; a run without an endpoint is closed to other users anyway",
         abbreviated=False,  # --secret SECRET is a mistake, not a file's name
     )
     port_range: PortRange | None = setting(
