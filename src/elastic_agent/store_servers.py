@@ -1,15 +1,17 @@
 """torch's TCPStore servers, in this process or in a small one of their own, which an agent has made.
 
 The process is forked by the spawner as soon as that has imported torch (where there is no spawner, the agent executes
-`store_servers.py FD`), and gets its listening sockets over a line to the agent. It ends with the agent, whose end of
-the line closes then, and when the agent has been suspended for some seconds: nodes would renew their leases at a store
-whose coordinator decides nothing. Nothing is imported here but what torch needs anyway.
+`store_servers.py FD`, which loads torch's compiled code only), and gets its listening sockets over a line to the agent.
+It ends with the agent, whose end of the line closes then, and when the agent has been suspended for some seconds:
+nodes would renew their leases at a store whose coordinator decides nothing. Nothing is imported here but what torch
+needs anyway.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import importlib.util
 import json
 import os
 import resource
@@ -19,6 +21,7 @@ import socket
 import struct
 import sys
 import threading
+import types
 
 if not __package__:  # run by path
     sys.path.append(os.path.abspath(__file__).rsplit(os.sep, 2)[0])
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 MESSAGE_BYTES = 4096
 PROCESS_NAME = "elastic-stores"
+WHOLE_TORCH = "--whole-torch"
+"""The argument with which torch's Python modules are imported, too."""
 
 _START_S = 30.0
 _LOOK_EVERY_MS = 1000
@@ -95,7 +100,8 @@ def run(line: socket.socket) -> NoReturn:
     allow_many_connections()
     shorten_lookups()
     stores: dict[int, TCPStore] = {}
-    import torch  # noqa: F401
+    if "torch" not in sys.modules:
+        _import_torch(line)
 
     with open(os.devnull, "r+b") as nowhere:  # torch's server warns of every client that hangs up
         for stream in range(3):
@@ -105,6 +111,36 @@ def run(line: socket.socket) -> NoReturn:
         while request := _receive(line):
             line.send(json.dumps({"error": _carry_out(*request, stores)}).encode())
     os._exit(0)
+
+
+def _import_torch(line: socket.socket) -> None:
+    """Load torch's compiled code without its Python modules, which would take two thirds of the time and the memory.
+
+    If that fails in a version of torch, this program is executed again and imports all of it: the compiled code cannot
+    be initialized twice.
+    """
+    spec = importlib.util.find_spec("torch")
+    if WHOLE_TORCH in sys.argv or spec is None or not spec.submodule_search_locations:
+        import torch  # noqa: F401
+    else:
+        try:
+            _load_compiled_code(spec.submodule_search_locations)
+        except Exception:
+            line.set_inheritable(True)
+            os.execv(sys.executable, [sys.executable, "-P", __file__, str(line.fileno()), WHOLE_TORCH])
+
+
+def _load_compiled_code(folders: list[str]) -> None:
+    """Load `torch._C`, and what it has of c10d, with empty modules in the places of those that it looks up."""
+    package, distributed = types.ModuleType("torch"), types.ModuleType("torch.distributed")
+    package.__path__ = folders
+    sys.modules.update({"torch": package, "torch.distributed": distributed})
+    from torch._C import _c10d_init
+
+    _c10d_init()
+    from torch._C._distributed_c10d import TCPStore
+
+    assert TCPStore
 
 
 def _end_with_agent(line: socket.socket) -> None:

@@ -13,7 +13,12 @@ from tests.waiting import wait_for
 
 __all__ = ["COMMAND", "clean_environment", "elastic_agent", "wait_until_asleep"]
 
-PATIENT = {"ELASTIC_AGENT_LEASE_TTL": "60", "ELASTIC_AGENT_START_TIMEOUT": "300"}
+PATIENT = {
+    "ELASTIC_AGENT_LEASE_TTL": "60",
+    "ELASTIC_AGENT_START_TIMEOUT": "300",
+    "ELASTIC_AGENT_WORKER_START": "cold",
+}
+"""Cold workers start sooner where scripts import little, and no spawner imports torch."""
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -32,6 +32,7 @@ def test_a_warm_worker_whose_script_was_removed_reports_what_is_missing(
     folder.mkdir()
     (folder / "train.py").write_text("import os, shutil, sys; shutil.rmtree(os.getcwd()); sys.exit(1)\n")
     options = ["--state-dir", str(tmp_path / "state"), "--max-restarts", "1", "--log-format", "console"]
+    options += ["--worker-start", "warm"]
     result = elastic_agent(*options, *words, under=["env", "-C", str(folder)])
     assert result.returncode == 1
     assert "workers start cold" not in result.stderr

@@ -61,6 +61,11 @@ def has_torch(pid: int) -> bool:
     return any(name.startswith("libtorch") for name in mapped_files(pid))
 
 
+def has_all_of_torch(pid: int) -> bool:
+    """Return whether a library is loaded that torch loads for its Python modules."""
+    return "libtorch_global_deps.so" in mapped_files(pid)
+
+
 @contextmanager
 def running(folder: Path, *options: str) -> Iterator[Run]:
     run = Run(folder, *options)
@@ -71,9 +76,10 @@ def running(folder: Path, *options: str) -> Iterator[Run]:
         run.agent.wait()
 
 
+WARM = ("--worker-start", "warm")
 KINDS = {
-    "warm": ("train.py",),
-    "cold": ("--worker-start", "cold", "train.py"),
+    "warm": (*WARM, "train.py"),
+    "cold": ("train.py",),
     "program": ("--no-python", sys.executable, "train.py"),
 }
 
@@ -86,12 +92,14 @@ def test_the_agent_has_no_torch_and_takes_the_process_that_has_it_along(
         stores = run.stores_process()
         assert has_torch(stores)
         assert not has_torch(run.agent.pid)
+        # Nothing can be forked from a spawner: the process loads the compiled code of torch only.
+        assert has_all_of_torch(stores) is ("warm" in options)
         run.agent.kill()
         wait_for("the process of the stores to end", lambda: stores not in process_ids())
 
 
 def test_a_run_continues_when_the_process_of_its_store_was_killed(tmp_path: Path) -> None:
-    with running(tmp_path, "train.py") as run:
+    with running(tmp_path, *WARM, "train.py") as run:
         before = run.stores_process()
         os.kill(before, signal.SIGKILL)
         wait_for("the process to end", lambda: before not in process_ids())
@@ -105,7 +113,7 @@ def test_the_store_of_a_suspended_agent_ends_and_is_served_again_when_the_agent_
     tmp_path: Path,
 ) -> None:
     """Otherwise other nodes would keep their leases at a store for which no coordinator decides any more."""
-    with running(tmp_path, "train.py") as run:
+    with running(tmp_path, *WARM, "train.py") as run:
         before = run.stores_process()
         freeze(run.agent.pid)
         wait_for("the process of the stores to end", lambda: before not in process_ids())
@@ -132,10 +140,13 @@ def pids_below(pid: int) -> list[int]:
 
 
 def test_a_torch_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "raise ImportError('libcudart.so.13: cannot open shared object file')"
+    )
     (tmp_path / "train.py").write_text("print('hello')")
     done = elastic_agent(
-        *("--standalone", str(tmp_path / "train.py")), variables={"PYTHONPATH": str(tmp_path)}
+        *("--standalone", *WARM, str(tmp_path / "train.py")), variables={"PYTHONPATH": str(tmp_path)}
     )
     assert done.returncode == 2
     assert "libcudart.so.13" in done.stderr

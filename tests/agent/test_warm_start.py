@@ -31,7 +31,9 @@ Path(sys.argv[1]).write_text(json.dumps(facts))
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return {**clean_environment(), "ELASTIC_AGENT_STATE_DIR": str(folder / "state")}
+    return clean_environment(
+        {"ELASTIC_AGENT_STATE_DIR": str(folder / "state"), "ELASTIC_AGENT_WORKER_START": "warm"}
+    )
 
 
 def finish(

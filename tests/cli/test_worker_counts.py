@@ -30,7 +30,8 @@ def test_the_cpus_of_this_process_count(tmp_path: Path, wanted: str, workers: in
     script = tmp_path / "train.py"
     script.write_text("import os\nos.write(1, f\"{os.environ['WORLD_SIZE']}\\n\".encode())\n")
     done = elastic_agent(
-        *("--state-dir", str(tmp_path / "state"), "--nproc-per-node", wanted, str(script)),
+        *("--state-dir", str(tmp_path / "state"), "--nproc-per-node", wanted),
+        *("--worker-start", "cold", str(script)),
         variables={**LONG_LEASE, "CUDA_VISIBLE_DEVICES": ""},
         under=[sys.executable, "-S", "-c", ON_ONE_CPU],
     )
