@@ -86,6 +86,7 @@ def test_every_generation_is_forked_from_the_spawner(warm: Driver, tmp_path: Pat
     assert len(warm.of(Warm)) == 1
 
 
+@pytest.mark.prove
 def test_exit_codes_and_stderr_tails_are_reported_as_for_cold_workers(
     warm: Driver, tmp_path: Path, news: News
 ) -> None:
@@ -389,6 +390,7 @@ def test_no_spawner_process_outlives_a_killed_guard(warm: Driver, tmp_path: Path
         assert all(process.ended() for process in processes)
 
 
+@pytest.mark.prove
 def test_no_spawner_process_outlives_a_killed_agent(agent: StandIn, tmp_path: Path, news: News) -> None:
     agent.do("warm", python=sys.executable, folder=str(tmp_path))
     agent.until("Warm")
