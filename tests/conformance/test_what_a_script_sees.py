@@ -141,7 +141,10 @@ class Reports:
     params=["a script", pytest.param(*[*VARIANTS][1:], marks=pytest.mark.prove)],
 )
 def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reports:
-    """Both ranks of two attempts under every launcher; the first attempt is made to fail. Under Python, of one."""
+    """Both ranks of two attempts under every launcher; the first attempt is made to fail. Under Python, of one.
+
+    Each attempt of cold workers is a new interpreter, like that of Python: in `make test`, they make one, too.
+    """
     by_name = "module" in request.param
     job = Job(
         script="probe_package.probe" if by_name else os.path.relpath(PROBE, SCRIPTS),
@@ -152,16 +155,18 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         variables=VARIANTS[request.param],
     )
 
+    once = [BARE] if by_name else [BARE, COLD]
+
     def run_all(folder: Path) -> None:
-        outcomes = run_everywhere(job, folder, LAUNCHERS)
-        outcomes |= run_everywhere(dataclasses.replace(job, restarts=0), folder, [BARE])
+        outcomes = run_everywhere(job, folder, [one for one in LAUNCHERS if one not in once])
+        outcomes |= run_everywhere(dataclasses.replace(job, restarts=0), folder, once)
         found = Reports(request.param, folder)
         for name, outcome in outcomes.items():
             there = sorted(key[1:] for key in found.of(name))
             told = {
                 key: worker.stderr.decode(errors="replace")[-2000:] for key, worker in outcome.workers.items()
             }
-            attempts = (0,) if name == BARE.name else (0, 1)
+            attempts = (0,) if name in [one.name for one in once] else (0, 1)
             expected = [(at, rank) for at in attempts for rank in (0, 1)]
             assert there == expected, f"{name}: {told} {outcome.said}"
 
