@@ -1,4 +1,4 @@
-"""``python lightning_interrupted.py FOLDER``: trainings of one worker, uninterrupted and left on a notice, as JSON.
+"""``python lightning_interrupted.py FOLDER CASE ...``: trainings of one worker, whole and left on a notice, as JSON.
 
 Each training is a process of its own, forked from one that has imported Lightning. The heartbeat files are real ones.
 """
@@ -148,7 +148,8 @@ def main() -> None:
     gc.freeze()  # each process would look through Lightning for garbage
     folder = Path(sys.argv[1])
     told: dict[str, Any] = {}
-    for name, (options, notices) in CASES.items():
+    for name in sys.argv[2:]:
+        options, notices = CASES[name]
         told[name] = {"whole": result(folder / name, None, options), "parts": []}
         for after in notices:
             root = folder / f"{name}-{after}"
