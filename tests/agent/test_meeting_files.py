@@ -41,7 +41,7 @@ def test_workers_that_meet_over_a_file_train_after_one_was_killed(tmp_path: Path
     (tmp_path / "train.py").write_text(SCRIPT)
     done = elastic_agent(
         *("--nproc-per-node", "2", "--max-restarts", "1", "--state-dir", str(tmp_path / "state")),
-        *(str(tmp_path / "train.py"), kind, str(tmp_path / "meeting point")),
+        *("--worker-start", "warm", str(tmp_path / "train.py"), kind, str(tmp_path / "meeting point")),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained in restart 1") == 2, done.stderr

@@ -109,6 +109,7 @@ def news(tmp_path: Path) -> Iterator[News]:
 
 
 COLD = ("--worker-start", "cold", "--notice-time", "0.1")
+WITH_TORCH = ("--worker-start", "warm", "--nproc-per-node", "2")
 
 
 def sends(signum: signal.Signals) -> Callable[[Terminal], None]:
@@ -179,7 +180,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_lets_workers_save_that_except_keyboard_interrupt(tmp_path: Path) -> None:
-    with terminal(tmp_path, SAVES_ON_CTRL_C, options=("--nproc-per-node", "2")) as here:
+    with terminal(tmp_path, SAVES_ON_CTRL_C, options=WITH_TORCH) as here:
         here.wait_shown("training")
         here.type(b"\x03")
         assert here.ended() == ExitCode.STOPPED
@@ -217,7 +218,7 @@ if __name__ == "__main__":
 
 @pytest.mark.prove
 def test_a_worker_whose_handler_sets_a_flag_completes_its_step_with_its_data_loader(tmp_path: Path) -> None:
-    with terminal(tmp_path, FLAG_AND_LOADER, options=("--nproc-per-node", "2")) as here:
+    with terminal(tmp_path, FLAG_AND_LOADER, options=WITH_TORCH) as here:
         here.wait_shown("training")
         os.kill(here.agent.pid, signal.SIGTERM)
         assert here.ended() == ExitCode.STOPPED
