@@ -147,6 +147,7 @@ def test_a_full_state_directory_is_named_with_what_to_do(tmp_path: Path, script:
     state.mkdir()
     fill = f"head -c {(64 - left) * 1024} /dev/zero > {state}/fill"
     options = ["--state-dir", str(state), "--rdzv-id", unique("train"), "--log-format", "console"]
+    options += ["--worker-start", "cold"]
     command = [sys.executable, "-m", "elastic_agent", *options, "--max-restarts", "0", str(script)]
     done = run_on_small_disk(state, "64k", ["sh", "-c", f'{fill}; exec "$@"', "sh", *command])
     assert "Traceback" not in done.stderr
