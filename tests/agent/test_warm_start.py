@@ -137,6 +137,41 @@ def test_preloaded_modules_are_available_at_once(tmp_path: Path) -> None:
     assert done.stdout.count("loaded by") == 1
 
 
+DIES = """
+import os, signal
+from pathlib import Path
+
+spawner, marker = os.getpid(), Path(__file__).with_name("died")
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+def is_announced_next():
+    (between,) = children(spawner)
+    return children(between) and Path(f"/proc/{between}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+def die():
+    is_ready = Path("/proc/self/cmdline").read_bytes().startswith(b"elastic-spawner")
+    if os.getpid() == spawner and is_ready and not marker.exists():
+        while WAITS and not is_announced_next():
+            pass
+        marker.touch()
+        os.kill(spawner, signal.SIGKILL)
+
+os.register_at_fork(after_in_parent=die)
+"""
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["first fork", "second fork"])
+def test_a_spawner_that_dies_while_it_forks_leaves_no_traceback(tmp_path: Path, waits: bool) -> None:
+    """As when it is replaced because it has not forked all workers in time."""
+    (tmp_path / "dies.py").write_text(f"WAITS = {waits}\n{DIES}")
+    seen = run(tmp_path, *AGENT, "--preload", "dies", "--start-timeout", "100")
+    assert seen["warm"], seen["said"]
+    assert "the spawner died (signal 9)" in seen["said"]
+    assert "Traceback" not in seen["said"]
+
+
 @pytest.mark.prove
 def test_unflushed_output_of_a_preload_is_printed_once(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text("print('loaded')")

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic_agent.diagnosis.cause import CauseKind
+from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.records import Address, Failure, FailureKind, History, Phase, Plan, Policy, State
 from tests.protocol.support import (
@@ -386,6 +388,33 @@ def test_no_node_is_admitted_while_the_world_starts_or_once_a_node_succeeded() -
     table.says("b", State.SUCCEEDED)
     table.wait(2 * SETTLE_S)
     assert table.stand == (RUNNING, 1)
+
+
+def test_a_node_that_does_not_start_its_workers_in_time_is_named_and_costs_no_restart() -> None:
+    table = running("a", "b", "c", slots=200)
+    table.says("c", State.READY, 1)
+    table.wait(table.rules.start_timeout_s)
+    ended = table.plan
+    assert (ended.phase, ended.lost, ended.failed_node) == (FORMING, ("c",), "c")
+    cause = root_cause([], ended, ended.world)
+    assert cause is not None
+    assert (cause.kind, cause.node_id) == (CauseKind.START, "c")
+    assert cause.what == (
+        "c did not start its 200 workers within 20 s; start fewer there (--nproc-per-node), or allow more time "
+        "(--start-timeout)"
+    )
+    table.all_say(State.READY, "a", "b")
+    table.wait(FENCE_S)
+    assert (table.stand, table.plan.charged) == ((RUNNING, 2), 0)
+
+
+def test_a_node_that_falls_silent_while_it_starts_is_lost() -> None:
+    table = running("a", "b", "c")
+    table.says("c", State.READY, 1)
+    table.wait(table.rules.start_timeout_s - 2 * TTL_S)
+    table.falls_silent("c")
+    table.wait(3 * TTL_S)
+    assert (table.plan.lost, table.plan.failure) == (("c",), None)
 
 
 # -- the budget -------------------------------------------------------------------------------------

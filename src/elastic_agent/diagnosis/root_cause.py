@@ -297,8 +297,8 @@ def _lost(missing: list[Seat], consequences: list[Finding], plan: Plan | None) -
 
 
 def _is_reported_lost(seat: Seat, plan: Plan | None) -> bool:
-    """Whether the coordinator ended the generation because this node was lost."""
-    return plan is not None and seat.node_id in plan.lost
+    """Whether the coordinator ended the generation because this node was lost, and knows of nothing that it did."""
+    return plan is not None and seat.node_id in plan.lost and seat.node_id != plan.failed_node
 
 
 def _blame(consequences: Iterable[Finding], seat: Seat) -> bool:

@@ -42,7 +42,7 @@ def _decide(now: ClusterView) -> Decision:
     ending = now.plan.notice is not None and now.plan.notice.ends
     # A node that has left for the run's end has done its part: it does not count as lost.
     lost = [seat for seat in (busy if ending else waiting) if _is_lost(now, seat)]
-    failed = _first_failure(now, waiting)
+    failed = _first_failure(now, waiting) or _late_start(now, lost)
     leaving = [seat for seat in waiting if _is_in_state(now, seat, State.LEAVING, State.LEFT)]
     dropped = [seat for seat in waiting if _dropped_out(now, seat)]
     if lost or failed or leaving or dropped:
@@ -124,6 +124,19 @@ def _first_failure(now: ClusterView, seats: list[Seat]) -> tuple[Seat, Failure] 
             FailureKind.WORKER, f"{seat.node_id} failed without giving a reason"
         )
         return seat, failure
+    return None
+
+
+def _late_start(now: ClusterView, lost: list[Seat]) -> tuple[Seat, Failure] | None:
+    """A node whose lease was revoked because it had not started its workers in time: nothing else is wrong with it."""
+    for seat in lost:
+        if _is_slow(now, seat):
+            summary = (
+                f"{seat.node_id} did not start its {count(seat.slots, 'worker')} within "
+                f"{now.policy.start_timeout_s:g} s; start fewer there (--nproc-per-node), or allow more time "
+                "(--start-timeout)"
+            )
+            return seat, Failure(FailureKind.START, summary)
     return None
 
 

@@ -169,5 +169,9 @@ def _log_warm_start(event: events.Event) -> None:
         case SpawnerDied(how=how):
             log.warning(f"the spawner died ({how}); starting a new one, running workers are not affected")
         case WarmLate(generation=generation, importing=importing):
-            why = "is still importing" if importing else "is not responding and is being replaced"
+            why = (
+                "is still importing"
+                if importing
+                else "has not forked all workers in time and is being replaced"
+            )
             log.warning(f"the spawner {why}: starting the workers of generation {generation} cold")

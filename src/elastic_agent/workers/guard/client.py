@@ -188,7 +188,7 @@ class SpawnerDied:
 class WarmLate:
     """`generation` has waited long enough for its standbys: its workers start cold.
 
-    `importing`: the spawner is still importing; otherwise it does not answer, and is replaced.
+    `importing`: the spawner is still importing; otherwise it is too slow or does not answer, and is replaced.
     """
 
     generation: int

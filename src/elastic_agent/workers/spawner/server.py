@@ -259,7 +259,8 @@ def _fork_again(own: socket.socket, held: int) -> int:
         own.send(b"%d" % pid)
         os.read(held, 1)
     except BaseException as error:
-        own.send(str(error).encode(errors="replace")[:64])
+        with contextlib.suppress(OSError):  # the spawner was killed, so nobody is to be told
+            own.send(str(error).encode(errors="replace")[:64])
     os._exit(0)
 
 
@@ -300,7 +301,12 @@ def _await_adoption(between_pid: int) -> None:
 
 
 def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
-    data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
+    try:
+        data, ancillary, _, _ = line.recvmsg(
+            _MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionResetError:  # the spawner was killed before it had announced this process
+        data = b""
     if not data:
         os._exit(0)
     fds = array.array("i")
