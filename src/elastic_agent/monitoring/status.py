@@ -99,6 +99,9 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     """Where the output of its workers is on its machine."""
     departed_s: float | None = None
     """When it left the world or was lost; seconds since 1970. None: it is there."""
+    collectives_s: float | None = None
+    """When its workers were in their last collectives, by its own clock; seconds since 1970. None: they still are, or
+    it is not known."""
 
 
 class Standstill(Struct, frozen=True, omit_defaults=True):
@@ -186,7 +189,7 @@ def of_ended_agent(status: RunStatus) -> RunStatus:
 
     def aged(one: NodeStatus) -> NodeStatus:
         role = IN_LAST_WORLD if one.role == "left" and one.node_id in others else one.role
-        return replace(one, role=role, seen_s=None, lease_age_s=None)
+        return replace(one, role=role, seen_s=None, lease_age_s=None, collectives_s=None)
 
     return outdated(replace(status, nodes=tuple(map(aged, status.nodes))))
 
@@ -417,6 +420,7 @@ class _Nodes:
             steps_per_s=present.steps_per_s if present is not None else None,
             waits=tuple(one.waits for one in present.workers) if present is not None else (),
             log_dir=report.log_dir if report is not None else "",
+            collectives_s=present.collectives_s if present is not None else None,
         )
 
     def _is_present(self, report: NodeReport) -> bool:

@@ -211,7 +211,7 @@ def _node_row(node: NodeStatus, now_s: float) -> Row:
     lease = "-" if node.lease_age_s is None else f"{duration(round(node.lease_age_s, 1))} ago"
     return (
         *(node.node_id, node.address, ranks, state, step, speed, _waits(node.waits)),
-        *(_collectives(node.collectives), lease, seen),
+        *(_collectives(node, now_s), lease, seen),
     )
 
 
@@ -224,12 +224,15 @@ def _waits(each: Sequence[float | None]) -> str:
     return f"{least} %" if least == most else f"{least}-{most} %"
 
 
-def _collectives(each: Sequence[str]) -> str:
-    """What all workers have in common, or each by itself."""
-    known = list(dict.fromkeys(one for one in each if one))
+def _collectives(node: NodeStatus, now_s: float) -> str:
+    """What all workers have in common, or each by itself; with its age, as nodes were that far at different times."""
+    known = list(dict.fromkeys(one for one in node.collectives if one))
     if not known:
         return "-"
-    return known[0] if len(known) == 1 else ", ".join(one or "-" for one in each)
+    shown = known[0] if len(known) == 1 else ", ".join(one or "-" for one in node.collectives)
+    if node.collectives_s is None or now_s - node.collectives_s < FRESH_S:
+        return shown
+    return f"{shown}, {duration(now_s - node.collectives_s)} ago"
 
 
 def _generations(generations: Sequence[GenerationStatus], phase: str) -> list[str]:

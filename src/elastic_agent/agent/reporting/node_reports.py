@@ -99,7 +99,9 @@ class NodeReports:
         )
         known = self._own.get(progress.generation)
         if known is None or (not known.is_final and _is_news(known, workers, progress)):
-            self._write(progress.generation, workers, stalled_s=progress.stalled_s)
+            self._write(
+                progress.generation, workers, stalled_s=progress.stalled_s, collectives_s=_asked_s(progress)
+            )
         self._timer = asyncio.get_running_loop().call_later(REPORT_EVERY_S, self.on_progress)
 
     def refresh(self) -> None:
@@ -190,6 +192,7 @@ class NodeReports:
         is_final: bool = False,
         found: Mapping[str, str] | None = None,
         stalled_s: float | None = None,
+        collectives_s: float | None = None,
     ) -> None:
         report = NodeReport(
             self._node_id,
@@ -205,6 +208,7 @@ class NodeReports:
             steps_per_s=self._rate.per_s if not is_final and stalled_s is None else None,
             goodput=self._goodput(),
             log_dir=self._log_dir,
+            collectives_s=collectives_s,
         )
         self._keep(report)
 
@@ -222,6 +226,14 @@ class NodeReports:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _asked_s(progress: Progress) -> float | None:
+    """When the workers told how far they are, by the machine's clock; None: they are still there, or not known."""
+    answered_s = min((one.answered_s for one in progress.collectives.values()), default=None)
+    if answered_s is None or progress.stalled_s is not None:
+        return None
+    return time.time() - (asyncio.get_running_loop().time() - answered_s)
 
 
 def _is_lost(seat: Seat, snapshot: Snapshot) -> bool:

@@ -92,6 +92,8 @@ class WorkerCollectives:
     """The shortest time-out of the collectives that it waits in; 0: not known."""
     since_s: float = 0.0
     """When it was first known to be where it is, by the loop's clock."""
+    answered_s: float = 0.0
+    """When it answered last, by the same clock."""
     asked: int = 0
     """How many questions it has been asked since its last answer."""
     is_last: bool = False
@@ -203,7 +205,7 @@ class Collectives:
             self.meeting_files.add(answer.meeting_file)
         elif answer.groups is None:
             self._peers[answer.slot] = peer
-            self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s)
+            self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s, answered_s=now_s)
         elif known is not None and self._peers[answer.slot] == peer:
             answer.is_last |= self._is_ending and answer.details
             self._workers[answer.slot] = _updated(known, answer, now_s)
@@ -224,14 +226,14 @@ def _updated(known: WorkerCollectives, answer: _Answer, now_s: float) -> WorkerC
     )
     waits = [one for one in answer.groups or () if one.enqueued > max(one.completed, 0)]
     timeouts = [one.timeout_s for one in waits if one.timeout_s > 0]
-    fresh = replace(fresh, timeout_s=min(timeouts, default=0.0), since_s=now_s)
+    fresh = replace(fresh, timeout_s=min(timeouts, default=0.0), since_s=now_s, answered_s=now_s)
     fresh = replace(fresh, samples=_sampled(known, bool(waits), answer.details, now_s))
     if answer.is_last:
         return replace(fresh, is_last=True)
     if fresh.position != known.position:
         return fresh
     if not answer.details:  # what is known in detail holds as long as it stays where it is
-        return replace(known, asked=0, samples=fresh.samples)
+        return replace(known, asked=0, samples=fresh.samples, answered_s=now_s)
     return replace(fresh, since_s=known.since_s)
 
 
