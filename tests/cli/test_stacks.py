@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from elastic_agent.testing.node import freeze
 from tests.cli.support import elastic_agent
 from tests.names import unique
 
@@ -115,6 +118,22 @@ def test_stacks_in_a_shared_output_name_their_workers() -> None:
     assert written.startswith(names[0])
     assert names[1] in written
     assert written.rindex("Current thread") > written.index(names[1]), "a name comes before the stacks"
+
+
+def test_a_stopped_worker_is_named_with_what_continues_it_and_is_not_asked() -> None:
+    run_id = unique("stopped")
+    with worker(run_id, "n1/0", subprocess.PIPE) as process:
+        freeze(process.pid)
+        told = elastic_agent("stacks", run_id)
+        pending = int(
+            re.findall(r"(?m)^ShdPnd:\s(\w+)", Path(f"/proc/{process.pid}/status").read_text())[0], 16
+        )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout == (
+        f"{run_id}  n1/0  pid {process.pid}  not possible: stopped by a signal or a debugger (state T); "
+        f"kill -CONT {process.pid} continues it\n"
+    )
+    assert not pending & 1 << signal.SIGUSR1 - 1, "it would write its stacks long after it was asked"
 
 
 def test_of_several_runs_one_has_to_be_named() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.parser import HelpRequested, Parser, name_of, uid_of
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.linux import catches
+from elastic_agent.linux import catches, is_frozen
 from elastic_agent.printable import escaped
 from elastic_agent.workers.find_workers import RunningWorker, find_workers
 
@@ -25,7 +25,7 @@ Makes every worker of a run on this machine write the Python stacks of all its t
 file if output is redirected, otherwise the output of its agent. The workers keep running. RUN can be left out if this
 user has workers of only one run on this machine.
 Warm workers support this; cold workers (--worker-start), and those that have executed themselves again, do if their
-script has imported elastic_agent.client. Others are listed and left alone.
+script has imported elastic_agent.client. Others are listed and left alone, as are those that are stopped (SIGSTOP).
 
   --user USER   the workers of this user (for root)"""
 
@@ -75,6 +75,10 @@ def _parse(argv: Sequence[str]) -> tuple[str | None, int]:
 
 
 def _ask(worker: RunningWorker) -> str:
+    if is_frozen(worker.pid):
+        return (
+            f"not possible: stopped by a signal or a debugger (state T); kill -CONT {worker.pid} continues it"
+        )
     if not catches(worker.pid, worker.stacks_signal):
         how = "started cold, or executed itself again (exec)"
         return f"not possible: {how}, and its script has not imported elastic_agent.client"
