@@ -105,3 +105,26 @@ def test_the_console_shows_whole_lines_of_each_worker(tmp_path: Path) -> None:
     assert sorted(others) == sorted(
         f"[default{rank}]:{text}{rank}" for rank in (0, 1) for text in ("x" * 3_000_000, "no end ")
     )
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("os._exit(0)", "all workers of this node succeeded"),
+        ("os._exit(3)", "worker vm/0 exited with code 3"),
+        ("os.kill(os.getpid(), 9)", "worker vm/0 was killed by SIGKILL"),
+    ],
+)
+def test_the_last_words_of_a_worker_come_before_what_the_agent_says_of_its_end(
+    tmp_path: Path, end: str, said: str
+) -> None:
+    """Also without an end of line, which the reader waits for while the worker lives."""
+    script, shown = tmp_path / "train.py", tmp_path / "shown"
+    script.write_text(f"import os\nos.write(1, b'last words')\nos.write(2, b'last error')\n{end}\n")
+    options = ["--node-id", "vm", "--tee", "3", "--log-dir", str(tmp_path / "logs"), "--max-restarts", "0"]
+    into_one_file = ["bash", "-c", 'exec "$@" >"$0" 2>&1', str(shown)]
+    elastic_agent(*options, str(script), variables=LONG_LEASE, under=into_one_file)
+    lines = shown.read_text().splitlines()
+    of_the_agent = next(number for number, line in enumerate(lines) if said in line)
+    assert {"[default0]:last words", "[default0]:last error"} <= {*lines[:of_the_agent]}, lines

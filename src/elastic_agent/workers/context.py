@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from elastic_agent.workers import facts, failure, torch_adapter
@@ -224,20 +225,32 @@ class WorkerContext:
         elif isinstance(event, Stopped):
             self._stopped = True
 
-    def close_later(self) -> None:
-        """Show the rest of the output and close the log files, in the background.
+    @property
+    def shows_output(self) -> bool:
+        """Whether files of the workers are shown while they grow (`--tee`)."""
+        return any(tee.is_running for tee in self._tees)
+
+    def show_output(self, timeout_s: float) -> None:
+        """Show the output until now; waits for it, but not for longer than `timeout_s`."""
+        ends = time.monotonic() + timeout_s
+        for shown in [tee.show_now() for tee in self._tees]:
+            shown.wait(max(0.0, ends - time.monotonic()))
+
+    def close_later(self, closed: Callable[[], object] = lambda: None) -> None:
+        """Show the rest of the output and close the log files, in the background; then call `closed` there.
 
         Raises RuntimeError when processes of the generation are still there.
         """
         if not self.stopped:
             raise RuntimeError(f"generation {self.generation} must be stopped before its logs are closed")
-        self._closer.submit(self._close)
+        self._closer.submit(partial(self._close, closed))
 
-    def _close(self) -> None:
+    def _close(self, closed: Callable[[], object]) -> None:
         for tee in self._tees:
             tee.stop()
         for file in self._filtered:
             file.close()
+        closed()
 
 
 def _contains_one_of(filters: Sequence[str]) -> Callable[[str], bool]:

@@ -44,6 +44,9 @@ NOTICE_POLL_EVERY_S = (0.05, 5.0)
 FINAL_OUTPUT_S = 2.0
 """How long reading a failed worker's files may take."""
 
+SHOWN_S = 1.0
+"""For so long the end of workers is reported later because a terminal has not taken their last lines yet."""
+
 ANSWERED_S = 0.02
 """For so long the others of a worker that aborted may tell their last collectives before they are stopped."""
 
@@ -433,6 +436,7 @@ class Runner:
 
         def read() -> None:
             words = context.final_output(slot)
+            context.show_output(SHOWN_S)
             with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
                 loop.call_soon_threadsafe(loop.call_at, answered_s, deliver, words)
 
@@ -529,9 +533,26 @@ class Runner:
         running.cleanup.clear(from_thread, unkillable)
 
     def _all_gone(self, running: _Running, unkillable: tuple[int, ...]) -> None:
-        """Nothing is left of these workers; the next may start."""
+        """Nothing is left of these workers: report it when their last lines are shown."""
         if self._running is not running:
             return  # the guard was lost meanwhile, or this was reported before
+        loop = asyncio.get_running_loop()
+        report = partial(self._report_gone, running, unkillable)
+
+        def closed() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
+                loop.call_soon_threadsafe(report)
+
+        if running.context.shows_output:
+            loop.call_later(SHOWN_S, report)
+        else:
+            report()
+        running.context.close_later(closed)
+
+    def _report_gone(self, running: _Running, unkillable: tuple[int, ...]) -> None:
+        """The next workers may start."""
+        if self._running is not running:
+            return
         self._running = None
         self._stop_watching(running)
         self._cancel_timer()
@@ -551,7 +572,6 @@ class Runner:
                 self._report(events.WorkersSucceeded(running.generation, unkillable, trained))
         else:
             self._clear_when_explained(running, unkillable)
-        running.context.close_later()
         self._close_heartbeats(running)
 
     def _clear_when_explained(self, running: _Running, unkillable: tuple[int, ...]) -> None:

@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
 from typing import BinaryIO, TextIO
 
 _UNFINISHED_S = 1.0
@@ -49,6 +50,7 @@ class Tee:
         self._interval_s = interval_s
         self._is_shown = is_shown
         self._files = [Follower(path, header(local_rank), self._show) for local_rank, path in files.items()]
+        self._requests: SimpleQueue[threading.Event] = SimpleQueue()
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -58,9 +60,24 @@ class Tee:
             self._thread = threading.Thread(target=self._follow, name="tee", daemon=True)
             self._thread.start()
 
+    def show_now(self) -> threading.Event:
+        """Show what has been written by now, also of a line without end. Returns what is set when that is done."""
+        shown = threading.Event()
+        if self.is_running:
+            self._requests.put(shown)
+        else:
+            shown.set()
+        return shown
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is output to show."""
+        return self._thread is not None and self._thread.is_alive()
+
     def stop(self) -> None:
         """Show the rest, and end."""
         self._ends.set()
+        self.show_now()
         if self._thread is not None:
             self._thread.join()
 
@@ -68,15 +85,24 @@ class Tee:
         try:
             ends = False
             while not ends:
-                ends = self._ends.wait(self._interval_s)  # what was written before is read once more
+                shown = self._next_request()
+                ends = self._ends.is_set()  # what was written before is read once more
                 for file in self._files:
-                    file.advance(time.monotonic(), ends=ends)
+                    file.advance(time.monotonic(), ends=ends or shown is not None)
                 self._destination.flush()
+                if shown is not None:
+                    shown.set()
         except (OSError, ValueError) as error:  # the terminal or the disk is gone, or a stream is closed
             logger.warning(f"the output of workers is shown no longer: {error}")
         finally:
             for file in self._files:
                 file.close()
+
+    def _next_request(self) -> threading.Event | None:
+        try:
+            return self._requests.get(timeout=self._interval_s)
+        except Empty:
+            return None
 
     def _show(self, header: str, line: str) -> None:
         if self._is_shown(line):
