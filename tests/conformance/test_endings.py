@@ -132,6 +132,16 @@ def test_workers_that_have_trained_end_as_under_plain_python(
         assert ended.code == expected.code, ending
 
 
+@pytest.mark.parametrize("imports", ["nothing", "torch"])
+def test_an_interrupt_while_a_worker_ends_leaves_what_it_leaves_under_plain_python(
+    imports: str, tmp_path: Path
+) -> None:
+    """As Ctrl-C at a terminal does: preloaded modules that are being destroyed then are not told of."""
+    outcomes = run_everywhere(Job("interrupted_at_exit.py", (imports,)), tmp_path, [BARE, GUARDED_WARM])
+    assert outcomes[BARE.name].worker(0, 0).stdout == b"ends\n"
+    compare(outcomes, GUARDED_WARM.name, imports, (0, 0))
+
+
 def test_triton_is_there() -> None:
     """Builds of torch for GPUs come with it; it works without one."""
     assert find_spec("triton") is not None

@@ -13,6 +13,7 @@ import gc
 import logging
 import operator
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,6 +136,7 @@ class Preloaded:
         sys.meta_path.insert(0, self)
         self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
         atexit.register(self.end)  # before the script registers its functions, so it is called after them
+        _ignore_interrupts_then()
         if changed := self._path.changed_startup_file():
             return changed
         records = [self._records[name] for name in self._reached_from("torch") if name in self._records]
@@ -393,6 +395,22 @@ class Preloaded:
                 attributes.pop(child, None)
             else:
                 attributes[child] = value
+
+
+def _ignore_interrupts_then() -> None:
+    """Have SIGINT do nothing, also if it came shortly before, when functions are called that were registered earlier.
+
+    At the end of a plain Python, hardly any code runs that it could interrupt: here, what was preloaded is destroyed.
+    These are functions in C, called in the opposite order: one in Python would be interrupted itself.
+    """
+    before: dict[str, object] = {}
+    atexit.register(vars(sys).update, before)
+    atexit.register(signal.signal, signal.SIGINT, operator.is_)
+    atexit.register(
+        signal.signal, signal.SIGINT, operator.is_
+    )  # instead raises KeyboardInterrupt, if it is due
+    atexit.register(setattr, sys, "unraisablehook", bool)
+    atexit.register(before.update, vars(sys))
 
 
 class _Loader:

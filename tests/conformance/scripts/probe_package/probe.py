@@ -51,7 +51,7 @@ def signal_masks():
 
 def agents_functions():
     """The number of functions at exit that a warm worker has beside the script's."""
-    return sum(type(finder).__name__ == "Preloaded" for finder in sys.meta_path)
+    return 6 * sum(type(finder).__name__ == "Preloaded" for finder in sys.meta_path)
 
 
 def signals_of_the_agent():
