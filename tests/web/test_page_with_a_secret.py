@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from elastic_agent.monitoring.status import RunStatus
-from elastic_agent.transport import Secret
+from elastic_agent.transport import Secret, peers
 from elastic_agent.values import Endpoint
-from elastic_agent.web.server import StatusServer
+from elastic_agent.web.server import StatusServer, open_status_page
 from tests.other_users import OTHER_UID, is_refused, needs_other_users
 from tests.waiting import GUARD_S
 
@@ -92,3 +93,20 @@ def test_on_loopback_other_users_of_the_machine_are_refused() -> None:
     with served("127.0.0.1") as port:
         assert b'"run_id":"mnist"' in read(port, None)
         assert is_refused(OTHER_UID, "127.0.0.1", port, REQUEST)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_page_that_has_to_refuse_everyone_says_so_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """inet_diag is a module of the kernel that may be missing: then all sockets are unknown."""
+    if not is_told:
+        monkeypatch.setattr(peers, "_owner", lambda *_: None)
+    with structlog.testing.capture_logs() as logs:
+        page = open_status_page(Endpoint("127.0.0.1", 0), OneRun(), OURS)
+    assert page is not None
+    page.close()
+    (line,) = logs
+    assert (line["log_level"], "modprobe tcp_diag" in line["event"]) == (("warning", True), ("info", False))[
+        is_told
+    ]

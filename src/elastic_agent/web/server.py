@@ -86,6 +86,20 @@ class StatusServer:
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._http.server_port}/"
         """Where to reach it."""
 
+    @property
+    def refuses_everyone(self) -> bool:
+        """Whether only processes of this user are to be served, and the kernel does not tell which these are."""
+        if not self._http.is_for_this_user:
+            return False
+        with (
+            socket.create_server(
+                (str(self._http.server_address[0]), 0), family=self._http.address_family
+            ) as own,
+            socket.create_connection(own.getsockname()[:2]),
+            own.accept()[0] as accepted,
+        ):
+            return not self._http.verify_request(accepted, None)
+
     def start(self) -> None:
         """Serve from now on, in threads."""
         threading.Thread(target=self._http.serve_forever, name="status-page", daemon=True).start()
@@ -152,6 +166,7 @@ def open_status_page(
     log = get_logger()
     try:
         page = StatusServer(address, source, secret)
+        refuses_everyone = page.refuses_everyone
     except OSError as error:
         log.warning(
             f"no status page: --status-port {address} cannot be used: {error.strerror or error}; everything else "
@@ -159,7 +174,14 @@ def open_status_page(
         )
         return None
     page.start()
-    log.info(f"status page at {page.url}")
+    if refuses_everyone:
+        log.warning(
+            f"the status page at {page.url} refuses everyone, as this kernel does not tell whose a connection is "
+            "(inet_diag); as root, modprobe tcp_diag and start again, or name an address that is not loopback "
+            "(--status-port HOST:PORT), where clients need the secret instead"
+        )
+    else:
+        log.info(f"status page at {page.url}")
     return page
 
 
@@ -172,7 +194,7 @@ class _Server(ThreadingHTTPServer):
         self.pages = source
         self.is_local = _is_loopback(address.host)
         self.in_tls = secret.server_context if secret is not None and not self.is_local else None
-        self._is_for_this_user = secret is not None and self.is_local
+        self.is_for_this_user = secret is not None and self.is_local
         self._places = threading.BoundedSemaphore(CLIENTS)
         if ":" in address.host:
             self.address_family = socket.AF_INET6
@@ -188,7 +210,7 @@ class _Server(ThreadingHTTPServer):
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether to serve this client, which has shown nothing yet."""
         try:
-            return not self._is_for_this_user or peer_uid(request) in (os.geteuid(), 0)
+            return not self.is_for_this_user or peer_uid(request) in (os.geteuid(), 0)
         except OSError:  # it is gone, or the kernel does not tell
             return False
 
