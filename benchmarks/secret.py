@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from elastic_agent.testing.ports import free_port
-from elastic_agent.transport import Secret, c10d
+from elastic_agent.transport import Secret, c10d, drive
 from elastic_agent.values import Endpoint
 
 from .figures import Figure, Result
@@ -38,10 +38,10 @@ def run(options: Options) -> Result:
     for _ in range(options.times):
         for who, secret in (("without a secret", None), ("with a secret", SECRET)):
             with hosted(secret) as endpoint:
-                client = c10d.open_store(endpoint, PATIENCE_S, secret)[0]
-                client.put("key", VALUE)
+                table = c10d.open_table(endpoint, PATIENCE_S, secret)
+                drive(table.put("key", VALUE))
                 figures["connection", who].add(median_ms(DIALS, partial(connect, endpoint, secret)))
-                figures["call", who].add(median_ms(CALLS, partial(client.peek, "key")))
+                figures["call", who].add(median_ms(CALLS, lambda table=table: drive(table.read(["key"]))))
         figures["certificate, once in a process", "with a secret"].add(
             float(subprocess.check_output([sys.executable, "-m", "benchmarks.secret", "certificate"]))
         )
@@ -51,7 +51,7 @@ def run(options: Options) -> Result:
 
 def connect(endpoint: Endpoint, secret: Secret | None) -> None:
     """Make a connection, as an agent does."""
-    c10d.open_store(endpoint, PATIENCE_S, secret)[0].close()
+    c10d.open_table(endpoint, PATIENCE_S, secret).close()
 
 
 def median_ms(times: int, work: Callable[[], object]) -> float:

@@ -25,7 +25,7 @@ from elastic_agent.diagnosis.records import Goodput, NodeReport
 from elastic_agent.integrations.collectives import private_names
 from elastic_agent.protocol import Address, Seat, World
 from elastic_agent.rendezvous.reports import Reports
-from elastic_agent.transport import ReportLink, TransportError
+from elastic_agent.transport import ReportRecords, TransportError
 from tests import virtual_time
 from tests.agent.support import wait_until_asleep
 
@@ -280,7 +280,7 @@ def test_a_report_says_when_the_workers_told_how_far_they_are() -> None:
             assert 0.0 < first < second < third < between.written_s < after.written_s, "that of the late one"
             assert written(stalled_s=9.0).collectives_s is None, "they are still there"
 
-    def no_store() -> ReportLink:
+    def no_store() -> ReportRecords:
         raise TransportError("no store")
 
     asyncio.run(scene())

@@ -41,7 +41,7 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path) -> RunObserver:
         run_id="run",
         node_id=node_id,
         endpoint=lambda: "127.0.0.1",
-        reports=Reports(scene.reports),
+        reports=Reports(lambda: scene.reports().records),
         files=StatusFiles(state_dir, "run", node_id),
         goes_on=False,
         progress=lambda: None,
@@ -71,7 +71,7 @@ def test_the_host_waits_until_the_others_have_read_its_report(
 
     async def story() -> None:
         host, other = (observer(scene, node_id, tmp_path) for node_id in ("n0", "n1"))
-        store = Reports(scene.reports)
+        store = Reports(lambda: scene.reports().records)
 
         async def until_reported(*nodes: str) -> None:
             while {one.node_id for one in (await store.read()).reports if one.is_final} != {*nodes}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+from torch.distributed import TCPStore
 
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import encode
@@ -13,7 +14,7 @@ from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 from tests.agent.support import elastic_agent
 from tests.names import unique
-from tests.transport.support import PATIENCE_S, plan, raw_client
+from tests.transport.support import PATIENCE_S, Blocking, life_keys, plan
 
 
 def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) -> None:
@@ -24,7 +25,9 @@ def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) ->
         msgspec.json.decode(encode(plan(1))) | {"format": RECORD_VERSION + 1, "new_field": 1}
     )
     run_id = unique("run")
-    raw_client(endpoint).set(f"elastic-agent/1/r/{run_id}/plan/1", b'{"plan": ' + other + b"}")
+    table = c10d.open_table(endpoint, PATIENCE_S)
+    key = f"{life_keys(table, run_id).plans}1"
+    Blocking(table).put(key, b'{"plan": ' + other + b"}")
     script = tmp_path / "train.py"
     script.write_text("")
     options = ["--rdzv-endpoint", str(endpoint), "--rdzv-id", run_id, "--nnodes", "1:2"]
@@ -38,3 +41,17 @@ def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) ->
         f"(records of version {RECORD_VERSION + 1}; this agent supports {RECORD_VERSION}); "
         "install the same version on all machines" in done.stderr
     )
+
+
+def test_an_agent_ends_if_another_version_created_the_store(tmp_path: Path) -> None:
+    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    server.set("elastic-agent/1/id", "0123456789abcdef")
+    script = tmp_path / "train.py"
+    script.write_text("")
+    endpoint = f"127.0.0.1:{server.port}"
+    options = ["--rdzv-endpoint", endpoint, "--rdzv-id", unique("run"), "--nnodes", "1:2"]
+    done = elastic_agent(
+        *options, "--state-dir", str(tmp_path / "state"), "--log-format", "console", str(script)
+    )
+    assert done.returncode == ExitCode.NO_STORE, done.stderr
+    assert f"the store at {endpoint} was created by another version of elastic-agent" in done.stderr

@@ -57,8 +57,8 @@ class Store:
     host: c10d.C10dHost
 
     def meeting(self, name: str, *, most: int = 2) -> Meeting:
-        link = c10d.dial_exchange(Endpoint("127.0.0.1", self.host.port), FOLDER, GUARD_S)
-        return Meeting(link, attendance(name, most=most))
+        exchange = c10d.dial_exchange(Endpoint("127.0.0.1", self.host.port), FOLDER, GUARD_S)
+        return Meeting(exchange, attendance(name, most=most))
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from elastic_agent.logs import configure_logging
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import ElectionThread
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport.etcd import RunKeys, run_life
+from elastic_agent.transport import RunKeys, begun_life_of, drive
+from elastic_agent.transport.etcd import EtcdTable
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.faults.cluster import SHORT_LEASE_S
 
@@ -22,10 +23,10 @@ def main() -> None:
     members = Members(Endpoint(first.host, first.port, tuple(others)), EtcdAccess(prefix))
     configure_logging("json", "debug", sys.stderr)
     history_store = RunHistoryStore(Path(state_dir))
-    keys = RunKeys(prefix, run_id)
-    run_life(members.dial()[0], keys)  # as the first node does
+    table = EtcdTable(members.dial()[0], members.root)
+    drive(begun_life_of(table, RunKeys(run_id)))  # as the first node does
     election = ElectionThread(
-        run_id, keys, lambda: members.dial()[0], history_store, SHORT_LEASE_S, lambda: None
+        run_id, members.root, lambda: members.dial()[0], history_store, SHORT_LEASE_S, lambda: None
     )
     election.start()
     election.join()

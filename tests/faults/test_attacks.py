@@ -53,7 +53,7 @@ def test_without_the_secret_nobody_speaks_to_the_store_of_a_run(
         TCPStore(endpoint.host, endpoint.port, None, False, attempts, wait_for_workers=False)
     for secret in (None, Secret((b"the secret of mallory",))):
         with pytest.raises(WrongKeyError):
-            c10d.open_store(endpoint, ATTEMPTS_S, secret)
+            c10d.open_table(endpoint, ATTEMPTS_S, secret)
     undisturbed(cluster, first)
     assert len(a.lines("refused a connection to the store of this run", "from 127.0.0.1")) == 1, (
         cluster.story()

@@ -27,7 +27,7 @@ from .rules import check_nothing_left, see_it_end
 pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
-ROOT = "elastic-agent/1"
+ROOT = "elastic-agent/2"
 
 
 BEYOND_ALL = 2**53
@@ -69,7 +69,7 @@ def test_bad_records_in_the_store_are_reported_once_and_ignored(make_cluster: Ma
         "127.0.0.1", cluster.port, None, False, timedelta(seconds=10), wait_for_workers=False
     )
     run = f"{ROOT}/r/{cluster.run_id}"
-
+    run += f"/{store.get(f'{run}/life').decode()}"
     real = json.loads(store.get(f"{run}/m/{cluster.journal('registered', 'b')[0]['incarnation']}"))
     lease = {"incarnation": "evil", "ttl_s": SHORT_LEASE_S}
     bad: dict[str, str | bytes] = {
@@ -84,11 +84,10 @@ def test_bad_records_in_the_store_are_reported_once_and_ignored(make_cluster: Ma
     for name, record in bad.items():
         store.set(f"{run}/m/{name}", record)
         store.set(f"{run}/l/{name}", json.dumps({**lease, "incarnation": name}))
-        store.append(f"{run}/roster", f"{name}\n")
         store.queue_push(f"{ROOT}/inbox", f"{cluster.run_id} {name}")
-    for line in ("../../etc/passwd", "-", "\x1b[2J", "y" * 100_000):
-        store.append(f"{run}/roster", f"{line}\n")
-        store.append(f"{ROOT}/runs", f"{line}\n")
+    for line in ("../../etc/passwd", "-", "\x1b[2J", "y" * 2_000):
+        store.set(f"{ROOT}/r/{line}/life", line)
+        store.set(f"{ROOT}/r/{line}/{line}/m/{line}", line)
         store.queue_push(f"{ROOT}/inbox", line)
 
     undisturbed(cluster, first)

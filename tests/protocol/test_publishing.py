@@ -147,7 +147,7 @@ def test_a_plan_after_a_foreign_one_is_readable(
 
 def test_an_impossible_generation_in_a_record_is_reported_and_ignored() -> None:
     told = History(MAX_REPORTED_GENERATION + 1, world(3, "b-1"))
-    reader, rejected = RecordReader("run"), list[str]()
+    reader, rejected = RecordReader("run/"), list[str]()
     seen = reader.member("a-1", encode(member("a", history=told)), rejected)
     assert seen == member("a")
     assert len(rejected) == 1
@@ -215,38 +215,6 @@ def test_a_node_with_a_longer_lease_takes_no_part_before_it_is_refused() -> None
 def test_a_plan_of_an_impossible_version_is_refused(version: int) -> None:
     with pytest.raises(ValueError, match=r"\$\.version"):
         decode(Plan, encode(plan(FORMING, 1, version)))
-
-
-# -- foreign plans -----------------------------------------------------------------------------------
-
-
-def intrude(table: Table, other: Plan) -> None:
-    table.coordinator.found_foreign_plan(other, table.now_s)
-    table.carry_out()
-
-
-def test_the_coordinator_goes_above_a_foreign_plan_in_version_and_generation() -> None:
-    """Nodes may have followed it, so all that it names is to be cleared like the world that really ran."""
-    table = running("a", "b")
-    intrude(table, plan(RUNNING, 5, 9, world=world(5, "a-1", "x-1"), charged=3))
-    assert (table.stand, table.plan.version) == ((FORMING, 6), 10)
-    assert {seat.incarnation for seat in table.plan.uncleared} == {"a-1", "b-1", "x-1"}
-    assert table.plan.charged == 0, "nothing else that it says counts"
-
-
-def test_a_foreign_plan_does_not_end_the_run() -> None:
-    table = running("a", "b")
-    intrude(table, plan(FAILED, 1, 9, world=world(1, "a-1", "b-1")))
-    table.all_say(State.SUCCEEDED, "a", "b")
-    assert (table.plan.phase, table.plan.version) == (Phase.FINISHED, 10)
-
-
-def test_the_coordinator_goes_above_a_foreign_plan_of_any_generation() -> None:
-    """Nodes that sealed it follow no plan of a lower one."""
-    table = running("a", "b")
-    far = 2 * MAX_REPORTED_GENERATION - 1
-    intrude(table, plan(RUNNING, far, 9, world=world(far, "a-1", "b-1")))
-    assert (table.stand, table.plan.version) == ((FORMING, far + 1), 10)
 
 
 def test_a_plan_far_ahead_or_of_an_impossible_generation_is_refused() -> None:

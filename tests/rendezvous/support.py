@@ -84,7 +84,7 @@ class HostProcess:
 def _host(pipe: Connection, endpoint: Endpoint, state_dir: Path) -> None:
     host = c10d.find_or_host(endpoint, PATIENCE_S)
     assert host is not None
-    CoordinatorThread(host.inbox(), host.coordinator_link, RunHistoryStore(state_dir)).start()
+    CoordinatorThread(host.inbox(), host.coordinator_records, RunHistoryStore(state_dir)).start()
     pipe.send("hosting")
     with contextlib.suppress(EOFError):
         pipe.recv()

@@ -111,7 +111,6 @@ class Run:
                 return dict(self.leases)
             case Publish(plan):
                 self.plan = plan
-                return True
             case Revoke(lease, reason):
                 if self.leases[lease.incarnation] != lease:
                     return False
@@ -126,7 +125,7 @@ class Run:
                     raise OSError("no space left on device")
                 self.disk = history
             case RemoveRun():
-                return True
+                pass
         return None
 
     def kinds(self) -> list[type]:

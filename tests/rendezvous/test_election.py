@@ -12,14 +12,13 @@ from elastic_agent.rendezvous.backends.etcd.election import (
     Connect,
     Election,
     KeepAlive,
-    ReadEnded,
     ReadStoreAge,
     Resign,
     WaitForMark,
     WriteMark,
     keep_leading,
 )
-from elastic_agent.rendezvous.coordinator_effects import LoadHistory, ReadPlan
+from elastic_agent.rendezvous.coordinator_effects import LoadHistory, ReadEnded, ReadPlan
 from elastic_agent.rendezvous.effects import Effect, Sleep, run
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.etcd import NotLeaderError
@@ -128,7 +127,7 @@ class Disk:
     def perform(self, effect: Effect[Any]) -> Any:
         match effect:
             case AwaitNoLeader():
-                return b"life"
+                return "life"
             case Campaign():
                 return True
             case ReadStoreAge():

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +15,12 @@ from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Membe
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import ElectionThread
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport.etcd import EtcdLink, KeptLeases, Leadership, RunKeys, campaign_for, run_life
+from elastic_agent.transport import NodeRecords, drive
+from elastic_agent.transport.etcd import EtcdTable, KeptLease, Leadership, campaign_for
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, set_up_long_ago
 from tests.protocol.support import world
+from tests.transport.support import Blocking, life_keys
 from tests.waiting import wait_for
 
 from .support import MARGIN_S, PATIENCE_S
@@ -49,8 +52,7 @@ def members_of(cluster: EtcdCluster) -> Members:
 
 @contextmanager
 def election(members: Members, history_store: RunHistoryStore) -> Iterator[ElectionThread]:
-    keys = RunKeys(ACCESS.prefix, RUN)
-    one = ElectionThread(RUN, keys, lambda: members.dial()[0], history_store, LEASE_S, lambda: None)
+    one = ElectionThread(RUN, members.root, lambda: members.dial()[0], history_store, LEASE_S, lambda: None)
     one.start()
     try:
         yield one
@@ -62,8 +64,10 @@ def election(members: Members, history_store: RunHistoryStore) -> Iterator[Elect
 @contextmanager
 def term_of_the_run(members: Members) -> Iterator[Leadership]:
     """The coordinator of an earlier run."""
-    client, keys = members.dial()[0], RunKeys(ACCESS.prefix, RUN)
-    leadership = campaign_for(client, keys, "a test", LEASE_S, run_life(client, keys))
+    table = table_of(members)
+    keys = life_keys(table, RUN)
+    table.close()
+    leadership = campaign_for(members.dial()[0], members.root, keys, "a test", LEASE_S)
     assert leadership is not None
     try:
         yield leadership
@@ -71,10 +75,14 @@ def term_of_the_run(members: Members) -> Iterator[Leadership]:
         leadership.resign()
 
 
-def node(members: Members, name: str, **fields: object) -> EtcdLink:
-    """A node that came to the run."""
+def table_of(members: Members) -> EtcdTable:
     client, store = members.dial()
-    link = EtcdLink(client, RunKeys(ACCESS.prefix, RUN), store, KeptLeases(LEASE_S))
+    return EtcdTable(client, members.root, store, lease=KeptLease.of_node(LEASE_S))
+
+
+def node(members: Members, name: str, **fields: object) -> Any:
+    """A node that came to the run."""
+    link = Blocking(drive(NodeRecords.open(table_of(members), RUN)))
     rules = Policy(lease_ttl_s=LEASE_S, fence_margin_s=MARGIN_S)
     member = Member(RECORD_VERSION, name, f"{name}-1", "127.0.0.1", 1, State.READY, 0, rules)
     member = msgspec.structs.replace(member, **fields)
@@ -87,7 +95,7 @@ def test_the_history_of_a_finished_run_does_not_end_a_new_run(members: Members, 
     history_store = RunHistoryStore(tmp_path / "state")
     history_store.save(RUN, History(generation=3, outcome=Phase.FINISHED))
     with term_of_the_run(members) as leadership:
-        leadership.remove_run(History(generation=3, outcome=Phase.FINISHED, settled=True))
+        Blocking(leadership.records).remove_run(History(generation=3, outcome=Phase.FINISHED, settled=True))
     with election(members, history_store):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
@@ -159,7 +167,9 @@ def test_a_machine_that_missed_the_end_of_its_run_starts_above_it(members: Membe
     history_store = RunHistoryStore(tmp_path / "state")
     history_store.save(RUN, History(generation=3, charged=1))
     with term_of_the_run(members) as leadership:
-        leadership.remove_run(History(generation=4, charged=1, outcome=Phase.FINISHED, settled=True))
+        Blocking(leadership.records).remove_run(
+            History(generation=4, charged=1, outcome=Phase.FINISHED, settled=True)
+        )
     with election(members, history_store):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
@@ -170,7 +180,7 @@ def test_a_machine_that_missed_the_end_of_its_run_starts_above_it(members: Membe
 def test_a_stopped_run_is_resumed_by_a_machine_without_its_history(members: Members, tmp_path: Path) -> None:
     ended = History(generation=4, charged=1, order=("b", "a"), outcome=Phase.STOPPED, settled=True)
     with term_of_the_run(members) as leadership:
-        leadership.remove_run(ended)
+        Blocking(leadership.records).remove_run(ended)
     with election(members, RunHistoryStore(tmp_path / "state")):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None

@@ -13,7 +13,8 @@ from elastic_agent.linux import boottime_s
 from elastic_agent.protocol.records import Address, FailureKind, History, Lease, Member, Phase, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.store_requests import BootstrapOffer, StoreDialer
-from elastic_agent.transport.base import NodeLink, StoreLostError, TransportError
+from elastic_agent.transport import NodeRecords
+from elastic_agent.transport.base import StoreLostError, TransportError
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
 from tests.processes import no_descriptors_left
@@ -246,25 +247,25 @@ class LateRegistration:
         self._plan_read = threading.Event()
         self._lost = False
 
-    def connect(self) -> NodeLink:
-        link = self._dialer.connect()
-        register, next_plan = link.register, link.next_plan
+    def connect(self) -> NodeRecords:
+        records = self._dialer.connect()
+        register, next_plan = records.register, records.next_plan
 
-        def read(after: int, timeout_s: float) -> Plan | None:
-            found = next_plan(after, timeout_s)
+        async def read(after: int, timeout_s: float) -> Plan | None:
+            found = await next_plan(after, timeout_s)
             self._plan_read.set()
             return found
 
-        def lose_once(member: Member, lease: Lease) -> Lease | None:
+        async def lose_once(member: Member, lease: Lease) -> Lease | None:
             if self._lost:
-                return register(member, lease)
+                return await register(member, lease)
             assert self._plan_read.wait(PATIENCE_S)
             self._lost = True
             raise StoreLostError("no answer")
 
-        link.register = lose_once
-        link.next_plan = read
-        return link
+        records.register = lose_once  # type: ignore[method-assign]
+        records.next_plan = read  # type: ignore[method-assign]
+        return records
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dialer, name)
@@ -311,18 +312,18 @@ class SlowDialer:
         self._dialer = dialer
         self.asked, self.arrives, self.closed = threading.Event(), threading.Event(), threading.Event()
 
-    def connect(self) -> NodeLink:
-        link = self._dialer.connect()
-        close = link.close
+    def connect(self) -> NodeRecords:
+        records = self._dialer.connect()
+        close = records.close
 
         def closed() -> None:
             close()
             self.closed.set()
 
-        link.close = closed  # type: ignore[method-assign]
+        records.close = closed  # type: ignore[method-assign]
         self.asked.set()
         assert self.arrives.wait(PATIENCE_S)
-        return link
+        return records
 
 
 def test_a_connection_that_arrives_when_nothing_waits_for_it_is_closed(

@@ -27,10 +27,12 @@ from elastic_agent.protocol.records import (
 from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.run_history import KEPT_SETTLED, KEPT_UNNAMED, RunHistoryStore
-from elastic_agent.transport import c10d
+from elastic_agent.transport import begun_runs, c10d, drive
 from elastic_agent.transport.base import StoreLostError
+from elastic_agent.transport.c10d.inbox import KEPT_RUNS
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
+from tests.transport.support import Blocking
 from tests.waiting import wait_for
 
 from .support import LONG_LEASE_S, PATIENCE_S, policy
@@ -50,13 +52,13 @@ class Served:
         self.ended: list[str] = []
         self.coordinator = CoordinatorThread(
             host.inbox(),
-            host.coordinator_link,
+            host.coordinator_records,
             RunHistoryStore(state_dir),
             on_plan=self._on_plan,
             keep_over_s=keep_over_s,
         )
         self.coordinator.start()
-        self._reader, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
+        self._reader = Blocking(c10d.open_table(self.endpoint, PATIENCE_S))
         patience = timedelta(seconds=PATIENCE_S)
         self._counter = TCPStore("127.0.0.1", host.port, None, False, patience, wait_for_workers=False)
 
@@ -70,9 +72,9 @@ class Served:
         return int(self._counter.num_keys())
 
     @property
-    def listed(self) -> str:
-        """The list of runs in the store."""
-        return (self._reader.peek("elastic-agent/1/runs") or b"").decode().strip()
+    def listed(self) -> list[str]:
+        """The runs in the store."""
+        return drive(begun_runs(self._reader.records))
 
     @property
     def looked_after(self) -> set[str]:
@@ -96,21 +98,21 @@ def served(state_dir: Path, keep_over_s: float = 0.0) -> Iterator[Served]:
 
 
 class QuickNode:
-    """A node of one slot without workers, on one link."""
+    """A node of one slot without workers, on one connection."""
 
     def __init__(self, store: Served, run_id: str, lease_s: float = LONG_LEASE_S) -> None:
         self.name = f"i{next(_numbers)}"
-        self.link = c10d.dial(store.endpoint, run_id, PATIENCE_S)
+        self.records = Blocking(c10d.dial(store.endpoint, run_id, PATIENCE_S))
         self.lease_s = lease_s
         self.member = Member(RECORD_VERSION, "n", self.name, "127.0.0.1", 1, State.READY, 0, RULES)
         self.plan: Plan | None = None
 
     def register(self) -> None:
-        assert self.link.register(self.member, Lease(self.name, self.lease_s)) is not None
+        assert self.records.register(self.member, Lease(self.name, self.lease_s)) is not None
 
     def hear(self) -> Plan:
         """The next plan."""
-        plan = self.link.next_plan(self.plan.version if self.plan is not None else 0, PATIENCE_S)
+        plan = self.records.next_plan(self.plan.version if self.plan is not None else 0, PATIENCE_S)
         assert plan is not None
         self.plan = plan
         return plan
@@ -118,7 +120,9 @@ class QuickNode:
     def say(self, state: State, generation: int) -> None:
         bootstrap = Address("127.0.0.1", 4000) if state is State.READY else None
         said = {"state": state, "generation": generation, "bootstrap": bootstrap}
-        self.link.write(Member(**{**{f: getattr(self.member, f) for f in Member.__struct_fields__}, **said}))
+        self.records.write(
+            Member(**{**{f: getattr(self.member, f) for f in Member.__struct_fields__}, **said})
+        )
 
     def run(self) -> World:
         """From the first plan to the verdict; the world that it was."""
@@ -162,17 +166,18 @@ def test_many_runs_leave_nothing_in_the_store(tmp_path: Path) -> None:
             node.run()
             if number % 2:  # the others were killed before they could
                 c10d.release_run_id(store.endpoint, fingerprint, run_id, PATIENCE_S)
-            node.link.close()
+            node.records.close()
 
-        job(0)
+        for number in range(KEPT_RUNS):
+            job(number)
         all_removed(store)
         before = store.keys
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(job, range(1, 60)))
+            list(pool.map(job, range(KEPT_RUNS, 60)))
         all_removed(store)
         assert {*store.ended} == {f"run-{number}" for number in range(60)}, "every run had its verdict"
         wait_for("as few keys as before", lambda: store.keys == before)
-        wait_for("an empty list of runs", lambda: store.listed == "")
+        wait_for("an empty list of runs", lambda: store.listed == [])
 
 
 def test_a_long_run_is_removed_with_all_its_generations(tmp_path: Path) -> None:
@@ -192,7 +197,7 @@ def test_a_long_run_is_removed_with_all_its_generations(tmp_path: Path) -> None:
         assert node.hear().phase is Phase.FINISHED
         node.say(State.LEFT, 32)
         removed(store, "long")
-        assert kept > 60
+        assert kept > 16
         wait_for("as few keys as before", lambda: store.keys == before)
 
 
@@ -215,8 +220,8 @@ def test_a_run_is_kept_as_long_as_a_node_of_it_lives(tmp_path: Path) -> None:
         for _ in range(3):
             QuickNode(store, f"other-{next(_numbers)}").run()
         assert "run" in store.looked_after
-        again = c10d.dial(store.endpoint, "run", PATIENCE_S)
-        assert again.store_id == node.link.store_id
+        again = Blocking(c10d.dial(store.endpoint, "run", PATIENCE_S))
+        assert again.store_id == node.records.store_id
         outcome = again.read_plan()
         assert outcome is not None
         assert outcome.phase is Phase.FINISHED
@@ -240,11 +245,11 @@ def test_a_node_that_missed_the_removal_detects_it_and_reconnects(tmp_path: Path
         QuickNode(store, "run").run()
         assert sleeper.hear().phase is Phase.FINISHED
         removed(store, "run")
-        with pytest.raises(StoreLostError, match="removed the earlier run"):
+        with pytest.raises(StoreLostError, match="removed the records of the earlier run"):
             sleeper.register()
-        before = sleeper.link.store_id
-        sleeper.link, sleeper.plan = c10d.dial(store.endpoint, "run", PATIENCE_S), None
-        assert sleeper.link.store_id != before, "for the node it is another store"
+        before = sleeper.records.store_id
+        sleeper.records, sleeper.plan = Blocking(c10d.dial(store.endpoint, "run", PATIENCE_S)), None
+        assert sleeper.records.store_id != before, "for the node it is another store"
         assert sleeper.run().generation == 2
 
 
@@ -255,7 +260,7 @@ def test_a_run_whose_nodes_are_all_lost_ends_and_is_removed(tmp_path: Path) -> N
         node.member = Member(RECORD_VERSION, "n", node.name, "127.0.0.1", 1, State.READY, 0, rules)
         node.register()
         node.hear()
-        node.link.close()
+        node.records.close()
         removed(store, "abandoned")
         assert "abandoned" in store.ended
 

@@ -1,15 +1,14 @@
 """The protocol under simulated faults: virtual time, one seed, every safety rule checked after every step.
 
-What is real: ``Coordinator``, ``Node``, the drivers (``NodeSession``, ``RunDriver``, ``Election``), and the records,
-encoded and decoded on every way through the store. The drivers' effects are performed (:mod:`.driving`,
-:mod:`.performing`, :mod:`.coordination`, :mod:`.election`) on models of their environment: processes that freeze and
-die (:mod:`.kernel`), a network that delays, cuts and loses (:mod:`.network`), the store (:mod:`.store`) and the
-nodes' requests to it (:mod:`.links`), disks (:mod:`.machine`). Simulated, thinly and in the way the real ones work,
-are the agent's main loop (:mod:`.agent`), the guard and the workers (:mod:`.guard`) and the faults (:mod:`.scenario`,
-:mod:`.faults`).
+What is real: ``Coordinator``, ``Node``, the drivers (``NodeSession``, ``RunDriver``, ``Election``) and the records of a
+run (``NodeRecords``, ``CoordinatorRecords``), over a table in virtual time. The drivers' effects are performed
+(:mod:`.performing`, :mod:`.coordination`, :mod:`.election`) on models of their environment: processes that freeze and
+die, between any two requests too (:mod:`.kernel`), a network that delays, cuts and loses (:mod:`.network`), keys and
+values (:mod:`.store`) and disks (:mod:`.machine`). Simulated, thinly and in the way the real ones work, are the agent's
+main loop (:mod:`.agent`), the guard and the workers (:mod:`.guard`) and the faults (:mod:`.scenario`, :mod:`.faults`).
 
 Every third seed has an etcd instead (:mod:`.etcd`): the store is no process of a node, every agent takes part in the
-election of the coordinator (:mod:`.election`), and what the real transport compares in transactions is compared here.
+election of the coordinator (:mod:`.election`), and what the real table compares in transactions is compared here.
 Should etcd lose its data, the agent that is elected first is taken to know the run's newest generation from its disk,
 but for the fault "stranger first": then generations may begin anew, and what is checked from there on is that no two
 worlds run at once and that all ends well. The same holds for a c10d store whose machine had a full disk, or lost it

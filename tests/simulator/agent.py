@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from elastic_agent.protocol.activity import Activity, Event
 from elastic_agent.protocol.forming import STOP_SLACK_S
@@ -42,16 +42,17 @@ from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.store_requests import Call, Connect, DialBootstrap, OfferBootstrap, Renew
 from elastic_agent.rendezvous.store_timeout import StoreTimeout
-from elastic_agent.transport.base import NodeLink, StoreLostError, TransportError, UnreachableError
+from elastic_agent.transport import NodeRecords, StoreLostError, TransportError, UnreachableError
 
 from .asking import Asking
 from .election import SimulatedElection
-from .etcd import EtcdConnection
+from .etcd import EtcdConnection, EtcdTable
 from .guard import Group, Guard
 from .kernel import Inbox, Process, Routine
-from .links import EtcdLink, Link
 from .machine import RUN, Machine
-from .performing import Performer
+from .network import Connection
+from .performing import Performer, awaited
+from .store import SimulatedTable
 
 if TYPE_CHECKING:
     from .cluster import Cluster, Seatholder
@@ -96,11 +97,10 @@ class SessionPerformer(Performer):
 
     def perform(self, effect: Effect[Any]) -> Routine:
         match effect:
-            case Call(connection=connection, request=request):
+            case Call(connection=NodeRecords() as records, request=request):
                 if isinstance(request, Renew):
                     self._cluster.at("renewal sent", self._agent)
-                answer = request.perform(cast(NodeLink, connection))
-                return (yield from self.within(effect.timeout_s, cast(Routine, answer)))
+                return (yield from self.within(effect.timeout_s, awaited(request.perform(records))))
             case Connect():
                 return (yield from self._connect())
             case OfferBootstrap():
@@ -116,12 +116,23 @@ class SessionPerformer(Performer):
         connection = self._cluster.endpoint.connect(self._agent)
         if connection is None:
             raise UnreachableError("no answer")
+        opening = NodeRecords.open(
+            self._table(connection),
+            RUN,
+            self._cluster.reports_invalid(self._agent.name),
+            self._agent.lease_written,
+            self.machine.clock,
+        )
         try:
-            life = yield from connection.call("run_life", timeout_s=self._cluster.call_s())
+            return (yield from self.within(self._cluster.call_s(), awaited(opening)))
         except StoreLostError as error:
             raise UnreachableError(str(error)) from None
-        kind = EtcdLink if isinstance(connection, EtcdConnection) else Link
-        return kind(connection, self.machine, life)
+
+    def _table(self, connection: Connection) -> SimulatedTable:
+        election = self._agent.election
+        if election is None or not isinstance(connection, EtcdConnection):
+            return SimulatedTable(connection)
+        return EtcdTable(connection, writes=("of_node", self._agent.name), revisions=election.revisions)
 
     def _offer(self) -> Offer:
         holder = self._agent.holder
@@ -254,7 +265,7 @@ class Agent:
             case events.Connected(replaced=True):
                 self.cluster.story(self.name, "found the new store {}", event.store_id)
             case events.Registered() | events.Renewed():
-                self._renewed()
+                self.cluster.at("renewed", self)
             case events.LeaseLost(reason=reason):
                 self.cluster.story(self.name, "{}", reason)
             case events.PlanSeen(plan=plan):
@@ -262,10 +273,10 @@ class Agent:
         self._store_timeout.take_in(event)
         self.participant.take_in(event)
 
-    def _renewed(self) -> None:
+    def lease_written(self) -> None:
+        """Its lease is in the store."""
         if self.election is not None:
             self.election.mark()
-        self.cluster.at("renewed", self)
 
     def _set_deadline(self, deadline_s: float | None) -> None:
         self.guard.extend(deadline_s if deadline_s is not None else float("-inf"))

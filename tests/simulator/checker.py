@@ -22,7 +22,6 @@ from elastic_agent.protocol.records import (
 from .budget_rules import BudgetRules, counting
 from .guard import Group
 from .notice_rules import NoticeRules
-from .store import readable
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -246,9 +245,8 @@ class Checker:
     def revoked(self, store: Store, lease: Lease) -> None:
         """A lease was revoked in the store: not of a running node that renewed it within its time."""
         self.cluster.story("store", "lease of {} condemned", lease.incarnation)
-        members = [readable(Member, one) for one in store.members.values()]
-        replaced = any(isinstance(one, Member) and lease.incarnation in one.replaces for one in members)
-        plan = decode(Plan, store.plan) if store.plan is not None else None
+        plan = store.plan
+        replaced = any(lease.incarnation in one.replaces for one in store.members().values())
         if replaced or plan is None or plan.phase is not Phase.RUNNING or not self._offices_hold:
             return
         if self._seen_running.get(lease.incarnation) == plan.generation:
@@ -262,9 +260,9 @@ class Checker:
 
     # -- plans ----------------------------------------------------------------------------------
 
-    def intends(self, data: bytes, plan: Plan, seen: Seen) -> None:
+    def intends(self, plan: Plan, seen: Seen) -> None:
         """A coordinator is about to publish this, knowing that."""
-        self._intents[data] = dict(seen)
+        self._intents[encode(plan)] = dict(seen)
         known = self._intended_charge.get(plan.generation, 0)
         self._intended_charge[plan.generation] = max(known, plan.charged)
         self.budget.intends(plan)
@@ -429,11 +427,11 @@ class Checker:
             return
         if before.notice is not None:
             return  # whether it ended in its time is a rule of notices
+        members, leases = store.members(), store.leases()
         for seat in before.world.seats:
-            record, lease = store.members.get(seat.incarnation), store.leases.get(seat.incarnation)
-            if record is None or lease is None or decode(Lease, lease).revoked:
+            member, lease = members.get(seat.incarnation), leases.get(seat.incarnation)
+            if member is None or lease is None or decode(Lease, lease).revoked:
                 return
-            member = decode(Member, record)
             running = member.state in (State.READY, State.RUNNING, State.SUCCEEDED)
             if not running or member.generation != before.generation or interrupted(member):
                 return
@@ -625,7 +623,7 @@ class Checker:
     def losses_were_noticed(self) -> None:
         """Some time after the end of the faults no running plan counts on nodes that are gone."""
         store = self.cluster.endpoint.store
-        plan = decode(Plan, store.plan) if store is not None and store.plan is not None else None
+        plan = store.plan if store is not None else None
         if plan is None or plan.phase is not Phase.RUNNING or plan.world is None:
             return
         if not self.cluster.healthy():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from .kernel import Kernel, Middle, Process
 from .machine import Machine
 from .network import Connection, Network
 from .scenario import Scenario, draw
-from .store import Store
+from .store import KEYS, Store
 
 if TYPE_CHECKING:
     from .faults import Faults
@@ -188,8 +188,8 @@ class Cluster:
         """Whether the faults are over."""
         self.over = False
         """Whether a coordinator said that every agent knows the outcome."""
-        self.armed_crash: str | None = None
-        self.armed_freeze = False
+        self.armed: tuple[str, str] | None = None
+        """Where a coordinator's process is to ``freeze`` or to ``die`` (see :meth:`strikes_at`)."""
         self.traps: list[tuple[str, Any, Seatholder | None]] = []
         """(point in an agent's life, what goes wrong when the next agent gets there, which node's if not any)."""
         self.faults: Faults | None = None
@@ -303,9 +303,9 @@ class Cluster:
             self.kernel.after(restart_after_s, self.start, holder)
 
     def serves(self, agent: Agent) -> bool:
-        """Whether this agent's process must go on hosting the store."""
+        """Whether this agent's process must go on: to host the store, or to remove the records of the run."""
         winding_up = agent.election is not None and agent.election.winding_up
-        return (winding_up or self.endpoint.host is agent.process) and not self.over
+        return winding_up or (self.endpoint.host is agent.process and not self.over)
 
     def departed(self, agent: Agent) -> None:
         """An agent's process ends by itself, its part being over."""
@@ -333,9 +333,10 @@ class Cluster:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the store holds nothing of the run any more."""
+        """Whether the store holds nothing of the run any more but how it ended."""
         store = self.endpoint.store
-        return store is not None and store.plan is None and not store.members
+        kept = (KEYS.ended, KEYS.reports)
+        return store is not None and not any(not key.startswith(kept) for key in store.values)
 
     def begin_again(self) -> None:
         """After the run: the operator starts everything once more, under the same name."""
@@ -467,29 +468,30 @@ class Cluster:
 
     # -- truths for the checker -----------------------------------------------------------------
 
-    def crash_point(self, where: str, process: Process) -> float:
-        """A place in the coordinator's code where its process may be killed; how long to stay there."""
-        if self.armed_crash == where and self.scenario.hosting != "cluster":
-            self.armed_crash = None
-            self.trouble()
-            self.story(process.name, "is killed just {}", where)
-            process.kill()
-            restart_s = self.kernel.random.choice((0.1, 1.0, 6.0))
-            if process.name == "serve":
-                self.kernel.after(restart_s, self.serve)
-            for holder in self.holders:
-                if holder.agent is not None and holder.agent.process is process:
-                    holder.wanted = True
-                    self.kernel.after(restart_s, self.start, holder)
-        return 0.0
-
-    def stumble(self, process: Process) -> float:
-        """The coordinator is about to read: perhaps its process stands still just now."""
-        if self.armed_freeze and self.faults is not None:
-            self.armed_freeze = False
-            self.story(process.name, "freezes just before reading")
+    def strikes_at(self, point: str, process: Process) -> bool:
+        """A coordinator comes to an effect, or to the next request of one; whether its process stops just there."""
+        if self.armed is None or self.armed[0] != point or self.faults is None:
+            return False
+        if point == "store request" and self.kernel.random.random() > 0.6:
+            return False  # a later one
+        what, self.armed = self.armed[1], None
+        self.story(process.name, "is to {} just at: {}", what, point)
+        if what == "freeze":
             self.faults.freeze(process)
-        return 0.0
+        else:
+            self._kill_coordinator(process)
+        return True
+
+    def _kill_coordinator(self, process: Process) -> None:
+        self.trouble()
+        process.kill()
+        restart_s = self.kernel.random.choice((0.1, 1.0, 6.0))
+        if process.name == "serve":
+            self.kernel.after(restart_s, self.serve)
+        for holder in self.holders:
+            if holder.agent is not None and holder.agent.process is process:
+                holder.wanted = True
+                self.kernel.after(restart_s, self.start, holder)
 
     def at(self, point: str, agent: Agent | None) -> None:
         """An agent gets to a point in its life, or (None) a coordinator to an effect of this name."""
@@ -532,7 +534,7 @@ class Cluster:
 
     def well_for_s(self) -> float:
         """For how long nothing has gone wrong, and nothing is about to; 0 if that cannot be told."""
-        lurking = self.traps or self.armed_crash or self.armed_freeze or self.unreachable or self.network.loss
+        lurking = self.traps or self.armed or self.unreachable or self.network.loss
         hampered = any(
             one.spoilt
             or one.failing_starts
@@ -581,6 +583,10 @@ class Cluster:
         """Record this if the story was requested."""
         if self.told is not None:
             self.told.append((self.kernel.now, who, text.format(*details)))
+
+    def reports_invalid(self, who: str) -> Callable[[str], None]:
+        """Return what is told of invalid records that someone reads."""
+        return lambda problem: self.story(who, "reads what is no record: {}", problem)
 
     def all_gone(self) -> bool:
         """Whether no agent is left."""

@@ -1,38 +1,32 @@
-"""A coordinator: the shipped driver of a run, in a process of the simulated universe."""
+"""A coordinator: the shipped driver of a run and the shipped records, in a process of the simulated universe."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from elastic_agent.protocol.codec import decode, encode
-from elastic_agent.protocol.records import Lease, Member, Plan
+from elastic_agent.protocol.records import Lease, Member
 from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.coordinator_effects import (
     LEAST_WAIT_S,
     DiskEffect,
-    Forget,
     LoadHistory,
     Publish,
     ReadLeases,
-    ReadPlan,
     ReadRecords,
     RemoveRun,
     Revoke,
     SaveHistory,
+    StoreEffect,
     WaitForHints,
-    WriteStatus,
 )
 from elastic_agent.rendezvous.effects import Effect
-from elastic_agent.transport.base import Snapshot
-from elastic_agent.transport.record_reader import RecordReader
+from elastic_agent.transport import CoordinatorRecords, LifeKeys, StoreLostError, begun_runs, life_of
 
-from .driving import drive
 from .kernel import Inbox, Process, Routine
-from .machine import Machine
-from .network import Connection, StoreLostError
-from .store import Store, Stored
+from .machine import RUN, Machine
+from .performing import HAIR_S, Performer, awaited
+from .store import KEYS, SimulatedTable, Store
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -49,45 +43,57 @@ class RetiredError(StoreLostError):
     """This coordinator does nothing any more."""
 
 
-class Coordination:
-    """What one coordinator's driver asks for, performed on the simulated store and disk."""
+class Coordination(Performer):
+    """What one coordinator's driver asks for, performed on the shipped records and the simulated disk."""
+
+    records: CoordinatorRecords
 
     def __init__(self, cluster: Cluster, machine: Machine, process: Process, store: Store) -> None:
+        super().__init__(machine, process)
         self.cluster = cluster
-        self.machine = machine
-        self.process = process
         self.store = store
         self.name = f"coordinator on {machine.name}"
         self.deposed = False
         self.seen: dict[str, tuple[Member, Lease]] = {}
         """What this coordinator was told, kept apart from its own memory for the checker."""
-        self._met: set[str] = set()
-        """All incarnations of which it has read."""
         self._hints = Inbox(cluster.kernel)
-        self._connection: Connection | None = None
-        self._records = RecordReader("run")
         self._effects = 0
         """How many the driver has yielded since it waited."""
-
-    # -- performing what the driver asks for ----------------------------------------------------
 
     def perform(self, effect: Effect[Any]) -> Routine:
         """Perform one effect."""
         self._effects += 1
-        self.cluster.at(type(effect).__name__, None)
+        if isinstance(effect, Publish):
+            self.cluster.checker.intends(effect.plan, self.seen)
+        yield from self._reached(type(effect).__name__)
         if self._effects > PATIENCE:
             self.cluster.checker.broken("liveness", f"the coordinator does not come to rest: {effect}")
-        if isinstance(effect, WaitForHints):
-            return (yield from self._wait(effect.until_s))
-        if isinstance(effect, DiskEffect):
-            return (yield from self._use_disk(effect))
-        return (yield from self._use_store(effect))
+        match effect:
+            case WaitForHints(until_s):
+                return (yield from self._wait_for_hints(until_s))
+            case DiskEffect():
+                return (yield from self._use_disk(effect))
+            case Publish():
+                yield from self._use_store(effect)
+                return (yield from self._reached("published"))
+            case Revoke(lease):
+                return (yield from self._revoke(effect, lease))
+            case ReadRecords() | ReadLeases():
+                return (yield from self._read(effect))
+            case StoreEffect():
+                return (yield from self._use_store(effect))
+            case _:
+                raise TypeError(effect)
+
+    def _reached(self, point: str) -> Routine:
+        self.cluster.at(point, None)
+        if self.cluster.strikes_at(point, self.process):
+            yield 0.0
 
     def _use_disk(self, effect: DiskEffect[Any]) -> Routine:
         if isinstance(effect, LoadHistory):
             return self.machine.disk
         assert isinstance(effect, SaveHistory)
-        yield self.cluster.crash_point("before remembering", self.process)
         machine, history = self.machine, effect.history
         try:
             kept = yield from machine.history_store(self.process).save_within_time(history)
@@ -97,100 +103,46 @@ class Coordination:
             raise
         self.cluster.checker.saved(history, kept)
 
-    def _use_store(self, effect: Effect[Any]) -> Routine:
-        match effect:
-            case ReadPlan():
-                data = yield from self._ask("read_plan")
-                return decode(Plan, data) if data is not None else None
-            case ReadRecords(incarnations):
-                return (yield from self._read(incarnations))
-            case ReadLeases():
-                return (yield from self._read_leases())
-            case Publish(plan):
-                return (yield from self._publish(plan))
-            case Revoke(lease, reason):
-                return (yield from self._revoke(lease, reason))
-            case Forget(incarnation):
-                yield from self._write("forget", incarnation)
-            case WriteStatus(text):
-                yield from self._write("write_status", text)
-            case RemoveRun():
-                if not self.cluster.endpoint.may_remove:
-                    return False  # as if a node had registered meanwhile
-                yield from self._ask("end_life")
-                return (yield from self._ask("remove_run", frozenset(self._met)))
-            case _:
-                raise TypeError(effect)
+    def _use_store(self, effect: StoreEffect[Any]) -> Routine:
+        """Perform it; between any two of its requests the process may be frozen or killed."""
+        requests = awaited(effect.perform(self.records))
+        try:
+            wanted = next(requests)
+            while True:
+                answer = yield wanted
+                yield from self._reached("store request")
+                wanted = requests.send(answer)
+        except StopIteration as end:
+            return end.value
+        finally:
+            requests.close()
 
-    def _ask(self, method: str, *args: Any) -> Routine:
-        if self._connection is None or self._connection.closed:
-            self._connection = self.store.connect(self.machine)
-        return (yield from self._connection.call(method, *args, timeout_s=self.cluster.call_s()))
-
-    def _write(self, method: str, *args: Any) -> Routine:
-        """As coordinator."""
-        return (yield from self._ask(method, *args))
-
-    def _wait(self, until_s: float) -> Routine:
+    def _wait_for_hints(self, until_s: float) -> Routine:
         self._effects = 0
         if self.deposed:
             raise RetiredError
         wait_s = max(until_s - self.machine.clock(), LEAST_WAIT_S)
-        hint = yield self._hints, self.machine.real_s(wait_s) + 1e-9
+        hint = yield self._hints, self.machine.real_s(wait_s) + HAIR_S
         hints = dict.fromkeys(one for one in (hint, *self._hints.items) if one is not None)
         self._hints.items.clear()
         return tuple(hints)
 
-    def _read(self, incarnations: Collection[str] | None) -> Routine:
-        yield self.cluster.stumble(self.process)
-        found = yield from self._find(incarnations)
-        self._met.update(found)
-        rejected: list[str] = []
-        members = {name: self._records.member(name, one.member, rejected) for name, one in found.items()}
-        leases = self._records.leases({name: one.lease for name, one in found.items()}, rejected)
-        for name, lease in leases.items():
-            member = members[name]
-            if member is not None:
-                self.seen[name] = (member, lease)
-        for name in {*(incarnations or ())} & self.seen.keys() - leases.keys():
+    def _read(self, effect: ReadRecords | ReadLeases) -> Routine:
+        answer = yield from self._use_store(effect)
+        if isinstance(effect, ReadLeases):
+            for name in answer.keys() & self.seen.keys():
+                self.seen[name] = (self.seen[name][0], answer[name])
+            return answer
+        for name in answer.members.keys() & answer.leases.keys():
+            self.seen[name] = (answer.members[name], answer.leases[name])
+        for name in {*(effect.incarnations or ())} & self.seen.keys() - answer.leases.keys():
             self._seen_revoked(name)  # its lease was removed: nothing can renew it any more
-        return Snapshot(
-            {name: member for name, member in members.items() if member is not None},
-            leases,
-            tuple(rejected),
-            self._written_by(found),
-        )
+        return answer
 
-    def _find(self, incarnations: Collection[str] | None) -> Routine:
-        """The stored records by incarnation."""
-        return (yield from self._ask("read_records", incarnations))
-
-    def _written_by(self, found: dict[str, Stored]) -> dict[str, float]:
-        """By when at the latest leases had been written, if that is known."""
-        return {}
-
-    def _read_leases(self) -> Routine:
-        yield self.cluster.stumble(self.process)
-        found = yield from self._ask("read_leases")
-        leases = self._records.leases(found, None)
-        for name in leases.keys() & self.seen.keys():
-            self.seen[name] = (self.seen[name][0], leases[name])
-        return leases
-
-    def _publish(self, plan: Plan) -> Routine:
-        data = encode(plan)
-        self.cluster.checker.intends(data, plan, self.seen)
-        yield self.cluster.crash_point("before publishing", self.process)
-        done = yield from self._write("publish", plan.version - 1, data)
-        yield self.cluster.crash_point("after publishing", self.process)
-        if not done and self.cluster.scenario.hosting == "cluster":
-            raise RetiredError("another coordinator has published; this one, if it goes on, reads that first")
-        return done
-
-    def _revoke(self, lease: Lease, reason: str) -> Routine:
+    def _revoke(self, effect: Revoke, lease: Lease) -> Routine:
         name = lease.incarnation
         self.cluster.checker.revokes(self.seen[name][0])
-        done = yield from self._write("revoke", name, encode(lease), encode(lease.revoke(reason)))
+        done = yield from self._use_store(effect)
         if done:
             self._seen_revoked(name)
         return done
@@ -207,7 +159,7 @@ class HostedCoordinator(Coordination):
         super().__init__(cluster, machine, process, store)
         self._driver = self._new_driver()
         store.listen(self._hints, machine)
-        process.spawn(self._run())
+        process.spawn(self._coordinate())
 
     def _new_driver(self) -> RunDriver:
         return RunDriver(
@@ -217,35 +169,47 @@ class HostedCoordinator(Coordination):
             idle_s=self.cluster.policy.lease_ttl_s,  # hints are lost here, which no store of ours does
         )
 
-    def _run(self) -> Routine:
+    def _coordinate(self) -> Routine:
         """Begin with what the store says again whenever it was lost, as the shipped thread does."""
         while not self.deposed:
+            table = SimulatedTable(self.store.connect(self.machine), self.cluster.call_s())
             try:
-                yield from self._until_begun()
+                if not (yield from awaited(self._take_up(table))):
+                    yield self._hints, 0.1 * self.cluster.policy.lease_ttl_s
+                    self._hints.items.clear()
+                    continue
                 self._driver = self._new_driver()
-                yield from drive(self._driver.coordinate(), self.perform)
-                self.seen.clear()  # the run is removed, and another one may begin
-                self._met.clear()
+                yield from self.run(self._driver.coordinate())
             except StoreLostError:
                 yield RETRY_S
+            else:
+                self.seen.clear()  # the run is removed, and another one may begin
+            finally:
+                table.close()
         self.store.unlisten(self._hints)
 
-    def _until_begun(self) -> Routine:
+    async def _take_up(self, table: SimulatedTable) -> bool:
         """A run is taken up when there is more of it than its name."""
-        while not self.store.roster and self.store.plan is None and not self.deposed:
-            yield self._hints, 0.1 * self.cluster.policy.lease_ttl_s
-        self._hints.items.clear()
+        life = await life_of(table, KEYS) if RUN in await begun_runs(table) else None
+        if life is not None:
+            invalid = self.cluster.reports_invalid(self.name)
+            self.records = CoordinatorRecords(table, LifeKeys(KEYS, life), invalid)
+        return life is not None
 
-    def _wait(self, until_s: float) -> Routine:
+    def _use_store(self, effect: StoreEffect[Any]) -> Routine:
+        if isinstance(effect, RemoveRun) and not self.cluster.endpoint.may_remove:
+            raise StoreLostError("the operator looks at the records of the run that is over")
+        return (yield from super()._use_store(effect))
+
+    def _wait_for_hints(self, until_s: float) -> Routine:
         plan = self._driver.plan
         if self._driver.over and plan is not None and not self.cluster.may_go_on(plan):
             self.cluster.run_over(self)
             self.deposed = not self.cluster.goes_on_here
-        hints = yield from super()._wait(until_s)
-        if (
-            plan is not None and self.store.version > plan.version
-        ):  # by hosting "cluster", for a moment, there are two
-            raise RetiredError("another coordinator has published; this one, if it goes on, reads that first")
+        hints = yield from super()._wait_for_hints(until_s)
+        newest = self.store.plan
+        if plan is not None and newest is not None and newest.version > plan.version:
+            raise RetiredError("another coordinator has published")  # by hosting "cluster" there may be two
         return hints
 
 

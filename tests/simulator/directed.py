@@ -351,12 +351,12 @@ class Script(Faults):
         getattr(self, fault)(other.node_id, **options)
 
     def crash_at(self, point: str) -> None:
-        """Kill the coordinator's process at ``before publishing``, ``after publishing`` or ``before remembering``."""
-        self.cluster.armed_crash = point
+        """Kill the coordinator's process at an effect, a ``store request`` of one, or when a plan is ``published``."""
+        self.cluster.armed = (point, "die")
 
     def freeze_at_reading(self, for_s: float) -> None:
         """Let the coordinator stand still just before it next reads."""
-        self.cluster.armed_freeze = True
+        self.cluster.armed = ("ReadRecords", "freeze")
         self._lasts_s = for_s
 
     def fill_disk(self, machine: str, for_s: float) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from elastic_agent.protocol.codec import decode, encode
-from elastic_agent.protocol.records import History
 from elastic_agent.protocol.revisions import RevisionTimes
 from elastic_agent.rendezvous.backends.etcd.election import (
     AwaitNoLeader,
@@ -15,7 +12,6 @@ from elastic_agent.rendezvous.backends.etcd.election import (
     Connect,
     Election,
     KeepAlive,
-    ReadEnded,
     ReadStoreAge,
     Resign,
     WaitForMark,
@@ -24,16 +20,14 @@ from elastic_agent.rendezvous.backends.etcd.election import (
 )
 from elastic_agent.rendezvous.coordinator_effects import RemoveRun
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep
+from elastic_agent.transport import CoordinatorRecords, LifeKeys, StoreLostError
 from elastic_agent.transport.etcd import NotLeaderError
-from elastic_agent.transport.record_reader import GONE
 
 from .coordination import Coordination, StoryLog
-from .driving import drive
-from .etcd import DEPOSED, EtcdConnection
+from .etcd import DEPOSED, EtcdConnection, EtcdTable
 from .kernel import Inbox, Routine
-from .network import StoreLostError
-from .performing import Performer
-from .store import Stored
+from .performing import HAIR_S, Performer, drive
+from .store import KEYS
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -98,24 +92,23 @@ class SimulatedElection(Performer):
         connection = self.cluster.endpoint.connect(self.agent)
         if not isinstance(connection, EtcdConnection):
             raise StoreLostError
-        yield from connection.call("hello", timeout_s=self.cluster.call_s())
+        yield from connection.call("read", (), timeout_s=self.cluster.call_s())
         connection.store.watch_leader(self)
         return connection
 
     def _await_no_leader(self, patience_s: float) -> Routine:
         assert self._connection is not None  # connected first
         timeout_s = patience_s + self.cluster.call_s()
-        life = yield from self._connection.call("await_no_leader", patience_s, timeout_s=timeout_s)
-        return life.encode() if life is not None else None
+        return (yield from self._connection.call("await_no_leader", patience_s, timeout_s=timeout_s))
 
-    def _campaign(self, life: bytes) -> Routine:
+    def _campaign(self, life: str) -> Routine:
         connection = self._connection
         assert connection is not None  # connected first
         sent_s, call_s = self.agent.machine.clock(), self.cluster.call_s()
-        args = (self.agent.name, self.agent.machine, life.decode())
+        args = (self.agent.name, self.agent.machine, life)
         since = yield from connection.call("campaign_for", *args, timeout_s=call_s)
         if since is not None:
-            self.leadership = Leadership(self, connection, since, sent_s)
+            self.leadership = Leadership(self, connection, life, since, sent_s)
         return since is not None
 
     def _resign(self) -> Routine:
@@ -131,16 +124,27 @@ class Leadership(Coordination):
     store: Etcd
 
     def __init__(
-        self, candidate: SimulatedElection, connection: EtcdConnection, since: int, elected_s: float
+        self,
+        candidate: SimulatedElection,
+        connection: EtcdConnection,
+        life: str,
+        since: int,
+        elected_s: float,
     ) -> None:
         agent = candidate.agent
         super().__init__(candidate.cluster, agent.machine, agent.process, connection.store)
         self.name = f"term {since} on {agent.name}"
         self.marks = Inbox(self.cluster.kernel)
         """An item for each mark that is to be written."""
-        self._revisions = candidate.revisions
         self._since = since
         self._link = connection
+        connection.is_leaders = True
+        table = EtcdTable(
+            connection, self.cluster.call_s(), writes=("decree", since), revisions=candidate.revisions
+        )
+        self.records = CoordinatorRecords(
+            table, LifeKeys(KEYS, life), self.cluster.reports_invalid(self.name)
+        )
         self._keeping: EtcdConnection | None = None
         """The keeper's own connection."""
         self.store.listen(self._hints, self.machine)
@@ -158,53 +162,30 @@ class Leadership(Coordination):
 
     def resign(self) -> Routine:
         """Give the leader key back, if etcd can be reached."""
-        connection = self.store.connect(self.machine)
+        connection = self._connect()
         with contextlib.suppress(StoreLostError):
             yield from connection.call("resign", self._since, timeout_s=self.cluster.call_s())
         connection.close()
 
+    def _connect(self) -> EtcdConnection:
+        connection = self.store.connect(self.machine)
+        connection.is_leaders = True
+        return connection
+
     # -- performing what the leader asks for ----------------------------------------------------
 
-    def _use_store(self, effect: Effect[Any]) -> Routine:
-        match effect:
-            case ReadEnded():
-                ended = yield from self._ask("read_ended")
-                return decode(History, ended) if ended is not None else None
-            case ReadStoreAge():
-                return (yield from self._ask("age_s"))
-            case RemoveRun(ended):
-                assert ended is not None  # the run is over
-                yield from self._write("replace_run", encode(ended))
-                self.cluster.run_over(self)
-                return True
-            case _:
-                return (yield from super()._use_store(effect))
-
-    def _ask(self, method: str, *args: Any) -> Routine:
-        if self.deposed:
-            raise NotLeaderError("leadership is lost")
-        return (yield from self._link.call(method, *args, timeout_s=self.cluster.call_s()))
-
-    def _write(self, method: str, *args: Any) -> Routine:
-        answer = yield from self._ask("decree", self._since, method, args)
-        if answer == DEPOSED:
-            raise NotLeaderError("another agent leads")
+    def perform(self, effect: Effect[Any]) -> Routine:
+        try:
+            if isinstance(effect, ReadStoreAge):
+                return (yield from self._link.call("age_s", timeout_s=self.cluster.call_s()))
+            answer = yield from super().perform(effect)
+        except StoreLostError:
+            if self.deposed:
+                raise NotLeaderError("leadership is lost") from None
+            raise
+        if isinstance(effect, RemoveRun):
+            self.cluster.run_over(self)
         return answer
-
-    def _find(self, incarnations: Collection[str] | None) -> Routine:
-        if incarnations is not None:
-            return (yield from super()._find(incarnations))
-        leases = yield from self._ask("range_leases")
-        members = yield from self._ask("range_members")
-        return {
-            name: Stored(members.get(name, GONE), *leases.get(name, (GONE, 0)))
-            for name in {**members, **leases}
-        }
-
-    def _written_by(self, found: dict[str, Stored]) -> dict[str, float]:
-        store_id = self.store.store_id
-        known = {name: self._revisions.written_by(store_id, one.written_in) for name, one in found.items()}
-        return {name: at_s for name, at_s in known.items() if at_s is not None}
 
     # -- the leader key -------------------------------------------------------------------------
 
@@ -218,7 +199,7 @@ class Leadership(Coordination):
     def _perform_keeping(self, effect: Effect[Any]) -> Routine:
         match effect:
             case WaitForMark(until_s):
-                wait_s = self.machine.real_s(until_s - self.machine.clock()) + 1e-9
+                wait_s = self.machine.real_s(until_s - self.machine.clock()) + HAIR_S
                 mark = yield self.marks, wait_s
                 self.marks.items.clear()
                 return None if self.deposed else mark is not None
@@ -230,5 +211,5 @@ class Leadership(Coordination):
 
     def _call_to_keep(self, method: str, *args: Any) -> Routine:
         if self._keeping is None or self._keeping.closed:
-            self._keeping = self.store.connect(self.machine)
+            self._keeping = self._connect()
         return (yield from self._keeping.call(method, *args, timeout_s=self.store.leader_key_s / 4))

@@ -1,20 +1,24 @@
 """An etcd as the run's store: no process of a node, with records that go by themselves and an office of coordinator.
 
 What differs from :class:`~.store.Store`: requests of one connection may overtake each other, and a lost one
-loses nothing but itself; every answer names the newest revision; what an incarnation wrote goes when nothing was
-heard of it for long; ``decree`` is the transaction that compares the leader key. etcd's clock (:attr:`Etcd.now_s`)
-stands still while etcd does.
+loses nothing but itself; writes are numbered, and every answer names the newest revision; what a node process wrote
+goes when nothing was heard of it for long; ``decree`` is the transaction that compares the leader key; changes are
+watched. etcd's clock (:attr:`Etcd.now_s`) stands still while etcd does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elastic_agent.protocol.revisions import RevisionTimes
+from elastic_agent.transport.etcd import NotLeaderError
+from elastic_agent.transport.keys import GONE, LifeKeys
+
 from .kernel import Inbox, Routine
 from .network import Connection
-from .store import Answer, Store
+from .store import KEYS, Answer, SimulatedTable, Store, ask_to_wait
 
 if TYPE_CHECKING:
     from .election import SimulatedElection
@@ -22,11 +26,10 @@ if TYPE_CHECKING:
 
 LEADER_LEASES = 0.6
 KEPT_LEASES, LEAST_KEPT_S = 4.0, 20.0
-"""As in ``transport/etcd/links.py``."""
+"""As in ``transport/etcd``."""
 
 TICKS_PER_OFFICE = 6
 DEPOSED = "deposed"
-ANOTHER_LIFE = "another life"
 
 
 @dataclass
@@ -55,27 +58,31 @@ class Etcd(Store):
         self.down = False
         """What is asked now is lost."""
         self._kept: dict[str, float] = {}
-        """Incarnation → when its etcd lease ends."""
-        self.ended: bytes | None = None
-        """How the last run of this name ended, whose records were removed."""
+        """Node process → when its etcd lease ends."""
+        self._hangs_on: dict[str, str] = {}
+        """Key → the node process on whose etcd lease it hangs."""
+        self._writer: str | None = None
+        """The node process whose request is carried out."""
         self._terms = 0
         self.revision = 1
         """Of the newest write."""
+        self._written_in: dict[str, int] = {}
         self._leader_watchers: list[SimulatedElection] = []
         self._candidates: list[Answer] = []
         self._listeners: list[tuple[Inbox, Machine]] = []
         self.process.spawn(self._tick())
 
-    def serve(self, method: str, args: tuple[Any, ...], answer: Answer) -> None:
+    def serve(self, connection: Connection, method: str, args: tuple[Any, ...], answer: Answer) -> None:
         """Carry out one request."""
-        if self.down or self.cluster.over:  # what comes after the run waits until all are started again
-            return
+        assert isinstance(connection, EtcdConnection)
+        if self.down or (self.cluster.over and not connection.is_leaders):
+            return  # what comes after the run waits until all are started again
         if method == "await_no_leader":
             self._await_no_leader(args[0], answer)
             return
-        super().serve(method, args, lambda value: answer((self.revision, value)))
+        super().serve(connection, method, args, lambda value: answer((self.revision, value)))
 
-    def connect(self, machine: Machine) -> Connection:
+    def connect(self, machine: Machine) -> EtcdConnection:
         return EtcdConnection(self.network, machine, self)
 
     def fail(self) -> None:
@@ -100,70 +107,67 @@ class Etcd(Store):
     def _let_go(self) -> None:
         if self.leader_key is not None and self.now_s >= self.leader_key.ends_s:
             self.vacate("ran out")
-        for incarnation in [one for one, ends_s in self._kept.items() if self.now_s >= ends_s]:
-            self.cluster.story("etcd", "the records of {} go by themselves", incarnation)
-            self._remove(incarnation)
+        for process in [one for one, ends_s in self._kept.items() if self.now_s >= ends_s]:
+            del self._kept[process]
+            gone = [key for key, owner in self._hangs_on.items() if owner == process]
+            self.cluster.story("etcd", "what {} wrote goes by itself: {}", process, ", ".join(gone))
+            self.delete(*gone)
 
-    def _remove(self, incarnation: str) -> None:
-        for kept in (self._kept, self.members, self.leases, self.written_in):
-            kept.pop(incarnation, None)
+    # -- requests -------------------------------------------------------------------------------
 
-    # -- the nodes' records ---------------------------------------------------------------------
+    def read(self, keys: Collection[str]) -> dict[str, Any]:
+        """Return the values with their revisions."""
+        return {key: (value, self._written_in[key]) for key, value in super().read(keys).items()}
 
-    def register_after(
-        self, life: str, incarnation: str, expected: bytes | None, lease: bytes, member: bytes
-    ) -> bool | str:
-        """Write both records if the run's life is still this one, and the lease as it was read."""
-        if self.life != life:
-            return ANOTHER_LIFE
-        if not self.claim(incarnation, expected, lease):
-            return False
-        self._number(incarnation)
-        self.members[incarnation] = member
-        self.hint(incarnation)
-        self._keep(incarnation)
-        return True
+    def range(self, *folders: str) -> dict[str, Any]:
+        return self.read(self.keys(*folders))
 
-    def write(self, incarnation: str, expected: bytes | None, member: bytes) -> bytes | None:
-        """As in every store; what is written of a forgotten incarnation goes unnoticed, its lease tells."""
-        if incarnation not in self.leases:
-            return member
-        found = super().write(incarnation, expected, member)
-        self._keep(incarnation)
-        return found
+    def delete_all(self, keys: Collection[str], folders: Collection[str]) -> None:
+        """Remove keys, and what lies in folders, at once."""
+        self.delete(*keys, *(self.keys(*folders) if folders else ()))
 
-    def renew(self, incarnation: str, expected: bytes, renewed: bytes) -> bool:
-        if incarnation not in self.leases:
-            return False
-        self._keep(incarnation)
-        before = self.leases[incarnation]
-        done = super().renew(incarnation, expected, renewed)
-        if self.leases[incarnation] != before:
-            self._number(incarnation)
+    def of_node(self, process: str, method: str, args: tuple[Any, ...]) -> Any:
+        """A write whose records hang on the etcd lease of this process, which is kept alive now and then."""
+        if self._kept.get(process, 0.0) - self.now_s < 0.75 * self.kept_s:
+            self._kept[process] = self.now_s + self.kept_s
+        self._writer = process
+        try:
+            return getattr(self, method)(*args)
+        finally:
+            self._writer = None
+
+    def decree(self, since: int, method: str, args: tuple[Any, ...]) -> Any:
+        """A write of the coordinator, if it is in office still."""
+        is_leader = self.leader_key is not None and self.leader_key.since == since
+        if not is_leader and "former leader writes" not in self.quirks:
+            return DEPOSED
+        before = dict(self.values)
+        done = getattr(self, method)(*args)
+        if not is_leader:
+            self.checker.require(
+                before == self.values,
+                "a deposed coordinator writes nothing",
+                f"{method} of term {since}",
+            )
         return done
 
-    def revoke(self, incarnation: str, expected: bytes, revoked: bytes) -> bool:
-        before = self.leases.get(incarnation)
-        done = super().revoke(incarnation, expected, revoked)
-        if self.leases.get(incarnation) != before:
-            self._number(incarnation)
-        return done
-
-    def _number(self, incarnation: str) -> None:
-        """Its lease was written just now."""
+    def _set(self, key: str, value: bytes) -> None:
         self.revision += 1
-        self.written_in[incarnation] = self.revision
+        self._written_in[key] = self.revision
+        if value == GONE:
+            self._hangs_on.pop(key, None)
+        elif self._writer is not None and key != KEYS.life:
+            self._hangs_on[key] = self._writer
+        random = self.process.kernel.random
+        self._waits[key] = [one for one in self._waits.get(key, ()) if random.random() >= self.hint_loss]
+        super()._set(key, value)
 
-    def _keep(self, incarnation: str) -> None:
-        """Its etcd lease is kept alive now and then, not with every request."""
-        if self._kept.get(incarnation, 0.0) - self.now_s < 0.75 * self.kept_s:
-            self._kept[incarnation] = self.now_s + self.kept_s
-
-    def range_leases(self) -> dict[str, tuple[bytes, int]]:
-        return {name: (lease, self.written_in.get(name, 0)) for name, lease in self.leases.items()}
-
-    def range_members(self) -> dict[str, bytes]:
-        return dict(self.members)
+    def _remove(self, key: str) -> None:
+        self.revision += 1
+        self._hangs_on.pop(key, None)
+        if key == KEYS.life and key in self.values:
+            self.cluster.over = True
+        super()._remove(key)
 
     # -- news -----------------------------------------------------------------------------------
 
@@ -173,6 +177,11 @@ class Etcd(Store):
     def unlisten(self, inbox: Inbox) -> None:
         self._listeners = [one for one in self._listeners if one[0] is not inbox]
 
+    def _wrote(self, keys: LifeKeys, key: str, value: bytes) -> None:
+        super()._wrote(keys, key, value)
+        if key.startswith(keys.members):
+            self.hint(key.removeprefix(keys.members))
+
     def hint(self, incarnation: str) -> None:
         """News of a watch: a gap in it is closed by the next reading alone."""
         network, kernel = self.network, self.process.kernel
@@ -181,21 +190,23 @@ class Etcd(Store):
             if not lost and machine.name not in network.cut | network.deaf:
                 kernel.after(network.delay_s(machine.name, "answers"), inbox.put, incarnation)
 
-    def set_plan(self, data: bytes) -> None:
-        random = self.process.kernel.random
-        self.revision += 1
-        self._waits = [one for one in self._waits if random.random() >= self.hint_loss]
-        super().set_plan(data)
+    def _wait(self, key: str, *args: Any) -> None:
+        """Answer when the key has been written after a revision; that may get lost like all news."""
+        since, answer = args
+        if self._written_in.get(key, 0) > since:
+            answer(True)
+        else:
+            self._waits.setdefault(key, []).append(answer)
 
-    def run_life(self) -> str:
-        is_new = self.life is None
-        life = super().run_life()
-        if is_new:
+    def swap(self, key: str, expected: bytes | None, desired: bytes) -> bytes | None:
+        begins = key == KEYS.life and key not in self.values
+        stored = super().swap(key, expected, desired)
+        if begins:
             self._answer_candidates()
-        return life
+        return stored
 
     def _await_no_leader(self, patience_s: float, answer: Answer) -> None:
-        """Answer with the run's life when it has one and no leader, or with None after a while."""
+        """Answer with the life of the run's records if they have one and no leader, or with None after a while."""
         if self.leader_key is None and self.life is not None:
             answer((self.revision, self.life))
             return
@@ -219,13 +230,11 @@ class Etcd(Store):
         self.leader_key = LeaderKey(holder, self._terms, self.now_s + self.leader_key_s)
         self.cluster.story("etcd", "{} is elected (term {})", holder, self._terms)
         newest, kept = self.checker.newest_history, machine.disk
-        if self.plan is None and newest is not None and not self._forgotten and self.ended is None:
+        is_first = self.plan is None and KEYS.ended not in self.values
+        if is_first and newest is not None and not self._forgotten:
             is_newer = kept is not None and kept.rank > newest.rank
             machine.disk = kept if is_newer else newest  # an assumption, see the package's docstring
         return self._terms
-
-    def read_ended(self) -> bytes | None:
-        return self.ended
 
     def age_s(self) -> float:
         """How long ago its data were lost; the first one of a run was set up long before."""
@@ -236,7 +245,7 @@ class Etcd(Store):
         if candidate not in self._leader_watchers:
             self._leader_watchers.append(candidate)
 
-    def mark(self) -> bool:
+    def mark(self) -> None:
         """The leader key is written anew by its holder."""
         self.revision += 1
         network, kernel = self.network, self.process.kernel
@@ -247,7 +256,6 @@ class Etcd(Store):
             if not lost and name not in network.cut | network.deaf:
                 told = (candidate.saw, self.store_id, self.revision)
                 kernel.after(network.delay_s(name, "answers"), candidate.agent.process.do, *told)
-        return True
 
     def keep_office(self, since: int) -> bool:
         """Keep the leader key alive; False if it is gone."""
@@ -256,11 +264,10 @@ class Etcd(Store):
         self.leader_key.ends_s = self.now_s + self.leader_key_s
         return True
 
-    def resign(self, since: int) -> bool:
+    def resign(self, since: int) -> None:
         """Give the leader key back."""
         if self.leader_key is not None and self.leader_key.since == since:
             self.vacate("was given back")
-        return True
 
     def vacate(self, why: str) -> None:
         """The leader key goes."""
@@ -274,34 +281,8 @@ class Etcd(Store):
         candidates, self._candidates = self._candidates, []
         for answer in candidates:
             if self.process.kernel.random.random() >= self.hint_loss:
-                answer((self.revision, self.life))
-
-    def decree(self, since: int, method: str, args: tuple[Any, ...]) -> Any:
-        """A write of the coordinator, if it is in office still."""
-        is_leader = self.leader_key is not None and self.leader_key.since == since
-        if not is_leader and "former leader writes" not in self.quirks:
-            return DEPOSED
-        before = (self.plan, dict(self.leases), dict(self.members))
-        done = getattr(self, method)(*args)
-        if not is_leader:
-            self.checker.require(
-                before == (self.plan, self.leases, self.members),
-                "a deposed coordinator writes nothing",
-                f"{method} of term {since}",
-            )
-        return done
-
-    def forget(self, incarnation: str) -> bool:
-        self._graves.add(incarnation)
-        self._remove(incarnation)
-        return True
-
-    def replace_run(self, ended: bytes) -> None:
-        """Leave nothing of the run behind but how it ended."""
-        self.ended, self.leader_key = ended, None
-        self._kept.clear()
-        self.remove_all()
-        self.cluster.over = True
+                life = self.life if self.leader_key is None else None
+                answer((self.revision, life))
 
 
 class EtcdConnection(Connection):
@@ -310,10 +291,14 @@ class EtcdConnection(Connection):
     store: Etcd
     saw: Callable[[int], None] = staticmethod(lambda revision: None)
     """Told of the revision in every answer."""
+    is_leaders = False
+    """Whether the coordinator uses it."""
+    revision = 0
+    """In the last answer."""
 
     def _answered(self, value: Any) -> Any:
-        revision, answer = value
-        self.saw(revision)
+        self.revision, answer = value
+        self.saw(self.revision)
         return answer
 
     def abort(self) -> None:
@@ -334,3 +319,65 @@ class EtcdConnection(Connection):
         if network.stray and random.random() < network.stray:
             delay_s += 2.0 * self.store.cluster.policy.lease_ttl_s * random.random()
         network.kernel.after(delay_s, action, *args)
+
+
+class EtcdTable(SimulatedTable):
+    """A connection to etcd as a :class:`Table`, of a node or of the coordinator in one term."""
+
+    is_shared = True
+    connection: EtcdConnection
+
+    def __init__(
+        self,
+        connection: EtcdConnection,
+        timeout_s: float | None = None,
+        *,
+        writes: tuple[str, str | int],
+        revisions: RevisionTimes,
+    ) -> None:
+        """Use a connection.
+
+        Args:
+            connection: becomes the table's.
+            timeout_s: for how long each answer is waited for.
+            writes: how etcd is to carry writes out: of which node process, or in which term.
+            revisions: what this process knows of their times.
+        """
+        super().__init__(connection, timeout_s)
+        self._writes = writes
+        self._revisions = revisions
+        self._written_in: dict[str, int] = {}
+        """Of the keys that were read last."""
+        self._read_at = 0
+        """The revision as of which was read last."""
+
+    async def _write(self, method: str, *args: Any) -> Any:
+        how, by = self._writes
+        answer = await self._ask(how, by, method, args)
+        if answer == DEPOSED:
+            raise NotLeaderError("another agent leads")
+        return answer
+
+    async def read(self, keys: Collection[str]) -> dict[str, bytes]:
+        return self._found(await self._ask("read", tuple(keys)))
+
+    async def read_folders(self, *folders: str) -> dict[str, bytes]:
+        return self._found(await self._ask("range", *folders))
+
+    def _found(self, answer: dict[str, tuple[bytes, int]]) -> dict[str, bytes]:
+        self._read_at = self.connection.revision
+        self._written_in = {key: revision for key, (_, revision) in answer.items()}
+        return {key: value for key, (value, _) in answer.items()}
+
+    async def delete(self, keys: Collection[str], *folders: str) -> None:
+        await self._write("delete_all", tuple(keys), folders)
+
+    async def wait(self, key: str, timeout_s: float) -> bool:
+        wait_s = self.connection.machine.real_s(timeout_s)
+        return await ask_to_wait(self.connection, wait_s, key, self._read_at)
+
+    async def hint(self, run_id: str, incarnation: str) -> None:
+        """Do nothing: the coordinator watches the member records."""
+
+    def written_by(self, key: str) -> float | None:
+        return self._revisions.written_by(self.store_id, self._written_in[key])

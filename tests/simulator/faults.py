@@ -121,8 +121,7 @@ class Faults:
         cluster.trouble()
         for undo in self._undo:
             undo()
-        cluster.armed_crash = None
-        cluster.armed_freeze = False
+        cluster.armed = None
         cluster.traps.clear()
         cluster.network.loss = cluster.network.stray = 0.0
         cluster.network.slow_s.clear()
@@ -637,7 +636,7 @@ class Faults:
         self._for_a_while(heal)
 
     def _freeze_at_reading(self) -> None:
-        self.cluster.armed_freeze = True
+        self.cluster.armed = (self.random.choice(("ReadRecords", "ReadLeases", "store request")), "freeze")
 
     def freeze(self, process: Process) -> None:
         """Let a process stand still for a while."""
@@ -645,9 +644,9 @@ class Faults:
         self._for_a_while(process.thaw)
 
     def _crash_at_publishing(self) -> None:
-        self.cluster.armed_crash = self.random.choice(
-            ("before publishing", "after publishing", "before remembering")
-        )
+        if self.cluster.scenario.hosting != "cluster":
+            point = self.random.choice(("SaveHistory", "Publish", "store request", "published"))
+            self.cluster.armed = (point, "die")
 
     def _slow_disk(self) -> None:
         """Some writes take long; one that waits for them may take longer than a coordinator waits for it."""

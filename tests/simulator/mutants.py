@@ -18,6 +18,7 @@ from elastic_agent.protocol import (
     budget,
     cluster_view,
     coordinator,
+    encode,
     forming,
     leases,
     node,
@@ -34,6 +35,7 @@ from elastic_agent.rendezvous.coordinator_effects import SaveHistory
 from elastic_agent.rendezvous.effects import Steps
 from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.store_requests import Connection
+from elastic_agent.transport import NodeRecords, plans
 
 from . import guard
 from .kernel import Routine
@@ -217,7 +219,7 @@ def _dates_before_the_request(right: Any) -> Any:
 
 
 def _saves_after_publishing(right: Any) -> Any:
-    def publish(self: RunDriver, plan: Plan) -> Steps[bool]:
+    def publish(self: RunDriver, plan: Plan) -> Steps[None]:
         late: list[SaveHistory] = []
         steps = right(self, plan)
         effect = next(steps)
@@ -231,8 +233,8 @@ def _saves_after_publishing(right: Any) -> Any:
                 late.clear()
             try:
                 effect = steps.send(answer)
-            except StopIteration as end:
-                return bool(end.value)
+            except StopIteration:
+                return
 
     return publish
 
@@ -395,6 +397,27 @@ def _closes_all(right: Any) -> Any:
         self.close()
 
     return keep_only
+
+
+def _renews_whatever_is_there(right: Any) -> Any:
+    async def renew(self: NodeRecords, expected: records.Lease, renewed: records.Lease) -> bool:
+        await self._table.put(self._keys.lease(expected.incarnation), encode(renewed))
+        return True
+
+    return renew
+
+
+def _overwrites(right: Any) -> Any:
+    async def publish(self: plans.PlanWriter, plan: Plan) -> None:
+        envelope, parts = plans._pack(plan)
+        stored = {self._keys.parts + digest: body for digest, body in parts.items()}
+        stored[self._keys.plan(plan.version)] = msgspec.json.encode(envelope)
+        stored[self._keys.latest] = str(plan.version).encode()
+        for key, value in stored.items():
+            await self._table.put(key, value)
+        self._reader.published(plan)
+
+    return publish
 
 
 def _any_requeuer(right: Any) -> Any:
@@ -623,7 +646,11 @@ _ALL = (
         "the run is finished when the first node succeeded",
         ((running, "_succeeded", _any_success_finishes),),
     ),
-    Mutant("renews-revoked", "a revoked lease can be renewed", quirks=("renews revoked",)),
+    Mutant(
+        "renews-revoked",
+        "a revoked lease can be renewed",
+        ((NodeRecords, "renew", _renews_whatever_is_there),),
+    ),
     Mutant(
         "deadline-from-reply",
         "the node's deadline counts from the answer to a renewal",
@@ -642,7 +669,11 @@ _ALL = (
             (RunDriver, "_read_leases", _dates_before_the_request),
         ),
     ),
-    Mutant("blind-publish", "the coordinator publishes without compare-and-set", quirks=("blind publish",)),
+    Mutant(
+        "blind-publish",
+        "the coordinator publishes without compare-and-set",
+        ((plans.PlanWriter, "publish", _overwrites),),
+    ),
     Mutant(
         "saves-after-publishing",
         "the coordinator writes a generation to its disk only after publishing it",

@@ -87,6 +87,12 @@ class Connection:
         item = yield from self._exchange(method, args, timeout_s)
         return self._answered(item[0]) if item is not None else None
 
+    def tell(self, method: str, *args: Any) -> None:
+        """Send what is not answered."""
+        if self.closed:
+            raise StoreLostError("the connection is closed")
+        self._send(method, args, Inbox(self.network.kernel))
+
     def _exchange(self, method: str, args: tuple[Any, ...], timeout_s: float | None) -> Routine:
         if self.closed:
             raise StoreLostError("the connection is closed")
@@ -118,7 +124,7 @@ class Connection:
         self._carry(self._arrive, (method, args, answer), is_answer=False)
 
     def _arrive(self, method: str, args: tuple[Any, ...], answer: Inbox) -> None:
-        self.store.process.do(self.store.serve, method, args, lambda value: self._answer(answer, value))
+        self.store.process.do(self.store.serve, self, method, args, lambda value: self._answer(answer, value))
 
     def _answer(self, answer: Inbox, value: Any) -> None:
         self._carry(answer.put, ((value,),), is_answer=True)

@@ -353,7 +353,7 @@ class NoticeRules:
     def _known(self) -> set[str]:
         """Incarnations whose records were not removed."""
         store = self.cluster.endpoint.store
-        return set(store.members) if store is not None else set()
+        return set(store.members()) if store is not None else set()
 
     def read(self, agent: Agent, plan: Plan) -> None:
         """An agent has read this plan, and not acted on it yet."""
@@ -393,6 +393,8 @@ class NoticeRules:
         if agent.asked_to_leave_s is None or plan is None or plan.is_terminal or disturbed:
             return
         if cluster.scenario.hint_loss:  # it may not have read in time that the run is stopped
+            return
+        if plan.notice is not None and plan.notice.ends:  # it is, when the workers of others have saved
             return
         asked_before_s = now_s - ANSWER_PATIENCE_S / 2
         agents = [one.agent for one in cluster.holders if one.agent is not None and one.agent is not agent]

@@ -1,14 +1,13 @@
-"""Performs what the parts of a node's session yield (see ``rendezvous/effects.py``) in the tasks of a process."""
+"""Performs what the shipped drivers yield (``rendezvous/effects.py``) in the tasks of a process, in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeVar, cast
 
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, Steps, UntilOneEnds, Wait
 from elastic_agent.transport.base import StoreLostError, TransportError
 
-from .driving import drive
 from .kernel import Inbox, Process, Routine, Task
 from .machine import Machine
 
@@ -16,6 +15,31 @@ T = TypeVar("T")
 
 HAIR_S = 1e-9
 """So much later a timer fires, or rounding could make it fire just before what it was set for."""
+
+
+def awaited(work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    """Return a coroutine of the shipped records as a sub-routine: it yields whenever it waits for the store."""
+    return cast(Generator[Any, Any, T], work.__await__())
+
+
+def drive(steps: Steps[Any], perform: Callable[[Effect[Any]], Routine]) -> Routine:
+    """Run a driver to its end, as a sub-routine of a task; what it returns.
+
+    Between any two of its effects its process may be frozen or killed, as at any other place where a task waits.
+    """
+    try:
+        effect = next(steps)
+        while True:
+            try:
+                answer = yield from perform(effect)
+            except (TransportError, OSError) as error:  # what goes wrong in the universe, and not with it
+                effect = steps.throw(error)
+            else:
+                effect = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+    finally:
+        steps.close()
 
 
 class Performer:

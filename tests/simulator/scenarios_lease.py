@@ -105,7 +105,7 @@ STORES = (
         name="store lost right after the run finished",
         rule="What is published is on disk: the outcome stands.",
         steps=(
-            at(3.0, "crash_at", "after publishing"),
+            at(3.0, "crash_at", "published"),
             *(at(3.0, "succeed", node) for node in ("n0", "n1", "n2")),
         ),
         end="finished, generation 1, 0 charged",

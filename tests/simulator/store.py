@@ -1,18 +1,24 @@
-"""The store, as a c10d store behaves: one request after the other, compare-and-set, a hint queue, waits.
+"""The store: keys and values, as torch's TCPStore server keeps them; one request after the other.
 
-It lives in a process and is gone with it. Everything in it is bytes.
+It lives in a process and is gone with it. What the shipped records write under a key of the run is told to the
+checker at that moment (:meth:`Store._wrote`). :class:`SimulatedTable` is a client's side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, NamedTuple
+import types
+from collections.abc import Callable, Collection, Generator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from elastic_agent.protocol.codec import RecordError, decode
-from elastic_agent.protocol.records import Lease, Member, Plan
-from elastic_agent.transport.record_reader import GONE
+from elastic_agent.protocol.records import Member, Plan
+from elastic_agent.transport.keys import GONE, LifeKeys, RunKeys, name_in
+from elastic_agent.transport.plans import PlanReader
+from elastic_agent.transport.record_reader import lease_in
+from elastic_agent.transport.table import Table, drive
 
 from .kernel import Inbox, Process
+from .machine import RUN
 from .network import Connection
 
 if TYPE_CHECKING:
@@ -22,14 +28,7 @@ if TYPE_CHECKING:
 
 Answer = Callable[[Any], None]
 
-
-class Stored(NamedTuple):
-    """What is stored of an incarnation."""
-
-    member: bytes
-    lease: bytes
-    written_in: int
-    """The revision of the lease; 0 where writes are not numbered."""
+KEYS = RunKeys(RUN)
 
 
 class Store:
@@ -43,25 +42,17 @@ class Store:
         self.process = process
         self.network = network
         self.checker = checker
-        self.members: dict[str, bytes] = {}
-        self.leases: dict[str, bytes] = {}
-        self.written_in: dict[str, int] = {}
-        """Incarnation → the revision in which its lease was written, where writes are numbered."""
-        self.life: str | None = None
-        """Of the run's records; another one means that they were removed meanwhile."""
-        self._lives = 0
-        self.roster: set[str] = set()
-        """Who has registered."""
-        self.plan: bytes | None = None
-        self.version = 0
-        self.status = ""
+        self.values: dict[str, bytes] = {}
         self.hints: list[Inbox] = []
         """Inboxes of the coordinators that listen (one, but for the time of a change)."""
         self.hint_loss = 0.0
         self.quirks = checker.cluster.quirks
         self.connections: list[Connection] = []
-        self._waits: list[tuple[int, Answer]] = []
-        self._graves: set[str] = set()
+        self._lives = 0
+        self._keys_of: dict[str, LifeKeys] = {}
+        self._plans: dict[str, Plan] = {}
+        """Life of the run's records → the newest plan."""
+        self._waits: dict[str, list[Answer]] = {}
         process.when_killed.append(self._die)
 
     def _die(self) -> None:
@@ -80,55 +71,35 @@ class Store:
         """No more hints."""
         self.hints.remove(inbox)
 
-    def serve(self, method: str, args: tuple[Any, ...], answer: Answer) -> None:
+    def serve(self, connection: Connection, method: str, args: tuple[Any, ...], answer: Answer) -> None:
         """Carry out one request."""
-        if method == "next_plan":
-            (after,) = args
-            if self.version > after:
-                answer(self.plan)
-            else:
-                self._waits.append((after, answer))
-            return
-        answer(getattr(self, method)(*args))
+        if method == "wait":
+            self._wait(*args, answer)
+        else:
+            answer(getattr(self, method)(*args))
 
-    # -- what nodes ask -------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------
 
-    def hello(self) -> str:
-        return self.store_id
+    def read(self, keys: Collection[str]) -> dict[str, Any]:
+        return {key: value for key in keys if (value := self.values.get(key))}
 
-    def run_life(self) -> str:
-        """The life of the run's records, which begins with the first node that asks."""
-        if self.life is None:
-            self._lives += 1
-            self.life = f"life{self._lives}"
-        return self.life
+    def keys(self, *folders: str) -> list[str]:
+        return [key for key in self.values if key.startswith(folders)]
 
-    def enroll(self, incarnation: str) -> str | None:
-        """Put it on the roster; the life of the run's records."""
-        self.roster.add(incarnation)
-        return self.life
+    def swap(self, key: str, expected: bytes | None, desired: bytes) -> bytes | None:
+        if self.values.get(key) == expected:
+            if key == KEYS.life:  # the name is drawn at random, which no seed could replay
+                self._lives += 1
+                desired = f"life{self._lives}".encode()
+            self._set(key, desired)
+        return self.values.get(key)
 
-    def look_up(self, incarnation: str) -> bytes | None:
-        """Its lease, or that it was forgotten."""
-        return GONE if incarnation in self._graves else self.leases.get(incarnation)
+    def put(self, key: str, value: bytes) -> None:
+        self._set(key, value)
 
-    def claim(self, incarnation: str, expected: bytes | None, lease: bytes) -> bool:
-        """Write the lease if it is as it was read."""
-        if incarnation in self._graves or self.leases.get(incarnation) != expected:
-            return False
-        self.leases[incarnation] = lease
-        self.checker.renewed(incarnation)
-        return True
-
-    def read_member(self, incarnation: str) -> bytes | None:
-        return self.members.get(incarnation)
-
-    def write(self, incarnation: str, expected: bytes | None, member: bytes) -> bytes | None:
-        """Compare-and-set the member record and hint that it changed; the record as it then stands."""
-        if self.members.get(incarnation) == expected and incarnation not in self._graves:
-            self.members[incarnation] = member
-            self.hint(incarnation)
-        return self.members.get(incarnation)
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._remove(key)
 
     def hint(self, incarnation: str) -> None:
         """Tell the coordinator, late, twice or not at all."""
@@ -140,94 +111,165 @@ class Store:
             for _ in range(2 if chance > 0.98 else 1):
                 self.process.kernel.after(random.random() * 0.002, inbox.put, incarnation)
 
-    def renew(self, incarnation: str, expected: bytes, renewed: bytes) -> bool:
-        """Compare-and-set a lease. As c10d's ``compare_set``, it cannot tell who wrote what was wanted."""
-        if self.leases.get(incarnation) == expected or "renews revoked" in self.quirks:
-            self.leases[incarnation] = renewed
-            self.checker.renewed(incarnation)
-        return self.leases.get(incarnation) == renewed
+    def _wait(self, key: str, *args: Any) -> None:
+        (answer,) = args
+        if key in self.values:
+            answer(True)
+        else:
+            self._waits.setdefault(key, []).append(answer)
 
-    def read_plan(self) -> bytes | None:
-        return self.plan
+    # -- values ---------------------------------------------------------------------------------
 
-    # -- what the coordinator asks --------------------------------------------------------------
+    def _set(self, key: str, value: bytes) -> None:
+        self.values[key] = value
+        if self.life is not None:
+            self._wrote(self.keys_of(self.life), key, value)
+        for answer in self._waits.pop(key, ()):
+            answer(True)
 
-    def read_records(self, incarnations: Collection[str] | None) -> dict[str, Stored]:
-        """What is stored of these incarnations, or of all (None)."""
-        names = list(self.members) if incarnations is None else incarnations
-        return {
-            name: Stored(
-                self.members.get(name, GONE), self.leases.get(name, GONE), self.written_in.get(name, 0)
-            )
-            for name in names
-        }
+    def _remove(self, key: str) -> None:
+        if self.values.pop(key, None) is not None and key == KEYS.life:
+            self.checker.cluster.story("store", "the run is removed")
 
-    def read_leases(self) -> dict[str, bytes]:
-        return dict(self.leases)
-
-    def write_status(self, text: str) -> None:
-        self.status = text
-
-    def publish(self, expected_version: int, plan: bytes) -> bool:
-        """Write the plan if the newest has this version."""
-        if self.version != expected_version and "blind publish" not in self.quirks:
-            return False
-        self.set_plan(plan)
-        return True
-
-    def set_plan(self, data: bytes) -> None:
-        """Write the plan whatever is there."""
-        plan = decode(Plan, data)
-        before = decode(Plan, self.plan) if self.plan is not None else None
-        self.plan = data
-        self.version = plan.version
-        self.checker.published(self, before, plan)
-        waits, self._waits = self._waits, []
-        for after, answer in waits:
-            if self.version > after:
-                answer(self.plan)
-            else:
-                self._waits.append((after, answer))
-
-    def revoke(self, incarnation: str, expected: bytes, revoked: bytes) -> bool:
-        if self.leases.get(incarnation) == expected:
-            self.leases[incarnation] = revoked
-            self.checker.revoked(self, decode(Lease, revoked))
-        return self.leases.get(incarnation) == revoked
+    def _wrote(self, keys: LifeKeys, key: str, value: bytes) -> None:
+        """Something was written; what is not of the present life of the run's records is read by nobody."""
+        if key.startswith(keys.leases):
+            lease = lease_in(value, key.removeprefix(keys.leases))
+            if lease is not None and lease.revoked:
+                self.checker.revoked(self, lease)
+            elif lease is not None:
+                self.checker.renewed(lease.incarnation)
+        elif key.startswith(keys.plans):
+            before, reader = self.plan, PlanReader(cast(Table, _Inside(self)), keys, lambda problem: None)
+            plan = drive(reader._open(value, int(key.removeprefix(keys.plans))))
+            self._plans[keys.life] = plan
+            self.checker.published(self, before, plan)
+            self.checker.cluster.at("plan written", None)
 
     def scribble(self, name: str, member: bytes, lease: bytes) -> None:
         """Another client writes this as records of an incarnation."""
-        self.members[name], self.leases[name] = member, lease
-        self.hint(name)
+        if self.life is not None:
+            keys = self.keys_of(self.life)
+            self._set(keys.member(name), member)
+            self._set(keys.lease(name), lease)
+            self.hint(name)
 
-    def end_life(self) -> None:
-        """The run's records are about to be removed: who registers now does that anew."""
-        self.life = None
+    # -- what the checker knows of it -----------------------------------------------------------
 
-    def remove_run(self, known: Collection[str]) -> bool:
-        """Remove every record of the run, unless a node has registered of which the coordinator does not know."""
-        if not self.roster <= set(known):
-            return False
-        self.remove_all()
-        return True
+    @property
+    def life(self) -> str | None:
+        """The present life of the run's records."""
+        return name_in(self.values[KEYS.life]) if KEYS.life in self.values else None
 
-    def remove_all(self) -> None:
-        """Leave no record of the run behind."""
-        self.plan, self.version, self.life = None, 0, None
-        for kept in (self.members, self.leases, self.written_in, self.roster, self._graves):
-            kept.clear()
-        self.checker.cluster.story("store", "the run is removed")
+    def keys_of(self, life: str) -> LifeKeys:
+        """The keys of one life of the run's records."""
+        if life not in self._keys_of:
+            self._keys_of[life] = LifeKeys(KEYS, life)
+        return self._keys_of[life]
 
-    def forget(self, incarnation: str) -> bool:
-        self._graves.add(incarnation)
-        self.members.pop(incarnation, None)
-        self.leases.pop(incarnation, None)
-        return True
+    @property
+    def plan(self) -> Plan | None:
+        """The newest plan."""
+        return self._plans.get(self.life) if self.life is not None else None
+
+    def members(self) -> dict[str, Member]:
+        """The member record of each incarnation that was not forgotten; what is none is left out."""
+        found = {}
+        for name, data in self._records("members").items():
+            try:
+                found[name] = decode(Member, data)
+            except RecordError:
+                continue
+        return found
+
+    def leases(self) -> dict[str, bytes]:
+        """The lease of each incarnation that was not forgotten."""
+        return self._records("leases")
+
+    def _records(self, of: str) -> dict[str, bytes]:
+        if self.life is None:
+            return {}
+        folder: str = getattr(self.keys_of(self.life), of)
+        found = {key.removeprefix(folder): self.values[key] for key in Store.keys(self, folder)}
+        return {name: data for name, data in found.items() if data != GONE}
 
 
-def readable(kind: type[Any], data: bytes) -> Member | Lease | Plan | None:
-    """The record, or None if it is none: reported and ignored, as the real transports do."""
-    try:
-        return decode(kind, data)  # type: ignore[no-any-return]
-    except RecordError:
+class _Inside:
+    """Reads a store as it is at this moment."""
+
+    root = ""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def read(self, keys: Collection[str]) -> dict[str, bytes]:
+        return Store.read(self._store, keys)
+
+
+@types.coroutine
+def ask(connection: Connection, timeout_s: float | None, method: str, *args: Any) -> Generator[Any, Any, Any]:
+    """Make one request in a coroutine."""
+    return (yield from connection.call(method, *args, timeout_s=timeout_s))
+
+
+@types.coroutine
+def ask_to_wait(connection: Connection, timeout_s: float, *args: Any) -> Generator[Any, Any, bool]:
+    """Wait for a key in a coroutine; False at the time-out."""
+    return (yield from connection.wait("wait", *args, timeout_s=timeout_s)) is not None
+
+
+class SimulatedTable:
+    """A connection to the store as a :class:`Table`: what takes the real one several requests takes several here."""
+
+    is_shared = False
+    root = ""
+
+    def __init__(self, connection: Connection, timeout_s: float | None = None) -> None:
+        """``timeout_s``: for how long each answer is waited for."""
+        self.connection = connection
+        self.store_id = connection.store.store_id
+        self.local_address = connection.machine.name
+        self._timeout_s = timeout_s
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        return await ask(self.connection, self._timeout_s, method, *args)
+
+    async def _write(self, method: str, *args: Any) -> Any:
+        return await self._ask(method, *args)
+
+    async def read(self, keys: Collection[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = await self._ask("read", tuple(keys))
+        return found
+
+    async def keys(self, folder: str) -> Sequence[str]:
+        found: Sequence[str] = await self._ask("keys", folder)
+        return found
+
+    async def read_folders(self, *folders: str) -> dict[str, bytes]:
+        return await self.read(await self._ask("keys", *folders))
+
+    async def swap(self, key: str, expected: bytes | None, desired: bytes) -> bytes | None:
+        stored: bytes | None = await self._write("swap", key, expected, desired)
+        return stored
+
+    async def put(self, key: str, value: bytes, lasts_s: float | None = None) -> None:
+        """Write for longer than any seed lasts."""
+        await self._write("put", key, value)
+
+    async def delete(self, keys: Collection[str], *folders: str) -> None:
+        for key in keys:
+            await self._write("delete", key)
+        if folders:
+            await self.delete(await self._ask("keys", *folders))
+
+    async def wait(self, key: str, timeout_s: float) -> bool:
+        return await ask_to_wait(self.connection, self.connection.machine.real_s(timeout_s), key)
+
+    async def hint(self, run_id: str, incarnation: str) -> None:
+        self.connection.tell("hint", incarnation)
+
+    def written_by(self, key: str) -> float | None:
         return None
+
+    def close(self) -> None:
+        self.connection.close()

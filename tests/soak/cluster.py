@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from elastic_agent.testing import LocalCluster
-from elastic_agent.transport.c10d.plans import KEPT_PLANS
+from elastic_agent.transport.plans import KEPT_PLANS
 from elastic_agent.worker_variables import PREFIX
 from tests.etcd import EtcdCluster
 
@@ -75,8 +75,8 @@ class SoakCluster(LocalCluster):
     def keys(self) -> list[str]:
         """The keys of records in the store.
 
-        Not what stands for removed ones, so that they cannot be written again (on c10d for the last 1,000 plans and
-        for every agent that was started, on etcd for an hour), nor the newest plans, of which 16 are kept.
+        Not what stands for removed ones, so that they cannot be written again for an hour, nor the newest plans, of
+        which 16 are kept.
         """
         records = {key for key, size in self.stored().items() if size > SEAL_BYTES}
         plans = {key for key in records if "/plan/" in key or "/part/" in key}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_agent.transport import Secret
-from elastic_agent.transport.c10d import store
+from elastic_agent.transport.c10d import connection, host, table
 from tests.etcd import EtcdCluster
 
 from .support import PATIENCE_S, C10dScene, Scene
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _calls_end_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no call to a store given up because the machine is busy."""
-    monkeypatch.setattr(store, "CALL_TIMEOUT_S", PATIENCE_S)
+    for module in (connection, host, table):
+        monkeypatch.setattr(module, "CALL_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

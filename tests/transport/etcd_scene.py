@@ -8,42 +8,52 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from elastic_agent.protocol.codec import encode
-from elastic_agent.protocol.records import History, Plan
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
-from elastic_agent.transport import Secret
-from elastic_agent.transport.base import ExchangeLink, UnreachableError
+from elastic_agent.transport import LifeKeys, ReportRecords, RunKeys, Secret
+from elastic_agent.transport.base import UnreachableError
 from elastic_agent.transport.etcd import (
-    EtcdLink,
-    EtcdReportLink,
-    KeptLeases,
+    EtcdTable,
+    KeptLease,
     Leadership,
-    RunKeys,
     await_no_leader,
     campaign_for,
     dial_exchange,
-    run_life,
+    root_of,
 )
 from elastic_agent.transport.etcd.client import EtcdClient, delete, put
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
 
-from .support import PATIENCE_S, Scene
+from .support import PATIENCE_S, Blocking, Scene, life_keys
 
 LEASE_TTL_S = 60.0
 
 
+class Term(Blocking):
+    """The records of a run under a coordinator's leadership, whose own methods are at hand, too."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        super().__init__(leadership.records)
+        self.leadership = leadership
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(Leadership, name):
+            return getattr(self.leadership, name)
+        return super().__getattr__(name)
+
+
 def campaign(
-    client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, patience_s: float
-) -> Leadership | None:
+    client: EtcdClient, root: str, who: str, lease_ttl_s: float, patience_s: float, run_id: str = "run"
+) -> Term | None:
     """Become the run's coordinator as soon as there is none; None if there still was one after a while."""
-    life = await_no_leader(client, keys, patience_s)
+    run = RunKeys(run_id)
+    life = await_no_leader(client, root, run, patience_s)
     sent_s = time.monotonic()
-    leadership = campaign_for(client, keys, who, lease_ttl_s, life) if life is not None else None
-    if leadership is not None:
-        LeaderKeyThread(leadership, sent_s).start()
-    return leadership
+    if life is None or (elected := campaign_for(client, root, LifeKeys(run, life), who, lease_ttl_s)) is None:
+        return None
+    LeaderKeyThread(elected, sent_s).start()
+    return Term(elected)
 
 
 class EtcdScene(Scene):
@@ -57,15 +67,22 @@ class EtcdScene(Scene):
         self.secret = secret
         self.access = access or EtcdAccess(f"/tests/{secrets.token_hex(4)}")
         self.complaints: list[str] = []
-        self.kept = KeptLeases(LEASE_TTL_S)
-        self._terms: dict[str, Leadership] = {}
+        self.prefix = root_of(self.access.prefix)
+        """Of all keys of elastic-agent."""
+        self.kept = KeptLease.of_node(LEASE_TTL_S)
+        self._terms: dict[str, Term] = {}
         self._open = ExitStack()
 
     def close(self) -> None:
         self._open.close()
 
-    def keys(self, run_id: str = "run") -> RunKeys:
-        return RunKeys(self.access.prefix, run_id)
+    def key(self, key: str) -> bytes:
+        """As etcd has it."""
+        return f"{self.prefix}{key}".encode()
+
+    def life_keys(self, run_id: str = "run") -> LifeKeys:
+        """Of the present life of a run, which begins now if there is none."""
+        return life_keys(self.table(), run_id)
 
     def client(self) -> EtcdClient:
         return self.dial()[0]
@@ -84,48 +101,40 @@ class EtcdScene(Scene):
                 self._open.callback(client.close)
                 return client, store
 
-    def node(self, run_id: str = "run") -> EtcdLink:
+    def table(self) -> EtcdTable:
         client, store = self.dial()
-        return EtcdLink(client, self.keys(run_id), store, self.kept, self.complaints.append)
+        return EtcdTable(client, self.prefix, store, lease=self.kept)
 
     def leadership(
         self, run_id: str = "run", lease_ttl_s: float = LEASE_TTL_S, patience_s: float = 0.01
-    ) -> Leadership:
+    ) -> Term:
         """The leadership of a new coordinator; there is no other leader."""
-        run_life(self.client(), self.keys(run_id))  # a node has come
-        leadership = campaign(self.client(), self.keys(run_id), "a test", lease_ttl_s, patience_s)
-        assert leadership is not None, "another agent coordinates"
-        self._open.callback(leadership.resign)
-        return leadership
+        self.life_keys(run_id)  # a node has come
+        term = campaign(self.client(), self.prefix, "a test", lease_ttl_s, patience_s, run_id)
+        assert term is not None, "another agent coordinates"
+        self._open.callback(term.resign)
+        return term
 
-    def coordinator(self, run_id: str = "run") -> Leadership:
+    def coordinator(self, run_id: str = "run") -> Term:
         """The first one's office, over another connection each time."""
         if run_id not in self._terms:
             self._terms[run_id] = self.leadership(run_id)
         return sharing_office(self._terms[run_id], self.client())
 
-    def exchange(self) -> ExchangeLink:
-        link = dial_exchange(endpoint_of(self.cluster), self.access, "tests", self.secret)
-        self._open.callback(link.close)
-        return link
+    def exchange(self) -> Any:
+        exchange = dial_exchange(endpoint_of(self.cluster), self.access, "tests", self.secret)
+        self._open.callback(exchange.close)
+        return Blocking(exchange)
 
-    def reports(self, run_id: str = "run") -> EtcdReportLink:
-        return EtcdReportLink(self.client(), self.keys(run_id), self.kept)
-
-    def end_run(self) -> None:
-        self.coordinator().remove_run(History(1))
+    def reports(self, run_id: str = "run") -> Any:
+        return Blocking(ReportRecords(self.table(), run_id))
 
     def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
-        return self.coordinator(run_id).wait
+        term = self.coordinator(run_id)
+        return lambda timeout_s: list(term.wait(timeout_s))
 
     def stranger(self) -> EtcdStranger:
         return EtcdStranger(self.client())
-
-    def root(self, run_id: str = "run") -> str:
-        return self.keys(run_id).shown
-
-    def forge(self, *plans: Plan) -> None:
-        self.stranger().set(f"{self.root()}/plan", encode(plans[-1]))
 
     def lose_store(self) -> None:
         for server in self.cluster.members:
@@ -150,10 +159,15 @@ class EtcdStranger:
         return bytes(found.value)
 
 
-def sharing_office(leadership: Leadership, client: EtcdClient) -> Leadership:
+def client_of(records: Any) -> Any:
+    """The client below records."""
+    return records.records._table._client
+
+
+def sharing_office(term: Term, client: EtcdClient) -> Term:
     """The same office over another connection."""
-    own: Any = leadership
-    return Leadership(client, own._keys, own._lease_id, own.ttl_s, own._since, own._who, own._life)
+    own: Any = term.leadership
+    return Term(Leadership(client, own._root, own._keys, own._lease_id, own.ttl_s, own._since, own._who))
 
 
 def endpoint_of(cluster: EtcdCluster) -> Endpoint:

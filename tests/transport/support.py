@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 import signal
@@ -29,12 +30,20 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.testing.node import freeze, thaw
-from elastic_agent.transport import Secret, c10d
+from elastic_agent.transport import (
+    CoordinatorRecords,
+    LifeKeys,
+    NodeRecords,
+    RunKeys,
+    Secret,
+    Table,
+    begun_life_of,
+    c10d,
+    drive,
+)
 from elastic_agent.transport.addresses import listen
-from elastic_agent.transport.base import CoordinatorLink, ExchangeLink, NodeLink, ReportLink
 from elastic_agent.transport.c10d import connection as c10d_connection
-from elastic_agent.transport.c10d.plans import _pack
-from elastic_agent.transport.c10d.store import StoreClient
+from elastic_agent.transport.plans import _pack
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
 
@@ -80,15 +89,36 @@ def plan(version: int, reason: str = "because", **changes: Any) -> Plan:
     return Plan(**(said | changes))
 
 
-def forge(client: StoreClient, root: str, *plans: Plan) -> None:
-    """Write plans as a coordinator would, whatever is there; the last one as the newest."""
+def forge(store: Any, folder: str, *plans: Plan) -> None:
+    """Write plans as a coordinator would, whatever is there; the last one as the newest.
+
+    ``store``: what has ``put``; ``folder``: of the run's records.
+    """
     for one in plans:
         envelope, parts = _pack(one)
         for digest, body in parts.items():
-            client.put(f"{root}/part/{digest}", body)
-        client.put(f"{root}/plan/{one.version}", msgspec.json.encode(envelope))
-        client.put(f"{root}/latest", str(one.version).encode())
-    client.confirm()
+            store.put(f"{folder}part/{digest}", body)
+        store.put(f"{folder}plan/{one.version}", msgspec.json.encode(envelope))
+        store.put(f"{folder}latest", str(one.version).encode())
+
+
+class Blocking:
+    """Records, or a table, whose coroutines are run to their end by the thread that calls."""
+
+    def __init__(self, records: Any) -> None:
+        self.records = records
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.records, name)
+        if not inspect.iscoroutinefunction(method):
+            return method
+        return lambda *args, **kwargs: drive(method(*args, **kwargs))
+
+
+def life_keys(table: Table, run_id: str = "run") -> LifeKeys:
+    """The keys of the present life of a run, which begins now if there is none."""
+    run = RunKeys(run_id)
+    return LifeKeys(run, drive(begun_life_of(table, run)))
 
 
 class Stranger(Protocol):
@@ -106,24 +136,28 @@ class Scene(ABC):
     """What the links found in the store that should not be there."""
 
     @abstractmethod
-    def node(self, run_id: str = "run") -> NodeLink:
+    def table(self) -> Any:
+        """A connection of its own."""
+
+    def node(self, run_id: str = "run") -> Any:
         """A node's connection."""
+        return Blocking(drive(NodeRecords.open(self.table(), run_id, self.complaints.append)))
 
     @abstractmethod
-    def coordinator(self, run_id: str = "run") -> CoordinatorLink:
+    def coordinator(self, run_id: str = "run") -> Any:
         """A connection of the coordinator."""
 
     @abstractmethod
-    def reports(self, run_id: str = "run") -> ReportLink:
+    def reports(self, run_id: str = "run") -> Any:
         """A connection for reports."""
 
     @abstractmethod
-    def exchange(self) -> ExchangeLink:
+    def exchange(self) -> Any:
         """A connection of a program beside the run."""
 
-    @abstractmethod
     def end_run(self) -> None:
         """Have the coordinator remove the run."""
+        self.coordinator().remove_run(None)
 
     @abstractmethod
     def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
@@ -133,24 +167,26 @@ class Scene(ABC):
     def stranger(self) -> Stranger:
         """A plain connection."""
 
-    @abstractmethod
     def root(self, run_id: str = "run") -> str:
-        """Under which key the run's records lie."""
+        """Under which key the present life of the run's records lies."""
+        table = self.table()
+        return f"{table.root}{life_keys(table, run_id).folder}".removesuffix("/")
 
-    @abstractmethod
     def forge(self, *plans: Plan) -> None:
         """Write plans of the run by hand, whatever is there; the last one as the newest."""
+        table = self.table()
+        forge(Blocking(table), life_keys(table).folder, *plans)
 
     @abstractmethod
     def lose_store(self) -> None:
         """End the store while clients use it."""
 
-    def joined(self, *names: str, run_id: str = "run") -> NodeLink:
-        """A connection that has registered these."""
-        link = self.node(run_id)
+    def joined(self, *names: str, run_id: str = "run") -> Any:
+        """A node's connection that has registered these."""
+        node = self.node(run_id)
         for name in names:
-            assert link.register(member(name), lease(name)) is not None
-        return link
+            assert node.register(member(name), lease(name)) is not None
+        return node
 
 
 class C10dScene(Scene):
@@ -163,27 +199,18 @@ class C10dScene(Scene):
         self.complaints: list[str] = []
         self._heard: dict[str, list[str]] = {}
 
-    def node(self, run_id: str = "run") -> c10d.C10dLink:
-        client, store_id, local_address = c10d.open_store(self.endpoint, PATIENCE_S, self.secret)
-        return c10d.C10dLink(client, store_id, local_address, run_id, self.complaints.append)
+    def table(self) -> c10d.C10dTable:
+        return c10d.open_table(self.endpoint, PATIENCE_S, self.secret)
 
-    def client(self) -> StoreClient:
-        """A connection of its own."""
-        return c10d.open_store(self.endpoint, PATIENCE_S, self.secret)[0]
+    def coordinator(self, run_id: str = "run") -> Any:
+        table = self.table()
+        return Blocking(CoordinatorRecords(table, life_keys(table, run_id), self.complaints.append))
 
-    def coordinator(self, run_id: str = "run") -> c10d.C10dCoordinatorLink:
-        return c10d.C10dCoordinatorLink(self.client(), run_id, self.complaints.append)
+    def exchange(self) -> Any:
+        return Blocking(c10d.dial_exchange(self.endpoint, "tests", PATIENCE_S, self.secret))
 
-    def exchange(self) -> ExchangeLink:
-        return c10d.dial_exchange(self.endpoint, "tests", PATIENCE_S, self.secret)
-
-    def reports(self, run_id: str = "run") -> ReportLink:
-        return c10d.C10dReportLink(self.client(), run_id)
-
-    def end_run(self) -> None:
-        coordinator = self.coordinator()
-        coordinator.read(None)
-        assert coordinator.remove_run()
+    def reports(self, run_id: str = "run") -> Any:
+        return Blocking(c10d.dial_reports(self.endpoint, run_id, PATIENCE_S, self.secret))
 
     def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
         inbox = self.host.inbox()
@@ -199,12 +226,6 @@ class C10dScene(Scene):
     def stranger(self) -> Any:
         return raw_client(self.endpoint) if self.secret is None else _Insider(self)
 
-    def root(self, run_id: str = "run") -> str:
-        return f"elastic-agent/1/r/{run_id}"
-
-    def forge(self, *plans: Plan) -> None:
-        forge(self.client(), self.root(), *plans)
-
     def lose_store(self) -> None:
         self.host.close()
 
@@ -213,14 +234,13 @@ class _Insider:
     """One that has the secret."""
 
     def __init__(self, scene: C10dScene) -> None:
-        self._client = scene.client()
+        self._table = scene.table()
 
     def set(self, key: str, value: bytes) -> None:
-        self._client.put(key, value)
-        self._client.confirm()
+        drive(self._table.put(key.removeprefix(self._table.root), value))
 
     def delete_key(self, key: str) -> None:
-        self._client.delete([key])
+        drive(self._table.delete([key.removeprefix(self._table.root)]))
 
 
 class RawClient(TCPStore):
@@ -332,9 +352,9 @@ def _take_part(connection: Connection, endpoint: Endpoint) -> None:
         while connection.recv() == "elect":
             if host is None:
                 host = c10d.find_or_host(endpoint, PATIENCE_S)
-            client, store_id, _ = c10d.open_store(endpoint, PATIENCE_S)
-            client.close()
-            connection.send((host is not None, store_id))
+            table = c10d.open_table(endpoint, PATIENCE_S)
+            table.close()
+            connection.send((host is not None, table.store_id))
     os._exit(0)
 
 

@@ -223,7 +223,7 @@ mount --bind "$1" /etc/hosts
 exec "$0" -c '
 import json
 from elastic_agent.protocol.records import RECORD_VERSION, Lease, Member, Policy, State
-from elastic_agent.transport import c10d
+from elastic_agent.transport import c10d, drive
 from elastic_agent.transport.addresses import connect, listen
 from elastic_agent.transport.base import UnreachableError
 from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
@@ -247,8 +247,8 @@ for host in ("10.9.8.7", "fd00::7", "one", "two", "debian", "localhost"):
     store = c10d.find_or_host(Endpoint(host, 0), 5.0)
     node = c10d.dial(Endpoint(host, store.port), "run", 5.0)
     member = Member(RECORD_VERSION, "a", "a-1", node.local_address, 1, State.READY, 0, Policy())
-    node.register(member, Lease("a-1", 5.0))
-    assert list(store.coordinator_link("run").read(None).members) == ["a-1"]
+    drive(node.register(member, Lease("a-1", 5.0)))
+    assert list(drive(store.report_records("run").read_run()).snapshot.members) == ["a-1"]
     facts["met"].append(host)
     offer = BootstrapStore.open(node.local_address, PortPicker(None, 0.0))
     dial_bootstrap(offer.address, 5.0)

@@ -17,20 +17,18 @@ from elastic_agent.rendezvous.backends.etcd import backend
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
 from elastic_agent.testing.relay import Relay
+from elastic_agent.transport import NodeRecords, UnknownPlanError, drive
 from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
-from elastic_agent.transport.etcd import EtcdLink, KeptLeases, Leadership, NotLeaderError
-from elastic_agent.transport.etcd import link as etcd
+from elastic_agent.transport.etcd import EtcdTable, KeptLease, NotLeaderError, kept_lease
 from elastic_agent.transport.etcd.client import EtcdClient, prefix_end
-from elastic_agent.transport.etcd.keys import run_life
 from elastic_agent.transport.etcd.leadership import campaign_for
-from elastic_agent.transport.etcd.plans import UnknownPlanError
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 from tests.waiting import wait_for
 
-from .etcd_scene import LEASE_TTL_S, EtcdScene, campaign, endpoint_of
-from .support import PATIENCE_S, lease, member, plan
+from .etcd_scene import LEASE_TTL_S, EtcdScene, Term, campaign, client_of, endpoint_of
+from .support import PATIENCE_S, Blocking, lease, member, plan
 
 
 def everything(scene: EtcdScene) -> dict[bytes, tuple[bytes, int]]:
@@ -44,12 +42,12 @@ ENDED = History(generation=4, charged=1, outcome=Phase.FINISHED, settled=True)
 
 # -- the term of office ---------------------------------------------------------------------------
 
-WRITES: dict[str, Callable[[Leadership], object]] = {
-    "publish": lambda leadership: leadership.publish(plan(2, "from the past")),
-    "condemn": lambda leadership: leadership.revoke(lease("a")),
-    "forget": lambda leadership: leadership.forget("a"),
-    "write_status": lambda leadership: leadership.write_status("from the past"),
-    "remove_run": lambda leadership: leadership.remove_run(ENDED),
+WRITES: dict[str, Callable[[Term], object]] = {
+    "publish": lambda term: term.publish(plan(2, "from the past")),
+    "condemn": lambda term: term.revoke(lease("a")),
+    "forget": lambda term: term.forget("a"),
+    "write_status": lambda term: term.write_status("from the past"),
+    "remove_run": lambda term: term.remove_run(ENDED),
 }
 
 
@@ -59,8 +57,7 @@ def test_a_former_leader_cannot_write(etcd_scene: EtcdScene, write: str, succeed
     etcd_scene.joined("a")
     deposed = etcd_scene.leadership()
     deposed.publish(plan(1))
-    office: Any = deposed
-    etcd_scene.client().revoke(office._lease_id)  # as when it ran out
+    etcd_scene.client().revoke(lease_of(deposed))  # as when it ran out
     if succeeded:
         etcd_scene.leadership()
     before = everything(etcd_scene)
@@ -70,35 +67,41 @@ def test_a_former_leader_cannot_write(etcd_scene: EtcdScene, write: str, succeed
     assert everything(etcd_scene) == before
 
 
+def lease_of(term: Term) -> int:
+    """The etcd lease that the leader key hangs on."""
+    office: Any = term.leadership
+    lease_id: int = office._lease_id
+    return lease_id
+
+
 @pytest.mark.parametrize("leads", [True, False])
 def test_an_agent_that_was_paused_for_longer_than_its_etcd_lease_is_not_elected(
     etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch, leads: bool
 ) -> None:
     if leads:
         etcd_scene.leadership()
-    client, keys = etcd_scene.client(), etcd_scene.keys()
-    life = run_life(client, keys)
+    client, keys = etcd_scene.client(), etcd_scene.life_keys()
     gone = client.grant(60)
     client.revoke(gone)
     monkeypatch.setattr(client, "grant", lambda ttl_s: gone)
-    assert campaign_for(client, keys, "late", LEASE_TTL_S, life) is None
+    assert campaign_for(client, etcd_scene.prefix, keys, "late", LEASE_TTL_S) is None
 
 
 def test_one_agent_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene) -> None:
-    first, keys = etcd_scene.leadership(), etcd_scene.keys()
+    first, root = etcd_scene.leadership(), etcd_scene.prefix
     clients = [etcd_scene.client() for _ in range(4)]
     threads = [AbandonableThread(f"candidate {i}") for i in range(4)]
     begun = [first_watch_of(client) for client in clients]
     standing = [
-        thread.submit(lambda client=client: campaign(client, keys, "next", LEASE_TTL_S, 10 * PATIENCE_S))
+        thread.submit(lambda client=client: campaign(client, root, "next", LEASE_TTL_S, 10 * PATIENCE_S))
         for thread, client in zip(threads, clients, strict=True)
     ]
     assert all(watch.wait(PATIENCE_S) for watch in begun)
-    assert campaign(etcd_scene.client(), keys, "hasty", LEASE_TTL_S, 0.05) is None
+    assert campaign(etcd_scene.client(), root, "hasty", LEASE_TTL_S, 0.05) is None
     first.resign()
     leaderships = [one.result(PATIENCE_S) for one in standing]
     (elected,) = [leadership for leadership in leaderships if leadership is not None]
-    assert elected.publish(plan(1))
+    elected.publish(plan(1))
     elected.resign()
     for thread in threads:
         thread.abandon()
@@ -120,28 +123,26 @@ def test_leadership_of_a_partitioned_agent_ends_and_another_takes_over(etcd_scen
     etcd_scene.node()
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
         client = EtcdClient.dial(relay.endpoint, etcd_scene.access, PATIENCE_S)
-        cut_off = campaign(client, etcd_scene.keys(), "cut off", LEASE_TTL_S, 0.1)
+        cut_off = campaign(client, etcd_scene.prefix, "cut off", LEASE_TTL_S, 0.1)
         assert cut_off is not None
         relay.hold()
-        office: Any = cut_off
-        office._client._timeout_s = 0.2
-        etcd_scene.client().revoke(office._lease_id)  # as when it ran out
-        assert etcd_scene.leadership().publish(plan(1))
+        client_of(cut_off)._timeout_s = 0.2
+        etcd_scene.client().revoke(lease_of(cut_off))  # as when it ran out
+        etcd_scene.leadership().publish(plan(1))
         keep(cut_off)
         with pytest.raises(StoreLostError, match="not renewed"):
             cut_off.wait(10 * PATIENCE_S)
     cut_off.resign()
 
 
-def keep(leadership: Leadership) -> None:
+def keep(term: Term) -> None:
     """Renew the etcd lease of the leader key at once, when its time is over by the leader's own clock."""
-    LeaderKeyThread(leadership, time.monotonic() - leadership.ttl_s).start()
+    LeaderKeyThread(term.leadership, time.monotonic() - term.leadership.ttl_s).start()
 
 
 def test_a_waiting_leader_detects_a_lost_etcd_lease(etcd_scene: EtcdScene) -> None:
     leadership = etcd_scene.leadership()
-    office: Any = leadership
-    etcd_scene.client().revoke(office._lease_id)
+    etcd_scene.client().revoke(lease_of(leadership))
     keep(leadership)
     with pytest.raises(NotLeaderError, match="expired"):
         leadership.wait(10 * PATIENCE_S)
@@ -151,7 +152,7 @@ def test_a_waiting_leader_detects_a_lost_etcd_lease(etcd_scene: EtcdScene) -> No
 def test_leadership_is_kept_beyond_its_lease_by_keep_alives(etcd_scene: EtcdScene) -> None:
     leadership = etcd_scene.leadership(lease_ttl_s=1.0)  # two seconds, the least
     assert leadership.wait(2.6) == []
-    assert leadership.publish(plan(1))
+    leadership.publish(plan(1))
 
 
 # -- by when a lease was written -------------------------------------------------------------------
@@ -161,14 +162,14 @@ def test_a_successor_dates_leases_by_the_leaders_marks(
     etcd_scene: EtcdScene,
 ) -> None:
     """The lease of the coordinator's own node is first read by its successor, some time after its last renewal."""
-    first, keys, client = etcd_scene.leadership(), etcd_scene.keys(), etcd_scene.client()
+    first, root, client = etcd_scene.leadership(), etcd_scene.prefix, etcd_scene.client()
     thread = AbandonableThread("candidate")
-    standing = thread.submit(lambda: campaign(client, keys, "next", LEASE_TTL_S, 10 * PATIENCE_S))
+    standing = thread.submit(lambda: campaign(client, root, "next", LEASE_TTL_S, 10 * PATIENCE_S))
     client.range(b"/")  # an answer before the lease is written tells nothing of it
     node = etcd_scene.joined("a")
     before_s = time.monotonic()
     assert node.renew(lease("a"), lease("a").renewed())
-    revision = int(etcd_scene.client().get(keys.lease("a")).mod_revision)
+    revision = int(etcd_scene.client().get(etcd_scene.key(etcd_scene.life_keys().lease("a"))).mod_revision)
     first.write_mark()
     wait_for("the mark", lambda: client.revisions.written_by(revision) is not None)
     marked_s = time.monotonic()
@@ -186,28 +187,27 @@ def test_a_successor_dates_leases_by_the_leaders_marks(
 
 
 def test_a_mark_does_not_end_leadership(etcd_scene: EtcdScene) -> None:
-    leadership, keys, client = etcd_scene.leadership(), etcd_scene.keys(), etcd_scene.client()
-    created = client.get(keys.leader)
+    leadership, client = etcd_scene.leadership(), etcd_scene.client()
+    key = etcd_scene.key("r/run/leader")
+    created = client.get(key)
     assert created is not None
     leadership.write_mark()
-    wait_for("the mark", lambda: client.get(keys.leader).mod_revision > created.mod_revision)
-    marked = client.get(keys.leader)
+    wait_for("the mark", lambda: client.get(key).mod_revision > created.mod_revision)
+    marked = client.get(key)
     assert (marked.value, marked.lease) == (created.value, created.lease)
-    assert leadership.publish(plan(1))
+    leadership.publish(plan(1))
     leadership.resign()
-    assert client.get(keys.leader) is None, "it still goes with the coordinator's etcd lease"
+    assert client.get(key) is None, "it still goes with the coordinator's etcd lease"
 
 
 def test_a_renewal_is_reported_to_its_agent(etcd_scene: EtcdScene) -> None:
     renewals: list[bool] = []
-    client, store = etcd_scene.dial()
-    node = EtcdLink(
-        client, etcd_scene.keys(), store, etcd_scene.kept, on_renewal=lambda: renewals.append(True)
-    )
+    opened = NodeRecords.open(etcd_scene.table(), "run", on_renewal=lambda: renewals.append(True))
+    node = Blocking(drive(opened))
     assert node.register(member("a"), lease("a")) is not None
     node.write(member("a", slots=3))
     assert node.renew(lease("a"), lease("a").renewed())
-    assert not node.renew(lease("a"), lease("a").renewed())
+    assert not node.renew(lease("a"), lease("a").renewed().renewed())
     assert len(renewals) == 2
 
 
@@ -248,11 +248,6 @@ class Behind:
         if self._meanwhile:
             self._meanwhile.pop(0)()
         return self._follow(*args)
-
-
-def client_of(link: EtcdLink | Leadership) -> Any:
-    link_: Any = link
-    return link_._client
 
 
 def test_a_node_behind_a_compaction_reads_the_plan_again(etcd_scene: EtcdScene) -> None:
@@ -306,9 +301,9 @@ def test_an_agent_behind_a_compaction_checks_for_a_leader_again(
         compact(etcd_scene)
 
     Behind(client, pass_by)
-    leadership = campaign(client, etcd_scene.keys(), "behind", LEASE_TTL_S, PATIENCE_S)
+    leadership = campaign(client, etcd_scene.prefix, "behind", LEASE_TTL_S, PATIENCE_S)
     assert leadership is not None
-    assert leadership.publish(plan(1))
+    leadership.publish(plan(1))
     leadership.resign()
 
 
@@ -337,7 +332,7 @@ def test_after_a_restart_of_etcd_the_run_continues(own_etcd_scene: EtcdScene) ->
     assert again.read_plan() == plan(1)
     assert again.read_lease("a") == lease("a")
     assert again.renew(lease("a"), lease("a").renewed())
-    assert scene.coordinator().publish(plan(2)), "the office is still its own"
+    scene.coordinator().publish(plan(2))  # the office is still its own
     assert again.next_plan(1, PATIENCE_S) == plan(2)
     thread.abandon()
 
@@ -387,35 +382,30 @@ def test_foreign_data_under_the_prefix_is_not_touched(etcd_scene: EtcdScene) -> 
 # -- damage ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"{}", b'{"plan": 1}', b""])
-def test_an_invalid_plan_in_etcd_does_not_hide_the_next_one(etcd_scene: EtcdScene, data: bytes) -> None:
-    coordinator, node = etcd_scene.coordinator(), etcd_scene.node()
-    coordinator.publish(plan(1))
-    assert node.next_plan(0, PATIENCE_S) == plan(1)
-    etcd_scene.stranger().set(f"{etcd_scene.root()}/plan", data)
-    assert node.next_plan(1, 0.05) is None
-    assert node.read_plan() == plan(1)
-    assert coordinator.read_plan() == plan(1)
-    assert etcd_scene.node().read_plan() is None
-    assert coordinator.publish(plan(2))
-    assert node.next_plan(1, PATIENCE_S) == plan(2)
-    assert etcd_scene.node().read_plan() == plan(2)
-    assert len(etcd_scene.complaints) == 2, "once a connection"
-    assert all(f"{etcd_scene.root()}/plan" in line and "\n" not in line for line in etcd_scene.complaints)
-
-
-def test_what_is_not_a_plan_is_reported_and_not_replaced(etcd_scene: EtcdScene) -> None:
+@pytest.mark.parametrize("data", [b"\xff", b"{}", b'{"plan": 1}'])
+def test_what_is_not_a_plan_is_reported_and_not_replaced(etcd_scene: EtcdScene, data: bytes) -> None:
     """Nodes may know a plan that was there before, and ignore all that begin at version 1 again."""
     first = etcd_scene.leadership()
-    assert first.publish(plan(1))
-    etcd_scene.stranger().set(f"{etcd_scene.root()}/plan", b"oops")
+    first.publish(plan(1))
+    etcd_scene.stranger().set(f"{etcd_scene.root()}/plan/1", data)
     first.resign()
-    with pytest.raises(UnknownPlanError, match=f"{etcd_scene.root()}/plan in etcd is not a plan") as caught:
+    with pytest.raises(
+        UnknownPlanError, match=f"what {etcd_scene.root()}/plan/ in the store holds is not a plan"
+    ) as caught:
         etcd_scene.leadership().read_plan()
     assert "\n" not in str(caught.value)
     node = etcd_scene.joined("a")
     assert node.read_plan() is None
     assert node.renew(lease("a"), lease("a").renewed()), "those who train go on"
+
+
+def test_an_empty_value_counts_as_missing(etcd_scene: EtcdScene) -> None:
+    stranger, table = etcd_scene.stranger(), Blocking(etcd_scene.table())
+    stranger.set(f"{etcd_scene.prefix}x/empty", b"")
+    assert table.read(["x/empty"]) == table.read_folders("x/") == {}
+    assert table.swap("x/empty", b"else", b"new") is None
+    assert table.swap("x/empty", None, b"new") == b"new"
+    assert table.read_folders("x/") == {"x/empty": b"new"}
 
 
 # -- leases of etcd -------------------------------------------------------------------------------
@@ -441,35 +431,61 @@ def resident_bytes() -> int:
 
 
 def test_records_whose_etcd_lease_ends_are_removed_by_etcd(etcd_scene: EtcdScene) -> None:
-    node, keys, client = etcd_scene.joined("a"), etcd_scene.keys(), etcd_scene.client()
-    client.revoke(etcd_scene.kept.of(client, "a"))  # as when no keep-alive came in its time
-    assert client.get(keys.member("a")) is None
-    assert client.get(keys.lease("a")) is None
-    assert not node.renew(lease("a"), lease("a").renewed())
+    node, client = etcd_scene.joined("a"), etcd_scene.client()
+    keys = etcd_scene.life_keys()
+    assert node.renew(lease("a"), lease("a").renewed())
+    client.revoke(etcd_scene.kept.id(client))  # as when no keep-alive came in its time
+    assert client.get(etcd_scene.key(keys.member("a"))) is None
+    assert client.get(etcd_scene.key(keys.lease("a"))) is None
+    assert not node.renew(lease("a").renewed(), lease("a").renewed().renewed())
     node.write(member("a", state=State.LEFT))
-    assert client.get(keys.member("a")) is None, "a member record alone does not register a node"
+    found = client.get(etcd_scene.key(keys.member("a")))
+    assert found is None, "a member record alone does not register a node"
     assert node.register(member("a"), lease("a")) == lease("a")
+
+
+def test_the_life_of_a_run_outlasts_the_node_that_began_it(etcd_scene: EtcdScene) -> None:
+    first, client = etcd_scene.joined("a"), etcd_scene.client()
+    client.revoke(etcd_scene.kept.id(client))
+    assert etcd_scene.node().store_id == first.store_id
+
+
+def test_revoked_leases_keep_their_etcd_lease_and_forgotten_ones_get_another(etcd_scene: EtcdScene) -> None:
+    etcd_scene.joined("a", "b")
+    coordinator, client, keys = etcd_scene.coordinator(), etcd_scene.client(), etcd_scene.life_keys()
+    assert coordinator.revoke(lease("a"))
+    coordinator.forget("b")
+    client.revoke(etcd_scene.kept.id(client))
+    assert coordinator.read_leases(["a"]) == {}
+    assert client.get(etcd_scene.key(keys.lease("a"))) is None
+    assert client.get(etcd_scene.key(keys.lease("b"))).lease != 0
+    assert etcd_scene.node().register(member("b"), lease("b")) is None
 
 
 def test_writes_of_a_node_keep_its_records_alive(
     etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock_s = [0.0]
-    monkeypatch.setattr(etcd, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
+    monkeypatch.setattr(kept_lease, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     client = etcd_scene.client()
     kept_alive: list[int] = []
     keep_alive = client.keep_alive
     monkeypatch.setattr(client, "keep_alive", lambda one: (kept_alive.append(one), keep_alive(one)))
-    leases = KeptLeases(LEASE_TTL_S)
-    first = leases.of(client, "a")
-    assert leases.of(client, "b") != first, "each incarnation has its own"
+    kept = KeptLease.of_node(LEASE_TTL_S)
+    table = EtcdTable(client, etcd_scene.prefix, lease=kept)
+    drive(table.swap("x", None, b"1"))
+    first = kept.id(client)
     clock_s[0] = LEASE_TTL_S - 1.0
-    assert (leases.of(client, "a"), kept_alive) == (first, [])
+    drive(table.swap("x", b"1", b"2"))
+    assert kept_alive == []
     clock_s[0] = LEASE_TTL_S + 1.0
-    assert (leases.of(client, "a"), kept_alive) == (first, [first])
+    drive(table.swap("x", b"2", b"3"))
+    assert (kept.id(client), kept_alive) == (first, [first])
     client.revoke(first)
+    assert drive(table.read(["x"])) == {}
     clock_s[0] = 2 * LEASE_TTL_S + 2.0
-    assert leases.of(client, "a") != first
+    drive(table.put("x", b"4"))
+    assert client.get(etcd_scene.key("x")).lease == kept.id(client) != first
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -484,12 +500,13 @@ def test_a_finished_run_is_removed_completely_and_other_runs_stay(etcd_scene: Et
     leadership.write_status("nothing to wait for")
     leadership.revoke(lease("b"))
     leadership.forget("b")
-    before = {key for key in everything(scene) if key.startswith(scene.keys("run2").root)}
+    before = {key for key in everything(scene) if key.startswith(scene.key("r/run2/"))}
     leadership.remove_run(ENDED)
     leadership.resign()
     node.write(member("a", state=State.LEFT))
-    assert not node.renew(lease("a"), lease("a").renewed())
-    left = {f"{scene.access.prefix}/1/id".encode(), scene.keys().ended}
+    with pytest.raises(StoreLostError, match="removed the records of the earlier run"):
+        node.renew(lease("a"), lease("a").renewed())
+    left = {scene.key("id"), scene.key("r/run/ended")}
     assert set(everything(scene)) == {*left, *before}
     assert other.read_lease("a") == lease("a")
 
@@ -502,28 +519,30 @@ def test_an_agent_that_missed_the_end_of_its_run_finds_the_next_one(
     leadership = etcd_scene.leadership()
     leadership.publish(plan(1))
     leadership.remove_run(ENDED)
-    assert not sleeper.renew(lease("a"), lease("a").renewed())
-    with pytest.raises(StoreLostError, match="removed the records of the earlier run"):
-        sleeper.register(member("a"), lease("a2"))
-    assert set(everything(etcd_scene)) == {
-        f"{etcd_scene.access.prefix}/1/id".encode(),
-        etcd_scene.keys().ended,
-    }
+    leadership.resign()
+    for attempt in (
+        lambda: sleeper.renew(lease("a"), lease("a").renewed()),
+        lambda: sleeper.register(member("a"), lease("a")),
+        lambda: sleeper.register(member("a2"), lease("a2")),
+    ):
+        with pytest.raises(StoreLostError, match="removed the records of the earlier run"):
+            attempt()
     next_run = etcd_scene.node()
     assert next_run.store_id != sleeper.store_id
     assert next_run.store_id == etcd_scene.node().store_id, "the nodes of one life agree on its name"
     assert next_run.register(member("b"), lease("b")) is not None
     with pytest.raises(StoreLostError, match="removed the records of the earlier run"):
-        sleeper.register(member("a"), lease("a2"))
+        sleeper.register(member("a2"), lease("a2"))
+    assert list(etcd_scene.coordinator().read(None).members) == ["b"]
 
 
 def test_a_removed_run_has_no_coordinator_until_a_node_registers(
     etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, keys = etcd_scene.leadership(), etcd_scene.keys()
+    first, root = etcd_scene.leadership(), etcd_scene.prefix
     first.remove_run(ENDED)
     first.resign()
-    assert campaign(etcd_scene.client(), keys, "sleeper", LEASE_TTL_S, 0.05) is None
+    assert campaign(etcd_scene.client(), root, "sleeper", LEASE_TTL_S, 0.05) is None
     thread = AbandonableThread("standing")
     client, waits = etcd_scene.client(), threading.Event()
     watch = client.watch
@@ -533,7 +552,7 @@ def test_a_removed_run_has_no_coordinator_until_a_node_registers(
         return watch(*args)
 
     monkeypatch.setattr(client, "watch", announced_watch)
-    standing = thread.submit(lambda: campaign(client, keys, "sleeper", LEASE_TTL_S, 10 * PATIENCE_S))
+    standing = thread.submit(lambda: campaign(client, root, "sleeper", LEASE_TTL_S, 10 * PATIENCE_S))
     assert waits.wait(PATIENCE_S)
     etcd_scene.node()
     assert standing.result(PATIENCE_S) is None, "it takes part again, in this life of the run"
@@ -547,14 +566,15 @@ def test_a_removed_run_has_no_coordinator_until_a_node_registers(
 def test_an_invalid_ended_record_counts_as_none(etcd_scene: EtcdScene, data: bytes) -> None:
     leadership = etcd_scene.leadership()
     assert leadership.read_ended() is None
-    etcd_scene.stranger().set(f"{etcd_scene.root()}/ended", data)
+    etcd_scene.stranger().set(f"{etcd_scene.prefix}r/run/ended", data)
     assert leadership.read_ended() is None
 
 
 def test_a_late_write_of_an_abandoned_connection_has_no_effect(etcd_scene: EtcdScene) -> None:
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
         client = EtcdClient.dial(relay.endpoint, etcd_scene.access, PATIENCE_S)
-        abandoned = EtcdLink(client, etcd_scene.keys(), "store", etcd_scene.kept)
+        table = EtcdTable(client, etcd_scene.prefix, lease=etcd_scene.kept)
+        abandoned = Blocking(drive(NodeRecords.open(table, "run")))
         assert abandoned.register(member("a"), lease("a")) is not None
         relay.hold()
         thread = AbandonableThread("abandoned")
@@ -573,11 +593,11 @@ def test_a_late_write_of_an_abandoned_connection_has_no_effect(etcd_scene: EtcdS
     assert etcd_scene.coordinator().read(["a"]).members["a"] == member("a", state=State.FAILED, slots=5)
 
 
-class LeasesThatEndAtOnce(KeptLeases):
-    """Leases that another program revokes before anything is written."""
+class LeaseThatEndsAtOnce(KeptLease):
+    """A lease that another program revokes before anything is written."""
 
-    def of(self, client: EtcdClient, incarnation: str) -> int:
-        lease_id = super().of(client, incarnation)
+    def id(self, client: EtcdClient) -> int:
+        lease_id = super().id(client)
         client.revoke(lease_id)
         return lease_id
 
@@ -591,6 +611,6 @@ ON_A_LEASE: dict[str, Callable[[EtcdScene], object]] = {
 @pytest.mark.parametrize("write", ON_A_LEASE)
 def test_what_cannot_be_written_is_not_taken_for_written(etcd_scene: EtcdScene, write: str) -> None:
     etcd_scene.joined("b")
-    etcd_scene.kept = LeasesThatEndAtOnce(LEASE_TTL_S)
+    etcd_scene.kept = LeaseThatEndsAtOnce(LEASE_TTL_S)
     with pytest.raises(StoreLostError, match="expire as fast as they are granted"):
         ON_A_LEASE[write](etcd_scene)

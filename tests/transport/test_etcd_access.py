@@ -24,7 +24,7 @@ from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 from tests.waiting import wait_for
 
-from .etcd_scene import EtcdScene, endpoint_of, etcd_scene, sharing_office
+from .etcd_scene import EtcdScene, client_of, endpoint_of, etcd_scene, sharing_office
 from .support import PATIENCE_S, lease, member, plan
 
 PASSWORD = "pass word: 'x'"
@@ -55,8 +55,8 @@ def use_everything(scene: EtcdScene, run_id: str = "run") -> None:
     leadership, node = scene.leadership(run_id), scene.joined("a", "b", run_id=run_id)
     assert leadership.wait(PATIENCE_S)
     assert set(leadership.read(None).members) == set(leadership.read(["a", "b"]).members) == {"a", "b"}
-    assert set(leadership.read_leases()) == {"a", "b"}
-    assert leadership.publish(plan(1))
+    assert set(leadership.read_leases(["a", "b"])) == {"a", "b"}
+    leadership.publish(plan(1))
     assert node.next_plan(0, PATIENCE_S) == plan(1)
     assert node.next_plan(1, 0.02) is None
     leadership.write_status("waiting")
@@ -65,8 +65,7 @@ def use_everything(scene: EtcdScene, run_id: str = "run") -> None:
     assert node.renew(lease("a"), lease("a").renewed())
     assert leadership.revoke(lease("b"))
     leadership.forget("b")
-    client: Any = node
-    client._client.keep_alive(scene.kept.of(client._client, "a"))
+    client_of(node).keep_alive(scene.kept.id(client_of(node)))
     ended = History(generation=1, outcome=Phase.FINISHED, settled=True)
     leadership.remove_run(ended)
     leadership.resign()
@@ -103,7 +102,7 @@ def test_a_user_can_be_restricted_to_one_run(guarded_etcd: EtcdCluster) -> None:
             scene.node("other").read_plan()
         client = scene.client()
         with pytest.raises(NotAStoreError, match="denies user"):
-            client.watch(scene.keys("other").plan, None, 1, PATIENCE_S)
+            client.watch(scene.key("r/other/life"), None, 1, PATIENCE_S)
 
 
 def test_a_wrong_password_is_reported_and_not_shown(guarded_etcd: EtcdCluster) -> None:
@@ -158,7 +157,7 @@ def test_changes_of_other_users_and_roles_have_no_effect(guarded_etcd: EtcdClust
         add_user(guarded_etcd, ("readwrite", "/y"))
         assert leadership.wait(PATIENCE_S) == ["a"]
         add_user(guarded_etcd)
-        assert leadership.publish(plan(1))
+        leadership.publish(plan(1))
         add_user(guarded_etcd)
         assert node.next_plan(0, PATIENCE_S) == plan(1)
 
@@ -188,7 +187,7 @@ def test_a_token_that_etcd_lost_is_renewed_transparently(tmp_path: Path) -> None
             reconnect(waiter, node)
             assert waiter.wait(PATIENCE_S) == ["a"], "a watch is the first that is asked"
             assert node.renew(lease("a"), lease("a").renewed())
-            assert leadership.publish(plan(1))
+            leadership.publish(plan(1))
 
 
 def reconnect(*links: Any) -> None:
@@ -199,8 +198,8 @@ def reconnect(*links: Any) -> None:
             return bool(client._call(client._line.auth.Authenticate, login_of(client)))
         return False
 
-    for link in links:
-        wait_for("a connection to etcd", lambda client=link._client: is_connected(client))
+    for client in map(client_of, links):
+        wait_for("a connection to etcd", lambda client=client: is_connected(client))
 
 
 def login_of(client: Any) -> Any:
@@ -227,15 +226,15 @@ def test_an_expired_token_is_renewed_transparently(tmp_path: Path) -> None:
             waiting = thread.submit(lambda: node.next_plan(0, PATIENCE_S))
             other = scene.joined("b")
             assert leadership.wait(PATIENCE_S) == ["b"]
-            lines: list[Any] = [vars(link)["_client"]._line for link in (leadership, node, other)]
+            lines: list[Any] = [client_of(link)._line for link in (leadership, node, other)]
             for line in lines:
                 line.token = line.expired = expired(line.token, key)
             other.write(member("b", slots=3))
             assert leadership.wait(PATIENCE_S) == ["b"]
-            assert leadership.publish(plan(1))
+            leadership.publish(plan(1))
             assert waiting.result(PATIENCE_S) == plan(1), "a watch that began in time goes on"
             add_user(cluster)
-            assert leadership.publish(plan(2)), "a token counts for the users and roles as they were"
+            leadership.publish(plan(2))  # a token counts for the users and roles as they were
             add_user(cluster)
             assert leadership.wait(0.02) == []
             assert other.renew(lease("b"), lease("b").renewed())

@@ -143,7 +143,7 @@ def test_a_proxy_in_the_environment_is_not_used(
 def test_mutual_tls_works(mutual_etcd: EtcdCluster, papers: Papers) -> None:
     with etcd_scene(mutual_etcd, papers.access("client")) as scene:
         node = scene.joined("a")
-        assert scene.coordinator().publish(plan(1))
+        scene.coordinator().publish(plan(1))
         assert node.next_plan(0, PATIENCE_S) == plan(1)
 
 

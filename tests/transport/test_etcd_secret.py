@@ -15,8 +15,15 @@ import pytest
 
 from elastic_agent.cli.secret import secret as command
 from elastic_agent.rendezvous.backends.etcd.backend import Members
-from elastic_agent.transport import NotAStoreError, Secret, TransportError, UnreachableError, WrongKeyError
-from elastic_agent.transport.etcd import probe
+from elastic_agent.transport import (
+    NotAStoreError,
+    Pem,
+    Secret,
+    TransportError,
+    UnreachableError,
+    WrongKeyError,
+)
+from elastic_agent.transport.etcd import EtcdClient, probe
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 from tests.names import unique
@@ -82,13 +89,30 @@ def answer(
 def test_agents_with_the_secret_read_and_write(closed_etcd: EtcdCluster) -> None:
     with etcd_scene(closed_etcd, secret=OURS) as scene:
         node, coordinator = scene.joined("a"), scene.coordinator()
-        assert coordinator.publish(plan(1))
+        coordinator.publish(plan(1))
         assert node.next_plan(0, PATIENCE_S) == plan(1)
         scene.reports().write_report("a", b"{}")
         assert list(scene.reports().read_run().reports) == ["a"]
         exchange = scene.exchange()
         exchange.write("topic", "a", b"value")
         assert exchange.read("topic") == {"a": b"value"}
+
+
+def test_a_process_issues_itself_one_certificate(
+    closed_etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issued: list[Secret] = []
+    issue = Secret.issue
+
+    def counted(self: Secret) -> Pem:
+        issued.append(self)
+        return issue(self)
+
+    monkeypatch.setattr(Secret, "issue", counted)
+    secret = Secret(OURS.values)
+    for _ in range(2):
+        EtcdClient.dial(endpoint_of(closed_etcd), EtcdAccess(PREFIX), PATIENCE_S, secret).close()
+    assert issued == [secret]
 
 
 def test_other_clients_read_nothing_and_change_nothing(closed_etcd: EtcdCluster, tmp_path: Path) -> None:

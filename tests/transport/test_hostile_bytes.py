@@ -17,7 +17,7 @@ from elastic_agent.transport.addresses import connect
 from elastic_agent.transport.c10d.wire import probe_store
 from elastic_agent.values import Endpoint
 
-from .support import PATIENCE_S, free_endpoint, lease, member, peers
+from .support import PATIENCE_S, Blocking, free_endpoint, lease, member, peers
 
 HELLO = tcpstore_wire.greeting(b"")[:-1]
 SET, COMPARE_SET, GET, ADD, CHECK, WAIT, COUNT, DELETE, APPEND = range(1, 10)
@@ -78,7 +78,7 @@ def test_hostile_bytes_neither_crash_nor_block_the_store() -> None:
     endpoint = free_endpoint()
     with peers(1, endpoint) as (host,), ExitStack() as lingering:
         assert host.elect()[0]
-        node = c10d.dial(endpoint, "run", PATIENCE_S)
+        node = Blocking(c10d.dial(endpoint, "run", PATIENCE_S))
         held = node.register(member("a"), lease("a"))
         assert held is not None
         messages = [*wrong_lengths(), *wrong_use(), *noise(300)]

@@ -24,7 +24,7 @@ from elastic_agent.transport.base import (
 from elastic_agent.transport.c10d import connection, host
 from elastic_agent.values import Endpoint
 
-from .support import PATIENCE_S, C10dScene, free_endpoint, member, peers
+from .support import PATIENCE_S, Blocking, C10dScene, free_endpoint, member, peers
 from .test_addresses import needs_ipv6
 
 SILENT_S = 0.5
@@ -174,7 +174,7 @@ def test_a_store_works_at_every_kind_of_address(address: str) -> None:
     inbox = scene.host.inbox()
     node = scene.joined("a")
     assert inbox.wait(PATIENCE_S) == [("run", "a")]
-    assert list(scene.host.coordinator_link("run").read(None).members) == ["a"]
+    assert list(scene.coordinator().read(None).members) == ["a"]
     assert node.store_id.startswith(scene.host.store_id)
     scene.host.close()
 
@@ -204,7 +204,7 @@ def test_a_frozen_host_blocks_neither_dialling_nor_abandoned_threads() -> None:
     with peers(1, endpoint) as (peer,):
         hosting, store_id = peer.elect()
         assert hosting
-        link, writer = c10d.dial(endpoint, "run", PATIENCE_S), c10d.dial(endpoint, "run", PATIENCE_S)
+        link, writer = (Blocking(c10d.dial(endpoint, "run", PATIENCE_S)) for _ in range(2))
         peer.freeze()
         error = why_not(endpoint, SILENT_S)
         assert isinstance(error, UnreachableError)
@@ -223,6 +223,6 @@ def test_a_frozen_host_blocks_neither_dialling_nor_abandoned_threads() -> None:
         writing.abandon()
         with pytest.raises(StoreLostError, match="closed"):  # it comes back, and goes no further
             stuck.result(PATIENCE_S)
-        again = c10d.dial(endpoint, "run", PATIENCE_S)
+        again = Blocking(c10d.dial(endpoint, "run", PATIENCE_S))
         assert again.store_id.startswith(store_id)
         assert again.read_plan() is None

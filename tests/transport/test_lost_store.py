@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.transport import c10d
+from elastic_agent.transport import CoordinatorRecords, c10d
 from elastic_agent.transport.base import StoreLostError, TransportError
 
-from .support import PATIENCE_S, free_endpoint, lease, member, peers, plan
+from .support import PATIENCE_S, Blocking, free_endpoint, lease, life_keys, member, peers, plan
 
 
 def test_every_call_to_a_killed_store_raises_store_lost() -> None:
@@ -18,16 +18,17 @@ def test_every_call_to_a_killed_store_raises_store_lost() -> None:
     with peers(1, endpoint) as (host,):
         assert host.elect()[0]
 
-        def coordinator() -> c10d.C10dCoordinatorLink:
-            return c10d.C10dCoordinatorLink(c10d.open_store(endpoint, PATIENCE_S)[0], "run")
+        def table() -> c10d.C10dTable:
+            return c10d.open_table(endpoint, PATIENCE_S)
+
+        def coordinator() -> Blocking:
+            return Blocking(CoordinatorRecords(table(), life_keys(table())))
 
         def inbox() -> c10d.C10dInbox:
-            return c10d.C10dInbox(
-                c10d.open_store(endpoint, PATIENCE_S)[0], c10d.open_store(endpoint, PATIENCE_S)[0]
-            )
+            return c10d.C10dInbox(table(), table())
 
-        def node() -> c10d.C10dLink:
-            return c10d.dial(endpoint, "run", PATIENCE_S)
+        def node() -> Blocking:
+            return Blocking(c10d.dial(endpoint, "run", PATIENCE_S))
 
         calls: list[Callable[[], Any]] = []
         for make, ask in _asked(node, coordinator, inbox):
@@ -55,7 +56,7 @@ def _asked(node: Any, coordinator: Any, inbox: Any) -> list[tuple[Callable[[], A
         (node, lambda link: link.next_plan(0, PATIENCE_S)),
         (coordinator, lambda link: link.read(None)),
         (coordinator, lambda link: link.read(["a"])),
-        (coordinator, lambda link: link.read_leases()),
+        (coordinator, lambda link: link.read_leases(["a"])),
         (coordinator, lambda link: link.read_plan()),
         (coordinator, lambda link: link.publish(plan(1))),
         (coordinator, lambda link: link.revoke(held)),

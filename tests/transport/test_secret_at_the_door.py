@@ -31,7 +31,7 @@ from elastic_agent.transport.c10d import secured, store_relay
 from elastic_agent.values import Endpoint
 from tests.waiting import wait_for
 
-from .support import PATIENCE_S, lease, member
+from .support import PATIENCE_S, Blocking, lease, member
 
 OURS, THEIRS = Secret((b"our secret, which is long",)), Secret((b"their secret, also long",))
 BOTH, BOTH_TURNED = (
@@ -50,8 +50,12 @@ def served(secret: Secret | None) -> Iterator[Endpoint]:
         host.close()
 
 
-def dial(endpoint: Endpoint, secret: Secret | None) -> c10d.C10dLink:
-    return c10d.dial(endpoint, "run", PATIENCE_S, secret)
+def dial(endpoint: Endpoint, secret: Secret | None) -> Blocking:
+    return Blocking(c10d.dial(endpoint, "run", PATIENCE_S, secret))
+
+
+def table(endpoint: Endpoint) -> Blocking:
+    return Blocking(c10d.open_table(endpoint, PATIENCE_S, OURS))
 
 
 def test_agents_with_the_secret_read_each_others_records() -> None:
@@ -156,21 +160,21 @@ def recorded(endpoint: Endpoint) -> Iterator[tuple[Endpoint, bytearray]]:
 
 def test_values_of_any_size_arrive() -> None:
     with served(OURS) as endpoint:
-        client = c10d.open_store(endpoint, PATIENCE_S, OURS)[0]
-        for size in (0, 1, 16 * 1024, 3_000_000):
+        client = table(endpoint)
+        for size in (1, 16 * 1024, 3_000_000):
             client.put("key", b"x" * size)
-            assert client.peek("key") == b"x" * size
+            assert client.read(["key"]) == {"key": b"x" * size}
 
 
 def test_a_wait_is_woken_and_ends_in_time() -> None:
     with served(OURS) as endpoint:
-        waiting, other = (c10d.open_store(endpoint, PATIENCE_S, OURS)[0] for _ in range(2))
+        waiting, other = table(endpoint), table(endpoint)
         assert not waiting.wait("key", 0.0)
         with ThreadPoolExecutor() as pool:
             woken = pool.submit(waiting.wait, "key", PATIENCE_S)
             other.put("key", b"value")
             assert woken.result(PATIENCE_S)
-        assert waiting.peek("key") == b"value"
+        assert waiting.read(["key"]) == {"key": b"value"}
 
 
 def test_many_agents_connect_at_once() -> None:
@@ -277,9 +281,9 @@ def test_a_host_that_is_gone_or_silent_may_be_dialled_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = Endpoint("127.0.0.1", silent.getsockname()[1])
         with pytest.raises(UnreachableError, match="did not answer"):
-            c10d.open_store(endpoint, 0.3, OURS)
+            c10d.open_table(endpoint, 0.3, OURS)
     with pytest.raises(UnreachableError):
-        c10d.open_store(endpoint, 0.3, OURS)
+        c10d.open_table(endpoint, 0.3, OURS)
 
 
 def test_a_machine_that_cannot_keep_others_out_hosts_no_store_with_a_secret(

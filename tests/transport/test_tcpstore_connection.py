@@ -58,12 +58,11 @@ def test_torchs_client_sees_the_same_values(torchs: TCPStore, ours: TCPStoreConn
     torchs.set("theirs", b"\0\xff")
     torchs.set("empty", b"")
     assert torchs.check(["theirs", "empty"])  # they have arrived
-    assert ours.get(["theirs", "missing"]) == [b"\0\xff", b""]
-    assert (ours.get_if_there("empty"), ours.get_if_there("missing")) == (b"", None)
+    assert ours.get(["theirs", "empty", "missing"]) == [b"\0\xff", b"", b""]
     ours.set("ours", b"a")
-    ours.append("ours", b"b")
     ours.ping()
-    assert torchs.get("ours") == b"ab"
+    assert torchs.get("ours") == b"a"
+    assert {"theirs", "empty", "ours"} <= {*ours.list_keys()}
     assert torchs.delete_key("ours")
     assert (ours.delete_key("theirs"), ours.delete_key("theirs")) == (True, False)
     assert not torchs.check(["theirs"])
@@ -110,10 +109,14 @@ def test_answers_stay_in_order_when_waits_end_by_time_out_and_key_at_once(torchs
     assert True in found
 
 
-def test_the_largest_values_arrive_and_larger_ones_are_not_sent(ours: TCPStoreConnection) -> None:
+def test_the_largest_values_arrive_and_larger_ones_are_not_sent(
+    torchs: TCPStore, ours: TCPStoreConnection
+) -> None:
     largest = b"v" * MAX_VALUE_BYTES
     ours.set("k" * MAX_KEY_BYTES, largest)
-    ours.append("k" * MAX_KEY_BYTES, largest)
+    ours.ping()
+    torchs.append("k" * MAX_KEY_BYTES, largest)
+    assert torchs.check(["k" * MAX_KEY_BYTES])  # it has arrived
     for call, *arguments in (
         (ours.set, "key", largest + b"v"),
         (ours.compare_set, "key", b"", largest + b"v"),

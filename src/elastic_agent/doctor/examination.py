@@ -12,7 +12,7 @@ from msgspec import Struct
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.transport import (
-    ExchangeLink,
+    Exchange,
     NotAStoreError,
     Obstacle,
     TransportError,
@@ -101,7 +101,7 @@ def _of(machine: str, finding: Finding) -> Finding:
 async def _examine_together(
     request: Request,
     local: LocalResult,
-    link: ExchangeLink,
+    link: Exchange,
     helper: CollectiveProcess | None,
     show: Callable[[str], None],
 ) -> Report:
@@ -138,7 +138,7 @@ async def _examine_together(
     )
 
 
-def _attendance(request: Request, link: ExchangeLink, echo: EchoServer) -> Attendance:
+def _attendance(request: Request, link: Exchange, echo: EchoServer) -> Attendance:
     address = request.local_addr or link.local_address
     found = network.interfaces().get(interface_of(address) or "")
     mtu = found.mtu if found is not None else 0
@@ -154,7 +154,7 @@ class _Dialled:
         self._access: EtcdAccess | None = request.access
         self._secret = request.secret
         self._host: Any = None
-        self.link: ExchangeLink | None = None
+        self.link: Exchange | None = None
 
     async def reach(self, wait_s: float, show: Callable[[str], None]) -> Finding | None:
         """Connect; what is wrong if that is not possible in time."""
@@ -183,7 +183,7 @@ class _Dialled:
                     show(f"cannot reach the endpoint {self._endpoint} yet: {problem}")
                 await asyncio.sleep(REDIAL_S)
 
-    def _dial(self) -> ExchangeLink:
+    def _dial(self) -> Exchange:
         if self._access is not None:
             return self._dial_etcd(self._access)
         from elastic_agent.transport import c10d  # torch takes a second
@@ -192,7 +192,7 @@ class _Dialled:
             self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._secret)
         return c10d.dial_exchange(self._endpoint, FOLDER, DIAL_TIMEOUT_S, self._secret)
 
-    def _dial_etcd(self, access: EtcdAccess) -> ExchangeLink:
+    def _dial_etcd(self, access: EtcdAccess) -> Exchange:
         from elastic_agent.transport import etcd
 
         problems, obstacles = [], set()

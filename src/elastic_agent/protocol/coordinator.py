@@ -5,7 +5,7 @@ records, hands them to :meth:`Coordinator.observe`, and calls :meth:`Coordinator
 hold a plan to publish (a compare-and-set against the version before it), leases to revoke (likewise) and
 records to remove. The driver reports what of it came about (:meth:`published`, :meth:`revoked`,
 :meth:`forgotten`) and repeats this until nothing is left to do. After an unknown outcome it re-reads the plan and
-calls :meth:`adopt_plan`. Time is an argument everywhere: seconds of the coordinator's own clock.
+calls :meth:`published`. Time is an argument everywhere: seconds of the coordinator's own clock.
 """
 
 from __future__ import annotations
@@ -73,8 +73,6 @@ class Coordinator:
             self.clock = PhaseClock.of(plan, self.clock, now_s, new_phase=True)
         self._remembered = remembered
         self._store_born_s = store_born_s
-        self._intruder: History | None = None
-        """The history in a plan of another writer, see :meth:`found_foreign_plan`."""
 
     # -- input from the driver ------------------------------------------------------------------
 
@@ -92,27 +90,12 @@ class Coordinator:
         self.ledger.forget(incarnation)
 
     def published(self, plan: Plan, now_s: float) -> None:
-        """This plan is now the newest in the store."""
-        self.adopt_plan(plan, now_s)
-
-    def adopt_plan(self, plan: Plan, now_s: float) -> None:
-        """Take the store's newest plan, written by this coordinator or another."""
+        """Take note of the newest plan in the store."""
         if self.plan is None or plan.version > self.plan.version:
             before = (self.plan.phase, self.plan.generation) if self.plan is not None else None
             new_phase = before != (plan.phase, plan.generation)
             self.clock = PhaseClock.of(plan, self.clock, now_s, new_phase=new_phase)
             self.plan = plan
-
-    def found_foreign_plan(self, other: Plan, now_s: float) -> None:
-        """A process that does not coordinate the run has written this plan: publish above it.
-
-        Nodes may have followed it, so its generation is used up as well. The rest of the plan is ignored.
-        """
-        if self.plan is None:
-            self.adopt_plan(other, now_s)
-            return
-        self.plan = msgspec.structs.replace(self.plan, version=max(self.plan.version, other.version))
-        self._intruder = History(other.generation, other.world)
 
     def stood_still(self, now_s: float, lasted_s: float) -> None:
         """The coordinator was paused for that long, until now: no node is considered late because of it.
@@ -304,7 +287,7 @@ class Coordinator:
 
     def _histories(self) -> list[History]:
         nodes = (one.member.history for one in self.ledger.sightings.values())
-        return [one for one in (*nodes, self._remembered, self._intruder) if one is not None]
+        return [one for one in (*nodes, self._remembered) if one is not None]
 
     def _higher_history(self) -> History | None:
         """A history of a later generation than the one in this store, if a node or the disk has one.

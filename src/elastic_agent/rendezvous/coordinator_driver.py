@@ -186,7 +186,8 @@ class RunDriver:
     def _remove_unused(self) -> Steps[bool]:
         """Remove the run's records, unless a node has registered meanwhile: its records are then read at once."""
         yield from self._read(None)
-        if not self._coordinator.has_live_members and (yield from RemoveRun(self._settled_history)):
+        if not self._coordinator.has_live_members:
+            yield from RemoveRun(self._settled_history)
             return True
         self._unused_since_s = math.inf
         self._full_read_s = self._clock()
@@ -219,9 +220,9 @@ class RunDriver:
 
     def _read_leases(self) -> Steps[None]:
         started_s = self._clock()
-        leases = yield from ReadLeases()
-        now_s = self._clock()  # after the answer, too
         sightings = self._coordinator.ledger.sightings
+        leases = yield from ReadLeases(tuple(sightings))
+        now_s = self._clock()  # after the answer, too
         for key, lease in leases.items():
             if key in sightings:
                 self._coordinator.observe(sightings[key].member, lease, now_s)
@@ -272,7 +273,8 @@ class RunDriver:
                 decision = self._coordinator.decide(self._clock())
             yield from self._report(decision)
             progress = yield from self._revoke(decision.revoke)
-            if decision.plan is not None and (yield from self._publish(decision.plan)):
+            if decision.plan is not None:
+                yield from self._publish(decision.plan)
                 progress = True
             for incarnation in decision.forget:
                 yield from Forget(incarnation)
@@ -310,23 +312,12 @@ class RunDriver:
                 progress = True
         return progress
 
-    def _publish(self, plan: Plan) -> Steps[bool]:
-        """Whether there is a newer plan now: this one, or one that was written by another process."""
-        before = self.plan
+    def _publish(self, plan: Plan) -> Steps[None]:
         if plan.generation > 0:
             yield from self._save(plan.history())  # before any node can read it
         self.winding_up |= plan.is_terminal  # before our own agent can read it, and end
-        if (yield from Publish(plan)):
-            self._coordinator.published(plan, self._clock())
-            return True
-        newest = yield from ReadPlan()
-        if newest is not None and newest != before:
-            self._log.warning(
-                f"plan version {newest.version} in the store was not written by this coordinator; "
-                "continuing with a higher version"
-            )
-            self._coordinator.found_foreign_plan(newest, self._clock())
-        return self.plan is not before
+        yield from Publish(plan)
+        self._coordinator.published(plan, self._clock())
 
     def _save(self, history: History) -> Steps[None]:
         """Write the run history to disk, for a new store; if that fails, training continues."""

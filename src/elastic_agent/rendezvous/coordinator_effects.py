@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from elastic_agent.protocol import History, Lease, Plan
-from elastic_agent.transport import CoordinatorLink, Snapshot
+from elastic_agent.transport import CoordinatorRecords, Snapshot, drive
 
 from .effects import Effect, T_co
 from .run_history import RunHistoryStore
@@ -18,8 +18,8 @@ class StoreEffect(Effect[T_co]):
 
     __slots__ = ()
 
-    def perform(self, link: CoordinatorLink) -> T_co:
-        """Perform it over this connection, in this thread."""
+    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, T_co]:
+        """Return the coroutine that performs it."""
         raise NotImplementedError
 
 
@@ -42,34 +42,36 @@ class ReadRecords(StoreEffect[Snapshot]):
 
     incarnations: Collection[str] | None = None
 
-    def perform(self, link: CoordinatorLink) -> Snapshot:
-        return link.read(self.incarnations)
+    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, Snapshot]:
+        return records.read(self.incarnations)
 
 
 @dataclass(frozen=True)
 class ReadLeases(StoreEffect[Mapping[str, Lease]]):
-    """Read the leases of all incarnations."""
+    """Read the leases of these incarnations."""
 
-    def perform(self, link: CoordinatorLink) -> Mapping[str, Lease]:
-        return link.read_leases()
+    incarnations: Collection[str]
+
+    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, Mapping[str, Lease]]:
+        return records.read_leases(self.incarnations)
 
 
 @dataclass(frozen=True)
 class ReadPlan(StoreEffect[Plan | None]):
     """Read the newest plan."""
 
-    def perform(self, link: CoordinatorLink) -> Plan | None:
-        return link.read_plan()
+    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, Plan | None]:
+        return records.read_plan()
 
 
 @dataclass(frozen=True)
-class Publish(StoreEffect[bool]):
-    """Write a plan; False if its version does not follow the newest one."""
+class Publish(StoreEffect[None]):
+    """Write the plan that follows the newest one."""
 
     plan: Plan
 
-    def perform(self, link: CoordinatorLink) -> bool:
-        return link.publish(self.plan)
+    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, None]:
+        return records.publish(self.plan)
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class Revoke(StoreEffect[bool]):
     lease: Lease
     reason: str
 
-    def perform(self, link: CoordinatorLink) -> bool:
-        return link.revoke(self.lease, self.reason)
+    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, bool]:
+        return records.revoke(self.lease, self.reason)
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ class Forget(StoreEffect[None]):
 
     incarnation: str
 
-    def perform(self, link: CoordinatorLink) -> None:
-        link.forget(self.incarnation)
+    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, None]:
+        return records.forget(self.incarnation)
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,27 @@ class WriteStatus(StoreEffect[None]):
 
     text: str
 
-    def perform(self, link: CoordinatorLink) -> None:
-        link.write_status(self.text)
+    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, None]:
+        return records.write_status(self.text)
+
+
+@dataclass(frozen=True)
+class ReadEnded(StoreEffect[History | None]):
+    """Read how the last run of this name ended, whose records were removed."""
+
+    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, History | None]:
+        return records.read_ended()
+
+
+@dataclass(frozen=True)
+class RemoveRun(StoreEffect[None]):
+    """Remove all records of the run."""
+
+    ended: History | None
+    """The state of this run that the next run of its name needs; None if it never began."""
+
+    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, None]:
+        return records.remove_run(self.ended)
 
 
 # -- the disk --------------------------------------------------------------------------------------
@@ -138,22 +159,14 @@ class WaitForHints(Effect[Collection[str]]):
     until_s: float
 
 
-@dataclass(frozen=True)
-class RemoveRun(Effect[bool]):
-    """Remove all records of the run; False if a node has registered meanwhile."""
-
-    ended: History | None
-    """The state of this run that the next run of its name needs; None if it never began."""
-
-
 def performer(
-    run_id: str, link: CoordinatorLink, history_store: RunHistoryStore
+    run_id: str, records: CoordinatorRecords, history_store: RunHistoryStore
 ) -> Callable[[Effect[Any]], Any]:
     """What performs the effects on the store and the disk in the calling thread."""
 
     def perform(effect: Effect[Any]) -> Any:
         if isinstance(effect, StoreEffect):
-            return effect.perform(link)
+            return drive(effect.perform(records))
         if isinstance(effect, DiskEffect):
             return effect.perform(run_id, history_store)
         raise TypeError(f"no effect on the store or the disk: {effect}")

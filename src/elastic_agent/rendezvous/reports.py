@@ -6,12 +6,19 @@ Reports explain; they decide nothing. A store that does not answer delays only w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from elastic_agent.diagnosis.records import NodeReport, decode_bulletin, encode_bulletin
-from elastic_agent.transport import AbandonableThread, ReportLink, RunView, Snapshot, TransportError
+from elastic_agent.transport import (
+    AbandonableThread,
+    ReportRecords,
+    RunView,
+    Snapshot,
+    TransportError,
+    drive,
+)
 
 from .asyncio_runner import call
 
@@ -48,12 +55,12 @@ def run_reports(view: RunView) -> RunReports:
 class Reports:
     """One node's access to the reports of its run. All methods are for the event loop."""
 
-    def __init__(self, connect: Callable[[], ReportLink]) -> None:
+    def __init__(self, connect: Callable[[], ReportRecords]) -> None:
         """``connect`` dials the store; it blocks, and is called in a thread."""
         self._connect = connect
         self._one_at_a_time = asyncio.Lock()
         self._thread: AbandonableThread | None = None
-        self._link: ReportLink | None = None
+        self._records: ReportRecords | None = None
 
     async def write(self, node_id: str, reports: Sequence[NodeReport]) -> None:
         """Replace this node's reports.
@@ -62,7 +69,7 @@ class Reports:
             TransportError: the store does not answer.
         """
         data = encode_bulletin(reports)
-        await self._call(lambda link: link.write_report(node_id, data))
+        await self._call(lambda records: records.write_report(node_id, data))
 
     async def read(self) -> RunReports:
         """All that the store holds about the run.
@@ -70,25 +77,25 @@ class Reports:
         Raises:
             TransportError: the store does not answer.
         """
-        return run_reports(await self._call(lambda link: link.read_run()))
+        return run_reports(await self._call(lambda records: records.read_run()))
 
     async def read_waiting_runs(self) -> Mapping[str, Snapshot]:
-        """Other runs that wait at this endpoint; see :class:`ReportLink`.
+        """Other runs that wait at this endpoint; see :class:`ReportRecords`.
 
         Raises:
             TransportError: the store does not answer.
         """
-        return await self._call(lambda link: link.read_waiting_runs())
+        return await self._call(lambda records: records.read_waiting_runs())
 
-    async def _call(self, work: Callable[[ReportLink], T]) -> T:
+    async def _call(self, work: Callable[[ReportRecords], Coroutine[Any, Any, T]]) -> T:
         async with self._one_at_a_time:
             try:
-                if self._link is None:
+                if self._records is None:
                     self._thread = AbandonableThread("store-reports")
-                    self._link = await call(self._thread, self._connect, DIAL_TIMEOUT_S)
-                link, thread = self._link, self._thread
-                assert thread is not None  # made with the link
-                return await call(thread, lambda: work(link), CALL_TIMEOUT_S)
+                    self._records = await call(self._thread, self._connect, DIAL_TIMEOUT_S)
+                records, thread = self._records, self._thread
+                assert thread is not None  # made with the records
+                return await call(thread, lambda: drive(work(records)), CALL_TIMEOUT_S)
             except (TransportError, asyncio.CancelledError):
                 self.close()
                 raise
@@ -96,8 +103,8 @@ class Reports:
     def close(self) -> None:
         """Give up the connection, whatever is under way on it; the next call dials again."""
         thread, self._thread = self._thread, None
-        link, self._link = self._link, None
+        records, self._records = self._records, None
         if thread is not None:
             thread.abandon()
-        if link is not None:
-            link.close()
+        if records is not None:
+            records.close()

@@ -15,7 +15,7 @@ from typing import Any
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Member, Waiting
-from elastic_agent.transport import AbandonableThread, NodeLink
+from elastic_agent.transport import AbandonableThread, NodeRecords, drive
 
 from .asyncio_runner import call, run_abandonable, run_async, until_one_ends
 from .effects import BackOff, Effect, Signal, Sleep, UntilOneEnds, Wait
@@ -59,7 +59,7 @@ class Session(NodeSession):
 
     async def _perform(self, effect: Effect[Any]) -> Any:
         match effect:
-            case Call(connection=_Link() as connection):
+            case Call(connection=_Connection() as connection):
                 return await connection.call(effect.request, effect.timeout_s)
             case Wait():
                 return await _wait(effect.signal, effect.timeout_s)
@@ -70,7 +70,7 @@ class Session(NodeSession):
             case UntilOneEnds():
                 await until_one_ends(*(run_async(part, self._perform) for part in effect.parts))
             case Connect():
-                return await _Link.dial(self._dialer, effect.purpose)
+                return await _Connection.dial(self._dialer, effect.purpose)
             case OfferBootstrap():
                 address = effect.local_address
                 return await run_abandonable(
@@ -88,30 +88,30 @@ class Session(NodeSession):
         return None
 
 
-class _Link:
-    """A link to the store with the thread that may be blocked in it."""
+class _Connection:
+    """A node's records in the store, with the thread that may be blocked in a call to it."""
 
-    def __init__(self, thread: AbandonableThread, link: NodeLink) -> None:
+    def __init__(self, thread: AbandonableThread, records: NodeRecords) -> None:
         self._thread = thread
-        self._link = link
-        self.store_id, self.local_address = link.store_id, link.local_address
+        self._records = records
+        self.store_id, self.local_address = records.store_id, records.local_address
 
     @classmethod
-    async def dial(cls, dialer: StoreDialer, purpose: str) -> _Link:
+    async def dial(cls, dialer: StoreDialer, purpose: str) -> _Connection:
         thread = AbandonableThread(f"store-{purpose}")
         try:
-            link = await call(thread, dialer.connect, DIAL_TIMEOUT_S, too_late=lambda late: late.close())
-            return cls(thread, link)
+            records = await call(thread, dialer.connect, DIAL_TIMEOUT_S, too_late=lambda late: late.close())
+            return cls(thread, records)
         except BaseException:
             thread.abandon()
             raise
 
     async def call(self, request: Request[Any], timeout_s: float) -> Any:
-        return await call(self._thread, lambda: request.perform(self._link), timeout_s)
+        return await call(self._thread, lambda: drive(request.perform(self._records)), timeout_s)
 
     def close(self) -> None:
         self._thread.abandon()
-        self._link.close()
+        self._records.close()
 
 
 def _log_warning(message: str, reason: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
 from elastic_agent.protocol import Address, Lease, Member, Plan
-from elastic_agent.transport import NodeLink
+from elastic_agent.transport import NodeRecords
 
 from .effects import Effect, T_co
 
@@ -29,7 +30,7 @@ class BootstrapOffer(Protocol):
 class StoreDialer(Protocol):
     """Dials the store of one run. All methods block and are called from threads that can be abandoned."""
 
-    def connect(self) -> NodeLink:
+    def connect(self) -> NodeRecords:
         """A new connection.
 
         Raises:
@@ -78,8 +79,8 @@ class Request(ABC, Generic[T_co]):
     """One request over a connection, which is occupied until it is answered."""
 
     @abstractmethod
-    def perform(self, link: NodeLink) -> T_co:
-        """Make it over this link."""
+    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, T_co]:
+        """Return the coroutine that makes it."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ class Register(Request[Lease | None]):
     member: Member
     lease: Lease
 
-    def perform(self, link: NodeLink) -> Lease | None:
-        return link.register(self.member, self.lease)
+    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, Lease | None]:
+        return records.register(self.member, self.lease)
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,8 @@ class WriteMember(Request[None]):
 
     member: Member
 
-    def perform(self, link: NodeLink) -> None:
-        return link.write(self.member)
+    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, None]:
+        return records.write(self.member)
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,8 @@ class Renew(Request[bool]):
     expected: Lease
     renewed: Lease
 
-    def perform(self, link: NodeLink) -> bool:
-        return link.renew(self.expected, self.renewed)
+    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, bool]:
+        return records.renew(self.expected, self.renewed)
 
 
 @dataclass(frozen=True)
@@ -134,24 +135,24 @@ class ReadLease(Request[Lease | None]):
 
     incarnation: str
 
-    def perform(self, link: NodeLink) -> Lease | None:
-        return link.read_lease(self.incarnation)
+    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, Lease | None]:
+        return records.read_lease(self.incarnation)
 
 
 @dataclass(frozen=True)
 class ReadPlan(Request[Plan | None]):
     """The newest plan."""
 
-    def perform(self, link: NodeLink) -> Plan | None:
-        return link.read_plan()
+    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, Plan | None]:
+        return records.read_plan()
 
 
 @dataclass(frozen=True)
 class ReadStatus(Request[str]):
     """Read what the coordinator waits for (see :class:`~elastic_agent.protocol.Waiting`)."""
 
-    def perform(self, link: NodeLink) -> str:
-        return link.read_status()
+    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, str]:
+        return records.read_status()
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,8 @@ class NextPlan(Request[Plan | None]):
     after_version: int
     wait_s: float
 
-    def perform(self, link: NodeLink) -> Plan | None:
-        return link.next_plan(self.after_version, self.wait_s)
+    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, Plan | None]:
+        return records.next_plan(self.after_version, self.wait_s)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from elastic_agent.protocol import Address
-from elastic_agent.transport.c10d import StoreClient
+from elastic_agent.transport import drive
+from elastic_agent.transport.c10d import C10dTable
 
-_ROOT = "elastic-agent/gathering"
-_CAME, _DECISION, _GONE, _ALL_GONE = (f"{_ROOT}/{name}" for name in ("came", "decision", "gone", "all-gone"))
+_CAME, _DECISION, _GONE, _ALL_GONE = "came/", "decision", "gone/", "all-gone"
 _COMPLETE, _CALLED_OFF = b"complete", b"called off"
 
 
@@ -22,7 +22,7 @@ class Gathering:
         Raises:
             TransportError: the store cannot be reached.
         """
-        self._client = StoreClient.connect(address.host, address.port, timeout_s)
+        self._table = C10dTable.connect(address.host, address.port, timeout_s, "elastic-agent/gathering/")
         self._size = size
 
     def come(self, rank: int, timeout_s: float) -> bool:
@@ -31,26 +31,25 @@ class Gathering:
         At the time-out, this node cancels.
         """
         if self._enlist(_CAME, rank):
-            self._client.exchange(_DECISION, b"", _COMPLETE)
-        elif not self._client.wait(_DECISION, timeout_s):
+            drive(self._table.swap(_DECISION, None, _COMPLETE))
+        elif not drive(self._table.wait(_DECISION, timeout_s)):
             self.call_off()
-        return self._client.peek(_DECISION) == _COMPLETE
+        return drive(self._table.read([_DECISION])).get(_DECISION) == _COMPLETE
 
     def call_off(self) -> None:
         """Cancel: this node will not join, or not stay; without effect once all nodes have joined."""
-        self._client.exchange(_DECISION, b"", _CALLED_OFF)
+        drive(self._table.swap(_DECISION, None, _CALLED_OFF))
 
     def go(self, rank: int) -> None:
         """This node needs the store no more."""
         if self._enlist(_GONE, rank):
-            self._client.put(_ALL_GONE, b"yes")
-        self._client.confirm()
+            drive(self._table.put(_ALL_GONE, b"yes"))
 
     def see_all_gone(self, timeout_s: float) -> bool:
         """Wait until no node needs the store any more; False at the time-out."""
-        return self._client.wait(_ALL_GONE, timeout_s)
+        return drive(self._table.wait(_ALL_GONE, timeout_s))
 
-    def _enlist(self, key: str, rank: int) -> bool:
+    def _enlist(self, folder: str, rank: int) -> bool:
         """Whether all nodes are on the list now."""
-        self._client.append(key, str(rank))
-        return len(set((self._client.peek(key) or b"").split())) >= self._size
+        drive(self._table.put(f"{folder}{rank}", b"yes"))
+        return len(drive(self._table.keys(folder))) >= self._size

@@ -1,4 +1,4 @@
-"""Access to a store: the interfaces that every store implements, and what they share.
+"""Access to a store: the records of a run, and the two kinds of stores below them.
 
 The only code that accesses a store. Each store is a package of its own (:mod:`.c10d`, :mod:`.etcd`), which is not
 imported from here: each loads a large library.
@@ -20,13 +20,9 @@ from .addresses import (
     set_up_for_messages,
 )
 from .base import (
-    CoordinatorLink,
-    ExchangeLink,
-    NodeLink,
     NotAStoreError,
     Obstacle,
     OtherVersionError,
-    ReportLink,
     RunView,
     Snapshot,
     StoreLostError,
@@ -37,34 +33,49 @@ from .base import (
     silent,
 )
 from .certificates import Pem, Secret
+from .coordinator_records import CoordinatorRecords
+from .exchange import Exchange
+from .keys import LifeKeys, RunKeys
 from .peers import peer_uid
+from .plans import UnknownPlanError
 from .port_holder import holder_of
+from .records import NodeRecords, begun_life_of, begun_runs, life_of
 from .remedies import how_to_reach
+from .report_records import ReportRecords
+from .table import Table, drive
 
 __all__ = [
     "AbandonableThread",
-    "CoordinatorLink",
-    "ExchangeLink",
-    "NodeLink",
+    "CoordinatorRecords",
+    "Exchange",
+    "LifeKeys",
+    "NodeRecords",
     "NotAStoreError",
     "Obstacle",
     "OtherVersionError",
     "Pem",
-    "ReportLink",
+    "ReportRecords",
+    "RunKeys",
     "RunView",
     "Secret",
     "Snapshot",
     "StoreLostError",
+    "Table",
     "TransportError",
+    "UnknownPlanError",
     "UnreachableError",
     "WrongKeyError",
+    "begun_life_of",
+    "begun_runs",
     "connect",
     "connect_in_loop",
+    "drive",
     "holder_of",
     "how_to_reach",
     "interface_of",
     "is_local",
     "is_loopback_name",
+    "life_of",
     "not_a_store",
     "own_addresses",
     "own_network_problem",

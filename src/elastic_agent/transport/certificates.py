@@ -87,7 +87,7 @@ class Secret:
     def _set_up(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
-        pem = self._own
+        pem = self.own
         context.load_verify_locations(cadata=pem.authorities.decode())
         # The ssl module reads certificates from files only.
         fd = os.memfd_create("certificate", os.MFD_CLOEXEC)
@@ -99,7 +99,8 @@ class Secret:
         return context
 
     @cached_property
-    def _own(self) -> Pem:
+    def own(self) -> Pem:
+        """The certificate of this process."""
         return self.issue()
 
     def issue(self, names: Iterable[str] = ()) -> Pem:

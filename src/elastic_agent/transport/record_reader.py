@@ -9,8 +9,7 @@ import msgspec
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import MAX_REPORTED_GENERATION, Lease, Member, RecordError, decode
 
-GONE = b"-"
-"""Replaces the records of a forgotten incarnation: they cannot be written any more."""
+from .keys import GONE
 
 _MOST_REPORTED = 1000
 
@@ -46,7 +45,7 @@ class RecordReader:
             _check_name(name, member.incarnation)
         except RecordError as error:
             member = None
-            self._reject(f"{self._prefix}/m/{name}: {error}", rejected)
+            self._reject(f"{self._prefix}m/{name}: {error}", rejected)
         else:
             member = self._without_tale(member, rejected)
         self._members[name] = (data, member)
@@ -58,7 +57,7 @@ class RecordReader:
         if history is None or history.generation <= MAX_REPORTED_GENERATION:
             return member
         self._reject(
-            f"{self._prefix}/m/{member.incarnation}: reports generation {history.generation}, which is "
+            f"{self._prefix}m/{member.incarnation}: reports generation {history.generation}, which is "
             "above the maximum; the report is ignored",
             rejected,
         )
@@ -75,7 +74,7 @@ class RecordReader:
                 _check_name(name, lease.incarnation)
             except RecordError as error:
                 if rejected is not None:
-                    self._reject(f"{self._prefix}/l/{name}: {error}", rejected)
+                    self._reject(f"{self._prefix}l/{name}: {error}", rejected)
             else:
                 leases[name] = lease
         return leases

@@ -3,7 +3,7 @@
 The protocol is private to torch. A request is one byte, followed by its arguments: keys and values, each behind its
 length, and numbers, all in the byte order of the machine. Answers have no header, and come in the order of the
 requests; only the answer to a wait comes when its keys are there. Keys of torch's clients begin with a slash, which is
-added here, so that all clients see the same keys. Requests to set, append or push have no answer.
+added here, so that all clients see the same keys. Requests to set or push have no answer.
 """
 
 from __future__ import annotations

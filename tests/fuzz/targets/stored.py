@@ -8,28 +8,27 @@ import ssl
 import msgspec
 
 from elastic_agent.protocol import Plan
-from elastic_agent.transport.c10d.keys import ROOT, name_in, names_in
-from elastic_agent.transport.c10d.plans import PlanReader, _pack, _parts_of
+from elastic_agent.transport import LifeKeys, RunKeys, drive
 from elastic_agent.transport.certificates import Secret, secret_id_in
-from elastic_agent.transport.etcd.client import News
-from elastic_agent.transport.etcd.plans import PlanReader as EtcdPlanReader
+from elastic_agent.transport.keys import begun_run_in, name_in
+from elastic_agent.transport.plans import PlanReader, _pack, _parts_of
 from elastic_agent.transport.record_reader import RecordReader, lease_in, lease_over
 from tests.fuzz.target import Target, ViolationError, check_shown
 from tests.transport.support import lease
 
 from . import support
 
-_PREFIX = f"{ROOT}/r/run"
+_KEYS = LifeKeys(RunKeys("run"), "life")
 
 
 def targets() -> list[Target]:
-    """Of both kinds of stores."""
+    """Of what both kinds of stores hold."""
     samples = support.record_samples()
     records = (*samples[support.Member], *samples[support.Lease], b"-", b"")
     plans = [_pack(plan) for plan in support.plans()]
     envelopes = tuple(msgspec.json.encode(envelope) for envelope, _ in plans)
     parts = tuple(part for _, some in plans for part in some.values())
-    plan_reading = ("transport/c10d/plans.py PlanReader._open", "transport/c10d/plans.py _parts_of")
+    plan_reading = ("transport/plans.py PlanReader._open", "transport/plans.py _parts_of")
     return [
         Target("store-member", records, _reader),
         Target("store-plan", envelopes, lambda data: _plan(data, parts), plan_reading, weight=0.5),
@@ -37,18 +36,17 @@ def targets() -> list[Target]:
             "store-plan-part",
             parts,
             lambda data: _plan_part(data),
-            ("transport/c10d/plans.py _decode_order",),
+            ("transport/plans.py _decode_order",),
             weight=0.5,
         ),
         Target("store-latest", (b"1", b"12", b"9" * 16), _latest, weight=0.5),
-        Target("store-names", (b"\na\nb", b"a\nnode-1.x\n..\n", b"12345678,abcdef01"), _names),
+        Target("store-names", (b"node-1.x", b"..", b"r/run/life/m/a", b"r/../life/latest"), _names),
         Target("certificate", (_certificate(),), _authority),
-        Target("etcd-plan", samples[Plan], _etcd_plan),
     ]
 
 
 def _reader(data: bytes) -> None:
-    reader, rejected = RecordReader("run"), list[str]()
+    reader, rejected = RecordReader("run/"), list[str]()
     for name in ("a", "full"):
         reader.member(name, data, rejected)
     reader.leases({"a": data}, rejected)
@@ -58,19 +56,18 @@ def _reader(data: bytes) -> None:
 
 def _plan_of(values: dict[str, bytes]) -> Plan | None:
     problems: list[str] = []
-    reader = PlanReader(support.MemoryStore(values), _PREFIX, problems.append)  # type: ignore[arg-type]
-    return reader.newest()
+    reader = PlanReader(support.MemoryTable(values), _KEYS, problems.append)  # type: ignore[arg-type]
+    return drive(reader.newest())
 
 
 def _plan(data: bytes, parts: tuple[bytes, ...]) -> None:
-    values = {f"{_PREFIX}/part/{hashlib.sha256(part).hexdigest()[:32]}": part for part in parts}
+    values = {_KEYS.parts + hashlib.sha256(part).hexdigest()[:32]: part for part in parts}
     for version in (1, 5):
         _plan_of(
             {
                 **values,
-                f"{_PREFIX}/plan/{version}": data,
-                f"{_PREFIX}/plan/{version - 1}": b"-",
-                f"{_PREFIX}/latest": b"%d" % version,
+                _KEYS.plan(version): data,
+                _KEYS.latest: b"%d" % version,
             }
         )
     _parts_of(data)
@@ -82,16 +79,16 @@ def _plan_part(data: bytes) -> None:
     small = _pack(support.plans()[0])[0]
     for which in ("world", "order"):
         envelope = msgspec.json.encode(msgspec.structs.replace(small, **{which: digest}))
-        _plan_of({f"{_PREFIX}/part/{digest}": data, f"{_PREFIX}/plan/1": envelope, f"{_PREFIX}/latest": b"1"})
+        _plan_of({_KEYS.parts + digest: data, _KEYS.plan(1): envelope, _KEYS.latest: b"1"})
 
 
 def _latest(data: bytes) -> None:
-    _plan_of({f"{_PREFIX}/latest": data})
+    _plan_of({_KEYS.latest: data})
 
 
 def _names(data: bytes) -> None:
-    for name in names_in(data):
-        if name in (".", "..") or "/" in name or name_in(name.encode()) != name:
+    for name in (name_in(data), begun_run_in(data.decode(errors="surrogateescape"))):
+        if name is not None and (name in (".", "..") or "/" in name or name_in(name.encode()) != name):
             raise ViolationError(f"{name!r} is no name")
 
 
@@ -104,8 +101,3 @@ def _authority(data: bytes) -> None:
     found = secret_id_in(data)
     if found is not None:
         check_shown(found)
-
-
-def _etcd_plan(data: bytes) -> None:
-    reader = EtcdPlanReader(None, b"/run/plan", lambda problem: None)  # type: ignore[arg-type]
-    reader.follow([News(2, {b"/run/plan": data}, frozenset())])

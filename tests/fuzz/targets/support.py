@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 
@@ -75,24 +75,16 @@ class Folder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-class MemoryStore:
-    """A c10d store with the methods of a ``StoreClient``."""
+class MemoryTable:
+    """What a reader needs of a ``Table``."""
 
-    def __init__(self, values: dict[str, bytes] | None = None) -> None:
-        self.values = {} if values is None else values
+    root = ""
 
-    def peek(self, key: str) -> bytes | None:
-        return self.values.get(key)
+    def __init__(self, values: dict[str, bytes]) -> None:
+        self.values = values
 
-    def peek_many(self, keys: list[str]) -> dict[str, bytes]:
-        return {key: found for key in keys if (found := self.peek(key)) is not None}
-
-    def put(self, key: str, value: bytes) -> None:
-        self.values[key] = value
-
-    def delete(self, keys: list[str]) -> None:
-        for key in keys:
-            self.values.pop(key, None)
+    async def read(self, keys: Collection[str]) -> dict[str, bytes]:
+        return {key: found for key in keys if (found := self.values.get(key))}
 
 
 @cache

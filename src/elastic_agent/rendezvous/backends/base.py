@@ -12,7 +12,7 @@ from elastic_agent.files import with_remedy
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan, Seat
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport import NodeLink, Obstacle, ReportLink, Secret
+from elastic_agent.transport import NodeRecords, Obstacle, ReportRecords, Secret
 from elastic_agent.transport.c10d import BootstrapStore, PortPicker, ServeStore, dial_bootstrap
 from elastic_agent.values import Endpoint, PortRange
 
@@ -96,11 +96,11 @@ class RendezvousBackend(abc.ABC):
     # -- dialling -------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def connect(self) -> NodeLink:
+    def connect(self) -> NodeRecords:
         """A new connection to the run's store; see ``StoreDialer``."""
 
     @abc.abstractmethod
-    def connect_reports(self) -> ReportLink:
+    def connect_reports(self) -> ReportRecords:
         """A new connection to the run's store for reports; hosts nothing.
 
         Raises:

@@ -1,36 +1,45 @@
-"""Connections to a c10d store, and the run id that the agents of a job agree on there."""
+"""Connections to a c10d store for each use, and the run id that the agents of a job agree on there."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 
 from elastic_agent.transport.addresses import connect, is_local, local_address_towards, resolve
-from elastic_agent.transport.base import NotAStoreError, Obstacle, UnreachableError
+from elastic_agent.transport.base import NotAStoreError, Obstacle, OtherVersionError, UnreachableError
 from elastic_agent.transport.certificates import Secret
+from elastic_agent.transport.exchange import Exchange
+from elastic_agent.transport.keys import CLEARING, JOBS, RELEASED, STORE_ID, name_in
 from elastic_agent.transport.port_holder import holder_of
 from elastic_agent.transport.record_reader import log_invalid
+from elastic_agent.transport.records import NodeRecords
+from elastic_agent.transport.report_records import ReportRecords
+from elastic_agent.transport.table import drive
 from elastic_agent.values import Endpoint
 
-from .keys import CLEARING, ROOT, enlist, name_in, names_in, run_prefix
 from .secured import checked
-from .store import StoreClient
+from .table import CALL_TIMEOUT_S, ROOT, C10dTable
+from .tcpstore import TCPStoreConnection
 
 BIRTH_S = 2.0
 """A new store's id is written within this time of its port being open."""
 
+_OTHER_ID = re.compile(rf"elastic-agent/\d+/{STORE_ID}")
 
-def open_store(
-    endpoint: Endpoint, timeout_s: float, secret: Secret | None = None
-) -> tuple[StoreClient, str, str]:
-    """Connect to the store at the endpoint; returns the connection, the store's id, and our address on the way there.
 
-    With ``secret``, the connection is in TLS.
+def open_table(
+    endpoint: Endpoint, timeout_s: float, secret: Secret | None = None, root: str = ROOT
+) -> C10dTable:
+    """Connect to the store at the endpoint.
+
+    With ``secret``, the connection is in TLS. ``root``: of the keys of the table.
 
     Raises:
         UnreachableError: nothing answers, or not in time.
         WrongKeyError: the store has another secret, or only one of the two sides has one.
         NotAStoreError: what answers is not a store of elastic-agent.
+        OtherVersionError: another version of elastic-agent created it.
         StoreLostError: it broke off in between.
     """
     sock = _connected(endpoint, timeout_s)
@@ -44,8 +53,8 @@ def open_store(
     except BaseException:
         sock.close()
         raise
-    client = StoreClient.on(sock, str(endpoint))
-    return client, _store_id(client, endpoint), local_address
+    connection = TCPStoreConnection(sock, str(endpoint), CALL_TIMEOUT_S)
+    return C10dTable(connection, local_address, _store_id(connection, endpoint), root)
 
 
 def _connected(endpoint: Endpoint, timeout_s: float) -> socket.socket:
@@ -78,38 +87,42 @@ def holder_here(endpoint: Endpoint) -> str:
     return "" if holder.endswith(f"(pid {os.getpid()})") else holder
 
 
-def _store_id(client: StoreClient, endpoint: Endpoint) -> str:
-    """The id that our hosts write into their stores when they are born."""
-    key = f"{ROOT}/id"
-    data = client.peek(key)
-    if data is None and client.wait(key, BIRTH_S):
-        data = client.peek(key)
-    name = name_in(data or b"")
-    if name is None:
-        raise NotAStoreError(
-            f"the store at {endpoint} was not created by elastic-agent (is a torchrun job using the "
-            "port?); use another port, or stop that job"
+def _store_id(store: TCPStoreConnection, endpoint: Endpoint) -> str:
+    """Return the id that our hosts write into their stores when they are born."""
+    key = ROOT + STORE_ID
+    (data,) = store.get([key])
+    if not data and store.wait(key, BIRTH_S):
+        (data,) = store.get([key])
+    name = name_in(data)
+    if name is not None:
+        return name
+    if any(_OTHER_ID.fullmatch(found) for found in store.list_keys()):
+        raise OtherVersionError(
+            f"the store at {endpoint} was created by another version of elastic-agent; install the same version on "
+            "all machines, elastic-agent serve included"
         )
-    return name
+    raise NotAStoreError(
+        f"the store at {endpoint} was not created by elastic-agent (is a torchrun job using the "
+        "port?); use another port, or stop that job"
+    )
 
 
 def agree_run_id(
     endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s: float, secret: Secret | None = None
 ) -> str:
-    """The run id of this job at the endpoint: the one agreed before, else ``proposal``."""
-    client, _, _ = open_store(endpoint, timeout_s, secret)
-    key = f"{ROOT}/default/{fingerprint}"
-    stored = client.exchange(key, b"", proposal.encode())
-    while (name := name_in(stored)) is None:
-        expected = b""
-        if stored != CLEARING:  # not written by elastic-agent
-            log_invalid(f"{key}: {stored[:64]!r} is not a run id")
+    """Return the run id of this job at the endpoint: the one agreed before, else ``proposal``."""
+    table = open_table(endpoint, timeout_s, secret)
+    key = JOBS + fingerprint
+    stored = drive(table.swap(key, None, proposal.encode()))
+    while (name := name_in(stored or b"")) is None:
+        if stored is None or stored == CLEARING:
+            expected = None
+        else:
             expected = stored
-        stored = client.exchange(key, expected, proposal.encode())
-    jobs = f"{run_prefix(name)}/jobs"
-    if fingerprint not in names_in(client.peek(jobs) or b""):
-        enlist(client, jobs, fingerprint)
-        client.confirm()
+            if not stored.startswith(RELEASED):
+                log_invalid(f"{table.root}{key}: {stored[:64]!r} is not a run id")
+        stored = drive(table.swap(key, expected, proposal.encode()))
+    table.close()
     return name
 
 
@@ -117,5 +130,33 @@ def release_run_id(
     endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float, secret: Secret | None = None
 ) -> None:
     """That run is over: the next job with this fingerprint is another run."""
-    client, _, _ = open_store(endpoint, timeout_s, secret)
-    client.exchange(f"{ROOT}/default/{fingerprint}", run_id.encode(), b"")
+    table = open_table(endpoint, timeout_s, secret)
+    drive(table.swap(JOBS + fingerprint, run_id.encode(), RELEASED + run_id.encode()))
+    table.close()
+
+
+def dial(endpoint: Endpoint, run_id: str, timeout_s: float, secret: Secret | None = None) -> NodeRecords:
+    """Connect a node to a run at the endpoint; other arguments and errors as for :func:`open_table`."""
+    table = open_table(endpoint, timeout_s, secret)
+    try:
+        return drive(NodeRecords.open(table, run_id))
+    except BaseException:
+        table.close()
+        raise
+
+
+def dial_reports(
+    endpoint: Endpoint, run_id: str, timeout_s: float, secret: Secret | None = None
+) -> ReportRecords:
+    """Connect to the reports of a run at the endpoint; other arguments and errors as for :func:`open_table`."""
+    return ReportRecords(open_table(endpoint, timeout_s, secret), run_id)
+
+
+def dial_exchange(
+    endpoint: Endpoint, folder: str, timeout_s: float, secret: Secret | None = None
+) -> Exchange:
+    """Connect programs that are no part of a run; other arguments and errors as for :func:`open_table`.
+
+    ``folder``: of all keys; other than that of the runs.
+    """
+    return Exchange(open_table(endpoint, timeout_s, secret, f"{folder}/"))

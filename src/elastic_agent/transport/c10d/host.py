@@ -18,16 +18,19 @@ from elastic_agent.transport.addresses import (
 )
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
 from elastic_agent.transport.certificates import Secret
+from elastic_agent.transport.coordinator_records import CoordinatorRecords
+from elastic_agent.transport.keys import STORE_ID, LifeKeys, RunKeys
+from elastic_agent.transport.records import life_of
+from elastic_agent.transport.report_records import ReportRecords
+from elastic_agent.transport.table import drive
 from elastic_agent.values import Endpoint
 
 from .bootstrap import own_address
 from .connection import holder_here
-from .coordinator_link import C10dCoordinatorLink, C10dInbox
-from .keys import ROOT
-from .report_link import C10dReportLink
+from .inbox import C10dInbox
 from .server_process import ServeStore, serve_here
-from .store import CALL_TIMEOUT_S, StoreClient
 from .store_relay import StoreRelay, keep_other_users_out
+from .table import CALL_TIMEOUT_S, C10dTable
 
 _WHAT = "the store of this run"
 
@@ -104,8 +107,8 @@ class C10dHost:
         allow_many_connections()
         self.port = int(sock.getsockname()[1])
         self.store_id = secrets.token_hex(8)
-        self._shared: StoreClient | None = None
-        """The connection of all coordinator's links: a run that is only a name must cost nothing."""
+        self._shared: C10dTable | None = None
+        """The connection of the coordinators of all runs: a run that is only a name must cost nothing."""
         self._relay: StoreRelay | None = None
         self._close_store: Callable[[], None] = lambda: None
         if alone:
@@ -117,35 +120,39 @@ class C10dHost:
         self._address = LOOPBACK if secret is not None and not alone else own_address(sock)
         try:
             self._close_store = serve(listener, self._address)
-            client = self._client()
-            client.put(f"{ROOT}/id", self.store_id.encode())  # clients wait for it
-            client.confirm()
-            client.close()
+            table = self._table()
+            drive(table.put(STORE_ID, self.store_id.encode()))  # clients wait for it
+            table.close()
         except BaseException:
             self.close()
             raise
 
     def inbox(self) -> C10dInbox:
         """The coordinator's inbox, on connections of its own."""
-        return C10dInbox(self._client(), self._client())
+        return C10dInbox(self._table(), self._table())
 
-    def coordinator_link(self, run_id: str) -> C10dCoordinatorLink:
-        """The coordinator's link to one run. All of them share a connection, and are used by one thread at a time."""
+    async def coordinator_records(self, run_id: str) -> CoordinatorRecords | None:
+        """Return the coordinator's records of one run; None if it has none.
+
+        Those of all runs share a connection, and are used by one thread at a time.
+        """
+        run = RunKeys(run_id)
         if self._shared is not None:
             try:
-                self._shared.confirm()
+                life = await life_of(self._shared, run)
             except StoreLostError:
                 self._shared = None
         if self._shared is None:
-            self._shared = self._client()
-        return C10dCoordinatorLink(self._shared, run_id)
+            self._shared = self._table()
+            life = await life_of(self._shared, run)
+        return CoordinatorRecords(self._shared, LifeKeys(run, life)) if life is not None else None
 
-    def report_link(self, run_id: str) -> C10dReportLink:
-        """A connection to one run's reports, for any thread."""
-        return C10dReportLink(self._client(), run_id)
+    def report_records(self, run_id: str) -> ReportRecords:
+        """Return a connection to one run's reports, for any thread."""
+        return ReportRecords(self._table(), run_id)
 
-    def _client(self) -> StoreClient:
-        return StoreClient.connect(self._address, self._own_port, CALL_TIMEOUT_S)
+    def _table(self) -> C10dTable:
+        return C10dTable.connect(self._address, self._own_port, CALL_TIMEOUT_S)
 
     def close(self) -> None:
         """Stop serving."""

@@ -65,14 +65,12 @@ class TCPStoreConnection:
             self._send(request)
             return [self._read_value() for _ in keys]
 
-    def get_if_there(self, key: str) -> bytes | None:
-        """Return the value of a key; None if it is not there."""
-        keys = wire.packed_keys([key])
-        request = _request(wire.Request.MULTI_GET, keys) + _request(wire.Request.CHECK, keys)
+    def list_keys(self) -> list[str]:
+        """Return all keys, in no order."""
         with self._call():
-            self._send(request)
-            value = self._read_value()
-            return value if self._read(1) == wire.IS_THERE else None
+            self._send(_request(wire.Request.LIST_KEYS))
+            keys = [self._read_value() for _ in range(wire.size_in(self._read(8)))]
+        return [key.decode(errors="surrogateescape").removeprefix("/") for key in keys]
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Store ``desired`` if the value is ``expected``, and return the value that is there then.
@@ -127,10 +125,6 @@ class TCPStoreConnection:
     def set(self, key: str, value: bytes) -> None:
         """Store a value."""
         self._tell(_request(wire.Request.SET, wire.packed_key(key) + wire.packed_value(value)))
-
-    def append(self, key: str, value: bytes) -> None:
-        """Add to the end of a value."""
-        self._tell(_request(wire.Request.APPEND, wire.packed_key(key) + wire.packed_value(value)))
 
     def queue_push(self, queue: str, item: bytes) -> None:
         """Add to the end of a queue."""

@@ -1,30 +1,25 @@
-"""etcd: the links of the nodes and of the coordinator to one run."""
+"""etcd: its keys as a table, and how the agents of a run elect their coordinator."""
 
 from __future__ import annotations
 
 from .client import CALL_TIMEOUT_S, EtcdClient, Revisions
-from .exchange import EtcdExchangeLink, dial_exchange
-from .keys import RunKeys, run_life, store_id
+from .exchange import dial_exchange
+from .kept_lease import KeptLease
+from .keys import root_of, store_id
 from .leadership import Leadership, NotLeaderError, await_no_leader, campaign_for
-from .link import EtcdLink, KeptLeases
-from .plans import UnknownPlanError
-from .report_link import EtcdReportLink
+from .table import EtcdTable
 
 __all__ = [
     "CALL_TIMEOUT_S",
     "EtcdClient",
-    "EtcdExchangeLink",
-    "EtcdLink",
-    "EtcdReportLink",
-    "KeptLeases",
+    "EtcdTable",
+    "KeptLease",
     "Leadership",
     "NotLeaderError",
     "Revisions",
-    "RunKeys",
-    "UnknownPlanError",
     "await_no_leader",
     "campaign_for",
     "dial_exchange",
-    "run_life",
+    "root_of",
     "store_id",
 ]

@@ -210,9 +210,10 @@ class EtcdClient:
         found = self.range(key)
         return found.kvs[0] if found.kvs else None
 
-    def range(self, key: bytes, end: bytes | None = None) -> Any:
+    def range(self, key: bytes, end: bytes | None = None, *, keys_only: bool = False) -> Any:
         """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it."""
-        return self._ask(self._line.kv.Range, rpc.RangeRequest(key=key, range_end=end or b""))
+        request = rpc.RangeRequest(key=key, range_end=end or b"", keys_only=keys_only)
+        return self._ask(self._line.kv.Range, request)
 
     def transact(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Any:
         """The TxnResponse: ``then`` was done if all of ``compare`` held, else ``otherwise``.
@@ -391,9 +392,14 @@ def put(key: bytes, value: bytes, lease_id: int = 0) -> Any:
     return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease_id))
 
 
-def get(key: bytes) -> Any:
-    """An operation of a transaction: read the key."""
-    return rpc.RequestOp(request_range=rpc.RangeRequest(key=key))
+def replace(key: bytes, value: bytes) -> Any:
+    """An operation of a transaction: write the key, which is there and goes on hanging on the lease that it has."""
+    return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, ignore_lease=True))
+
+
+def get(key: bytes, end: bytes | None = None) -> Any:
+    """An operation of a transaction: read the key, or all keys from it up to ``end``."""
+    return rpc.RequestOp(request_range=rpc.RangeRequest(key=key, range_end=end or b""))
 
 
 def delete(key: bytes, end: bytes | None = None) -> Any:
@@ -406,24 +412,29 @@ def is_missing(key: bytes) -> Any:
     return rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.EQUAL, version=0)
 
 
-def exists(key: bytes) -> Any:
-    """A condition: there is such a key."""
-    return rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.GREATER, version=0)
-
-
 def has_value(key: bytes, value: bytes) -> Any:
     """A condition: the key's value."""
     return rpc.Compare(key=key, target=rpc.Compare.VALUE, result=rpc.Compare.EQUAL, value=value)
 
 
-def was_written_at(key: bytes, revision: int) -> Any:
-    """A condition: the key was written last in this revision; 0: it is missing."""
-    return rpc.Compare(key=key, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=revision)
-
-
 def was_created_at(key: bytes, revision: int) -> Any:
     """A condition: the key has existed since this revision."""
     return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=revision)
+
+
+# -- reading answers -----------------------------------------------------------------------------
+
+
+def found_in(response: Any) -> Any | None:
+    """What one operation of a transaction found: a KeyValue, or None."""
+    found = response.response_range.kvs
+    return found[0] if found else None
+
+
+def value_in(response: Any) -> bytes | None:
+    """The value that it found."""
+    found = found_in(response)
+    return bytes(found.value) if found is not None else None
 
 
 # -- the channel and its errors ------------------------------------------------------------------
@@ -443,7 +454,7 @@ def _open_channel(endpoint: Endpoint, address: str, access: EtcdAccess, secret: 
     """A channel to the address that took a connection; certificates are checked against the endpoint's name."""
     numeric = f"ipv6:[{address}]:{endpoint.port}" if ":" in address else f"ipv4:{address}:{endpoint.port}"
     if secret is not None:  # whose certificates need not name the machine
-        pem = secret.issue()
+        pem = secret.own
         credentials = grpc.ssl_channel_credentials(pem.authorities, pem.key, pem.certificate)
         name = SERVER_NAME
     elif access.tls:

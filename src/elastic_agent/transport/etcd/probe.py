@@ -95,7 +95,7 @@ def _context(access: EtcdAccess, secret: Secret | None) -> ssl.SSLContext | None
         NotAStoreError: a file is not what it should be.
     """
     if secret is not None:
-        context = Secret(secret.values).client_context  # of its own: the protocol is set below
+        context = secret.new_client_context()
         context.set_alpn_protocols(["h2"])
         return context
     return _configured_context(access) if access.tls else None

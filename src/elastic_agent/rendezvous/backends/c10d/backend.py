@@ -14,9 +14,9 @@ from elastic_agent.protocol import Seat
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.run_history import RunHistoryStore, new_run_id
 from elastic_agent.transport import (
-    NodeLink,
+    NodeRecords,
     Obstacle,
-    ReportLink,
+    ReportRecords,
     Secret,
     UnreachableError,
     c10d,
@@ -117,7 +117,7 @@ class C10dBackend(RendezvousBackend):
 
     # -- dialling and hosting -------------------------------------------------------------------
 
-    def connect(self) -> NodeLink:
+    def connect(self) -> NodeRecords:
         """A new connection to the run's store; hosts it first if nothing answers and the endpoint is local."""
         assert self.run_id is not None  # agreed before
         if self._endpoint.port != 0 and not self._coordinator_failed:
@@ -130,12 +130,12 @@ class C10dBackend(RendezvousBackend):
         self._ensure_host()
         return self._dial(self.run_id)
 
-    def _dial(self, run_id: str) -> NodeLink:
+    def _dial(self, run_id: str) -> NodeRecords:
         self._store_addresses = resolve(self._endpoint.host)
         self._is_store_here = is_local(self._store_addresses)
         return c10d.dial(self._endpoint, run_id, DIAL_TIMEOUT_S, self._store_secret)
 
-    def connect_reports(self) -> ReportLink:
+    def connect_reports(self) -> ReportRecords:
         """A new connection to the store."""
         assert self.run_id is not None  # agreed before
         return c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S, self._store_secret)
@@ -192,7 +192,7 @@ class C10dBackend(RendezvousBackend):
             )
         self._coordinator = CoordinatorThread(
             host.inbox(),
-            host.coordinator_link,
+            host.coordinator_records,
             self.history_store,
             self._poke,
             compares=not self.nodes_compare_themselves,

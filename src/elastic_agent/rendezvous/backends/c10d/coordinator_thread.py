@@ -9,29 +9,23 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Plan
 from elastic_agent.rendezvous.coordinator_driver import IDLE_S, KEEP_OVER_S, RunDriver
-from elastic_agent.rendezvous.coordinator_effects import LEAST_WAIT_S, RemoveRun, WaitForHints, performer
+from elastic_agent.rendezvous.coordinator_effects import LEAST_WAIT_S, WaitForHints, performer
 from elastic_agent.rendezvous.effects import Effect, Steps, back_offs, run_until
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport import CoordinatorLink, StoreLostError
+from elastic_agent.transport import CoordinatorRecords, StoreLostError, drive
 
 RUNS_READ_EVERY_S = 5.0
 """How often the list of runs is read, for runs without a hint."""
 
-LOOK_EVERY_S = 0.2
-"""How often runs that are only on that list are checked."""
-
 MAX_RUNS = 1000
 """How many runs of a store are coordinated at a time."""
-
-LOOKS_PER_TURN = 64
-"""How many runs that are not coordinated are checked per turn: mere names must not delay those that are."""
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """How long a run is left alone after an internal error with it."""
@@ -44,20 +38,10 @@ class Inbox(Protocol):
         """Hints as (run id, incarnation); empty at the time-out."""
 
     def runs(self) -> Collection[str]:
-        """Every run that ever registered here and was not removed."""
+        """Every run that has begun here."""
 
-    def strike(self, run_id: str) -> None:
-        """Take a removed run off that list."""
-
-
-class HostLink(CoordinatorLink, Protocol):
-    """A coordinator's link to a run in a store that is for many runs."""
-
-    def has_begun(self) -> bool:
-        """Whether there is more of the run than its name."""
-
-    def remove_run(self) -> bool:
-        """Remove all records of a run that no node uses any more; False if a new node has registered."""
+    def ended(self, run_id: str) -> None:
+        """Take note that the records of a run were removed."""
 
 
 class CoordinatorThread(threading.Thread):
@@ -66,7 +50,7 @@ class CoordinatorThread(threading.Thread):
     def __init__(
         self,
         inbox: Inbox,
-        open_link: Callable[[str], HostLink],
+        open_records: Callable[[str], Coroutine[Any, Any, CoordinatorRecords | None]],
         history_store: RunHistoryStore,
         on_change: Callable[[], None] = lambda: None,
         *,
@@ -80,7 +64,7 @@ class CoordinatorThread(threading.Thread):
 
         Args:
             inbox: where nodes leave hints.
-            open_link: opens the coordinator's link for a run id.
+            open_records: opens the coordinator's records of a run; None if it has none.
             history_store: the run histories on this machine's disk.
             on_change: called (in this thread) whenever ``busy_with`` changed, and at the end.
             on_plan: called (in this thread) with the newest plan of each run, when it has changed.
@@ -92,11 +76,8 @@ class CoordinatorThread(threading.Thread):
         super().__init__(name="elastic-coordinator", daemon=True)
         self._inbox = inbox
         self._runs_read_s = -math.inf
-        self._hinted: dict[str, None] = {}
-        """Runs with a hint that are not coordinated yet, in order."""
-        self._listed: dict[str, None] = {}
-        """Those that are only on the store's list, in order."""
-        self._open_link = open_link
+        """When to read the list of runs."""
+        self._open_records = open_records
         self._history_store = history_store
         self._on_change = on_change
         self._on_plan = on_plan
@@ -107,8 +88,8 @@ class CoordinatorThread(threading.Thread):
         self._coordinated: dict[str, _Coordinated] = {}
         self._resting: dict[str, _Rest] = {}
         """Runs whose driver failed, and when to start another one."""
-        self._too_many: dict[str, None] = {}
-        """Runs that wait until one of those that are coordinated is over."""
+        self._is_full = False
+        """Whether runs wait until one of those that are coordinated is over."""
         self._stopping = threading.Event()
         self._log = get_logger()
         self.failed = False
@@ -141,8 +122,8 @@ class CoordinatorThread(threading.Thread):
             now_s = time.monotonic()
             moments = [run.until_s for run in self._coordinated.values()]
             moments += [rest.until_s for rest in self._resting.values()]
-            if self._hinted or self._listed:
-                moments.append(now_s if self._hinted else now_s + LOOK_EVERY_S)
+            if self._runs_read_s == -math.inf:  # a place has become free
+                moments.append(now_s)
             hints = self._inbox.wait(max(LEAST_WAIT_S, min([*moments, now_s + self._idle_s]) - now_s))
 
     def _turn(self, hints: list[tuple[str, str]]) -> None:
@@ -152,31 +133,18 @@ class CoordinatorThread(threading.Thread):
             if run_id in by_run:
                 by_run[run_id].add(incarnation)
             else:
-                self._hinted.setdefault(run_id)
-        if now_s >= self._runs_read_s:  # who registers leaves a hint, which may be lost
-            self._listed.update(dict.fromkeys(self._inbox.runs()))
+                self._runs_read_s = now_s  # it has begun, or is only a name
+        if now_s >= self._runs_read_s:  # now and then without a hint, too: it may have been lost
+            by_run |= {run_id: set() for run_id in self._inbox.runs() if run_id not in by_run}
             self._runs_read_s = now_s + RUNS_READ_EVERY_S
         for run_id, incarnations in by_run.items():
             self._turn_run(run_id, incarnations)
-        for run_id in self._next_to_look_at():
-            self._turn_run(run_id, ())
         busy = sorted(
             {run_id for run_id, run in self._coordinated.items() if run.driver.needed} | {*self._resting}
         )
         if busy != self.busy_with:
             self.busy_with = busy
             self._on_change()
-
-    def _next_to_look_at(self) -> list[str]:
-        """The next runs that are not coordinated, of which some may be only names."""
-        found: list[str] = []
-        for queue in (self._hinted, self._listed):
-            while queue and len(found) < LOOKS_PER_TURN:
-                run_id = next(iter(queue))
-                del queue[run_id]
-                if run_id not in self._coordinated and run_id not in self._resting and run_id not in found:
-                    found.append(run_id)
-        return found
 
     def _turn_run(self, run_id: str, incarnations: Collection[str]) -> None:
         """Resume one run's driver, if it is due. What goes wrong with one run is not to end the others."""
@@ -209,32 +177,26 @@ class CoordinatorThread(threading.Thread):
             )
 
     def _take_up(self, run_id: str) -> None:
-        """Coordinate a run from now on, if it is more than a name."""
-        link = self._open_link(run_id)
-        if not link.has_begun():
+        """Coordinate a run from now on."""
+        records = drive(self._open_records(run_id))
+        if records is None:
             return
         if len(self._coordinated) >= MAX_RUNS:
-            if not self._too_many:
+            if not self._is_full:
                 self._log.error(
                     f"this store already coordinates {MAX_RUNS} runs, the maximum; other runs wait until "
                     "one of them ends",
                     run=run_id,
                 )
-            self._too_many.setdefault(run_id)
+            self._is_full = True
             return
         log = get_logger(run=run_id)
         driver = RunDriver(
             time.monotonic, log, keep_over_s=self._keep_over_s, idle_s=self._idle_s, compares=self._compares
         )
-        perform = self._performer(run_id, link)
+        perform = performer(run_id, records, self._history_store)
         run = self._coordinated[run_id] = _Coordinated(run_id, driver, driver.coordinate(), perform)
         self._resume(run, None)
-
-    def _performer(self, run_id: str, link: HostLink) -> Callable[[Effect[Any]], Any]:
-        on_store_and_disk = performer(run_id, link, self._history_store)
-        return lambda effect: (
-            link.remove_run() if isinstance(effect, RemoveRun) else on_store_and_disk(effect)
-        )
 
     def _resume(self, run: _Coordinated, hints: Collection[str] | None) -> None:
         """Run the driver until it waits for hints again, or until the run is removed; None: it is a new one."""
@@ -251,9 +213,9 @@ class CoordinatorThread(threading.Thread):
     def _removed(self, run_id: str) -> None:
         """The store holds nothing of this run any more."""
         del self._coordinated[run_id]
-        self._inbox.strike(run_id)
-        self._hinted |= self._too_many
-        self._too_many.clear()
+        self._inbox.ended(run_id)
+        if self._is_full:
+            self._is_full, self._runs_read_s = False, -math.inf
         self._log.debug("removed the records of a run that has ended", run=run_id)
 
 

@@ -11,7 +11,7 @@ from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.protocol import Plan, Waiting
 from elastic_agent.rendezvous.reports import RunReports, run_reports
-from elastic_agent.transport import ReportLink, TransportError
+from elastic_agent.transport import ReportRecords, TransportError, drive
 
 KEPT_RUNS = 200
 """Of so many runs, the newest, the history is kept; those that are over are forgotten first."""
@@ -21,17 +21,17 @@ class HostedRuns:
     """The history of each run, and its status. Used by several threads."""
 
     def __init__(
-        self, endpoint: str, open_link: Callable[[str], ReportLink], is_coordinating: Callable[[], bool]
+        self, endpoint: str, open_records: Callable[[str], ReportRecords], is_coordinating: Callable[[], bool]
     ) -> None:
         """Know no run yet.
 
         Args:
             endpoint: of the store, as users write it.
-            open_link: opens a connection to a run's reports.
+            open_records: opens a connection to a run's reports.
             is_coordinating: whether the coordinator of the store runs.
         """
         self._endpoint = endpoint
-        self._open_link = open_link
+        self._open_records = open_records
         self._is_coordinating = is_coordinating
         self._lock = threading.Lock()
         self._logs: dict[str, RunLog] = {}
@@ -64,11 +64,11 @@ class HostedRuns:
         """
         problem, known = "", RunReports()
         try:
-            link = self._open_link(run_id)
+            records = self._open_records(run_id)
             try:
-                known = run_reports(link.read_run())
+                known = run_reports(drive(records.read_run()))
             finally:
-                link.close()
+                records.close()
         except TransportError as error:
             problem = str(error)
         with self._lock:

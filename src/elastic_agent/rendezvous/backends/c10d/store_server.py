@@ -131,7 +131,7 @@ class Server:
         """Runs that began and have no outcome yet."""
         self._coordinator = CoordinatorThread(
             host.inbox(),
-            host.coordinator_link,
+            host.coordinator_records,
             RunHistoryStore(state_dir, c10d_store(host.port)),
             stop.report,
             on_plan=self._on_plan,
@@ -139,7 +139,7 @@ class Server:
             idle_s=min(IDLE_S, self._manager.alive_every_s),
         )
 
-        self.runs = HostedRuns(str(endpoint), host.report_link, lambda: not self._coordinator.failed)
+        self.runs = HostedRuns(str(endpoint), host.report_records, lambda: not self._coordinator.failed)
         """Of this store."""
 
     def run(self) -> bool:
@@ -233,10 +233,10 @@ def _who_answers(endpoint: Endpoint, secret: Secret | None) -> str:
     from elastic_agent.transport import TransportError, c10d
 
     try:
-        client, _, _ = c10d.open_store(endpoint, DIAL_TIMEOUT_S, secret)
+        table = c10d.open_table(endpoint, DIAL_TIMEOUT_S, secret)
     except TransportError as error:
         return str(error)
-    client.close()
+    table.close()
     return (
         "the port is in use by a store of elastic-agent (another elastic-agent serve, or an agent that "
         "hosts it); stop that process first"

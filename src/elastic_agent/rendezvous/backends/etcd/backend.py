@@ -11,25 +11,25 @@ from pathlib import Path
 from elastic_agent.protocol import RevisionTimes, Seat
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.transport import (
-    NodeLink,
+    NodeRecords,
     NotAStoreError,
     Obstacle,
-    ReportLink,
+    ReportRecords,
     Secret,
     TransportError,
     UnreachableError,
     WrongKeyError,
+    drive,
     how_to_reach,
 )
 from elastic_agent.transport.c10d import ServeStore, serve_here
 from elastic_agent.transport.etcd import (
     CALL_TIMEOUT_S,
     EtcdClient,
-    EtcdLink,
-    EtcdReportLink,
-    KeptLeases,
+    EtcdTable,
+    KeptLease,
     Revisions,
-    RunKeys,
+    root_of,
     store_id,
 )
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
@@ -72,6 +72,8 @@ class Members:
             timeout_s: after so long without an answer a member is given up for the next one.
             secret: connect with certificates made from it, in place of those of ``access``.
         """
+        self.root = root_of(access.prefix)
+        """Of the keys of all runs."""
         self._members = endpoint.members
         self._access = access
         self._timeout_s = timeout_s
@@ -136,7 +138,7 @@ class Members:
     def _ask_name(self, client: EtcdClient) -> str:
         """The name of the etcd at the other end; the client is closed if it does not answer."""
         try:
-            name = store_id(client, self._access.prefix)
+            name = store_id(client, self.root)
         except BaseException:
             client.close()
             raise
@@ -188,13 +190,12 @@ class EtcdBackend(RendezvousBackend):
             secret=secret,
             serve=serve,
         )
-        self._access = access
         timeout_s = min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES)
         self._members = Members(endpoint, access, timeout_s, secret)
         self._lease_ttl_s = lease_ttl_s
-        self._kept = KeptLeases(lease_ttl_s)
-        self._report_leases = KeptLeases(lease_ttl_s)
-        """Of its own, as reports are written by a thread of their own."""
+        self._kept = KeptLease.of_node(lease_ttl_s)
+        self._kept_reports = KeptLease.of_node(lease_ttl_s)
+        """Another one, as reports are written by a thread of their own."""
         self._lock = threading.Lock()
         self._election: ElectionThread | None = None
 
@@ -205,28 +206,27 @@ class EtcdBackend(RendezvousBackend):
     def release(self) -> None:
         """No name was agreed."""
 
-    def connect(self) -> NodeLink:
+    def connect(self) -> NodeRecords:
         """A connection to one member; this agent takes part in the election from the first one on."""
         assert self.run_id is not None  # set before
         client, store = self._members.dial()
-        keys = self._keys_of(self.run_id)
+        table = EtcdTable(
+            client,
+            self._members.root,
+            store,
+            lease=self._kept,
+            on_close=lambda: self._members.suspect(client),
+        )
         try:
-            link = EtcdLink(
-                client,
-                keys,
-                store,
-                self._kept,
-                let_go=lambda: self._members.suspect(client),
-                on_renewal=self._mark,
-            )
+            records = drive(NodeRecords.open(table, self.run_id, on_renewal=self._mark))
         except BaseException:
-            client.close()
+            table.close()
             raise
         with self._lock:
             if self._election is None:
                 self._election = ElectionThread(
                     self.run_id,
-                    keys,
+                    self._members.root,
                     lambda: self._members.dial()[0],
                     self.history_store,
                     self._lease_ttl_s,
@@ -234,26 +234,20 @@ class EtcdBackend(RendezvousBackend):
                     compares=not self.nodes_compare_themselves,
                 )
                 self._election.start()
-        return link
+        return records
 
-    def connect_reports(self) -> ReportLink:
+    def connect_reports(self) -> ReportRecords:
         """A connection to one member."""
         assert self.run_id is not None  # set before
-        client, _ = self._members.dial()
-        try:
-            return EtcdReportLink(client, self._keys_of(self.run_id), self._report_leases)
-        except BaseException:
-            client.close()
-            raise
+        client, store = self._members.dial()
+        table = EtcdTable(client, self._members.root, store, lease=self._kept_reports)
+        return ReportRecords(table, self.run_id)
 
     def how_to_reach(self, obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str:
         """No node hosts etcd; see :class:`RendezvousBackend`."""
         members = self._endpoint.members
         hosts = ", ".join(member.host for member in members)
         return how_to_reach(obstacle, hosts, members[0].port, "etcd", had_answered=had_answered)
-
-    def _keys_of(self, run_id: str) -> RunKeys:
-        return RunKeys(self._access.prefix, run_id)
 
     def _mark(self) -> None:
         """Our lease was renewed: if this agent coordinates, write a mark, by which others can date it."""

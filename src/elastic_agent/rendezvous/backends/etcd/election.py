@@ -13,12 +13,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_agent.protocol import History
 from elastic_agent.rendezvous.coordinator_driver import Log, RunDriver
-from elastic_agent.rendezvous.coordinator_effects import ReadPlan, SaveHistory
+from elastic_agent.rendezvous.coordinator_effects import ReadEnded, ReadPlan, SaveHistory
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, Steps, T_co, back_offs
-from elastic_agent.transport import TransportError
-from elastic_agent.transport.etcd import Leadership, NotLeaderError, UnknownPlanError
+from elastic_agent.transport import TransportError, UnknownPlanError
+from elastic_agent.transport.etcd import Leadership, NotLeaderError
 
 PATIENCE_S = 10.0
 """How often it is read again whether there is a leader, beside waiting for its key to go."""
@@ -40,7 +39,7 @@ class Connect(Effect[None]):
 
 
 @dataclass(frozen=True)
-class AwaitNoLeader(Effect[bytes | None]):
+class AwaitNoLeader(Effect[str | None]):
     """Wait until the run has nodes and no leader: the life of its records; None if that takes longer."""
 
     patience_s: float
@@ -50,7 +49,7 @@ class AwaitNoLeader(Effect[bytes | None]):
 class Campaign(Effect[bool]):
     """Create the leader key, unless there is one or the run's records have another life; whether it is ours."""
 
-    life: bytes
+    life: str
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,6 @@ class LeaderEffect(Effect[T_co]):
     def perform(self, leadership: Leadership) -> T_co:
         """Perform it in this thread."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class ReadEnded(LeaderEffect[History | None]):
-    """Read how the last run of this name ended, whose records were removed."""
-
-    def perform(self, leadership: Leadership) -> History | None:
-        return leadership.read_ended()
 
 
 @dataclass(frozen=True)

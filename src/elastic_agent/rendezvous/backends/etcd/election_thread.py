@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from elastic_agent.logs import get_logger
-from elastic_agent.rendezvous.coordinator_effects import LEAST_WAIT_S, RemoveRun, WaitForHints, performer
+from elastic_agent.rendezvous.coordinator_effects import LEAST_WAIT_S, WaitForHints, performer
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, run
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport import TransportError
-from elastic_agent.transport.etcd import EtcdClient, Leadership, RunKeys, await_no_leader, campaign_for
+from elastic_agent.transport import LifeKeys, RunKeys, TransportError
+from elastic_agent.transport.etcd import EtcdClient, Leadership, await_no_leader, campaign_for
 
 from .election import (
     AwaitNoLeader,
@@ -35,7 +35,7 @@ class ElectionThread(threading.Thread):
     def __init__(
         self,
         run_id: str,
-        keys: RunKeys,
+        root: str,
         dial: Callable[[], EtcdClient],
         history_store: RunHistoryStore,
         lease_ttl_s: float,
@@ -47,7 +47,7 @@ class ElectionThread(threading.Thread):
 
         Args:
             run_id: the run's name.
-            keys: the run's keys in etcd.
+            root: of all keys in etcd.
             dial: a new connection to a member that answers.
             history_store: the run histories on this machine's disk.
             lease_ttl_s: of the run's nodes, seconds.
@@ -56,7 +56,8 @@ class ElectionThread(threading.Thread):
         """
         super().__init__(name="elastic-coordinator", daemon=True)
         self._run_id = run_id
-        self._keys = keys
+        self._root = root
+        self._run = RunKeys(run_id)
         self._dial = dial
         self._history_store = history_store
         self._lease_ttl_s = lease_ttl_s
@@ -113,7 +114,7 @@ class ElectionThread(threading.Thread):
                 self._client = self._dial()
                 return None
             case AwaitNoLeader(patience_s):
-                return await_no_leader(self._connected(), self._keys, patience_s)
+                return await_no_leader(self._connected(), self._root, self._run, patience_s)
             case Campaign(life):
                 return self._campaign(life)
             case _:
@@ -128,9 +129,9 @@ class ElectionThread(threading.Thread):
             self._client.close()
             self._client = None
 
-    def _campaign(self, life: bytes) -> bool:
-        sent_s = time.monotonic()
-        self._leadership = campaign_for(self._connected(), self._keys, self._who, self._lease_ttl_s, life)
+    def _campaign(self, life: str) -> bool:
+        sent_s, keys = time.monotonic(), LifeKeys(self._run, life)
+        self._leadership = campaign_for(self._connected(), self._root, keys, self._who, self._lease_ttl_s)
         if self._leadership is not None:
             self._keeper = LeaderKeyThread(self._leadership, sent_s)
             self._keeper.start()
@@ -142,16 +143,12 @@ class ElectionThread(threading.Thread):
         match effect:
             case WaitForHints(until_s):
                 return self._wait(leadership, until_s)
-            case RemoveRun(ended):
-                assert ended is not None  # the run is over
-                leadership.remove_run(ended)
-                return True
             case Resign():
                 return self._resign(leadership)
             case LeaderEffect():
                 return effect.perform(leadership)
             case _:
-                return performer(self._run_id, leadership, self._history_store)(effect)
+                return performer(self._run_id, leadership.records, self._history_store)(effect)
 
     def _wait(self, leadership: Leadership, until_s: float) -> Collection[str]:
         if self._stopping.is_set():

@@ -5,10 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from elastic_agent.protocol import Phase
-from elastic_agent.transport import c10d
-from elastic_agent.transport.c10d.reports import KEPT_RUNS
 
-from .support import PATIENCE_S, C10dScene, Scene, lease, member, plan
+from .support import C10dScene, Scene, lease, member, plan
 
 
 def test_a_node_reads_everything_that_is_known_of_the_run(scene: Scene) -> None:
@@ -40,22 +38,8 @@ def test_reports_can_be_read_when_the_run_was_removed(scene: Scene) -> None:
 
 
 def test_other_runs_that_wait_for_their_first_nodes_are_known_to_each_other(c10d_scene: C10dScene) -> None:
-    client, _, _ = c10d.open_store(c10d_scene.endpoint, PATIENCE_S)
     for run_id, phase in (("job", Phase.FORMING), ("job-2", Phase.FORMING), ("old", Phase.FINISHED)):
-        link = c10d.dial(c10d_scene.endpoint, run_id, PATIENCE_S)
-        link.register(member(f"{run_id}-node"), lease(f"{run_id}-node"))
-        c10d.C10dCoordinatorLink(client, run_id).publish(replace(plan(1), phase=phase, world=None))
-        link.close()
+        c10d_scene.joined(f"{run_id}-node", run_id=run_id)
+        c10d_scene.coordinator(run_id).publish(replace(plan(1), phase=phase, world=None))
     waiting = c10d_scene.reports("job").read_waiting_runs()
     assert {run_id: [*snapshot.members] for run_id, snapshot in waiting.items()} == {"job-2": ["job-2-node"]}
-
-
-def test_a_store_keeps_the_reports_of_a_few_ended_runs(c10d_scene: C10dScene) -> None:
-    runs = [f"run-{number}" for number in range(KEPT_RUNS + 2)]
-    client, _, _ = c10d.open_store(c10d_scene.endpoint, PATIENCE_S)
-    for run_id in runs:
-        node = c10d_scene.reports(run_id)
-        node.write_report("n1", run_id.encode())
-        c10d.C10dCoordinatorLink(client, run_id).remove_run()
-    kept = [run_id for run_id in runs if c10d_scene.reports(run_id).read_run().reports]
-    assert kept == runs[2:]

@@ -1,0 +1,185 @@
+"""The keys of an etcd below one root as a :class:`~elastic_agent.transport.table.Table`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+from elastic_agent.transport.keys import is_life
+
+from .client import (
+    MAX_OPERATIONS,
+    CompactedError,
+    EtcdClient,
+    delete,
+    get,
+    has_value,
+    is_missing,
+    prefix_end,
+    put,
+    replace,
+    value_in,
+)
+from .kept_lease import KeptLease
+from .watch import Watch
+
+
+class Transact(Protocol):
+    """Carries out a transaction that writes (see ``EtcdClient.transact``), under conditions of its own."""
+
+    def __call__(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Any:
+        """Return the answer; the answers to ``otherwise`` come first in it."""
+
+
+class EtcdTable:
+    """One connection (see :class:`~elastic_agent.transport.table.Table`). Its calls block; for one thread at a time."""
+
+    is_shared = True
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        root: str,
+        store_id: str = "",
+        *,
+        lease: KeptLease | None = None,
+        transact: Transact | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Use a connection.
+
+        Args:
+            client: closed with the table.
+            root: of all keys.
+            store_id: this etcd's name.
+            lease: what new keys hang on; None: they stay until they are removed.
+            transact: carries out every write, in place of the client.
+            on_close: called when the table is closed.
+        """
+        self._client = client
+        self.root = root
+        self.store_id = store_id
+        self.local_address = client.local_address
+        self._lease = lease
+        self._transact: Transact = transact if transact is not None else client.transact
+        self._on_close = on_close
+        self._read_at = 0
+        """The revision as of which was read last."""
+        self._written_at: dict[str, int] = {}
+        """In which revision each key was written last, of those that were read last."""
+        self._watches: dict[str, Watch] = {}
+        """By folder."""
+
+    async def read(self, keys: Collection[str]) -> dict[str, bytes]:
+        """Return the values of those keys that are there."""
+        return self._read([(self._full(key), None) for key in keys])
+
+    async def keys(self, folder: str) -> Sequence[str]:
+        """Return every key that begins with ``folder``."""
+        start = self._full(folder)
+        found = self._client.range(start, prefix_end(start), keys_only=True)
+        return [self._short(one.key) for one in found.kvs]
+
+    async def read_folders(self, *folders: str) -> dict[str, bytes]:
+        """Return every key that begins with one of ``folders``, with its value."""
+        return self._read([(start, prefix_end(start)) for start in map(self._full, folders)])
+
+    def _read(self, spans: Sequence[tuple[bytes, bytes | None]]) -> dict[str, bytes]:
+        """Return what lies in ranges of keys."""
+        if not spans:
+            return {}
+        if len(spans) == 1:
+            answer = self._client.range(*spans[0])
+            self._read_at, ranges = int(answer.header.revision), [answer]
+        else:
+            batches = [
+                spans[start : start + MAX_OPERATIONS] for start in range(0, len(spans), MAX_OPERATIONS)
+            ]
+            answers = [self._client.transact([], [get(*span) for span in batch]) for batch in batches]
+            self._read_at = int(answers[0].header.revision)
+            ranges = [one.response_range for answer in answers for one in answer.responses]
+        found = {self._short(one.key): one for answer in ranges for one in answer.kvs if one.value}
+        self._written_at = {key: int(one.mod_revision) for key, one in found.items()}
+        return {key: bytes(one.value) for key, one in found.items()}
+
+    async def swap(self, key: str, expected: bytes | None, desired: bytes) -> bytes | None:
+        """Compare-and-set; the value afterwards. Without a lease of its own, a key keeps the one that it hangs on."""
+        name = self._full(key)
+        # The life of a run's records outlasts the node that begins it.
+        lease = None if is_life(key) else self._lease
+        condition = is_missing(name) if expected is None else has_value(name, expected)
+
+        def exchange(lease_id: int) -> Any:
+            keeps_lease = expected is not None and lease is None
+            write = replace(name, desired) if keeps_lease else put(name, desired, lease_id)
+            return self._transact([condition], [write], [get(name)])
+
+        done = self._hanging_on(lease, exchange)
+        if done.succeeded:
+            return desired
+        stored = value_in(done.responses[0])
+        if stored == b"":  # that counts as missing
+            return await self.swap(key, b"", desired) if expected is None else None
+        return stored
+
+    async def put(self, key: str, value: bytes, lasts_s: float | None = None) -> None:
+        """Write."""
+        name = self._full(key)
+        lease = self._lease if lasts_s is None else KeptLease(lasts_s)
+        self._hanging_on(lease, lambda lease_id: self._transact([], [put(name, value, lease_id)]))
+
+    def _hanging_on(self, lease: KeptLease | None, write: Callable[[int], Any]) -> Any:
+        return lease.write(self._client, write) if lease is not None else write(0)
+
+    async def delete(self, keys: Collection[str], *folders: str) -> None:
+        """Remove those keys that are there, and every key that begins with one of ``folders``; of few, all at once."""
+        starts = [self._full(folder) for folder in folders]
+        operations = [
+            *(delete(self._full(key)) for key in keys),
+            *(delete(start, prefix_end(start)) for start in starts),
+        ]
+        for first in range(0, len(operations), MAX_OPERATIONS):
+            self._transact([], operations[first : first + MAX_OPERATIONS])
+
+    async def wait(self, key: str, timeout_s: float) -> bool:
+        """Block until the key has been written since the last reading; False at the time-out.
+
+        A watch of its whole folder stays open from the first time on. True also if etcd has removed the revisions
+        since then: the key has to be read again.
+        """
+        name, folder = self._full(key), key[: key.rindex("/") + 1]
+        deadline_s = time.monotonic() + timeout_s
+        watch = self._watches.get(folder)
+        if watch is None:
+            start = self._full(folder)
+            watch = Watch(self._client, start, prefix_end(start), self._read_at + 1)
+            self._watches[folder] = watch
+        try:
+            while news := watch.wait(max(0.0, deadline_s - time.monotonic())):
+                fresh = [one for one in news if one.next_revision > self._read_at + 1]
+                if any(name in one.written or name in one.deleted for one in fresh):
+                    return True
+        except CompactedError:
+            del self._watches[folder]
+            return True
+        return False
+
+    async def hint(self, run_id: str, incarnation: str) -> None:
+        """Do nothing: the coordinator watches the folder of the member records."""
+
+    def written_by(self, key: str) -> float | None:
+        """Return the latest time at which the key can have been written, as of the last reading; None: not known."""
+        revision = self._written_at.get(key)
+        return self._client.revisions.written_by(revision) if revision is not None else None
+
+    def _full(self, key: str) -> bytes:
+        return f"{self.root}{key}".encode()
+
+    def _short(self, key: bytes) -> str:
+        return key.decode("utf-8", "replace").removeprefix(self.root)
+
+    def close(self) -> None:
+        """Release the connection; a call in progress raises ``StoreLostError``."""
+        self._on_close()
+        self._client.close()

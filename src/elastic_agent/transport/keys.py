@@ -1,0 +1,97 @@
+"""Where the records of a run lie in a store.
+
+Keys, all below the root of the table:
+
+    id                              random name of this life of the store
+    default/<fingerprint>           the run id agreed for a job that gave none
+    inbox                           queue of "<run id> <incarnation>": hints for the coordinator (c10d only)
+    r/<run>/life                    random name of this life of the run's records, which ends when they are removed
+    r/<run>/ended                   of the last life: generation, outcome and what else the next one has to know
+    r/<run>/leader                  the coordinator (etcd only)
+    r/<run>/report/<node>           the node's newest reports (see :mod:`elastic_agent.diagnosis.records`)
+    r/<run>/<life>/m/<incarnation>  member record          r/<run>/<life>/l/<incarnation>  lease
+    r/<run>/<life>/plan/<version>   a plan (see :mod:`.plans`)
+    r/<run>/<life>/latest           newest plan version    r/<run>/<life>/part/<digest>    part of a plan, by content
+    r/<run>/<life>/status           what the coordinator waits for (protocol/waiting.py)
+
+What one life of a run wrote is never seen in the next one, so its records can be removed while late writes of its
+nodes still arrive.
+"""
+
+from __future__ import annotations
+
+import re
+
+from elastic_agent.values import NAME_PATTERN
+
+STORE_ID = "id"
+RUNS = "r/"
+JOBS = "default/"
+INBOX = "inbox"
+
+MAX_STATUS_CHARS = 2048
+
+RELEASED = b"\x00"
+"""Precedes the id of a run that is over, where the id of a job's run was: the next agent may write another."""
+
+CLEARING = b"\x01"
+"""Stands for a moment where the run id of a job was: it is about to be removed by the coordinator."""
+
+GONE = b"-"
+"""Replaces the records of a forgotten incarnation: they cannot be written any more."""
+
+_NAME = re.compile(NAME_PATTERN)
+_BEGUN = re.compile(r"r/([^/]+)/[^/]+/(m/.+|latest)")
+
+
+class RunKeys:
+    """The keys of one run that outlast a life of its records."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.folder = f"{RUNS}{run_id}/"
+        self.life = f"{self.folder}life"
+        self.ended = f"{self.folder}ended"
+        self.leader = f"{self.folder}leader"
+        self.reports = f"{self.folder}report/"
+
+
+class LifeKeys:
+    """The keys of one life of a run's records."""
+
+    def __init__(self, run: RunKeys, life: str) -> None:
+        self.run = run
+        self.life = life
+        self.folder = f"{run.folder}{life}/"
+        self.members, self.leases = f"{self.folder}m/", f"{self.folder}l/"
+        self.plans, self.parts = f"{self.folder}plan/", f"{self.folder}part/"
+        self.latest, self.status = f"{self.folder}latest", f"{self.folder}status"
+
+    def member(self, incarnation: str) -> str:
+        """Return the key of its member record."""
+        return self.members + incarnation
+
+    def lease(self, incarnation: str) -> str:
+        """Return the key of its lease."""
+        return self.leases + incarnation
+
+    def plan(self, version: int) -> str:
+        """Return the key of a plan."""
+        return f"{self.plans}{version}"
+
+
+def is_life(key: str) -> bool:
+    """Return whether this is the key of a run's life."""
+    return key.startswith(RUNS) and key.endswith("/life")
+
+
+def begun_run_in(key: str) -> str | None:
+    """Return the id of the run whose member record or newest plan this key names; None if it is another key."""
+    found = _BEGUN.fullmatch(key)
+    return found[1] if found is not None and _NAME.fullmatch(found[1]) else None
+
+
+def name_in(data: bytes) -> str | None:
+    """Return a run id, an incarnation or a store id, if ``data`` is one."""
+    text = data.decode("ascii", "replace")
+    return text if _NAME.fullmatch(text) else None

@@ -1,0 +1,76 @@
+"""The reports that the nodes of a run exchange over a store, and what else it holds for people who ask."""
+
+from __future__ import annotations
+
+from elastic_agent.protocol import Phase
+
+from .base import RunView, Snapshot
+from .coordinator_records import CoordinatorRecords
+from .keys import LifeKeys, RunKeys
+from .plans import PlanReader
+from .records import begun_runs, life_of, status_in
+from .table import Table
+
+MOST_OTHER_RUNS = 20
+"""So many other runs are looked at."""
+
+
+class _Life:
+    """Readers of one life of a run's records."""
+
+    def __init__(self, table: Table, keys: LifeKeys) -> None:
+        self.keys = keys
+        self.plans = PlanReader(table, keys, lambda problem: None)
+        self.records = CoordinatorRecords(table, keys)
+
+    @classmethod
+    async def of(cls, table: Table, run: RunKeys) -> _Life | None:
+        life = await life_of(table, run)
+        return cls(table, LifeKeys(run, life)) if life is not None else None
+
+
+class ReportRecords:
+    """A connection to the reports of one run. Every call raises :class:`StoreLostError` when the store is gone."""
+
+    def __init__(self, table: Table, run_id: str) -> None:
+        """``table``: closed with the records."""
+        self._table = table
+        self._run = RunKeys(run_id)
+        self._life: _Life | None = None
+        """What was read last, of which most has not changed the next time."""
+
+    async def write_report(self, node_id: str, data: bytes) -> None:
+        """Replace the node's reports. A write that arrives late may replace a newer one."""
+        await self._table.put(self._run.reports + node_id, data)
+
+    async def read_run(self) -> RunView:
+        """Read all that the store holds about the run."""
+        found = await self._table.read_folders(self._run.reports)
+        reports = {key.removeprefix(self._run.reports): data for key, data in found.items()}
+        life = await _Life.of(self._table, self._run)
+        if life is None:
+            return RunView(reports=reports)
+        if self._life is None or self._life.keys.life != life.keys.life:
+            self._life = life
+        plan, snapshot = await self._life.plans.newest(), await self._life.records.read(None)
+        return RunView(plan, await status_in(self._table, life.keys), snapshot, reports)
+
+    async def read_waiting_runs(self) -> dict[str, Snapshot]:
+        """Read other runs that wait at this endpoint for nodes and have never had enough, by id; a few at most.
+
+        Empty where many runs that have nothing to do with each other share a store by design.
+        """
+        if self._table.is_shared:
+            return {}
+        found: dict[str, Snapshot] = {}
+        others = [run_id for run_id in await begun_runs(self._table) if run_id != self._run.run_id]
+        for run_id in others[:MOST_OTHER_RUNS]:
+            life = await _Life.of(self._table, RunKeys(run_id))
+            plan = await life.plans.newest() if life is not None else None
+            if life is not None and plan is not None and plan.phase is Phase.FORMING and plan.world is None:
+                found[run_id] = await life.records.read(None)
+        return found
+
+    def close(self) -> None:
+        """Close the connection; never blocks."""
+        self._table.close()
