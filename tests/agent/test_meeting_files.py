@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.workers.cleanup.generation import Cleanup
-from elastic_agent.workers.cleanup.gpu_memory import GpuMemory
 from tests.agent.support import elastic_agent
 from tests.waiting import GUARD_S
 
@@ -50,7 +49,7 @@ def test_workers_that_meet_over_a_file_train_after_one_was_killed(tmp_path: Path
 def test_only_files_are_removed_and_what_cannot_be_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("left")
     (tmp_path / "folder").mkdir()
-    cleanup = Cleanup(1, GpuMemory())
+    cleanup = Cleanup(1)
     cleanup.started([1])
     cleanup.remove(str(tmp_path / name) for name in ("file", "folder", "missing"))
     assert not cleanup.nothing_to_do

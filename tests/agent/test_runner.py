@@ -9,7 +9,8 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
 from elastic_agent.testing.node import freeze
-from elastic_agent.workers.cleanup.gpu_memory import GpuHolder, GpuMemory
+from elastic_agent.workers.cleanup.generation import Cleanup
+from elastic_agent.workers.cleanup.shm_cleanup import SharedMemorySweep, SweepReport
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Guard, GuardLost, Signalled, Spawned, Stopped
 from elastic_agent.workers.output.final_output import FinalOutput
@@ -419,25 +421,21 @@ def test_for_a_worker_that_exited_before_the_guard_got_the_signal_the_initial_se
 # --- what workers leave ---------------------------------------------------------------------------
 
 
-class SlowGpus(GpuMemory):
-    """A driver that answers when it is let."""
+class SlowSweep(SharedMemorySweep):
+    """A sweep that ends when it is let."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = threading.Event()
-        self.answer = threading.Event()
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
 
-    @property
-    def there(self) -> bool:
-        return True
+    def candidates(self) -> list[str]:
+        return ["left"]
 
-    def prepare(self) -> None:
-        pass
-
-    def holders(self, pids: Collection[int]) -> list[GpuHolder]:
-        self.asked.set()
-        assert self.answer.wait(PATIENCE_S)
-        return []
+    def sweep(self, timeout_s: float = 1.0) -> SweepReport:
+        self.begun.set()
+        assert self.may_end.wait(PATIENCE_S)
+        return SweepReport()
 
 
 def test_the_next_workers_wait_for_the_cleanup_of_the_last_generation(
@@ -447,14 +445,15 @@ def test_the_next_workers_wait_for_the_cleanup_of_the_last_generation(
 
     async def scene() -> None:
         bench = Bench(guard, tmp_path)
-        gpus = bench.runner._gpu = SlowGpus()
+        sweep = SlowSweep()
+        monkeypatch.setattr(runner, "Cleanup", partial(Cleanup, sweep=sweep))
         bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
         await bench.until("started", 1)
         bench.runner.stop(0.0)
-        assert await asyncio.to_thread(gpus.asked.wait, PATIENCE_S)
+        assert await asyncio.to_thread(sweep.begun.wait, PATIENCE_S)
         bench.runner.stop(0.0)  # has an answer already, which is on its way
         assert ("stopped", ()) not in bench.reported
-        gpus.answer.set()
+        sweep.may_end.set()
         await bench.until("stopped", ())
         assert bench.reported == [("started", 1), ("stopped", ())]
         bench.close()
@@ -469,13 +468,14 @@ def test_the_wait_for_the_cleanup_is_limited(
 
     async def scene() -> None:
         bench = Bench(guard, tmp_path)
-        gpus = bench.runner._gpu = SlowGpus()
+        sweep = SlowSweep()
+        monkeypatch.setattr(runner, "Cleanup", partial(Cleanup, sweep=sweep))
         bench.start(1, sys.executable, "-c", "")
         await bench.until("succeeded", 1)
-        bench.runner._gpu = GpuMemory()
+        monkeypatch.setattr(runner, "Cleanup", Cleanup)
         bench.start(2, sys.executable, "-c", "import time; time.sleep(1000)")
         await bench.until("started", 2)
-        gpus.answer.set()  # too late, and about others
+        sweep.may_end.set()  # too late, and about others
         bench.runner.stop(0.0)
         await bench.until("stopped", ())
         assert bench.reported == [("started", 1), ("succeeded", 1), ("started", 2), ("stopped", ())]

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.workers.cleanup import generation, shm_cleanup
-from elastic_agent.workers.cleanup.generation import Cleanup, Cleared
-from elastic_agent.workers.cleanup.gpu_memory import GpuMemory
+from elastic_agent.workers.cleanup.generation import Cleanup
+from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from tests.waiting import GUARD_S
 
 HOLD = "import sys; held = open(sys.argv[1], 'x'); print(flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
-def cleanup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cleanup:
-    """This process plays the guard, on a machine without GPUs; looking at other processes may take long."""
+def cleanup(monkeypatch: pytest.MonkeyPatch) -> Cleanup:
+    """This process plays the guard; looking at other processes may take long."""
     monkeypatch.setattr(generation, "SWEEP_LIMIT_S", GUARD_S)
     monkeypatch.setattr(shm_cleanup, "_OTHERS_LIMIT_S", GUARD_S)
-    return Cleanup(os.getpid(), GpuMemory(driver=str(tmp_path / "none")))
+    return Cleanup(os.getpid())
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ def child(shared: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def clear(cleanup: Cleanup, unkillable: Collection[int] = ()) -> Cleared:
+def clear(cleanup: Cleanup, unkillable: Collection[int] = ()) -> SweepReport:
     done = threading.Event()
     found = []
 
-    def take(cleared: Cleared) -> None:
-        found.append(cleared)
+    def take(report: SweepReport) -> None:
+        found.append(report)
         done.set()
 
     cleanup.clear(take, unkillable)
@@ -72,7 +72,7 @@ def test_files_are_attributed_before_the_stop(
     child.kill()
     child.wait()
     assert not cleanup.nothing_to_do
-    assert clear(cleanup).shared_memory.removed == (shared.name,)
+    assert clear(cleanup).removed == (shared.name,)
     assert not shared.exists()
     assert cleanup.nothing_to_do
 
@@ -94,7 +94,7 @@ def test_files_are_attributed_from_time_to_time(
     assert noted.wait(GUARD_S)
     child.kill()
     child.wait()
-    assert clear(cleanup).shared_memory.removed == (shared.name,)
+    assert clear(cleanup).removed == (shared.name,)
 
 
 @pytest.mark.parametrize("is_stuck", [True, False], ids=["an unkillable worker", "a standby"])
@@ -103,7 +103,7 @@ def test_unkillable_workers_that_hold_shared_memory_are_named(
 ) -> None:
     cleanup.started([child.pid])
     cleanup.inspect()
-    held = clear(cleanup, {child.pid} if is_stuck else ()).shared_memory.held
+    held = clear(cleanup, {child.pid} if is_stuck else ()).held
     assert [(holder.file, holder.pid) for holder in held] == ([(shared.name, child.pid)] if is_stuck else [])
     assert shared.exists()
 

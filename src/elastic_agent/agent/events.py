@@ -15,7 +15,7 @@ from elastic_agent.diagnosis.records import GroupProgress
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Announce, Cause, Depart, Failure, Grace, Notice, Outcome
 from elastic_agent.rendezvous.events import SessionEvent
-from elastic_agent.workers.cleanup.generation import Cleared
+from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import GuardEvent
 
@@ -266,9 +266,9 @@ class GuardFrozen(AgentEvent):
 
 @dataclass(frozen=True)
 class CleanedUp(AgentEvent):
-    """What workers had left behind was removed, or kept."""
+    """Shared memory that workers had left behind was removed, or kept."""
 
-    cleared: Cleared
+    report: SweepReport
 
 
 @dataclass(frozen=True)

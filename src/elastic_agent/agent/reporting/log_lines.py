@@ -10,7 +10,7 @@ from elastic_agent.diagnosis.signals import ending
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import PROMPT, count
 from elastic_agent.rendezvous.events import LeaseLost, PrepareFailed
-from elastic_agent.workers.cleanup.generation import Cleared
+from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from elastic_agent.workers.guard.client import (
     Cold,
     GuardLost,
@@ -90,8 +90,8 @@ def _log_workers(event: events.Event) -> None:
                 "the guard process is frozen and cannot stop the workers; killing it together with the "
                 "workers"
             )
-        case events.CleanedUp(cleared=cleared):
-            _log_cleanup(cleared)
+        case events.CleanedUp(report=report):
+            _log_cleanup(report)
         case events.WorkersSucceeded() | events.WorkersSaved():
             if event.unkillable:  # they outlived workers that are done: no reason to take the success back
                 log.warning(
@@ -137,23 +137,18 @@ def _survivor(one: Survivor) -> str:
     return f"{one.pid} ({one.name}, state {one.state}, user {user})"
 
 
-def _log_cleanup(cleared: Cleared) -> None:
-    log, shared_memory = get_logger(), cleared.shared_memory
-    if shared_memory.removed:
-        log.info("removed shared memory left behind by workers", files=shared_memory.removed)
-    if shared_memory.unknown:
+def _log_cleanup(report: SweepReport) -> None:
+    log = get_logger()
+    if report.removed:
+        log.info("removed shared memory left behind by workers", files=report.removed)
+    if report.unknown:
         log.warning(
             "kept shared memory left behind by workers: cannot determine whether other processes use it",
-            files=shared_memory.unknown,
+            files=report.unknown,
         )
-    for held in shared_memory.held:
+    for held in report.held:
         log.warning(
             f"kept shared memory of the workers: {held.file} is in use by {held.process} ({held.pid})"
-        )
-    for holder in cleared.gpu:
-        log.warning(
-            f"GPU {holder.gpu} is not free: process {holder.pid} ({holder.process}) of the stopped "
-            "workers still has memory allocated on it; the next workers may run out of memory"
         )
 
 

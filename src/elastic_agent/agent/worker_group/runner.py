@@ -22,8 +22,8 @@ from elastic_agent.agent import events
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s, catches, is_frozen
 from elastic_agent.protocol import PROMPT, Failure, FailureKind, Notice
-from elastic_agent.workers.cleanup.generation import CLEANUP_LIMIT_S, Cleanup, Cleared
-from elastic_agent.workers.cleanup.gpu_memory import GpuMemory
+from elastic_agent.workers.cleanup.generation import CLEANUP_LIMIT_S, Cleanup
+from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.failure import signal_name
 from elastic_agent.workers.guard import client as guard_events
@@ -120,7 +120,6 @@ class Runner:
         self._stop_signals = stop_signals
         self._notice_signal = notice_signal
         self._sends_notice_signal = sends_notice_signal
-        self._gpu = GpuMemory()
         self._running: _Running | None = None
         self._highest_step = 0
         """That a worker of an earlier generation reported by its heartbeats."""
@@ -157,7 +156,7 @@ class Runner:
 
     def start(self, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         """Have the guard start the workers; ``Spawned`` or ``WorkersFailed`` follows."""
-        cleanup = Cleanup(self._guard.pid, self._gpu)
+        cleanup = Cleanup(self._guard.pid)
         try:
             context.start()
         except BaseException:
@@ -521,13 +520,13 @@ class Runner:
         """Remove what the workers left, but do not delay the next generation by much."""
         loop = asyncio.get_running_loop()
 
-        def cleared(what: Cleared) -> None:
-            self._report(events.CleanedUp(what))
+        def cleared(report: SweepReport) -> None:
+            self._report(events.CleanedUp(report))
             self._all_gone(running, unkillable)
 
-        def from_thread(what: Cleared) -> None:
+        def from_thread(report: SweepReport) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
-                loop.call_soon_threadsafe(cleared, what)
+                loop.call_soon_threadsafe(cleared, report)
 
         self._timer = loop.call_later(CLEANUP_LIMIT_S, self._all_gone, running, unkillable)
         running.cleanup.clear(from_thread, unkillable)

@@ -1,1 +1,1 @@
-"""What a generation leaves behind, and its removal: processes' shared memory, GPU memory."""
+"""What a generation leaves behind in shared memory, and its removal."""

@@ -12,10 +12,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from elastic_agent import linux
-from elastic_agent.workers.cleanup.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.cleanup.shm_cleanup import SharedMemorySweep, SweepReport
 
 INSPECT_EVERY_S = 5.0
@@ -24,18 +23,9 @@ INSPECT_EVERY_S = 5.0
 CLEANUP_LIMIT_S = 2.0
 """The next generation does not wait longer."""
 
-GPU_LIMIT_S = 0.9
 SWEEP_LIMIT_S = 1.0
 
 _Job = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Cleared:
-    """The result of the sweep, and the processes that still have memory on a GPU."""
-
-    shared_memory: SweepReport = field(default_factory=SweepReport)
-    gpu: tuple[GpuHolder, ...] = ()
 
 
 class Cleanup:
@@ -43,23 +33,20 @@ class Cleanup:
 
     Args:
         guard_pid: All processes of the generation descend from it.
-        gpu: The GPUs, used here in one thread at a time.
         sweep: Removes files from /dev/shm.
     """
 
-    def __init__(self, guard_pid: int, gpu: GpuMemory, sweep: SharedMemorySweep | None = None) -> None:
+    def __init__(self, guard_pid: int, sweep: SharedMemorySweep | None = None) -> None:
         self._guard_pid = guard_pid
-        self._gpu = gpu
         self._sweep = sweep or SharedMemorySweep()
-        self._pids: set[int] = set()
+        self._has_started = False
         self._files: frozenset[str] = frozenset()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     def started(self, pids: Iterable[int]) -> None:
         """The workers run: inspect from time to time what their processes hold."""
-        self._pids |= {*pids}
-        self._sweep.belong(self._pids)
-        self._jobs.put(self._gpu.prepare)
+        self._has_started = True
+        self._sweep.belong({*pids})
         threading.Thread(target=self._run, name="cleanup", daemon=True).start()
 
     def inspect(self) -> None:
@@ -73,9 +60,9 @@ class Cleanup:
     @property
     def nothing_to_do(self) -> bool:
         """All processes are gone and nothing is to be removed. Fast: it lists /dev/shm once."""
-        return not self._pids or not (self._files or self._gpu.there or self._sweep.candidates())
+        return not self._has_started or not (self._files or self._sweep.candidates())
 
-    def clear(self, done: Callable[[Cleared], None], unkillable: Collection[int] = ()) -> None:
+    def clear(self, done: Callable[[SweepReport], None], unkillable: Collection[int] = ()) -> None:
         """Remove what is left, and call `done` from the thread. `unkillable`: processes that stay."""
         until_s = time.monotonic() + CLEANUP_LIMIT_S
         self._jobs.put(lambda: done(self._cleared({*unkillable}, until_s)))
@@ -96,20 +83,17 @@ class Cleanup:
             job()
 
     def _inspect(self) -> None:
-        if self._sweep.has_unseen or self._gpu.there:
-            alive = linux.family(self._guard_pid)
-            self._pids |= alive
-            self._sweep.note(alive)
+        if self._sweep.has_unseen:
+            self._sweep.note(linux.family(self._guard_pid))
 
-    def _cleared(self, unkillable: set[int], until_s: float) -> Cleared:
+    def _cleared(self, unkillable: set[int], until_s: float) -> SweepReport:
         for file in self._files:
             if time.monotonic() < until_s:  # later, it may be the next generation's
                 with contextlib.suppress(OSError):
                     os.unlink(file)
-        shared_memory = self._sweep.sweep(SWEEP_LIMIT_S)
-        if shared_memory.held:
+        report = self._sweep.sweep(SWEEP_LIMIT_S)
+        if report.held:
             # The spawner and its standbys are no generation's: what they hold is neither left nor in the way.
             waiting = {process.pid for process in linux.descendants(self._guard_pid)} - unkillable
-            held = tuple(holder for holder in shared_memory.held if holder.pid not in waiting)
-            shared_memory = replace(shared_memory, held=held)
-        return Cleared(shared_memory, tuple(self._gpu.await_release(self._pids, GPU_LIMIT_S)))
+            return replace(report, held=tuple(holder for holder in report.held if holder.pid not in waiting))
+        return report
