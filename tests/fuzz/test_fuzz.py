@@ -41,7 +41,6 @@ OWN_PROCESSES = {
     "launch_outcome.py LaunchOutcome.read": "its own agent, in a folder of its own",
     "launcher/agent_process.py _result": "its own workers' results, in a folder of its own; they are pickled",
     "launcher/function.py _call": "its own launcher, in a folder of its own; the function is pickled",
-    "logs/journald.py JournalHandler.emit": "its own formatter",
     "workers/guard/warm.py WarmPool._read_one": "its own spawner, over a socket pair",
     "workers/spawner/__main__.py ": "its own guard, as an argument",
     "workers/spawner/preloaded.py _named": "the source of a package that was imported before",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import threading
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic_agent.logs.render import console_line, json_line
+from elastic_agent.logs.render import console_line, journal_lines, json_line
+from elastic_agent.logs.setup import is_journal
 
 PROGRAM = """
 import logging, sys, threading, warnings
@@ -79,6 +82,31 @@ def test_in_a_pipe_the_log_has_the_lines_of_the_console_without_colours() -> Non
     assert "\n      ValueError: broken" in text
 
 
+def test_in_systemds_journal_each_line_has_its_priority(tmp_path: Path) -> None:
+    program = (
+        "import sys; from elastic_agent.logs import configure_logging, get_logger;"
+        "configure_logging('auto', 'info', sys.stderr); get_logger().warning('late', tail='one\\ntwo')"
+    )
+    with (tmp_path / "journal").open("w") as journal:
+        found = os.fstat(journal.fileno())
+        variables = {**os.environ, "JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+        subprocess.run([sys.executable, "-c", program], stderr=journal, env=variables, check=True)
+    lines = (tmp_path / "journal").read_text().splitlines()
+    assert lines[0].startswith("<4>")
+    assert lines[0].endswith(" warning late")
+    assert lines[1:] == ["<4>    tail:", "<4>      one", "<4>      two"]
+
+
+def test_only_a_stream_to_the_journal_is_detected_as_one(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as stream:
+        found = os.fstat(stream.fileno())
+        assert is_journal(stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
+        assert not is_journal(stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino + 1}"})
+        assert not is_journal(stream, {})
+    assert not is_journal(stream, {"JOURNAL_STREAM": "8:1"}), "it is closed"
+    assert not is_journal(io.StringIO(), {"JOURNAL_STREAM": "8:1"})
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize(
     ("level", "heard"),
@@ -113,6 +141,11 @@ def test_values_cannot_forge_or_break_console_lines() -> None:
     line = console_line(fields(node="n\x1b1", x="a b", y="", z="a=b", f=1 / 3), colours=False)
     assert line.endswith('info    [n\\x1b1] hello x="a b" y="" z="a=b" f=0.333333')
     assert "\n" not in line
+
+
+def test_workers_cannot_forge_priorities() -> None:
+    lines = journal_lines(fields(level="error", tail="<0>first\n<7>second")).split("\n")
+    assert [line[:3] for line in lines] == ["<3>"] * 4
 
 
 def test_colours_are_used_only_if_enabled() -> None:

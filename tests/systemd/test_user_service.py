@@ -85,7 +85,7 @@ def test_a_user_runs_an_agent_without_root(machine: Container) -> None:
     assert "active (running)" in shown
     assert 'Status: "generation 1: 1 node, 1 worker, step ' in shown
     assert (home / ".local/state/elastic-agent").is_dir()
-    found = machine.journal("ELASTIC_RUN=mine", "_SYSTEMD_USER_UNIT=elastic-agent@mine.service")
+    found = machine.journal("_TRANSPORT=stdout", "_SYSTEMD_USER_UNIT=elastic-agent@mine.service")
     assert {one["_UID"] for one in found} == {str(USER_ID)}
 
     systemctl(machine, "stop", "elastic-agent@mine")

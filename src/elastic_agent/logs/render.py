@@ -1,4 +1,4 @@
-"""The format of one log line: for the console, or as JSON. Pure functions from an event's fields to text."""
+"""The format of one log line: for the console, systemd's journal, or as JSON. Pure: from an event's fields to text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from elastic_agent.printable import escaped, json_text
 
-CONTEXT_FIELDS = ("run", "node", "generation")
+_CONTEXT_FIELDS = ("run", "node", "generation")
 
 _ONLY_FOR_PROGRAMS = frozenset(
     {"kind", "cause", "check", "endpoint", "nodes", "world_size", "node_rank", "restarts", "runs"}
@@ -18,6 +18,7 @@ _ONLY_FOR_PROGRAMS = frozenset(
 
 _LEVEL_COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "31;1"}
 _LEVEL_WIDTH = 7
+_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _BLOCK_INDENT = "    "
 
 
@@ -31,7 +32,7 @@ def json_line(fields: Mapping[str, Any]) -> str:
     line = {
         "time": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": rest.pop("level"),
-        **{name: rest.pop(name, None) for name in CONTEXT_FIELDS},
+        **{name: rest.pop(name, None) for name in _CONTEXT_FIELDS},
         "message": rest.pop("event"),
         **rest,
     }
@@ -50,11 +51,17 @@ def console_line(fields: Mapping[str, Any], *, colours: bool) -> str:
     ]
     if context:
         parts.append(_coloured(f"[{context}]", "36", colours))
-    parts.append(message_with_facts(rest, colours=colours))
+    parts.append(_message_with_facts(rest, colours=colours))
     return " ".join(parts)
 
 
-def message_with_facts(fields: Mapping[str, Any], *, colours: bool = False) -> str:
+def journal_lines(fields: Mapping[str, Any]) -> str:
+    """The lines of the console, each of which is an entry of systemd's journal, after their priority: ``<4>``."""
+    priority = _PRIORITIES.get(str(fields["level"]), _PRIORITIES["info"])
+    return "\n".join(f"<{priority}>{line}" for line in console_line(fields, colours=False).split("\n"))
+
+
+def _message_with_facts(fields: Mapping[str, Any], *, colours: bool) -> str:
     """``message  key=value``; values of several lines follow as blocks, and those only for programs are left out."""
     rest = {key: value for key, value in fields.items() if key not in _ONLY_FOR_PROGRAMS}
     message = escaped(str(rest.pop("event")), keep_lines=True)
@@ -65,7 +72,7 @@ def message_with_facts(fields: Mapping[str, Any], *, colours: bool = False) -> s
 
 
 def _context(rest: dict[str, Any]) -> str:
-    run, node, generation = (rest.pop(name, None) for name in CONTEXT_FIELDS)
+    run, node, generation = (rest.pop(name, None) for name in _CONTEXT_FIELDS)
     words = [str(word) for word in (run, node) if word is not None]
     if generation is not None:
         words.append(f"g{generation}")

@@ -9,18 +9,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TextIO
 
 import structlog
-from structlog.processors import JSONRenderer, TimeStamper, format_exc_info
+from structlog.processors import TimeStamper, format_exc_info
 from structlog.stdlib import BoundLogger, ProcessorFormatter, add_log_level, add_logger_name
 from structlog.typing import EventDict, Processor
 
-from elastic_agent.logs.journald import JournalHandler, is_journal
 from elastic_agent.logs.live import StatusLine, WaitingReporter
-from elastic_agent.logs.render import console_line, json_line
+from elastic_agent.logs.render import console_line, journal_lines, json_line
 
 _OWN = "elastic_agent"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -45,25 +44,23 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
     Calling it again replaces what the call before had set.
 
     Args:
-        log_format: ``console``, ``json``, or ``auto`` for entries with fields where ``stream`` goes to systemd's
-            journal, and console elsewhere.
+        log_format: ``console``, ``json``, or ``auto`` for console with priorities where ``stream`` goes to systemd's
+            journal, and without elsewhere.
         level: ``debug``, ``info``, ``warning`` or ``error``. Messages of libraries are logged from ``warning`` on,
             with ``debug`` from ``info`` on.
         stream: where the lines go, usually standard error.
     """
     on_terminal = stream.isatty()
-    to_journal = log_format == "auto" and is_journal(stream, os.environ)
-    readable = log_format != "json" and not to_journal
     lines = StatusLine(stream)
-    _log.status = lines if readable and on_terminal else None
-    _log.is_console = readable
-    if to_journal:
-        handler: logging.Handler = JournalHandler(stream)
-        handler.setFormatter(_formatter(JSONRenderer(default=str)))
-    else:
-        handler = _LineHandler(lines)
-        write = partial(console_line, colours=on_terminal) if readable else json_line
-        handler.setFormatter(_formatter(lambda _logger, _method, fields: write(fields)))
+    _log.is_console = log_format != "json"
+    _log.status = lines if _log.is_console and on_terminal else None
+    handler = _LineHandler(lines)
+    write: Callable[[Mapping[str, Any]], str] = json_line
+    if log_format == "auto" and is_journal(stream, os.environ):
+        write = journal_lines
+    elif _log.is_console:
+        write = partial(console_line, colours=on_terminal)
+    handler.setFormatter(_formatter(lambda _logger, _method, fields: write(fields)))
     wanted = _LEVELS[level]
     handler.setLevel(wanted)  # torch gives some of its loggers a level of their own
     root = logging.getLogger()
@@ -86,7 +83,7 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
 
 
 def is_console() -> bool:
-    """Return whether the log is for people to read, beside the output of workers; not JSON or systemd's journal."""
+    """Return whether the log is for people to read, beside the output of workers; not JSON."""
     return _log.is_console
 
 
@@ -121,6 +118,15 @@ def adopt_library_loggers() -> None:
 def waiting_reporter(clock: Callable[[], float] = time.monotonic) -> WaitingReporter:
     """A reporter on this process's log: a live line if the log is read on a terminal, else log lines."""
     return WaitingReporter(_log.status, get_logger().info, clock)
+
+
+def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether ``stream`` goes to systemd's journal: ``JOURNAL_STREAM`` names its device and inode."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # closed, or no file at all
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
 class _LineHandler(logging.Handler):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from elastic_agent.diagnosis.known_errors import known_error, possible_error, readable
-from elastic_agent.logs.journald import entry
-from elastic_agent.logs.render import console_line, json_line
+from elastic_agent.logs.render import console_line, journal_lines, json_line
 from elastic_agent.printable import escaped, json_text, plain, without_surrogates
 from elastic_agent.workers.failure import describe
 from tests.fuzz.target import Target, check_shown
@@ -63,4 +62,4 @@ def _log_line(data: bytes) -> None:
     }
     check_shown(json_line(fields))
     check_shown(console_line(fields, colours=False))
-    entry(fields)
+    check_shown(journal_lines(fields))

@@ -30,8 +30,8 @@ class AgentSettings:
     log_format: str = setting(
         value_types.choice(("auto", "console", "json"), metavar="FORMAT"),
         "auto",
-        "Format of the agent's log: console (readable), json (one object per line), auto (structured entries "
-        "in systemd's journal, else console, also in files and pipes).",
+        "Format of the agent's log: console (readable), json (one object per line), auto (console; in systemd's "
+        "journal, with priorities).",
     )
     log_level: str = setting(
         value_types.choice(("debug", "info", "warning", "error"), metavar="LEVEL"),
