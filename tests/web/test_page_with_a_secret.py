@@ -32,9 +32,6 @@ class OneRun:
     def status(self, run_id: str) -> RunStatus:
         return RunStatus(run_id, "host0:29400", 1.0, phase="running")
 
-    def readiness(self) -> tuple[bool, str]:
-        return True, "running"
-
 
 @contextmanager
 def served(host: str) -> Iterator[int]:

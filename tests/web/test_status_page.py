@@ -162,15 +162,13 @@ def failed(nodes: int = 3) -> RunStatus:
     )
 
 
-def test_page_json_metrics_and_probes_of_a_running_run() -> None:
+def test_page_json_and_metrics_of_a_running_run() -> None:
     with served(running) as server:
         code, page = get(server.url)
         assert (code, "<title>running – mnist</title>" in page) == (200, True)
         assert "http://" not in page, "nothing is loaded from elsewhere"
         code, text = get(f"{server.url}api/status")
         assert (code, json.loads(text)["nodes"][1]["first_rank"]) == (200, 2)
-        assert get(f"{server.url}healthz") == (200, "ok\n")
-        assert get(f"{server.url}readyz") == (200, "running\n")
         code, text = get(f"{server.url}metrics")
         assert code == 200
         samples = {
@@ -241,9 +239,8 @@ def scraped_by(url: str) -> list[Any]:
     raise AssertionError("Prometheus has scraped nothing")
 
 
-def test_a_run_that_forms_is_not_ready_and_nothing_can_be_changed() -> None:
-    with served(lambda: RunStatus("mnist", "host0:29400", 1.0, phase="forming")) as server:
-        assert get(f"{server.url}readyz") == (503, "forming\n")
+def test_nothing_can_be_changed() -> None:
+    with served(running) as server:
         request = urllib.request.Request(f"{server.url}api/status", data=b"{}", method="POST")
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=GUARD_S)
@@ -266,12 +263,12 @@ def test_clients_that_send_nothing_keep_no_others_from_being_served_for_long() -
     with served(running) as server:
         port = int(server.url.rsplit(":", 1)[1].strip("/"))
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(CLIENTS - 1)]
-        assert get(f"{server.url}healthz")[0] == 200
+        assert get(f"{server.url}api/status")[0] == 200
         for one in silent:
             one.close()
 
 
-def test_an_agent_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_hangs_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic_agent.web.loop_source.ANSWER_S", 0.1)
     thaw = threading.Event()
 
@@ -281,7 +278,7 @@ def test_an_agent_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> 
 
     with served(frozen) as server:
         try:
-            code, text = get(f"{server.url}healthz")
+            code, text = get(f"{server.url}api/status")
         finally:
             thaw.set()
         assert (code, text) == (503, "the agent did not answer within 0.1 s\n")
@@ -340,24 +337,17 @@ class TwoRuns:
         odd = "odd" in run_id
         return replace(failed() if odd else running(), run_id=run_id, restarts=2 if odd else 1)
 
-    def readiness(self) -> tuple[bool, str]:
-        return True, "serving"
 
-
-def test_several_runs_are_listed_and_told_apart() -> None:
+def test_several_runs_are_told_apart() -> None:
     server = StatusServer(Endpoint("127.0.0.1", 0), TwoRuns())
     server.start()
     try:
-        runs = json.loads(get(f"{server.url}api/runs")[1])
-        assert [one["run_id"] for one in runs] == ["mnist", "a run/with=odd&chars"]
-        assert [one["reason"] for one in runs] == ["", "the restart budget is used up"]
         odd = quote("a run/with=odd&chars", safe="")
         assert json.loads(get(f"{server.url}api/status?run={odd}")[1])["restarts"] == 2
         code, text = get(f"{server.url}api/status")
-        assert (code, "/api/runs" in text) == (404, True)
+        assert (code, "name one: ?run=RUN" in text) == (404, True)
         code, text = get(f"{server.url}api/status?run=other")
         assert (code, "no run of this name" in text) == (404, True)
-        assert get(f"{server.url}readyz") == (200, "serving\n")
         families = text_string_to_metric_families(get(f"{server.url}metrics")[1])
         restarts = {
             one.labels["run"]: one.value

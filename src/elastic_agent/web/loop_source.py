@@ -41,10 +41,5 @@ class LoopSource:
             answer.cancel()
             raise TimeoutError(f"the agent did not answer within {ANSWER_S:g} s") from None
 
-    def readiness(self) -> tuple[bool, str]:
-        """Whether the run trains."""
-        status = self.status(self._run_id)
-        return status.phase == "running", status.phase or "not formed yet"
-
     async def _determine(self) -> RunStatus:
         return await self._get_status()

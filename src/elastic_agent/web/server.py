@@ -1,4 +1,4 @@
-"""Serves the status of runs over HTTP: a page, JSON, metrics and probes. Read-only.
+"""Serves the status of runs over HTTP: a page, JSON and metrics. Read-only.
 
 Requests are answered in threads of their own, and the status of a run is determined at most once a second, however
 many clients ask.
@@ -38,7 +38,7 @@ CLIENTS = 32
 HTML = "text/html; charset=utf-8"
 
 MOST_RUNS = 100
-"""The metrics and the list of runs contain so many runs, the newest."""
+"""The metrics and the page contain so many runs, the newest."""
 
 
 class StatusSource(Protocol):
@@ -53,13 +53,6 @@ class StatusSource(Protocol):
         Raises:
             TimeoutError: the process that knows it does not answer.
             LookupError: there is no such run.
-        """
-
-    def readiness(self) -> tuple[bool, str]:
-        """Whether the process does its work, and a word on it.
-
-        Raises:
-            TimeoutError: it does not answer.
         """
 
 
@@ -78,7 +71,7 @@ class StatusServer:
         Raises:
             OSError: the address cannot be used.
         """
-        self.source = source
+        self._source = source
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, RunStatus]] = {}
         self._http = _Server(address, self, secret)
@@ -120,16 +113,16 @@ class StatusServer:
         if run_id is None:
             if len(run_ids) != 1:
                 raise LookupError(
-                    f"there are {len(run_ids)} runs here; name one: ?run=RUN (/api/runs lists them)"
+                    f"there are {len(run_ids)} runs here; name one: ?run=RUN (the page at / lists them)"
                 )
             run_id = run_ids[0]
         elif run_id not in run_ids:
-            raise LookupError("there is no run of this name here; /api/runs lists those that there are")
+            raise LookupError("there is no run of this name here; the page at / lists those that there are")
         with self._lock:
             known = self._known.get(run_id)
             if known is not None and time.monotonic() - known[0] < FRESH_S:
                 return known[1]
-            status = self.source.status(run_id)
+            status = self._source.status(run_id)
             self._known[run_id] = time.monotonic(), status
             for gone in self._known.keys() - set(run_ids):
                 del self._known[gone]
@@ -137,7 +130,7 @@ class StatusServer:
 
     def run_ids(self) -> list[str]:
         """The newest runs, the newest last."""
-        return list(self.source.run_ids())[-MOST_RUNS:]
+        return list(self._source.run_ids())[-MOST_RUNS:]
 
     def statuses(self) -> list[RunStatus]:
         """Of the newest runs.
@@ -259,10 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {
             "/": self._page,
             "/api/status": self._status,
-            "/api/runs": self._runs,
             "/metrics": self._metrics,
-            "/healthz": self._health,
-            "/readyz": self._readiness,
         }
 
     def _asks_for_this_machine(self) -> bool:
@@ -293,30 +283,8 @@ class _Handler(BaseHTTPRequestHandler):
         status = self.server.pages.status(self._query().get("run"))
         self._answer(HTTPStatus.OK, "application/json", msgspec.json.encode(status))
 
-    def _runs(self) -> None:
-        shown = [
-            {
-                "run_id": one.run_id,
-                "phase": one.phase,
-                "generation": one.generation,
-                "since_s": one.since_s,
-                "asked_s": one.asked_s,
-                "reason": one.reason,
-            }
-            for one in self.server.pages.statuses()
-        ]
-        self._answer(HTTPStatus.OK, "application/json", msgspec.json.encode(shown))
-
     def _metrics(self) -> None:
         self._answer(HTTPStatus.OK, CONTENT_TYPE, metrics_text(self.server.pages.statuses()))
-
-    def _health(self) -> None:
-        self.server.pages.source.readiness()
-        self._text(HTTPStatus.OK, "ok\n")
-
-    def _readiness(self) -> None:
-        is_ready, word = self.server.pages.source.readiness()
-        self._text(HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, f"{word}\n")
 
     def _problem(self, status: HTTPStatus, problem: str) -> None:
         if self.path.partition("?")[0] == "/":

@@ -224,10 +224,7 @@ def _requests() -> tuple[bytes, ...]:
         b"/",
         b"/?run=run&all=1",
         b"/api/status?run=run",
-        b"/api/runs",
         b"/metrics",
-        b"/healthz",
-        b"/readyz",
         b"/none?a=%ff%00&b",
     )
     wrong = b"GET / HTTP/1.0\r\nHost: [::1]:8080\r\nContent-Length: 5\r\n\r\nhello"
@@ -236,8 +233,6 @@ def _requests() -> tuple[bytes, ...]:
 
 class _Pages:
     """Of one run."""
-
-    source = SimpleNamespace(readiness=lambda: (True, "running"))
 
     def status(self, run_id: str | None) -> object:
         if run_id not in (None, "run"):

@@ -28,7 +28,7 @@ _INSTEAD = {NODE_ID: "node_id", RUN_ID: "rdzv_id"}
 
 _OF_TORCHRUN = {
     "TORCHELASTIC_ENABLE_FILE_TIMER": "hangs are found without torch's timers, see --hang-timeout",
-    "TORCHELASTIC_HEALTH_CHECK_PORT": "use --status-port, which serves /healthz",
+    "TORCHELASTIC_HEALTH_CHECK_PORT": "use --status-port: its page answers only while the agent does",
 }
 """Variables of torchrun's agent that have no effect here, with what to use instead."""
 

@@ -20,19 +20,15 @@ KEPT_RUNS = 200
 class HostedRuns:
     """The history of each run, and its status. Used by several threads."""
 
-    def __init__(
-        self, endpoint: str, open_records: Callable[[str], ReportRecords], is_coordinating: Callable[[], bool]
-    ) -> None:
+    def __init__(self, endpoint: str, open_records: Callable[[str], ReportRecords]) -> None:
         """Know no run yet.
 
         Args:
             endpoint: of the store, as users write it.
             open_records: opens a connection to a run's reports.
-            is_coordinating: whether the coordinator of the store runs.
         """
         self._endpoint = endpoint
         self._open_records = open_records
-        self._is_coordinating = is_coordinating
         self._lock = threading.Lock()
         self._logs: dict[str, RunLog] = {}
 
@@ -51,10 +47,6 @@ class HostedRuns:
         """All runs that are known, in the order in which they began."""
         with self._lock:
             return tuple(self._logs)
-
-    def readiness(self) -> tuple[bool, str]:
-        """Whether the store has a coordinator."""
-        return (True, "serving") if self._is_coordinating() else (False, "the coordinator has ended")
 
     def status(self, run_id: str) -> RunStatus:
         """The status of a run.

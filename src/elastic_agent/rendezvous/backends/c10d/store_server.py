@@ -139,7 +139,7 @@ class Server:
             idle_s=min(IDLE_S, self._manager.alive_every_s),
         )
 
-        self.runs = HostedRuns(str(endpoint), host.report_records, lambda: not self._coordinator.failed)
+        self.runs = HostedRuns(str(endpoint), host.report_records)
         """Of this store."""
 
     def run(self) -> bool:
