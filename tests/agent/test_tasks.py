@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from elastic_agent.agent import events
 from elastic_agent.agent.reporting import console
-from elastic_agent.agent.reporting.goodput_recorder import GoodputRecorder
 from elastic_agent.agent.signals import Meanings, SignalDesk
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.worker_group.interruptions import StopSignals
@@ -32,11 +30,6 @@ def reads_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
     console.ConsoleReporter(lambda: "host0:1", broken).on_event(PlanSeen(plan(1, phase=Phase.FORMING)))
 
 
-def loads_the_goodput(monkeypatch: pytest.MonkeyPatch) -> None:
-    files: Any = SimpleNamespace(load=broken)
-    GoodputRecorder(files, lambda: None).on_event(events.AgentStarted("me", 1, 2))
-
-
 def asks_slurm_about_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlurmJob, "end", broken)
     meanings = Meanings(("SIGTERM",), "none", 60.0)
@@ -47,7 +40,7 @@ def asks_slurm_about_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("begin", [reads_the_status, loads_the_goodput, asks_slurm_about_a_signal])
+@pytest.mark.parametrize("begin", [reads_the_status, asks_slurm_about_a_signal])
 def test_an_error_in_the_background_is_logged(
     begin: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,8 +277,8 @@ def test_the_line_of_the_added_times_says_how_many_nodes_of_the_world_it_is_abou
         )
         return next((line for line in status_text(status).splitlines() if "added up" in line), "")
 
-    assert added("a", "b").startswith("2 of 3 nodes, times added up: goodput at most 100 % over 2 min")
-    assert added("a", "b", "c").startswith("all 3 nodes, times added up: goodput at most 100 % over 3 min")
+    assert added("a", "b").startswith("2 of 3 nodes, times added up: goodput 100 % over 2 min")
+    assert added("a", "b", "c").startswith("all 3 nodes, times added up: goodput 100 % over 3 min")
     assert added("a", "b", "c", "gone").startswith("all 4 nodes, times added up: ")
     assert added("a") == ""
 

@@ -19,7 +19,6 @@ from elastic_agent.agent.control.socket import ControlSocket
 from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.reporting.copies import CopiesWarning
 from elastic_agent.agent.reporting.event_log import EventLog
-from elastic_agent.agent.reporting.goodput_recorder import GoodputRecorder
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.outcome_file import OutcomeFile
 from elastic_agent.agent.reporting.start_check import StartCheck
@@ -134,7 +133,6 @@ class Agent:
             self._publish.subscribe(OutcomeFile(Path(folder), self._seat).on_event)
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
-        self._goodput: GoodputRecorder | None = None
         self._node_id_lock: NodeIdLock | None = None
         self._claim: RunClaim | None = None
         self._known: History | None = None
@@ -367,7 +365,6 @@ class Agent:
             self._log_dir(run_id),
             goes_on=history is not None and self._runs.continues(history),
         )
-        self._goodput = observation.goodput
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots))
         self._signals.attend(supervisor, lock.node_id)
         commands = Commands(
@@ -396,7 +393,6 @@ class Agent:
             if control is not None:
                 await control.close(LAST_ANSWERS_S)
         self._publish(events.AgentEnded(ending.outcome, ending.reason))
-        await observation.save_goodput()
         return ending
 
     def _with_own_part(self, ending: Ending) -> Ending:
@@ -504,8 +500,6 @@ class Agent:
 
     async def _status(self) -> Waiting:
         status = await self._session.status() if self._session is not None else Waiting()
-        if self._goodput is not None:
-            self._goodput.status_read(status)
         return with_missing_nodes(status, os.environ)
 
     def _seat(self) -> Seat | None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from elastic_agent.agent import events
-from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles, GoodputRecorder
+from elastic_agent.agent.reporting.goodput_recorder import GoodputRecorder
 from elastic_agent.agent.reporting.run_observer import Observed, RunObserver
 from elastic_agent.agent.reporting.start_facts import start_facts
 from elastic_agent.agent.reporting.status_files import StatusFiles
@@ -52,9 +52,7 @@ class Observation:
         """
         self._run_id = run_id
         self._publisher = publisher
-        self.goodput = GoodputRecorder(
-            GoodputFiles(settings.state_dir, run_id, node_id), lambda: supervisor.progress
-        )
+        self._goodput = GoodputRecorder(lambda: supervisor.progress)
         self._observer = RunObserver(
             Observed(
                 run_id=run_id,
@@ -66,12 +64,12 @@ class Observation:
                 progress=lambda: supervisor.progress,
                 log_dir=log_dir,
                 facts=start_facts(settings.script_args, os.environ),
-                goodput=lambda: self.goodput.goodput,
+                goodput=lambda: self._goodput.goodput,
                 report_hang=supervisor.hang,
             )
         )
         self._watch = ConnectionWatch(node_id, lambda: supervisor.world, publisher)
-        publisher.subscribe(self.goodput.on_event, first=True)
+        publisher.subscribe(self._goodput.on_event, first=True)
         for one in self._subscribers:
             publisher.subscribe(one)
         self._address = settings.status_port
@@ -108,15 +106,12 @@ class Observation:
             await self._observer.others_have_read(READ_S)
 
     def close(self) -> None:
-        """Observe no more, except for the goodput."""
+        """Observe no more."""
+        self._publisher.unsubscribe(self._goodput.on_event)
+        self._goodput.close()
         for one in self._subscribers:
             self._publisher.unsubscribe(one)
         self._watch.stop()
         self._observer.close()
         if self._page is not None:
             self._page.close()
-
-    async def save_goodput(self) -> None:
-        """Write the goodput, also of the end of the part; to be called last."""
-        await self.goodput.saved(SAVED_S)
-        self._publisher.unsubscribe(self.goodput.on_event)

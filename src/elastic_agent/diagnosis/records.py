@@ -120,50 +120,21 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """The part of the last minutes in which it waited in a collective; None: not known yet."""
 
 
-class Activity(enum.StrEnum):
-    """What a node spends its time on."""
-
-    TRAINING = "training"
-    """Steps that were not repeated later; without reported steps, all time in which workers ran."""
-    REPEATED = "repeated"
-    """Steps that were lost with a failure and done again, or in which no step was completed."""
-    STARTING = "starting"
-    """From a seat in the running world to the first step that a worker reports."""
-    STOPPING = "stopping"
-    FORMING = "forming"
-    """From the end of the previous workers to a seat in the next world, while no node is missing."""
-    WAITING = "waiting"
-    """For the store, for nodes (also as a standby node), or for the workers of other nodes to finish."""
-    DOWN = "down"
-    """The agent had been killed, or its machine had failed, and it was started again."""
-
-
 class Goodput(Struct, frozen=True, omit_defaults=True):
-    """Seconds that one node spent on each activity since the run began, over all starts of its agent."""
+    """How one node spent its time since its agent was started, in seconds."""
 
     training_s: float = 0.0
-    repeated_s: float = 0.0
-    starting_s: float = 0.0
-    stopping_s: float = 0.0
-    forming_s: float = 0.0
-    waiting_s: float = 0.0
-    down_s: float = 0.0
-    knows_steps: bool = False
-    """Workers reported steps; otherwise the time of starting and of repeated steps is part of the training."""
-
-    def spent_s(self, activity: Activity) -> float:
-        """The seconds spent on this activity."""
-        seconds: float = getattr(self, f"{activity.value}_s")
-        return seconds
+    """From the first step that the workers report, or their start if they report none, until they end."""
+    other_s: float = 0.0
 
     @property
     def total_s(self) -> float:
         """The whole time, in seconds."""
-        return sum(self.spent_s(one) for one in Activity)
+        return self.training_s + self.other_s
 
     @property
     def share(self) -> float | None:
-        """Training divided by the whole time, 0 to 1; an upper bound without steps. None before any time has passed."""
+        """Training divided by the whole time, 0 to 1; None before any time has passed."""
         return self.training_s / self.total_s if self.total_s > 0 else None
 
 
@@ -189,7 +160,7 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
     steps_per_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     """How fast the steps that its workers report increase; None: not known."""
     goodput: Goodput | None = None
-    """How the node spent its time since the run began."""
+    """How the node spent its time since its agent was started."""
     log_dir: Text = ""
     """Where the output of the run's workers is on this machine; empty: nowhere."""
     collectives_s: Moment | None = None

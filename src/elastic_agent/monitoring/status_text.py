@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from elastic_agent.diagnosis.records import Activity, Goodput
+from elastic_agent.diagnosis.records import Goodput
 from elastic_agent.protocol import count
 
 from .goodput import RunGoodput
@@ -35,37 +35,24 @@ def duration(length_s: float) -> str:
 
 
 def goodput_text(goodput: Goodput) -> str:
-    """One line, such as ``goodput 93 % over 2 h 11 min: training 2 h 2 min, repeated 3 min, starting 6 min``."""
-    text = _share_and_times(goodput)
-    if goodput.knows_steps or not goodput.training_s:
-        return text
-    return f"{text} (repeated steps are not known, as the workers report no steps)"
+    """One line, such as ``goodput 93 % over 2 h 11 min: training 2 h 2 min``."""
+    total = f"goodput {share_text(goodput)} over {duration(round(goodput.total_s, 1))}"
+    return f"{total}: {training_text(goodput)}" if goodput.training_s >= 0.05 else total
 
 
 def share_text(goodput: Goodput) -> str:
-    """The share of the training, such as ``93 %`` or ``at most 93 %``."""
-    at_most = "" if goodput.knows_steps or not goodput.training_s else "at most "
-    return f"{at_most}{100 * (goodput.share or 0.0):.0f} %"
+    """The share of the training, such as ``93 %``."""
+    return f"{100 * (goodput.share or 0.0):.0f} %"
 
 
-def spent_text(goodput: Goodput) -> str:
-    """The activities and their times, such as ``training 2 h 2 min, repeated 3 min``."""
-    return ", ".join(
-        f"{activity.value} {duration(round(goodput.spent_s(activity), 1))}"
-        for activity in Activity
-        if goodput.spent_s(activity) >= 0.05
-    )
-
-
-def _share_and_times(goodput: Goodput) -> str:
-    total = f"goodput {share_text(goodput)} over {duration(round(goodput.total_s, 1))}"
-    spent = spent_text(goodput)
-    return f"{total}: {spent}" if spent else total
+def training_text(goodput: Goodput) -> str:
+    """The time of the training, such as ``training 2 h 2 min``."""
+    return f"training {duration(round(goodput.training_s, 1))}"
 
 
 def run_goodput_text(goodput: RunGoodput) -> str:
     """One line about the nodes of a run."""
-    return f"{counted_nodes(goodput)}, times added up: {_share_and_times(goodput.spent)}"
+    return f"{counted_nodes(goodput)}, times added up: {goodput_text(goodput.spent)}"
 
 
 def counted_nodes(goodput: RunGoodput) -> str:

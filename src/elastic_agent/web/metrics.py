@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from elastic_agent.diagnosis.records import Activity
 from elastic_agent.monitoring.status import UNKNOWN, RunStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -89,7 +88,6 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
         waits,
     )
     yield from _goodput(status)
-    yield from _run_goodput(status)
     seen: _Values = {(one.node_id,): one.seen_s for one in status.nodes if one.seen_s is not None}
     yield _Gauge(
         "node_report_time_seconds", "When the node wrote its newest report, Unix time.", ("node",), seen
@@ -97,30 +95,18 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
 
 
 def _goodput(status: RunStatus) -> Iterator[_Gauge]:
-    goodput = status.goodput
-    if goodput is None:
-        return
-    yield _Gauge(
-        "activity_seconds",
-        "Time that this node spent since the run began; training that is repeated moves to repeated.",
-        ("activity",),
-        {(one.value,): goodput.spent_s(one) for one in Activity},
-    )
-    if goodput.share is not None:
+    own, run = status.goodput, status.run_goodput
+    if own is not None and own.share is not None:
         yield _single(
             "goodput_ratio",
-            "Training divided by the whole time of this node; an upper bound if workers report no steps.",
-            goodput.share,
+            "Training divided by the whole time of this node, since its agent was started.",
+            own.share,
         )
-
-
-def _run_goodput(status: RunStatus) -> Iterator[_Gauge]:
-    goodput = status.run_goodput
-    if goodput is not None and goodput.spent.share is not None:
+    if run is not None and run.spent.share is not None:
         yield _single(
             "run_goodput_ratio",
             "Training divided by the whole time, of all nodes of the run.",
-            goodput.spent.share,
+            run.spent.share,
         )
 
 

@@ -12,18 +12,15 @@ from pathlib import Path
 import msgspec
 
 from elastic_agent.agent import identity, run_claim
-from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles
 from elastic_agent.agent.reporting.status_files import saved_statuses
 from elastic_agent.agent.worker_group.script_scan import curated_imports, needs_own_python
 from elastic_agent.client._cells import SLOT_BYTES, HeartbeatFile
-from elastic_agent.diagnosis.records import Goodput
 from elastic_agent.doctor import interpreter
 from elastic_agent.doctor.interpreter import Installed, ask_interpreter
 from elastic_agent.doctor.script import check_source, top_level_imports
 from elastic_agent.integrations import trainings
 from elastic_agent.integrations.transformers.checkpoints import saved
 from elastic_agent.linux import boot_id, pid_namespace
-from elastic_agent.monitoring.goodput import Account, SavedGoodput
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.printable import escaped
 from elastic_agent.protocol import History
@@ -63,18 +60,10 @@ def targets() -> list[Target]:
 
         return feed
 
-    goodput = SavedGoodput(Goodput(9.0), 1.7e9, ((1, 0.5), (60, 9.0)), "failed")
     state = folder.path / "state"
-    for kind in ("goodput/run", "status/run", "runs/run.run"):
+    for kind in ("status/run", "runs/run.run"):
         (state / kind).mkdir(parents=True)
     return [
-        Target(
-            "file-goodput",
-            (msgspec.json.encode(goodput),),
-            _goodput(state),
-            ("agent/reporting/goodput_recorder.py GoodputFiles.load",),
-            0.3,
-        ),
         Target(
             "file-status",
             tuple(map(msgspec.json.encode, support.statuses())),
@@ -158,20 +147,6 @@ def targets() -> list[Target]:
             folder.close,
         ),
     ]
-
-
-def _goodput(state: os.PathLike[str]) -> Callable[[bytes], None]:
-    files = GoodputFiles(support.Path(state), "run", "n0")
-
-    def feed(data: bytes) -> None:
-        files._path.write_bytes(data)
-        found = files.load()
-        if found is not None:
-            account = Account(0.0)
-            account.take_over(found, 1.7e9)
-            msgspec.json.encode(account.saved(1.0, 1.7e9))
-
-    return feed
 
 
 def _status(state: os.PathLike[str]) -> Callable[[bytes], None]:
