@@ -112,13 +112,12 @@ def test_without_the_others_collectives_the_abort_itself_is_shown_with_its_line(
     text = said(aborted(0), reset(1), reset(2))
     assert text.startswith("probable root cause: worker n1/0 (rank 0) on host-1: op.preamble.length")
     assert "(at train.py:6)" in text.splitlines()[0]
-    assert "gloo may abort another worker than the one that is wrong" in text
+    assert "another worker may be the one that is wrong" in text
 
 
-def test_of_two_ranks_with_different_collectives_none_is_blamed_by_torchs_error() -> None:
+def test_no_rank_is_certainly_wrong_if_torch_says_on_each_that_they_differ() -> None:
     error = (
-        "RuntimeError: Detected mismatch between collectives on ranks. Rank {own} is running collective: "
-        "CollectiveFingerPrint(SequenceNumber=3, OpType={name}), but Rank {other} is running collective: …"
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank {rank} is running collective: …"
     )
     workers = [
         WorkerReport(
@@ -126,12 +125,15 @@ def test_of_two_ranks_with_different_collectives_none_is_blamed_by_torchs_error(
             rank,
             WorkerState.FAILED,
             returncode=1,
-            ended_s=10.0,
-            error=error.format(own=rank, other=1 - rank, name=name),
+            ended_s=10.0 + rank,
+            error=error.format(rank=rank),
             known="collective-mismatch",
         )
-        for rank, name in enumerate(("ALLREDUCE", "ALLGATHER"))
+        for rank in range(2)
     ]
     text = said(*workers)
-    assert text.startswith("root cause: rank 0 called allreduce; rank 1 called allgather")
-    assert "it cannot be told" in text
+    assert text.startswith(
+        "probable root cause: worker n1/0 (rank 0) on host-1: RuntimeError: Detected mismatch"
+    )
+    assert "another worker may be the one that is wrong" in text
+    assert "same sequence of collectives" in text

@@ -1,13 +1,11 @@
 """Finds the worker whose collective differs from those of the others, after an error that says they differ. Pure.
 
 The last collectives of each worker tell, which it reported when an exception ended its script; of a worker that gloo
-aborted they are not known. With TORCH_DISTRIBUTED_DEBUG=DETAIL, the errors tell.
+aborted they are not known.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,13 +13,11 @@ from .collective_calls import described, first_difference, known_calls, rank_wor
 from .findings import Finding
 from .records import Collective
 
-ERRORS = frozenset({"collective-mismatch", "collective-shapes"})
-"""The names of the known errors that say so."""
+MISMATCH = "collective-mismatch"
+"""The name of the known error that PyTorch raises on all ranks, on those that are right too."""
 
-_DETAIL = re.compile(
-    r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=(?P<number>\d+), "
-    r"OpType=(?P<name>\w+)(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?"
-)
+ERRORS = frozenset({MISMATCH, "collective-shapes"})
+"""The names of the known errors that say so."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +32,12 @@ class Mismatch:
 
 
 def find_mismatch(first: Finding, findings: Sequence[Finding]) -> Mismatch | None:
-    """Who called what; None if that is not known.
+    """Find who called what; None if that is not known.
 
     Args:
         first: the worker with the error, the first of several.
         findings: all workers of the generation.
     """
-    return _by_last_collectives(first, findings) or _by_errors(first, findings)
-
-
-# -- by the last collectives --------------------------------------------------------------------------
-
-
-def _by_last_collectives(first: Finding, findings: Sequence[Finding]) -> Mismatch | None:
     by_rank = {one.worker.rank: one for one in findings}
     for name in sorted({group.group for one in findings for group in one.worker.progress}):
         calls = {
@@ -104,42 +93,3 @@ def _all_but_the_first(
 
 def _call(one: Collective) -> str:
     return f"{described(one)}{f' at {one.line}' if one.line else ''}"
-
-
-# -- by the errors of TORCH_DISTRIBUTED_DEBUG=DETAIL ----------------------------------------------------
-
-
-def _by_errors(first: Finding, findings: Sequence[Finding]) -> Mismatch | None:
-    """The worker whose call differs from most others."""
-    calls = {
-        one.worker.rank: call
-        for one in findings
-        if one.standing is first.standing and (call := _called(one)) is not None
-    }
-    counts = Counter(calls.values())
-    if first.worker.rank not in calls or len(counts) < 2:
-        return None
-    usual, most = counts.most_common(1)[0]
-    odd = min((rank for rank in calls if calls[rank] != usual), key=lambda rank: (counts[calls[rank]], rank))
-    if counts[calls[odd]] == most:
-        words = (f"{rank_words(_with(calls, call))} called {_words(call)}" for call in list(counts)[:3])
-        return Mismatch(None, "; ".join(words), is_certain=False)
-    found = next(one for one in findings if one.worker.rank == odd)
-    return Mismatch(found, f"called {_words(calls[odd])} while most others called {_words(usual)}")
-
-
-def _with(calls: Mapping[int, tuple[str, str]], call: tuple[str, str]) -> list[int]:
-    return [rank for rank, one in calls.items() if one == call]
-
-
-def _called(one: Finding) -> tuple[str, str] | None:
-    """Name and shape of the collective that the worker called."""
-    for found in _DETAIL.finditer(one.what):
-        if int(found["rank"]) == one.worker.rank:
-            return found["name"].lower(), found["shape"] or ""
-    return None
-
-
-def _words(call: tuple[str, str]) -> str:
-    name, shape = call
-    return f"{name} of shape [{shape}]" if shape else name

@@ -20,7 +20,7 @@ from .announced import with_announced
 from .cause import CauseKind, RootCause
 from .findings import Finding, Standing, judge
 from .known_errors import Nature
-from .mismatch import ERRORS, Mismatch, find_mismatch
+from .mismatch import ERRORS, MISMATCH, Mismatch, find_mismatch
 from .others import describe_others, where
 from .planned import is_hang, planned_failure
 from .records import NodeReport, WorkerState
@@ -146,9 +146,9 @@ def _mismatched(first: Finding, findings: list[Finding]) -> RootCause:
     if mismatch is not None:
         return _called_another(mismatch, first)
     found = _worker_failed(first, findings)
-    if first.worker.returncode != -signal.SIGABRT:
+    if first.worker.returncode != -signal.SIGABRT and _name(first) != MISMATCH:
         return found
-    next_step = "gloo may abort another worker than the one that is wrong: compare what all ranks do there"
+    next_step = "another worker may be the one that is wrong: compare what all ranks do there"
     return replace(found, next_step=next_step, is_certain=False)
 
 
