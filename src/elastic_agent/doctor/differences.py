@@ -76,11 +76,6 @@ _RULES = {
         "machines of different address families cannot connect to each other",
         "pass an address of one family as --rdzv-endpoint",
     ),
-    "mtu": Rule(
-        Severity.WARNING,
-        "large packets may be lost on the way",
-        "set the same MTU on all machines and switches",
-    ),
 }
 """For facts that are to be equal. One for the other options of the run and one for the environment are added."""
 

@@ -18,7 +18,6 @@ from elastic_agent.transport import (
     TransportError,
     UnreachableError,
     WrongKeyError,
-    interface_of,
 )
 from elastic_agent.values import Endpoint, EtcdAccess
 
@@ -140,9 +139,7 @@ async def _examine_together(
 
 def _attendance(request: Request, link: Exchange, echo: EchoServer) -> Attendance:
     address = request.local_addr or link.local_address
-    found = network.interfaces().get(interface_of(address) or "")
-    mtu = found.mtu if found is not None else 0
-    return Attendance(request.machine, request.least, request.most, address, echo.port, echo.ranged_port, mtu)
+    return Attendance(request.machine, request.least, request.most, address, echo.port, echo.ranged_port)
 
 
 class _Dialled:

@@ -141,7 +141,6 @@ def _facts(request: Request, installed: Installed, gpus: Gpus) -> dict[str, str]
             "/dev/shm": system.shm_text(),
             "open files": system.limit_text(resource.RLIMIT_NOFILE),
             "processes": system.limit_text(resource.RLIMIT_NPROC),
-            "locked memory": system.limit_text(resource.RLIMIT_MEMLOCK),
         }.items()
     }
 

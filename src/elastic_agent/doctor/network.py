@@ -34,7 +34,6 @@ class Interface:
     """A network interface that is up."""
 
     name: str
-    mtu: int
     addresses: tuple[str, ...]
 
 
@@ -48,7 +47,7 @@ def interfaces() -> dict[str, Interface]:
             if one.family in (socket.AF_INET, socket.AF_INET6)
         )
         if addresses and name in stats and stats[name].isup:
-            found[name] = Interface(name, stats[name].mtu, addresses)
+            found[name] = Interface(name, addresses)
     return found
 
 

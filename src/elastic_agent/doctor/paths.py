@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -26,49 +25,44 @@ class SharedFolders:
         """``me``: the id of this machine."""
         self._paths = tuple(paths)
         self._me = me
-        self._marks: dict[Path, int] = {}
-        """The files that this machine has written, with their descriptors, on which it holds a lock."""
+        self._marked: list[Path] = []
+        """The folders that this machine has written a file to."""
 
     def describe(self) -> tuple[Shared, ...]:
         """Look at each folder, without writing."""
         return tuple(_describe(path) for path in self._paths)
 
     def mark(self) -> None:
-        """Write a small file to each folder, and lock it."""
+        """Write a small file to each folder."""
         for path in self._paths:
-            with contextlib.suppress(OSError):
-                fd = os.open(
-                    _mark(path, self._me), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600
-                )
-                self._marks[path] = fd
-                os.write(fd, self._me.encode())
-                os.fsync(fd)
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(OSError), open(_mark(path, self._me), "xb", opener=_private) as file:
+                self._marked.append(path)
+                file.write(self._me.encode())
+                file.flush()
+                os.fsync(file.fileno())
 
     def look(self, members: Sequence[str]) -> SeenPaths:
-        """Which machines' files are here, and whether a lock of another machine holds here."""
-        seen = tuple(tuple(one for one in members if self._sees(path, one)) for path in self._paths)
-        ignored = tuple(
-            any(_is_lockable(_mark(path, one)) for one in here if one != self._me)
-            for path, here in zip(self._paths, seen, strict=True)
+        """Find which machines' files are here."""
+        return SeenPaths(
+            tuple(
+                tuple(member for member in members if _is_there(_mark(path, member))) for path in self._paths
+            )
         )
-        return SeenPaths(seen, ignored)
-
-    def _sees(self, path: Path, member: str) -> bool:
-        # Not opened: closing a file ends all locks that this process has on it.
-        return path in self._marks if member == self._me else _is_there(_mark(path, member))
 
     def remove_marks(self) -> None:
         """Remove this machine's files."""
-        for path, fd in self._marks.items():
+        for path in self._marked:
             with contextlib.suppress(OSError):
                 os.unlink(_mark(path, self._me))
-            os.close(fd)
-        self._marks.clear()
+        self._marked.clear()
 
 
 def _mark(path: Path, member: str) -> Path:
     return path / f".elastic-agent-doctor-{member}"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _is_there(file: Path) -> bool:
@@ -76,21 +70,6 @@ def _is_there(file: Path) -> bool:
         os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))  # asks the server, not only the client's cache
         return True
     return False
-
-
-def _is_lockable(file: Path) -> bool:
-    """Whether this process could take a lock that another machine holds."""
-    try:
-        fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def _describe(path: Path) -> Shared:
@@ -144,13 +123,6 @@ def path_findings(
                 )
         yield from _read_only(names, usable)
         yield from _not_shared(names, usable, {one: _nth(seen.get(one), number) for one in usable})
-        if any(one.lock_ignored[number] for one in seen.values() if number < len(one.lock_ignored)):
-            yield warning(
-                "locks",
-                f"{next(iter(here.values())).path}: file locks of one machine do not hold on the others",
-                "do not rely on file locks there (data sets that lock their cache), or mount it with locks (NFS: "
-                "without nolock, Lustre: with flock)",
-            )
 
 
 def _nth(seen: SeenPaths | None, number: int) -> frozenset[str]:

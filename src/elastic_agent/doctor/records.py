@@ -37,8 +37,6 @@ class Attendance(Struct, frozen=True, array_like=True):
     """Where it answers test connections."""
     ranged_port: Port | None = None
     """The same, in ``--port-range``."""
-    mtu: Count = 0
-    """Of the interface with this address; 0: not known."""
     beat: Count = 0
 
 
@@ -94,10 +92,9 @@ class Connections(Struct, frozen=True, array_like=True):
 
 
 class SeenPaths(Struct, frozen=True):
-    """For each folder of ``--paths``: which machines' files this one sees, and whether their lock holds here."""
+    """For each folder of ``--paths``: which machines' files this one sees."""
 
     seen: tuple[tuple[Name, ...], ...]
-    lock_ignored: tuple[bool, ...]
 
 
 class Reduced(Struct, frozen=True):

@@ -19,7 +19,6 @@ LEAST_SHM = 512 * 2**20
 FILES_BESIDE_PEERS = 256
 """Descriptors of a worker besides three for each other worker: libraries, data loaders, logs."""
 LEAST_TASKS = 1024
-_INFINIBAND = Path("/sys/class/infiniband")
 
 
 def soft_limit(which: int) -> int:
@@ -28,7 +27,7 @@ def soft_limit(which: int) -> int:
 
 
 def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) -> Iterator[Finding]:
-    """Check the limits of open files, processes and locked memory."""
+    """Check the limits of open files and processes."""
     files = limit_of(resource.RLIMIT_NOFILE)
     needed = 3 * request.most * (request.slots or 8) + FILES_BESIDE_PEERS
     if files != resource.RLIM_INFINITY and files < needed:
@@ -44,15 +43,6 @@ def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) 
             "processes",
             f"this user can have only {tasks} processes and threads",
             "raise the limit: ulimit -u, in a service TasksMax",
-        )
-    locked = limit_of(resource.RLIMIT_MEMLOCK)
-    if locked != resource.RLIM_INFINITY and _INFINIBAND.is_dir() and any(_INFINIBAND.iterdir()):
-        yield warning(
-            "memlock",
-            f"this machine has InfiniBand, but a process can lock only {locked // 1024} KiB of memory "
-            '("ibv_reg_mr: Cannot allocate memory")',
-            "raise the limit: ulimit -l unlimited, in a service LimitMEMLOCK=infinity, in Slurm "
-            "PropagateResourceLimitsExcept=MEMLOCK",
         )
 
 

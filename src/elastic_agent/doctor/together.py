@@ -117,11 +117,7 @@ class Together:
     def _facts(
         self, interface: str, family: str, is_endpoint: bool, shared: tuple[Shared, ...]
     ) -> MachineFacts:
-        facts = {
-            **self._local.facts,
-            "address family": family,
-            "mtu": str(self.attendances[self._meeting.id].mtu),
-        }
+        facts = {**self._local.facts, "address family": family}
         return MachineFacts(
             self._request.machine,
             self._address,
@@ -174,7 +170,7 @@ class Together:
     async def _test_paths(self) -> list[Finding]:
         if not any(one.shared for one in self.machines.values()):
             return []
-        mine = SeenPaths((), ())
+        mine = SeenPaths(())
         try:
             await self._in_storage(self._folders.mark)
             await self._meeting.exchange("marks", Arrived(), EXCHANGE_S)

@@ -89,12 +89,12 @@ def _doctor_records() -> tuple[msgspec.Struct, ...]:
     shared = doctor.Shared("/data", "", True, "12", 10**12)
     facts = {"python": "3.11", "torch": "2.13"}
     return (
-        doctor.Attendance("host0", 1, 4, "10.0.0.1", 4000, 4001, 1500, 3),
+        doctor.Attendance("host0", 1, 4, "10.0.0.1", 4000, 4001, 3),
         doctor.MachineFacts(
             "host0", "10.0.0.1", "eth0", True, 8, facts, {"NCCL_DEBUG": "WARN"}, (finding,), (shared,)
         ),
         doctor.Connections((doctor.Connection("n1", "no-route", "refused", 4000, False, 0.1, 0.2, 0.3),)),
-        doctor.SeenPaths((("n0", "n1"),), (False,)),
+        doctor.SeenPaths((("n0", "n1"),)),
         doctor.Collectives((doctor.Reduced("gloo", "", 0.5),)),
     )
 
