@@ -14,7 +14,7 @@ from __future__ import annotations
 from elastic_agent.testing.chaos import FaultResult, Options, Report, run_chaos
 from elastic_agent.testing.checks import Check
 from elastic_agent.testing.cluster import ClusterError, LocalCluster
-from elastic_agent.testing.faults import FAULTS, random_plan
+from elastic_agent.testing.faults import FAULTS
 from elastic_agent.testing.mistakes import Mistake
 from elastic_agent.testing.node import NodeProcess
 from elastic_agent.testing.relay import Relay
@@ -30,6 +30,5 @@ __all__ = [
     "Options",
     "Relay",
     "Report",
-    "random_plan",
     "run_chaos",
 ]

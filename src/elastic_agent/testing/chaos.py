@@ -1,4 +1,4 @@
-"""Runs a training script undisturbed and with faults, and checks that it comes to the same result."""
+"""Runs a training script undisturbed and with faults, and checks that it survives them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from elastic_agent import linux
 from elastic_agent.testing.checkpoints import files_below, torn_files
-from elastic_agent.testing.checks import Check, check_leftovers, check_loss, check_notices
+from elastic_agent.testing.checks import Check, check_leftovers, check_notices
 from elastic_agent.testing.cluster import LEFT, ClusterError, LocalCluster
 from elastic_agent.testing.course import Course
 from elastic_agent.testing.faults import DEFAULT, FAULTS, Injected
@@ -48,8 +48,6 @@ class Options:
     """Each node has its own working folder, as machines without a shared one."""
     baseline: bool = True
     """Run the script undisturbed first."""
-    loss_tolerance: float = 0.05
-    """By which part the final loss may differ from the undisturbed run's."""
     hang_timeout_s: float = 10.0
     """After which time without progress workers count as hung; longer than the longest step."""
     timeout_s: float = 120.0
@@ -150,7 +148,7 @@ def _run(
         show(f"running the script undisturbed on {_nodes(options)}")
         undisturbed = _undisturbed(script, options, folder / "undisturbed", report)
         if undisturbed is not None:
-            show(f"undisturbed: {undisturbed.position} training steps, {_final_loss(undisturbed)}")
+            show(f"undisturbed: {undisturbed.position} training steps")
     if undisturbed is not None or not options.baseline:
         show(f"running it with faults: {', '.join(options.faults)}")
         _Disturbed(script, options, folder / "faults", report, undisturbed, show).run()
@@ -160,11 +158,6 @@ def _nodes(options: Options) -> str:
     return (
         f"{options.nodes} nodes with {options.nproc_per_node} worker{'s' * (options.nproc_per_node > 1)} each"
     )
-
-
-def _final_loss(course: Course) -> str:
-    loss = course.newest.loss if course.newest else None
-    return "no loss seen" if loss is None else f"final loss {loss:.6g}"
 
 
 def _cluster(script: Sequence[str], options: Options, folder: Path) -> tuple[LocalCluster, Workspace]:
@@ -366,11 +359,11 @@ class _Disturbed:
         self._torn += torn_files(paths)
 
     def _judge(self, codes: dict[str, int], problem: str, left: Check | None) -> None:
-        cluster, report, course = self._cluster, self._report, self._cluster.course
+        cluster, report = self._cluster, self._report
         seen = Evidence(
             cluster.records(),
             cluster.journal(),
-            course,
+            cluster.course,
             [*self._space.local, cluster.temp_folders],
             [*self._space.shared, *(path.resolve() for path in self._options.shared)],
             self._torn,
@@ -394,8 +387,6 @@ class _Disturbed:
                     f"the script ended before fault {done + 1} of {wanted}: have it train longer, or inject fewer",
                 )
             )
-        if self._undisturbed is not None and codes and not failed:
-            report.checks.append(check_loss(self._undisturbed, course, self._options.loss_tolerance))
         loaded = {line["path"] for line in seen.loads()}
         torn = sorted(loaded.intersection(self._torn))
         report.checks.append(

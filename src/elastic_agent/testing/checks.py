@@ -6,11 +6,7 @@ import os
 from dataclasses import dataclass
 
 from elastic_agent.testing.cluster import LocalCluster
-from elastic_agent.testing.course import Course
 from elastic_agent.testing.mistakes import Evidence, after_notice
-
-SMALL = 1e-3
-"""Losses that differ by less than this part of the first loss are equal: training has converged."""
 
 
 @dataclass(frozen=True)
@@ -22,25 +18,6 @@ class Check:
 
     def __str__(self) -> str:
         return f"{'ok' if self.passed else 'FAILED'}: {self.text}"
-
-
-def check_loss(undisturbed: Course, course: Course, tolerance: float) -> Check:
-    """Whether the final loss is the undisturbed run's."""
-    wanted = undisturbed.newest.loss if undisturbed.newest else None
-    found = course.newest.loss if course.newest else None
-    if wanted is None or found is None or undisturbed.newest is None or course.newest is None:
-        same = undisturbed.position == course.position
-        return Check(
-            same, f"{course.position} training steps, undisturbed {undisturbed.position}; no loss seen"
-        )
-    if undisturbed.newest.last_state == course.newest.last_state:
-        return Check(True, f"final loss {found:.6g} and parameters are those of the undisturbed run")
-    allowed = tolerance * abs(wanted) + SMALL * abs(undisturbed.first_loss or 0.0)
-    return Check(
-        abs(found - wanted) <= allowed,
-        f"final loss {found:.6g}, undisturbed {wanted:.6g} (difference {abs(found - wanted):.2g}, allowed: "
-        f"{allowed:.2g})",
-    )
 
 
 def check_notices(seen: Evidence) -> Check:

@@ -29,20 +29,12 @@ class GenerationCourse:
     """Files that it loaded before its first step."""
     steps: Counter[int] = field(default_factory=Counter)
     """Steps by rank."""
-    losses: dict[int, float] = field(default_factory=dict)
-    """The newest loss, by rank."""
     nodes: set[str] = field(default_factory=set)
     """Nodes that made steps."""
     first_step_s: float | None = None
     """CLOCK_BOOTTIME of the end of its first step."""
-    last_state: str = ""
     _tracked: int = -1
     """The rank that was the first to begin."""
-
-    @property
-    def loss(self) -> float | None:
-        """The newest loss, averaged over the ranks; None if unknown."""
-        return sum(self.losses.values()) / len(self.losses) if self.losses else None
 
 
 class Course:
@@ -50,7 +42,6 @@ class Course:
 
     def __init__(self) -> None:
         self.generations: dict[int, GenerationCourse] = {}
-        self.first_loss: float | None = None
         self.saves: Counter[str] = Counter()
         """Finished saves during training, by path; under an empty one those into memory, as Lightning's."""
         self._positions: dict[str, int] = {}
@@ -109,9 +100,6 @@ class Course:
             one.from_scratch = start == 0 and before.reached > 0
 
     def _step(self, one: GenerationCourse, line: Line) -> None:
-        if line["loss"] is not None:
-            one.losses[line["rank"]] = line["loss"]
-            self.first_loss = line["loss"] if self.first_loss is None else self.first_loss
         self._count(one, line)
         self._place(one, line)
 
@@ -120,8 +108,6 @@ class Course:
         position = one.base + line["taken"]
         one.reached = max(one.reached, position)
         self._positions[line["state"]] = position
-        if line["rank"] == one._tracked:
-            one.last_state = line["state"]
 
     def _beat(self, one: GenerationCourse, line: Line) -> None:
         if not one.is_under_way:

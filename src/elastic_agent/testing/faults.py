@@ -212,12 +212,6 @@ DEFAULT = ("worker-killed", "worker-killed-saving", "node-killed", "drain")
 """What is injected if nothing else is asked for."""
 
 
-def random_plan(seed: int, count: int, nodes: int) -> tuple[str, ...]:
-    """``count`` faults that are possible with so many nodes; the same for the same seed."""
-    possible = [name for name, fault in FAULTS.items() if fault.least_nodes <= nodes]
-    return tuple(random.Random(seed).choices(possible, k=count))
-
-
 def needs_nodes(plan: Sequence[str]) -> int:
     """With how many nodes all of these are possible."""
     return max((FAULTS[name].least_nodes for name in plan), default=1)
