@@ -41,7 +41,7 @@ class GoodputRecorder:
         """Workers ran, and the account has not been logged since."""
         self._timer: asyncio.TimerHandle | None = None
         self._last_step = 0
-        """The newest that any workers of this agent had reported when it was read last."""
+        """The newest that the last workers of this agent had reported when it was read, or when they ended."""
 
     @property
     def goodput(self) -> Goodput:
@@ -67,6 +67,11 @@ class GoodputRecorder:
                 | GuardLost()
             ):
                 self._workers_ended()
+            case events.GenerationEnded(workers=workers):
+                if (
+                    self._timer is None or self._account.awaits_step
+                ):  # else: of workers before the present ones
+                    self._last_step = max((one.step for one in workers), default=0) or self._last_step
             case events.WorkersSucceeded(trained=trained):
                 self._workers_ended(trained=trained)
                 if not trained and not self.goodput.training_s:
