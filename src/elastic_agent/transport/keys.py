@@ -6,7 +6,7 @@ Keys, all below the root of the table:
     default/<fingerprint>           the run id agreed for a job that gave none
     inbox                           queue of "<run id> <incarnation>": hints for the coordinator (c10d only)
     r/<run>/life                    random name of this life of the run's records, which ends when they are removed
-    r/<run>/ended                   of the last life: generation, outcome and what else the next one has to know
+    r/<run>/ended                   of the last life: generation, outcome, what else the next has to know (etcd only)
     r/<run>/leader                  the coordinator (etcd only)
     r/<run>/report/<node>           the node's newest reports (see :mod:`elastic_agent.diagnosis.records`)
     r/<run>/<life>/m/<incarnation>  member record          r/<run>/<life>/l/<incarnation>  lease
