@@ -111,16 +111,14 @@ def served(determine: Callable[[], RunStatus], host: str = "127.0.0.1") -> Itera
 
     servers: list[StatusServer] = []
 
-    async def start() -> None:
+    def start() -> None:
         servers.append(StatusServer(Endpoint(host, 0), LoopSource("mnist", status)))
         servers[0].start()
         ready.set()
 
-    def live() -> None:
-        loop.run_until_complete(start())
-        loop.run_forever()
-
-    thread = threading.Thread(target=live)
+    # One call of the loop only: a stop that came between two of them would be lost.
+    loop.call_soon(start)
+    thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
         assert ready.wait(GUARD_S)
