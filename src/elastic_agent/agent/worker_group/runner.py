@@ -12,8 +12,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -33,6 +32,7 @@ from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 from .collectives import Collectives
 from .endings import Left, has_not_saved, noted_error, report_endings, valid_note
 from .interruptions import SPREAD_S, Interruptions, StopSignals
+from .running_workers import RunningWorkers
 from .stalls import Progress, StallWatch
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
@@ -52,48 +52,6 @@ ANSWERED_S = 0.02
 
 STACKS_TIME_S = 0.3
 """How long workers get to write their stacks before they are stopped."""
-
-
-@dataclass
-class _Running:
-    context: WorkerContext
-    heartbeats: HeartbeatFile
-    cleanup: Cleanup
-    interruptions: Interruptions
-    held: list[guard_events.Exited] = field(default_factory=list)
-    """Ends that a signal may have caused which the agent has not received yet."""
-    interrupted: bool = False
-    """A worker was ended by such a signal."""
-    gone: bool = False
-    """No process is left; their leftover resources are being removed."""
-    stopping: bool = False
-    succeeding: bool = False
-    fenced: bool = False
-    """The lease ended, so that other nodes may have begun the next generation."""
-    failed: bool = False
-    reported: bool = False
-    """A worker's failure was reported."""
-    stalls: StallWatch | None = None
-    stopped_s: float | None = None
-    """When the agent began to stop the workers (CLOCK_BOOTTIME)."""
-    notice_sent: set[int] = field(default_factory=set)
-    """The slots of the workers to which the notice signal was sent."""
-    saves_on: signal.Signals | None = None
-    """The signal on which the workers may save; None: none was sent, or they are stopped because of a failure."""
-
-    @property
-    def generation(self) -> int:
-        return self.context.generation
-
-    @property
-    def pids(self) -> Mapping[int, int]:
-        """The workers' processes by slot; empty until all are started."""
-        return self.context.pids()
-
-    @property
-    def exited(self) -> Mapping[int, guard_events.Exited]:
-        """How workers ended, by slot."""
-        return self.context.exits
 
 
 class Runner:
@@ -120,7 +78,7 @@ class Runner:
         self._stop_signals = stop_signals
         self._notice_signal = notice_signal
         self._sends_notice_signal = sends_notice_signal
-        self._running: _Running | None = None
+        self._running: RunningWorkers | None = None
         self._highest_step = 0
         """That a worker of an earlier generation reported by its heartbeats."""
         self._timer: asyncio.TimerHandle | None = None
@@ -163,7 +121,7 @@ class Runner:
             heartbeats.close()
             raise  # nothing of this generation runs, so nothing of it is to be stopped
         interruptions = Interruptions(self._stop_signals, context.ignored_signals)
-        self._running = _Running(context, heartbeats, cleanup, interruptions)
+        self._running = RunningWorkers(context, heartbeats, cleanup, interruptions)
 
     def stop(
         self,
@@ -218,7 +176,7 @@ class Runner:
         told = [self._tell(running, slot, pid, notice) for slot, pid in alive.items()]
         return True, sum(told) if told else None
 
-    def _tell(self, running: _Running, slot: int, pid: int, notice: Notice) -> bool:
+    def _tell(self, running: RunningWorkers, slot: int, pid: int, notice: Notice) -> bool:
         """Send the notice signal to a worker that handles it, and no notices; return whether it handles either."""
         if running.heartbeats.handles_notices(slot):
             return True
@@ -238,7 +196,7 @@ class Runner:
         return running is not None and any(running.heartbeats.handles_notices(slot) for slot in running.pids)
 
     @staticmethod
-    def _stop_watching(running: _Running) -> None:
+    def _stop_watching(running: RunningWorkers) -> None:
         if running.stalls is not None:
             running.stalls.stop()
 
@@ -352,7 +310,7 @@ class Runner:
             running.held.append(event)
             asyncio.get_running_loop().call_later(SPREAD_S, self._release, running, event, suspects)
 
-    def _release(self, running: _Running, event: guard_events.Exited, suspects: frozenset[int]) -> None:
+    def _release(self, running: RunningWorkers, event: guard_events.Exited, suspects: frozenset[int]) -> None:
         """By now the agent has received the signal too, or never will."""
         if self._running is not running or running.stopping or running.failed:
             return
@@ -362,7 +320,7 @@ class Runner:
         else:
             self._classify(running, event)
 
-    def _classify(self, running: _Running, event: guard_events.Exited) -> None:
+    def _classify(self, running: RunningWorkers, event: guard_events.Exited) -> None:
         """The cause of the worker's end is the worker itself, or an error that it encountered."""
         if event.returncode == 0:
             self._end_if_all_have(running)
@@ -371,17 +329,19 @@ class Runner:
             first = next((one for one in running.held if one.returncode != 0), event)
             self._read_final_output(running, first)
 
-    def _left(self, running: _Running, event: guard_events.Exited) -> None:
+    def _left(self, running: RunningWorkers, event: guard_events.Exited) -> None:
         if event.returncode != 0:
             self._report(events.WorkerLeft(f"{self._node_id}/{event.slot}", event.returncode))
         self._end_if_all_have(running)
 
-    def _interrupted(self, running: _Running, event: guard_events.Exited, suspects: frozenset[int]) -> None:
+    def _interrupted(
+        self, running: RunningWorkers, event: guard_events.Exited, suspects: frozenset[int]
+    ) -> None:
         self._report_interrupted(running, event, suspects)
         self._end_if_all_have(running)
 
     def _report_interrupted(
-        self, running: _Running, event: guard_events.Exited, suspects: frozenset[int]
+        self, running: RunningWorkers, event: guard_events.Exited, suspects: frozenset[int]
     ) -> None:
         """The worker ended because its node is to stop: neither a failure nor a success."""
         name = signal_name(-min(suspects))
@@ -400,7 +360,7 @@ class Runner:
         )
         self._report(events.WorkersInterrupted(event.generation, failure))
 
-    def _look_for_late_signals(self, running: _Running) -> None:
+    def _look_for_late_signals(self, running: RunningWorkers) -> None:
         """A worker may end sooner than the guard and the agent receive the signal that ended it."""
         for slot, event in running.exited.items():
             suspects = running.interruptions.suspects(slot, event.returncode)
@@ -408,7 +368,7 @@ class Runner:
                 self._report_interrupted(running, event, suspects)
                 return
 
-    def _end_if_all_have(self, running: _Running) -> None:
+    def _end_if_all_have(self, running: RunningWorkers) -> None:
         if len(running.exited) == len(running.pids) and not running.held:
             running.succeeding = True
             self._guard.stop(0.0)  # end what the workers left behind
@@ -424,7 +384,7 @@ class Runner:
                     del pids[slot]
             running.interruptions.guard_received(signum, pids)
 
-    def _read_final_output(self, running: _Running, event: guard_events.Exited) -> None:
+    def _read_final_output(self, running: RunningWorkers, event: guard_events.Exited) -> None:
         """Report how a worker failed as soon as its files have been read; do not wait for a file server that hangs."""
         loop = asyncio.get_running_loop()
         context, slot = running.context, event.slot
@@ -450,7 +410,7 @@ class Runner:
         late = loop.call_later(FINAL_OUTPUT_S, deliver, NOTHING_READ)
         threading.Thread(target=read, name="final-output", daemon=True).start()
 
-    def _failure(self, running: _Running, event: guard_events.Exited, words: FinalOutput) -> Failure:
+    def _failure(self, running: RunningWorkers, event: guard_events.Exited, words: FinalOutput) -> Failure:
         note = valid_note(running.heartbeats.note(event.slot), event)
         reported = running.context.failure(event, words, "" if words.no_room else noted_error(note))
         return Failure(
@@ -464,12 +424,12 @@ class Runner:
             progressed=any(self._progressed(running, slot) for slot in running.pids),
         )
 
-    def _progressed(self, running: _Running, slot: int) -> bool:
+    def _progressed(self, running: RunningWorkers, slot: int) -> bool:
         """Whether the worker has reported a step that no earlier generation reached, or heartbeats without steps."""
         beats, step = running.heartbeats.read(slot)
         return step > self._highest_step if step else bool(beats)
 
-    def _report_endings(self, running: _Running, then: Callable[[], None] = lambda: None) -> None:
+    def _report_endings(self, running: RunningWorkers, then: Callable[[], None] = lambda: None) -> None:
         cells = running.heartbeats
         left = {
             slot: Left(
@@ -493,7 +453,7 @@ class Runner:
 
         report_endings(running.context, left, running.stopped_s, ended)
 
-    def _close_heartbeats(self, running: _Running) -> None:
+    def _close_heartbeats(self, running: RunningWorkers) -> None:
         steps = [step for _, step in map(running.heartbeats.read, running.pids)]
         self._highest_step = max(self._highest_step, *steps, 0)
         running.heartbeats.close()
@@ -516,7 +476,7 @@ class Runner:
         else:
             self._clear(running, unkillable)
 
-    def _clear(self, running: _Running, unkillable: tuple[int, ...]) -> None:
+    def _clear(self, running: RunningWorkers, unkillable: tuple[int, ...]) -> None:
         """Remove what the workers left, but do not delay the next generation by much."""
         loop = asyncio.get_running_loop()
 
@@ -531,7 +491,7 @@ class Runner:
         self._timer = loop.call_later(CLEANUP_LIMIT_S, self._all_gone, running, unkillable)
         running.cleanup.clear(from_thread, unkillable)
 
-    def _all_gone(self, running: _Running, unkillable: tuple[int, ...]) -> None:
+    def _all_gone(self, running: RunningWorkers, unkillable: tuple[int, ...]) -> None:
         """Nothing is left of these workers: report it when their last lines are shown."""
         if self._running is not running:
             return  # the guard was lost meanwhile, or this was reported before
@@ -548,7 +508,7 @@ class Runner:
             report()
         running.context.close_later(closed)
 
-    def _report_gone(self, running: _Running, unkillable: tuple[int, ...]) -> None:
+    def _report_gone(self, running: RunningWorkers, unkillable: tuple[int, ...]) -> None:
         """The next workers may start."""
         if self._running is not running:
             return
@@ -573,7 +533,7 @@ class Runner:
             self._clear_when_explained(running, unkillable)
         self._close_heartbeats(running)
 
-    def _clear_when_explained(self, running: _Running, unkillable: tuple[int, ...]) -> None:
+    def _clear_when_explained(self, running: RunningWorkers, unkillable: tuple[int, ...]) -> None:
         """Report that the workers are gone; before that, that one has not saved: the agent may exit afterwards."""
         cleared = events.WorkersCleared(unkillable)
         expected = (0, -(running.saves_on or 0))
@@ -593,7 +553,7 @@ class Runner:
 
     # -- progress -------------------------------------------------------------------------------
 
-    def _watched(self, running: _Running) -> dict[int, int] | None:
+    def _watched(self, running: RunningWorkers) -> dict[int, int] | None:
         if self._running is not running or running.failed or running.stopping or running.succeeding:
             return None
         return {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}

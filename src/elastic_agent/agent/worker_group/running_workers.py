@@ -1,0 +1,59 @@
+"""What is known of the workers of one generation while they run and while they end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.workers.cleanup.generation import Cleanup
+from elastic_agent.workers.context import WorkerContext
+from elastic_agent.workers.guard import client as guard_events
+
+from .interruptions import Interruptions
+from .stalls import StallWatch
+
+
+@dataclass
+class RunningWorkers:
+    """The workers of one generation, from their start until nothing is left of them."""
+
+    context: WorkerContext
+    heartbeats: HeartbeatFile
+    cleanup: Cleanup
+    interruptions: Interruptions
+    held: list[guard_events.Exited] = field(default_factory=list)
+    """Ends that a signal may have caused which the agent has not received yet."""
+    interrupted: bool = False
+    """A worker was ended by such a signal."""
+    gone: bool = False
+    """No process is left; their leftover resources are being removed."""
+    stopping: bool = False
+    succeeding: bool = False
+    fenced: bool = False
+    """The lease ended, so that other nodes may have begun the next generation."""
+    failed: bool = False
+    reported: bool = False
+    """A worker's failure was reported."""
+    stalls: StallWatch | None = None
+    stopped_s: float | None = None
+    """When the agent began to stop the workers (CLOCK_BOOTTIME)."""
+    notice_sent: set[int] = field(default_factory=set)
+    """The slots of the workers to which the notice signal was sent."""
+    saves_on: signal.Signals | None = None
+    """The signal on which the workers may save; None: none was sent, or they are stopped because of a failure."""
+
+    @property
+    def generation(self) -> int:
+        return self.context.generation
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """The workers' processes by slot; empty until all are started."""
+        return self.context.pids()
+
+    @property
+    def exited(self) -> Mapping[int, guard_events.Exited]:
+        """How workers ended, by slot."""
+        return self.context.exits
