@@ -408,6 +408,20 @@ def test_a_node_that_does_not_start_its_workers_in_time_is_named_and_costs_no_re
     assert (table.stand, table.plan.charged) == ((RUNNING, 2), 0)
 
 
+def test_a_run_of_which_no_node_ever_starts_in_time_ends_when_its_restarts_are_used() -> None:
+    table = running("a", slots=200, rules=policy(min_nodes=1, max_nodes=1, max_restarts=1))
+    charged = []
+    for life in (2, 3):
+        table.says("a", State.READY)
+        table.wait(table.rules.start_timeout_s)
+        table.comes("a", life, slots=200)
+        table.wait(FENCE_S)
+        charged.append((table.plan.phase, table.plan.charged))
+    assert charged == [(RUNNING, 1), (FAILED, 1)]
+    assert "did not start its 200 workers" in table.plan.reason
+    assert "the only restart is used" in table.plan.reason
+
+
 def test_a_node_that_falls_silent_while_it_starts_is_lost() -> None:
     table = running("a", "b", "c")
     table.says("c", State.READY, 1)

@@ -95,11 +95,14 @@ def _charge(now: ClusterView) -> bool:
     """Whether the failure that ended the previous generation counts against the budget.
 
     Not when a participant was lost, was restarted or left: then the others' collectives fail because a
-    peer vanished. Not when no user code ran, unless the node that cannot start cannot be spared either.
+    peer vanished. Not when no user code ran, unless the node that cannot start cannot be spared either, or no node
+    started in time: the run could go on like this for ever.
     """
     failure = now.plan.failure
     if failure is None or now.plan.free:
         return False
+    if now.plan.lost:  # all of them, by starting too late: else the loss would be free
+        return True
     if any(_departed(now, seat.incarnation) for seat in now.plan.uncleared):
         return False
     if failure.kind in (FailureKind.WORKER, FailureKind.HANG):

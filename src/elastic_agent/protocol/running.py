@@ -181,6 +181,9 @@ def _reform(
             reasons.append(f"{names(seat.node_id for seat in seats)} {words}")
     plan = now.plan
     reason = "; ".join(reasons)
+    none_started = plan.world is not None and all(
+        seat in lost and _is_slow(now, seat) for seat in plan.world.seats
+    )
     return Decision(
         reason,
         forming_plan(
@@ -189,7 +192,7 @@ def _reform(
             failure=failed[1] if failed else None,
             failed_node=failed[0].node_id if failed else None,
             lost=tuple(seat.node_id for seat in lost),
-            free=bool(lost or leaving or dropped) or _any_interrupted(now),
+            free=(bool(lost or leaving or dropped) and not none_started) or _any_interrupted(now),
             notice=carried(now),
         ),
     )
