@@ -5,16 +5,16 @@ The forming of many nodes with a secret is in :mod:`.rendezvous`.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from elastic_agent.testing.ports import free_port
-from elastic_agent.transport import Secret, c10d, drive
+from elastic_agent.transport import Secret, c10d
 from elastic_agent.values import Endpoint
 
 from .figures import Figure, Result
@@ -38,10 +38,9 @@ def run(options: Options) -> Result:
     for _ in range(options.times):
         for who, secret in (("without a secret", None), ("with a secret", SECRET)):
             with hosted(secret) as endpoint:
-                table = c10d.open_table(endpoint, PATIENCE_S, secret)
-                drive(table.put("key", VALUE))
-                figures["connection", who].add(median_ms(DIALS, partial(connect, endpoint, secret)))
-                figures["call", who].add(median_ms(CALLS, lambda table=table: drive(table.read(["key"]))))
+                took = asyncio.run(measure(endpoint, secret))
+            figures["connection", who].add(took[0])
+            figures["call", who].add(took[1])
         figures["certificate, once in a process", "with a secret"].add(
             float(subprocess.check_output([sys.executable, "-m", "benchmarks.secret", "certificate"]))
         )
@@ -49,17 +48,27 @@ def run(options: Options) -> Result:
     return Result("secret", measured, [NOTE])
 
 
-def connect(endpoint: Endpoint, secret: Secret | None) -> None:
+async def measure(endpoint: Endpoint, secret: Secret | None) -> tuple[float, float]:
+    """How long a connection and a call take."""
+    table = await c10d.open_table(endpoint, PATIENCE_S, secret)
+    await table.put("key", VALUE)
+    dial_ms = await median_ms(DIALS, lambda: connect(endpoint, secret))
+    call_ms = await median_ms(CALLS, lambda: table.read(["key"]))
+    table.close()
+    return dial_ms, call_ms
+
+
+async def connect(endpoint: Endpoint, secret: Secret | None) -> None:
     """Make a connection, as an agent does."""
-    c10d.open_table(endpoint, PATIENCE_S, secret).close()
+    (await c10d.open_table(endpoint, PATIENCE_S, secret)).close()
 
 
-def median_ms(times: int, work: Callable[[], object]) -> float:
+async def median_ms(times: int, work: Callable[[], Awaitable[object]]) -> float:
     """How long the work takes."""
     took_s = []
     for _ in range(times):
         begun_s = time.perf_counter()
-        work()
+        await work()
         took_s.append(time.perf_counter() - begun_s)
     return statistics.median(took_s) * 1000
 
@@ -69,13 +78,13 @@ def hosted(secret: Secret | None) -> Iterator[Endpoint]:
     """A store in another process."""
     endpoint = Endpoint("127.0.0.1", free_port())
     command = [sys.executable, "-m", "benchmarks.secret", str(endpoint.port), *(["secret"] if secret else [])]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as hosting:
         try:
-            assert host.stdout is not None
-            host.stdout.readline()
+            assert hosting.stdout is not None
+            hosting.stdout.readline()
             yield endpoint
         finally:
-            host.kill()
+            hosting.kill()
 
 
 def main(words: list[str]) -> None:
@@ -85,10 +94,14 @@ def main(words: list[str]) -> None:
         assert SECRET.server_context
         print((time.perf_counter() - begun_s) * 1000)
         return
-    port, secret = int(words[0]), SECRET if words[1:] else None
-    host = c10d.find_or_host(Endpoint("127.0.0.1", port), PATIENCE_S, secret)
-    print(host is not None, flush=True)
-    sys.stdin.read()
+    asyncio.run(host(int(words[0]), SECRET if words[1:] else None))
+
+
+async def host(port: int, secret: Secret | None) -> None:
+    """Serve a store until stdin ends."""
+    store = await c10d.find_or_host(Endpoint("127.0.0.1", port), PATIENCE_S, secret)
+    print(store is not None, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":

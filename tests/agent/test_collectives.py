@@ -280,7 +280,7 @@ def test_a_report_says_when_the_workers_told_how_far_they_are() -> None:
             assert 0.0 < first < second < third < between.written_s < after.written_s, "that of the late one"
             assert written(stalled_s=9.0).collectives_s is None, "they are still there"
 
-    def no_store() -> ReportRecords:
+    async def no_store() -> ReportRecords:
         raise TransportError("no store")
 
     asyncio.run(scene())

@@ -31,6 +31,7 @@ from elastic_agent.protocol.records import (
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.values import Endpoint
 from tests.agent.support import COMMAND, clean_environment, elastic_agent
+from tests.loop_thread import Blocking, in_loop
 from tests.names import unique
 from tests.ports import free_port
 
@@ -54,7 +55,7 @@ def backend(tmp_path: Path) -> C10dBackend:
 
 def first_plan_of_a_new_store(backend: C10dBackend) -> Plan:
     """What this machine, as the host of the next store, makes of what it remembers."""
-    coordinator = Coordinator(0.0, None, backend.history_store.load(RUN_ID))
+    coordinator = Coordinator(0.0, None, in_loop(backend.history_store.load(RUN_ID)))
     coordinator.observe(HERE, Lease("new", 5.0), 0.0)
     plan = coordinator.decide(100.0).plan
     assert plan is not None
@@ -77,12 +78,15 @@ def test_an_outcome_is_kept_until_this_nodes_part_has_ended(backend: C10dBackend
 
 
 def test_an_outcome_is_kept_while_another_process_of_the_machine_hosts_the_store(tmp_path: Path) -> None:
+    async def dial(backend: C10dBackend) -> None:
+        backend.run_id = RUN_ID
+        (await backend.connect()).close()
+
     endpoint = Endpoint("127.0.0.1", free_port())
     host, other = (C10dBackend(endpoint, tmp_path, port_range=None, port_rest_s=1.0) for _ in range(2))
-    with contextlib.closing(host), contextlib.closing(other):
-        for backend in (host, other):
-            backend.run_id = RUN_ID
-            backend.connect().close()
+    with contextlib.closing(Blocking(host)), contextlib.closing(Blocking(other)):
+        in_loop(dial(host))
+        in_loop(dial(other))
         assert (host.is_host, other.is_host) == (True, False)
         other.remember(last_plan(Phase.FINISHED))
         other.run_ended()

@@ -15,6 +15,7 @@ from elastic_agent.monitoring.goodput import Account
 from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports
+from elastic_agent.transport import c10d
 from elastic_agent.workers.failure import WorkerFailure
 from tests.transport.support import C10dScene, plan, world
 from tests.waiting import GUARD_S
@@ -36,12 +37,16 @@ def scene() -> Iterator[C10dScene]:
     scene.host.close()
 
 
+def reports_of(scene: C10dScene) -> Reports:
+    return Reports(lambda: c10d.dial_reports(scene.endpoint, "run", GUARD_S))
+
+
 def observer(scene: C10dScene, node_id: str, state_dir: Path) -> RunObserver:
     observed = Observed(
         run_id="run",
         node_id=node_id,
         endpoint=lambda: "127.0.0.1",
-        reports=Reports(lambda: scene.reports().records),
+        reports=reports_of(scene),
         files=StatusFiles(state_dir, "run", node_id),
         goes_on=False,
         progress=lambda: None,
@@ -71,7 +76,7 @@ def test_the_host_waits_until_the_others_have_read_its_report(
 
     async def story() -> None:
         host, other = (observer(scene, node_id, tmp_path) for node_id in ("n0", "n1"))
-        store = Reports(lambda: scene.reports().records)
+        store = reports_of(scene)
 
         async def until_reported(*nodes: str) -> None:
             while {one.node_id for one in (await store.read()).reports if one.is_final} != {*nodes}:

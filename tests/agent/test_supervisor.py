@@ -47,6 +47,7 @@ from elastic_agent.values import Endpoint
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Exited, Guard, Spawned, Stopped
 from elastic_agent.workers.output.generation_logs import GenerationLogs
+from tests.loop_thread import Blocking
 from tests.ports import free_port
 from tests.rendezvous.support import HostProcess, hosted, policy
 from tests.waiting import GUARD_S, wait_for_async
@@ -214,7 +215,7 @@ def test_a_hanging_state_directory_does_not_cost_the_lease(
             await wait_for_async("a renewal", lambda: (session.deadline_s or 0.0) > granted_s)
             assert here.supervisor.node.incarnation == "a-1"
             here.disk.answers.set()
-            written = RunHistoryStore(tmp_path)
+            written = Blocking(RunHistoryStore(tmp_path))
             await wait_for_async("the note", lambda: here.written)
             await wait_for_async("the history", lambda: written.load("run"))
             life.cancel()

@@ -13,19 +13,20 @@ from elastic_agent.protocol.records import RECORD_VERSION
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 from tests.agent.support import elastic_agent
+from tests.loop_thread import Blocking, in_loop
 from tests.names import unique
-from tests.transport.support import PATIENCE_S, Blocking, life_keys, plan
+from tests.transport.support import PATIENCE_S, life_keys, plan
 
 
 def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) -> None:
-    host = c10d.find_or_host(Endpoint("127.0.0.1", 0), PATIENCE_S)
+    host = in_loop(c10d.find_or_host(Endpoint("127.0.0.1", 0), PATIENCE_S))
     assert host is not None
     endpoint = Endpoint("127.0.0.1", host.port)
     other = msgspec.json.encode(
         msgspec.json.decode(encode(plan(1))) | {"format": RECORD_VERSION + 1, "new_field": 1}
     )
     run_id = unique("run")
-    table = c10d.open_table(endpoint, PATIENCE_S)
+    table = in_loop(c10d.open_table(endpoint, PATIENCE_S))
     key = f"{life_keys(table, run_id).plans}1"
     Blocking(table).put(key, b'{"plan": ' + other + b"}")
     script = tmp_path / "train.py"
@@ -34,7 +35,7 @@ def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) ->
     done = elastic_agent(
         *options, "--state-dir", str(tmp_path / "state"), "--log-format", "console", str(script)
     )
-    host.close()
+    Blocking(host).close()
     assert done.returncode == ExitCode.NO_STORE, done.stderr
     assert (
         "the run is coordinated by another version of elastic-agent "

@@ -23,7 +23,6 @@ FLOORS = [
     {"doctor", "web"},
     {"workers", "rendezvous"},
     {"integrations", "monitoring"},
-    {"store"},
     {"transport", "config", "data", "diagnosis"},
     {"protocol", "client", "logs"},
     {"exit_codes", "exit_note", "launch_outcome", "sd_notify", "store_servers", "values"},

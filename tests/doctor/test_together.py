@@ -28,6 +28,7 @@ from elastic_agent.doctor.request import Request
 from elastic_agent.protocol import Policy
 from elastic_agent.transport import Secret, c10d
 from elastic_agent.values import Endpoint, PortRange
+from tests.loop_thread import in_loop
 from tests.ports import free_port
 from tests.waiting import GUARD_S
 
@@ -35,7 +36,7 @@ from tests.waiting import GUARD_S
 @pytest.fixture(autouse=True)
 def _machines_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """No limit of time decides here."""
-    for limit in ("CALL_TIMEOUT_S", "SETTLE_S", "SETTLE_SINGLE_S"):
+    for limit in ("SETTLE_S", "SETTLE_SINGLE_S"):
         monkeypatch.setattr(meeting, limit, GUARD_S)
     for limit in ("CONNECT_S", "ANSWER_S", "LOOKUP_S"):
         monkeypatch.setattr(pairs, limit, GUARD_S)
@@ -56,14 +57,14 @@ class Store:
 
     host: c10d.C10dHost
 
-    def meeting(self, name: str, *, most: int = 2) -> Meeting:
-        exchange = c10d.dial_exchange(Endpoint("127.0.0.1", self.host.port), FOLDER, GUARD_S)
+    async def meeting(self, name: str, *, most: int = 2) -> Meeting:
+        exchange = await c10d.dial_exchange(Endpoint("127.0.0.1", self.host.port), FOLDER, GUARD_S)
         return Meeting(exchange, attendance(name, most=most))
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    host = c10d.find_or_host(Endpoint("127.0.0.1", free_port()), GUARD_S)
+    host = in_loop(c10d.find_or_host(Endpoint("127.0.0.1", free_port()), GUARD_S))
     assert host is not None
     yield Store(host)
     host.close()
@@ -75,7 +76,7 @@ def silent(line: str) -> None:
 
 def test_all_machines_know_the_same_members(store: Store) -> None:
     async def meet() -> None:
-        both = [store.meeting("a"), store.meeting("b")]
+        both = [await store.meeting("a"), await store.meeting("b")]
         await asyncio.gather(*(one.join(GUARD_S, silent) for one in both))
         assert both[0].members == both[1].members
         names = [one.machine for one in both[0].attendances.values()]
@@ -114,7 +115,11 @@ def test_machines_of_a_run_with_a_secret_meet_and_one_without_it_is_told() -> No
 
 def test_a_machine_that_forgot_the_number_of_nodes_waits_for_what_the_others_expect(store: Store) -> None:
     async def meet() -> None:
-        three = [store.meeting("a", most=1), store.meeting("b", most=3), store.meeting("c", most=3)]
+        three = [
+            await store.meeting("a", most=1),
+            await store.meeting("b", most=3),
+            await store.meeting("c", most=3),
+        ]
         await asyncio.gather(*(one.join(GUARD_S, silent) for one in three))
         assert [len(one.members) for one in three] == [3, 3, 3]
         for one in three:
@@ -125,9 +130,9 @@ def test_a_machine_that_forgot_the_number_of_nodes_waits_for_what_the_others_exp
 
 def test_a_machine_that_comes_too_late_is_examined_in_the_next_round(store: Store) -> None:
     async def meet() -> None:
-        early = [store.meeting("a"), store.meeting("b")]
+        early = [await store.meeting("a"), await store.meeting("b")]
         await asyncio.gather(*(one.join(GUARD_S, silent) for one in early))
-        late = [store.meeting("c"), store.meeting("d")]
+        late = [await store.meeting("c"), await store.meeting("d")]
         await asyncio.gather(*(one.join(GUARD_S, silent) for one in late))
         assert not {*late[0].members} & {*early[0].members}
         for one in (*early, *late):
@@ -142,7 +147,7 @@ def test_it_is_shown_for_how_many_machines_the_others_wait(
     monkeypatch.setattr(meeting, "EARLY_S", -1.0)
 
     async def meet() -> str:
-        alone = store.meeting("a", most=3)
+        alone = await store.meeting("a", most=3)
         shown: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         joining = asyncio.ensure_future(alone.join(GUARD_S, shown.set_result))
         line = await shown

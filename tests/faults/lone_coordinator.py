@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
 from elastic_agent.logs import configure_logging
 from elastic_agent.rendezvous.backends.etcd.backend import Members
-from elastic_agent.rendezvous.backends.etcd.election_thread import ElectionThread
+from elastic_agent.rendezvous.backends.etcd.election_task import ElectionTask
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport import RunKeys, begun_life_of, drive
+from elastic_agent.transport import RunKeys, begun_life_of
 from elastic_agent.transport.etcd import EtcdTable
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.faults.cluster import SHORT_LEASE_S
 
 
-def main() -> None:
+async def main() -> None:
     endpoint, prefix, run_id, state_dir = sys.argv[1:]
     first, *others = (
         Endpoint(host, int(port)) for host, _, port in (one.partition(":") for one in endpoint.split(","))
@@ -23,14 +24,13 @@ def main() -> None:
     members = Members(Endpoint(first.host, first.port, tuple(others)), EtcdAccess(prefix))
     configure_logging("json", "debug", sys.stderr)
     history_store = RunHistoryStore(Path(state_dir))
-    table = EtcdTable(members.dial()[0], members.root)
-    drive(begun_life_of(table, RunKeys(run_id)))  # as the first node does
-    election = ElectionThread(
-        run_id, members.root, lambda: members.dial()[0], history_store, SHORT_LEASE_S, lambda: None
+    table = EtcdTable(await members.dial_client(), members.root)
+    await begun_life_of(table, RunKeys(run_id))  # as the first node does
+    election = ElectionTask(
+        run_id, members.root, members.dial_client, history_store, SHORT_LEASE_S, lambda: None
     )
-    election.start()
-    election.join()
+    await election.ended()
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

@@ -15,6 +15,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.node import NodeProcess
 from elastic_agent.transport import Secret, WrongKeyError, c10d
 from elastic_agent.values import Endpoint
+from tests.loop_thread import in_loop
 from tests.other_users import (
     OTHER_UID,
     SPEAKS_TO_THE_STORE,
@@ -53,7 +54,7 @@ def test_without_the_secret_nobody_speaks_to_the_store_of_a_run(
         TCPStore(endpoint.host, endpoint.port, None, False, attempts, wait_for_workers=False)
     for secret in (None, Secret((b"the secret of mallory",))):
         with pytest.raises(WrongKeyError):
-            c10d.open_table(endpoint, ATTEMPTS_S, secret)
+            in_loop(c10d.open_table(endpoint, ATTEMPTS_S, secret))
     undisturbed(cluster, first)
     assert len(a.lines("refused a connection to the store of this run", "from 127.0.0.1")) == 1, (
         cluster.story()

@@ -51,8 +51,8 @@ OWN_PROCESSES = {
     "store_servers.py _end_with_agent": "the kernel writes it",
     "store_servers.py _receive": "its own agent, over a socket pair",
     "transport/c10d/server_process.py StoreServers._receive": "its own process of stores, over a socket pair",
-    "transport/tcpstore_wire.py size_in": "eight bytes of any value: tests/store feeds its clients other answers",
-    "transport/tcpstore_wire.py number_in": "the same",
+    "transport/c10d/wire.py size_in": "eight bytes of any value: test_tcpstore.py feeds its client other answers",
+    "transport/c10d/wire.py number_in": "the same",
 }
 """What is decoded but not fuzzed, and by whom it is written: no other process can."""
 

@@ -27,7 +27,7 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.rendezvous import events, participant
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
-from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread
+from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.store_requests import StoreDialer
@@ -82,12 +82,17 @@ class HostProcess:
 
 
 def _host(pipe: Connection, endpoint: Endpoint, state_dir: Path) -> None:
-    host = c10d.find_or_host(endpoint, PATIENCE_S)
-    assert host is not None
-    CoordinatorThread(host.inbox(), host.coordinator_records, RunHistoryStore(state_dir)).start()
-    pipe.send("hosting")
-    with contextlib.suppress(EOFError):
-        pipe.recv()
+    async def host() -> None:
+        hosted = await c10d.find_or_host(endpoint, PATIENCE_S)
+        assert hosted is not None
+        one = StoreCoordinator(hosted.inbox, hosted.coordinator_records, RunHistoryStore(state_dir))
+        coordination = asyncio.create_task(one.run())
+        pipe.send("hosting")
+        with contextlib.suppress(EOFError):
+            await asyncio.to_thread(pipe.recv)
+        coordination.cancel()
+
+    asyncio.run(host())
     os._exit(0)
 
 

@@ -34,9 +34,11 @@ from elastic_agent.rendezvous.coordinator_effects import (
     SaveHistory,
     WaitForHints,
 )
-from elastic_agent.rendezvous.effects import Effect, run_until
+from elastic_agent.rendezvous.effects import Effect
 from elastic_agent.transport.base import Snapshot
 from tests.protocol.support import world
+
+from .stepping import run_until
 
 LEASE_S = 10.0
 RULES = Policy(min_nodes=1, max_nodes=2, lease_ttl_s=LEASE_S, settle_s=0.5, fence_margin_s=1.0)

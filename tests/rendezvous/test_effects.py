@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import pytest
 
-from elastic_agent.rendezvous.effects import Effect, Steps, back_offs, run
+from elastic_agent.rendezvous.asyncio_runner import run_async
+from elastic_agent.rendezvous.effects import Effect, Steps, back_offs
 
 
 @dataclass(frozen=True)
@@ -29,24 +31,28 @@ def add(*names: str) -> Steps[int]:
     return total
 
 
-def perform(effect: Effect[Any]) -> Any:
+async def perform(effect: Effect[Any]) -> Any:
     assert isinstance(effect, Read)
     if effect.name == "missing":
         raise OSError(effect.name)
     return {"one": 1, "two": 2}[effect.name]
 
 
+def run(steps: Steps[int]) -> int:
+    return asyncio.run(run_async(steps, perform))
+
+
 def test_answers_are_sent_back_and_the_result_is_returned() -> None:
-    assert run(add("one", "two"), perform) == 3
+    assert run(add("one", "two")) == 3
 
 
 def test_a_driver_sees_the_error_of_an_effect_where_it_yielded_it() -> None:
-    assert run(add("one", "missing", "two"), perform) == 103
+    assert run(add("one", "missing", "two")) == 103
 
 
 def test_an_error_that_the_driver_does_not_handle_ends_it() -> None:
     with pytest.raises(KeyError, match="three"):
-        run(add("one", "three"), perform)
+        run(add("one", "three"))
 
 
 def test_back_offs_double_up_to_the_longest() -> None:

@@ -19,11 +19,17 @@ from elastic_agent.rendezvous.backends.etcd.election import (
     keep_leading,
 )
 from elastic_agent.rendezvous.coordinator_effects import LoadHistory, ReadEnded, ReadPlan
-from elastic_agent.rendezvous.effects import Effect, Sleep, run
+from elastic_agent.rendezvous.effects import Effect, Sleep
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.etcd import NotLeaderError
 
+from .stepping import run
+
 TTL_S = 4.0
+
+
+class GivenUpError(Exception):
+    """The task that keeps the leader key alive is cancelled."""
 
 
 class LeaderKey:
@@ -41,6 +47,10 @@ class LeaderKey:
     def keep(self, elected_s: float = 1000.0) -> str:
         return run(keep_leading(lambda: self.now_s, TTL_S, elected_s), self.perform)
 
+    def keep_until_given_up(self) -> None:
+        with pytest.raises(GivenUpError):
+            self.keep()
+
     def perform(self, effect: Effect[Any]) -> Any:
         if isinstance(effect, WaitForMark):
             return self.wait(effect.until_s)
@@ -54,10 +64,12 @@ class LeaderKey:
         self.kept.append(self.now_s)
         return True
 
-    def wait(self, until_s: float) -> bool | None:
+    def wait(self, until_s: float) -> bool:
         marking = bool(self.marks_due) and self.marks_due[0] <= until_s
         self.now_s = max(self.now_s, self.marks_due.pop(0) if marking else until_s)
-        return None if self.now_s >= self.given_up_s else marking
+        if self.now_s >= self.given_up_s:
+            raise GivenUpError
+        return marking
 
 
 @pytest.fixture
@@ -67,13 +79,13 @@ def key() -> LeaderKey:
 
 def test_the_key_is_kept_alive_four_times_in_its_time_until_leadership_is_given_up(key: LeaderKey) -> None:
     key.given_up_s = 1004.5
-    assert key.keep() == ""
+    key.keep_until_given_up()
     assert key.kept == [1001.0, 1002.0, 1003.0, 1004.0]
 
 
 def test_marks_are_written_at_once_and_do_not_delay_keep_alives(key: LeaderKey) -> None:
     key.marks_due, key.given_up_s = [1000.4, 1000.8, 1001.2], 1002.5
-    assert key.keep() == ""
+    key.keep_until_given_up()
     assert key.marks == [1000.4, 1000.8, 1001.2]
     assert key.kept == [1001.0, 1002.0]
 
@@ -137,7 +149,7 @@ class Disk:
             case Resign():
                 self.resigned += 1
             case Sleep():
-                self.election.stop()
+                raise GivenUpError
             case _:
                 assert isinstance(effect, (Connect, ReadEnded, ReadPlan))
         return None
@@ -158,7 +170,8 @@ class Disk:
 
 def test_an_elected_agent_with_a_hanging_disk_resigns_with_one_log_line() -> None:
     disk = Disk()
-    run(disk.election.run(), disk.perform)
+    with pytest.raises(GivenUpError):
+        run(disk.election.run(), disk.perform)
     assert disk.resigned == 1
     [(level, text)] = disk.logged
     assert level == "warning"

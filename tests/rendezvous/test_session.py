@@ -244,11 +244,11 @@ class LateRegistration:
 
     def __init__(self, dialer: StoreDialer) -> None:
         self._dialer = dialer
-        self._plan_read = threading.Event()
+        self._plan_read = asyncio.Event()
         self._lost = False
 
-    def connect(self) -> NodeRecords:
-        records = self._dialer.connect()
+    async def connect(self) -> NodeRecords:
+        records = await self._dialer.connect()
         register, next_plan = records.register, records.next_plan
 
         async def read(after: int, timeout_s: float) -> Plan | None:
@@ -259,7 +259,7 @@ class LateRegistration:
         async def lose_once(member: Member, lease: Lease) -> Lease | None:
             if self._lost:
                 return await register(member, lease)
-            assert self._plan_read.wait(PATIENCE_S)
+            await self._plan_read.wait()
             self._lost = True
             raise StoreLostError("no answer")
 
@@ -301,46 +301,5 @@ def test_the_newest_record_reaches_the_store_despite_broken_connections(
                 assert await a.session.flush(PATIENCE_S)
                 assert a.node.plan is not None
                 assert a.node.plan.charged == 3, "each failure is heard of once"
-
-    run(story())
-
-
-class SlowDialer:
-    """A dialer whose connections arrive when a test wants it."""
-
-    def __init__(self, dialer: StoreDialer) -> None:
-        self._dialer = dialer
-        self.asked, self.arrives, self.closed = threading.Event(), threading.Event(), threading.Event()
-
-    def connect(self) -> NodeRecords:
-        records = self._dialer.connect()
-        close = records.close
-
-        def closed() -> None:
-            close()
-            self.closed.set()
-
-        records.close = closed  # type: ignore[method-assign]
-        self.asked.set()
-        assert self.arrives.wait(PATIENCE_S)
-        return records
-
-
-def test_a_connection_that_arrives_when_nothing_waits_for_it_is_closed(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
-    dialers: list[SlowDialer] = []
-
-    def slow(backend: StoreDialer) -> Any:
-        dialers.append(SlowDialer(backend))
-        return dialers[-1]
-
-    async def story() -> None:
-        with hosted(endpoint, tmp_path / "host"):
-            async with Participant("a", endpoint, policy(1, 1), tmp_path, through=slow):
-                (dialer,) = dialers
-                assert await asyncio.to_thread(dialer.asked.wait, PATIENCE_S)
-            dialer.arrives.set()
-            assert await asyncio.to_thread(dialer.closed.wait, PATIENCE_S)
 
     run(story())

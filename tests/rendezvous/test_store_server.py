@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Iterator
@@ -24,15 +25,15 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
-from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread
+from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.run_history import KEPT_SETTLED, KEPT_UNNAMED, RunHistoryStore
-from elastic_agent.transport import begun_runs, c10d, drive
+from elastic_agent.transport import begun_runs, c10d
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.c10d.inbox import KEPT_RUNS
 from elastic_agent.values import Endpoint
+from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
-from tests.transport.support import Blocking
 from tests.waiting import wait_for
 
 from .support import LONG_LEASE_S, PATIENCE_S, policy
@@ -46,19 +47,19 @@ class Served:
 
     def __init__(self, state_dir: Path, keep_over_s: float) -> None:
         self.endpoint = Endpoint("127.0.0.1", free_port())
-        host = c10d.find_or_host(self.endpoint, PATIENCE_S)
+        host = in_loop(c10d.find_or_host(self.endpoint, PATIENCE_S))
         assert host is not None
         self.host = host
         self.ended: list[str] = []
-        self.coordinator = CoordinatorThread(
-            host.inbox(),
+        self.coordinator = StoreCoordinator(
+            host.inbox,
             host.coordinator_records,
             RunHistoryStore(state_dir),
             on_plan=self._on_plan,
             keep_over_s=keep_over_s,
         )
-        self.coordinator.start()
-        self._reader = Blocking(c10d.open_table(self.endpoint, PATIENCE_S))
+        self._task = in_loop(self._begin())
+        self._reader = in_loop(c10d.open_table(self.endpoint, PATIENCE_S))
         patience = timedelta(seconds=PATIENCE_S)
         self._counter = TCPStore("127.0.0.1", host.port, None, False, patience, wait_for_workers=False)
 
@@ -74,18 +75,24 @@ class Served:
     @property
     def listed(self) -> list[str]:
         """The runs in the store."""
-        return drive(begun_runs(self._reader.records))
+        return in_loop(begun_runs(self._reader))
 
     @property
     def looked_after(self) -> set[str]:
         """Runs that the coordinator has in mind."""
-        return {*self.coordinator._coordinated}
+        return {*self.coordinator._runs}
 
     def close(self) -> None:
-        self.coordinator.stop()
+        in_loop(self._end())
         self.host.close()
-        self.coordinator.join(PATIENCE_S)
-        assert not self.coordinator.is_alive()
+
+    async def _begin(self) -> asyncio.Task[None]:
+        return asyncio.create_task(self.coordinator.run())
+
+    async def _end(self) -> None:
+        self._reader.close()
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
 
 @contextmanager
@@ -102,7 +109,7 @@ class QuickNode:
 
     def __init__(self, store: Served, run_id: str, lease_s: float = LONG_LEASE_S) -> None:
         self.name = f"i{next(_numbers)}"
-        self.records = Blocking(c10d.dial(store.endpoint, run_id, PATIENCE_S))
+        self.records = Blocking(in_loop(c10d.dial(store.endpoint, run_id, PATIENCE_S)))
         self.lease_s = lease_s
         self.member = Member(RECORD_VERSION, "n", self.name, "127.0.0.1", 1, State.READY, 0, RULES)
         self.plan: Plan | None = None
@@ -161,11 +168,11 @@ def test_many_runs_leave_nothing_in_the_store(tmp_path: Path) -> None:
 
         def job(number: int) -> None:
             fingerprint = f"job-{number}"
-            run_id = c10d.agree_run_id(store.endpoint, fingerprint, f"run-{number}", PATIENCE_S)
+            run_id = in_loop(c10d.agree_run_id(store.endpoint, fingerprint, f"run-{number}", PATIENCE_S))
             node = QuickNode(store, run_id)
             node.run()
             if number % 2:  # the others were killed before they could
-                c10d.release_run_id(store.endpoint, fingerprint, run_id, PATIENCE_S)
+                in_loop(c10d.release_run_id(store.endpoint, fingerprint, run_id, PATIENCE_S))
             node.records.close()
 
         for number in range(KEPT_RUNS):
@@ -220,7 +227,7 @@ def test_a_run_is_kept_as_long_as_a_node_of_it_lives(tmp_path: Path) -> None:
         for _ in range(3):
             QuickNode(store, f"other-{next(_numbers)}").run()
         assert "run" in store.looked_after
-        again = Blocking(c10d.dial(store.endpoint, "run", PATIENCE_S))
+        again = Blocking(in_loop(c10d.dial(store.endpoint, "run", PATIENCE_S)))
         assert again.store_id == node.records.store_id
         outcome = again.read_plan()
         assert outcome is not None
@@ -248,7 +255,7 @@ def test_a_node_that_missed_the_removal_detects_it_and_reconnects(tmp_path: Path
         with pytest.raises(StoreLostError, match="removed the records of the earlier run"):
             sleeper.register()
         before = sleeper.records.store_id
-        sleeper.records, sleeper.plan = Blocking(c10d.dial(store.endpoint, "run", PATIENCE_S)), None
+        sleeper.records, sleeper.plan = Blocking(in_loop(c10d.dial(store.endpoint, "run", PATIENCE_S))), None
         assert sleeper.records.store_id != before, "for the node it is another store"
         assert sleeper.run().generation == 2
 
@@ -267,19 +274,19 @@ def test_a_run_whose_nodes_are_all_lost_ends_and_is_removed(tmp_path: Path) -> N
 
 def test_a_job_whose_run_id_was_agreed_again_keeps_it(tmp_path: Path) -> None:
     with served(tmp_path) as store:
-        first = c10d.agree_run_id(store.endpoint, "job", "first", PATIENCE_S)
+        first = in_loop(c10d.agree_run_id(store.endpoint, "job", "first", PATIENCE_S))
         QuickNode(store, first).run()
-        c10d.release_run_id(store.endpoint, "job", "first", PATIENCE_S)
-        assert c10d.agree_run_id(store.endpoint, "job", "second", PATIENCE_S) == "second"
+        in_loop(c10d.release_run_id(store.endpoint, "job", "first", PATIENCE_S))
+        assert in_loop(c10d.agree_run_id(store.endpoint, "job", "second", PATIENCE_S)) == "second"
         removed(store, "first")
-        assert c10d.agree_run_id(store.endpoint, "job", "third", PATIENCE_S) == "second"
+        assert in_loop(c10d.agree_run_id(store.endpoint, "job", "third", PATIENCE_S)) == "second"
 
 
 # -- on disk -----------------------------------------------------------------------------------------
 
 
 def test_the_disk_keeps_the_newest_settled_runs_and_all_others(tmp_path: Path) -> None:
-    history_store = RunHistoryStore(tmp_path)
+    history_store = Blocking(RunHistoryStore(tmp_path))
     for number in range(5):
         history_store.save(f"open-{number}", History(3))
         history_store.save(f"unheard-{number}", History(3, outcome=Phase.FINISHED))
@@ -298,17 +305,17 @@ def test_the_disk_keeps_the_newest_settled_runs_and_all_others(tmp_path: Path) -
 def test_the_disk_keeps_the_newest_killed_unnamed_runs(tmp_path: Path) -> None:
     going_on, elsewhere = "run-ffffffff", "run-eeeeeeee"
     disk = DiskThread("disk")
-    own = RunHistoryStore(tmp_path, disk=disk)
+    own = Blocking(RunHistoryStore(tmp_path, disk=disk))
     own.save(going_on, History(3))
     (tmp_path / "nodes" / elsewhere).mkdir(parents=True)
     for number in range(KEPT_UNNAMED + 5):
         run_id = f"run-{number:08x}"
-        RunHistoryStore(tmp_path, disk=disk).save(
+        Blocking(RunHistoryStore(tmp_path, disk=disk)).save(
             run_id, History(3)
         )  # by an agent of its own, which was killed then
         os.utime(*(tmp_path / "runs" / f"{run_id}.run").iterdir(), (number, number))
-    RunHistoryStore(tmp_path, disk=disk).save(elsewhere, History(3))
-    RunHistoryStore(tmp_path, disk=disk).save("named", History(3))
+    Blocking(RunHistoryStore(tmp_path, disk=disk)).save(elsewhere, History(3))
+    Blocking(RunHistoryStore(tmp_path, disk=disk)).save("named", History(3))
     for path in (tmp_path / "runs").glob("*.run/*"):
         if path.parent.stem in (going_on, elsewhere, "named"):
             os.utime(path, (0, 0))  # longer ago than all others
@@ -320,7 +327,7 @@ def test_the_disk_keeps_the_newest_killed_unnamed_runs(tmp_path: Path) -> None:
 
 
 def test_the_history_of_a_restarted_run_is_kept(tmp_path: Path) -> None:
-    history_store = RunHistoryStore(tmp_path)
+    history_store = Blocking(RunHistoryStore(tmp_path))
     history_store.save("again", History(3, outcome=Phase.FINISHED, settled=True))
     history_store.save("again", History(4))
     for number in range(KEPT_SETTLED + 10):

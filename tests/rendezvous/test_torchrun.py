@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.agent.server import api
@@ -22,8 +23,10 @@ from elastic_agent.testing.node import freeze, thaw
 from elastic_agent.torchrun.handler import EXIT_BARRIER
 from elastic_agent.torchrun.messages import Begin, Channel, FromTorchrun
 from elastic_agent.torchrun.sidecar import Sidecar
+from elastic_agent.transport.c10d import serve_here
 from elastic_agent.values import Endpoint
 from tests.etcd import EtcdCluster
+from tests.loop_thread import Blocking
 from tests.waiting import wait_for
 
 from .support import LEASE_S, policy
@@ -217,7 +220,7 @@ def test_repeating_a_command_starts_a_new_run_also_with_unusual_names(stage: Sta
         assert a.said() == ""
 
 
-def history_store_of_a_sidecar(port: int, state_dir: Path) -> RunHistoryStore:
+def history_store_of_a_sidecar(port: int, state_dir: Path) -> Any:
     member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(1, 1))
     begin = Begin(Endpoint("127.0.0.1", port), None, "none", member, state_dir, None, "warning")
 
@@ -225,9 +228,9 @@ def history_store_of_a_sidecar(port: int, state_dir: Path) -> RunHistoryStore:
         torchruns, sidecars = socket.socketpair()
         with torchruns, sidecars:
             channel: Channel[FromTorchrun] = Channel(sidecars, FromTorchrun)
-            return Sidecar(begin, channel, os.getppid())._backend.history_store
+            return Sidecar(begin, channel, os.getppid(), serve_here)._backend.history_store
 
-    return asyncio.run(memory())
+    return Blocking(asyncio.run(memory()))
 
 
 def test_runs_of_one_name_at_two_endpoints_do_not_share_history(tmp_path: Path) -> None:
@@ -235,7 +238,7 @@ def test_runs_of_one_name_at_two_endpoints_do_not_share_history(tmp_path: Path) 
     over = History(7, outcome=Phase.FINISHED)
     history_store_of_a_sidecar(29500, tmp_path).save("none", over)
     assert history_store_of_a_sidecar(29501, tmp_path).load("none") is None
-    assert RunHistoryStore(tmp_path).load("none") is None, "nor does an agent's run"
+    assert Blocking(RunHistoryStore(tmp_path)).load("none") is None, "nor does an agent's run"
     known = history_store_of_a_sidecar(29500, tmp_path).load("none")
     assert known is not None
     assert known.generation == 7

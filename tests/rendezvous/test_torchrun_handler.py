@@ -26,6 +26,7 @@ from elastic_agent.torchrun.handler import ElasticRendezvous
 from elastic_agent.torchrun.messages import Begin, Channel, FromSidecar, FromTorchrun, Over, Trouble
 from elastic_agent.torchrun.plugin import create_handler
 from elastic_agent.torchrun.sidecar import Sidecar
+from elastic_agent.transport.c10d import serve_here
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
 
@@ -112,7 +113,7 @@ def test_a_torchrun_that_was_stopped_finds_the_end_of_the_run_behind_what_it_did
         with torchruns, sidecars:
             of_torchrun: Channel[FromSidecar] = Channel(torchruns, FromSidecar)
             channel: Channel[FromTorchrun] = Channel(sidecars, FromTorchrun)
-            sidecar = Sidecar(begin, channel, os.getppid())
+            sidecar = Sidecar(begin, channel, os.getppid(), serve_here)
             for _ in range(20_000):  # one a second
                 sidecar._event(events.Disconnected("connection refused"))
             sidecar._over(Depart(Outcome.UNREACHABLE, "gave up"))

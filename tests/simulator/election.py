@@ -25,7 +25,7 @@ from elastic_agent.transport.etcd import NotLeaderError
 
 from .coordination import Coordination, StoryLog
 from .etcd import DEPOSED, EtcdConnection, EtcdTable
-from .kernel import Inbox, Routine
+from .kernel import Inbox, Routine, Task
 from .performing import HAIR_S, Performer, drive
 from .store import KEYS
 
@@ -46,7 +46,7 @@ class SimulatedElection(Performer):
         self.revisions = RevisionTimes()
         self.election = Election(agent.machine.clock, StoryLog(cluster, f"election on {agent.name}"))
         self._connection: EtcdConnection | None = None
-        self.spawn(self.election.run())
+        self._task = self.spawn(self.election.run())
 
     @property
     def winding_up(self) -> bool:
@@ -64,7 +64,7 @@ class SimulatedElection(Performer):
 
     def stop(self) -> Routine:
         """Take no part any more."""
-        self.election.stop()
+        self._task.cancel()
         if self.leadership is not None:
             self.leadership.end("its agent departs")
             yield from self.leadership.resign()
@@ -148,7 +148,7 @@ class Leadership(Coordination):
         self._keeping: EtcdConnection | None = None
         """The keeper's own connection."""
         self.store.listen(self._hints, self.machine)
-        self.process.spawn(self._keep(elected_s))
+        self._keeper: Task | None = self.process.spawn(self._keep(elected_s))
 
     def end(self, why: str) -> None:
         """Nothing more is done in this term, and nothing waits any longer."""
@@ -158,7 +158,8 @@ class Leadership(Coordination):
             self.store.unlisten(self._hints)
             self._link.abort()
             self._hints.put(None)
-            self.marks.put(None)
+            if self._keeper is not None:
+                self._keeper.cancel()
 
     def resign(self) -> Routine:
         """Give the leader key back, if etcd can be reached."""
@@ -193,8 +194,8 @@ class Leadership(Coordination):
         lost = yield from drive(
             keep_leading(self.machine.clock, self.store.leader_key_s, elected_s), self._perform_keeping
         )
-        if lost:
-            self.end(lost)
+        self._keeper = None
+        self.end(lost)
 
     def _perform_keeping(self, effect: Effect[Any]) -> Routine:
         match effect:
@@ -202,7 +203,7 @@ class Leadership(Coordination):
                 wait_s = self.machine.real_s(until_s - self.machine.clock()) + HAIR_S
                 mark = yield self.marks, wait_s
                 self.marks.items.clear()
-                return None if self.deposed else mark is not None
+                return mark is not None
             case KeepAlive():
                 return (yield from self._call_to_keep("keep_office", self._since))
             case WriteMark():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 
 from elastic_agent.protocol.records import History
-from elastic_agent.rendezvous.disk_thread import DiskThread, timed_out
+from elastic_agent.rendezvous.disk_thread import DiskThread, DoNext, timed_out
 from elastic_agent.rendezvous.run_history import SAVE_TIMEOUT_S, RunHistoryStore
 
 from .kernel import Inbox, Kernel, Process, Routine
@@ -18,8 +17,9 @@ class DiskOfAProcess(RunHistoryStore):
     """The shipped queue of one process before its machine's disk, in virtual time."""
 
     def __init__(self, machine: Machine, process: Process) -> None:
-        super().__init__(None, disk=DiskThread("disk", lambda name: _Writer(machine, process)))
+        super().__init__(None, disk=DiskThread("disk", self._start))
         self._machine = machine
+        self._process = process
         self._kernel = process.kernel
 
     def save_within_time(self, history: History) -> Routine:
@@ -39,25 +39,16 @@ class DiskOfAProcess(RunHistoryStore):
     def _replace(self, run_id: str, known: History | None, history: History) -> None:
         self._machine.write(history)
 
+    def _start(self, do_next: DoNext) -> None:
+        self._process.spawn(self._work(do_next))
 
-class _Writer:
-    """The thread of a process that waits for the disk."""
-
-    def __init__(self, machine: Machine, process: Process) -> None:
-        self._machine = machine
-        self._kernel = process.kernel
-        self._submitted = Inbox(process.kernel)
-        process.spawn(self._write())
-
-    def submit(self, work: Callable[[], None]) -> None:
-        self._submitted.put(work)
-
-    def _write(self) -> Routine:
-        while True:
-            work = yield self._submitted, None
-            if self._machine.disk_takes_s and self._kernel.random.random() < self._machine.slow_writes:
-                yield self._machine.real_s(self._machine.disk_takes_s)
-            work()
+    def _work(self, do_next: DoNext) -> Routine:
+        """Carry out what waits for the disk, as the process's thread does."""
+        machine, is_next = self._machine, True
+        while is_next:
+            if machine.disk_takes_s and self._kernel.random.random() < machine.slow_writes:
+                yield machine.real_s(machine.disk_takes_s)
+            is_next = do_next()
 
 
 class Machine:

@@ -15,7 +15,8 @@ from elastic_agent.protocol.records import Member, Plan
 from elastic_agent.transport.keys import GONE, LifeKeys, RunKeys, name_in
 from elastic_agent.transport.plans import PlanReader
 from elastic_agent.transport.record_reader import lease_in
-from elastic_agent.transport.table import Table, drive
+from elastic_agent.transport.table import Table
+from tests.loop_thread import finished
 
 from .kernel import Inbox, Process
 from .machine import RUN
@@ -141,7 +142,7 @@ class Store:
                 self.checker.renewed(lease.incarnation)
         elif key.startswith(keys.plans):
             before, reader = self.plan, PlanReader(cast(Table, _Inside(self)), keys, lambda problem: None)
-            plan = drive(reader._open(value, int(key.removeprefix(keys.plans))))
+            plan = finished(reader._open(value, int(key.removeprefix(keys.plans))))
             self._plans[keys.life] = plan
             self.checker.published(self, before, plan)
             self.checker.cluster.at("plan written", None)

@@ -43,14 +43,14 @@ def own_etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
 def c10d_scene() -> Iterator[C10dScene]:
     scene = C10dScene()
     yield scene
-    scene.host.close()
+    scene.close()
 
 
 @pytest.fixture
 def secret_scene() -> Iterator[C10dScene]:
     scene = C10dScene(secret=Secret.random())
     yield scene
-    scene.host.close()
+    scene.close()
 
 
 @pytest.fixture

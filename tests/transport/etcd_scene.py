@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from elastic_agent.rendezvous.backends.etcd.backend import Members
-from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
+from elastic_agent.rendezvous.backends.etcd.election_task import LeaderKeyTask
 from elastic_agent.transport import LifeKeys, ReportRecords, RunKeys, Secret
 from elastic_agent.transport.base import UnreachableError
 from elastic_agent.transport.etcd import (
@@ -24,36 +26,46 @@ from elastic_agent.transport.etcd import (
 from elastic_agent.transport.etcd.client import EtcdClient, delete, put
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
+from tests.loop_thread import Blocking, background_loop, in_loop
 
-from .support import PATIENCE_S, Blocking, Scene, life_keys
+from .support import PATIENCE_S, Scene, life_keys
+
+T = TypeVar("T")
 
 LEASE_TTL_S = 60.0
+
+
+def begin(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Begin what takes a while."""
+    return asyncio.run_coroutine_threadsafe(work, background_loop())
 
 
 class Term(Blocking):
     """The records of a run under a coordinator's leadership, whose own methods are at hand, too."""
 
-    def __init__(self, leadership: Leadership) -> None:
+    def __init__(self, leadership: Leadership, keeper: LeaderKeyTask | None = None) -> None:
         super().__init__(leadership.records)
         self.leadership = leadership
+        self.keeper = keeper
+        """Keeps the leader key alive, unless another one does."""
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(Leadership, name):
-            return getattr(self.leadership, name)
+            return getattr(Blocking(self.leadership), name)
         return super().__getattr__(name)
 
 
-def campaign(
+async def campaign(
     client: EtcdClient, root: str, who: str, lease_ttl_s: float, patience_s: float, run_id: str = "run"
 ) -> Term | None:
     """Become the run's coordinator as soon as there is none; None if there still was one after a while."""
     run = RunKeys(run_id)
-    life = await_no_leader(client, root, run, patience_s)
+    life = await await_no_leader(client, root, run, patience_s)
     sent_s = time.monotonic()
-    if life is None or (elected := campaign_for(client, root, LifeKeys(run, life), who, lease_ttl_s)) is None:
+    if life is None:
         return None
-    LeaderKeyThread(elected, sent_s).start()
-    return Term(elected)
+    elected = await campaign_for(client, root, LifeKeys(run, life), who, lease_ttl_s)
+    return Term(elected, LeaderKeyTask(elected, sent_s)) if elected is not None else None
 
 
 class EtcdScene(Scene):
@@ -76,6 +88,10 @@ class EtcdScene(Scene):
     def close(self) -> None:
         self._open.close()
 
+    def lease_id(self) -> int:
+        """Of what new records of nodes hang on."""
+        return in_loop(self.kept.id(self.dial()[0]))
+
     def key(self, key: str) -> bytes:
         """As etcd has it."""
         return f"{self.prefix}{key}".encode()
@@ -84,8 +100,8 @@ class EtcdScene(Scene):
         """Of the present life of a run, which begins now if there is none."""
         return life_keys(self.table(), run_id)
 
-    def client(self) -> EtcdClient:
-        return self.dial()[0]
+    def client(self) -> Any:
+        return Blocking(self.dial()[0])
 
     def dial(self) -> tuple[EtcdClient, str]:
         """As agents do: again until a member answers, which may take a busy machine longer than one attempt lasts."""
@@ -93,12 +109,12 @@ class EtcdScene(Scene):
         gives_up_s = time.monotonic() + PATIENCE_S
         while True:
             try:
-                client, store = members.dial()
+                client, store = in_loop(members.dial())
             except UnreachableError:
                 if time.monotonic() > gives_up_s:
                     raise
             else:
-                self._open.callback(client.close)
+                self._open.callback(Blocking(client).close)
                 return client, store
 
     def table(self) -> EtcdTable:
@@ -110,7 +126,8 @@ class EtcdScene(Scene):
     ) -> Term:
         """The leadership of a new coordinator; there is no other leader."""
         self.life_keys(run_id)  # a node has come
-        term = campaign(self.client(), self.prefix, "a test", lease_ttl_s, patience_s, run_id)
+        client, _ = self.dial()
+        term = in_loop(campaign(client, self.prefix, "a test", lease_ttl_s, patience_s, run_id))
         assert term is not None, "another agent coordinates"
         self._open.callback(term.resign)
         return term
@@ -119,12 +136,13 @@ class EtcdScene(Scene):
         """The first one's office, over another connection each time."""
         if run_id not in self._terms:
             self._terms[run_id] = self.leadership(run_id)
-        return sharing_office(self._terms[run_id], self.client())
+        return sharing_office(self._terms[run_id], self.dial()[0])
 
     def exchange(self) -> Any:
-        exchange = dial_exchange(endpoint_of(self.cluster), self.access, "tests", self.secret)
+        opened = dial_exchange(endpoint_of(self.cluster), self.access, "tests", self.secret)
+        exchange = Blocking(in_loop(opened))
         self._open.callback(exchange.close)
-        return Blocking(exchange)
+        return exchange
 
     def reports(self, run_id: str = "run") -> Any:
         return Blocking(ReportRecords(self.table(), run_id))
@@ -144,7 +162,7 @@ class EtcdScene(Scene):
 class EtcdStranger:
     """A client that writes by hand."""
 
-    def __init__(self, client: EtcdClient) -> None:
+    def __init__(self, client: Any) -> None:
         self._client = client
 
     def set(self, key: str, value: bytes) -> None:

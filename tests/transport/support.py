@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import multiprocessing
 import os
 import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -39,12 +39,12 @@ from elastic_agent.transport import (
     Table,
     begun_life_of,
     c10d,
-    drive,
 )
 from elastic_agent.transport.addresses import listen
 from elastic_agent.transport.c10d import connection as c10d_connection
 from elastic_agent.transport.plans import _pack
 from elastic_agent.values import Endpoint
+from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
 
 PATIENCE_S = 100.0
@@ -102,23 +102,24 @@ def forge(store: Any, folder: str, *plans: Plan) -> None:
         store.put(f"{folder}latest", str(one.version).encode())
 
 
-class Blocking:
-    """Records, or a table, whose coroutines are run to their end by the thread that calls."""
+def beside(work: Callable[[], T]) -> Future[T]:
+    """Have a call made by a thread of its own."""
+    future: Future[T] = Future()
 
-    def __init__(self, records: Any) -> None:
-        self.records = records
+    def make() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.records, name)
-        if not inspect.iscoroutinefunction(method):
-            return method
-        return lambda *args, **kwargs: drive(method(*args, **kwargs))
+    threading.Thread(target=make, daemon=True).start()
+    return future
 
 
 def life_keys(table: Table, run_id: str = "run") -> LifeKeys:
     """The keys of the present life of a run, which begins now if there is none."""
     run = RunKeys(run_id)
-    return LifeKeys(run, drive(begun_life_of(table, run)))
+    return LifeKeys(run, in_loop(begun_life_of(table, run)))
 
 
 class Stranger(Protocol):
@@ -141,7 +142,7 @@ class Scene(ABC):
 
     def node(self, run_id: str = "run") -> Any:
         """A node's connection."""
-        return Blocking(drive(NodeRecords.open(self.table(), run_id, self.complaints.append)))
+        return Blocking(in_loop(NodeRecords.open(self.table(), run_id, self.complaints.append)))
 
     @abstractmethod
     def coordinator(self, run_id: str = "run") -> Any:
@@ -194,26 +195,30 @@ class C10dScene(Scene):
 
     def __init__(self, address: str = "127.0.0.1", secret: Secret | None = None) -> None:
         self.secret = secret
-        self.host = c10d.C10dHost(listen(address, 0), secret, alone=secret is None)
+        self.host = in_loop(c10d.C10dHost.make(listen(address, 0), secret, alone=secret is None))
         self.endpoint = Endpoint(address, self.host.port)
         self.complaints: list[str] = []
         self._heard: dict[str, list[str]] = {}
 
     def table(self) -> c10d.C10dTable:
-        return c10d.open_table(self.endpoint, PATIENCE_S, self.secret)
+        return in_loop(c10d.open_table(self.endpoint, PATIENCE_S, self.secret))
 
     def coordinator(self, run_id: str = "run") -> Any:
         table = self.table()
         return Blocking(CoordinatorRecords(table, life_keys(table, run_id), self.complaints.append))
 
     def exchange(self) -> Any:
-        return Blocking(c10d.dial_exchange(self.endpoint, "tests", PATIENCE_S, self.secret))
+        return Blocking(in_loop(c10d.dial_exchange(self.endpoint, "tests", PATIENCE_S, self.secret)))
 
     def reports(self, run_id: str = "run") -> Any:
-        return Blocking(c10d.dial_reports(self.endpoint, run_id, PATIENCE_S, self.secret))
+        return Blocking(in_loop(c10d.dial_reports(self.endpoint, run_id, PATIENCE_S, self.secret)))
+
+    def inbox(self) -> Any:
+        """The inbox of the coordinators of all runs."""
+        return Blocking(in_loop(self.host.inbox()))
 
     def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
-        inbox = self.host.inbox()
+        inbox = self.inbox()
 
         def wait(timeout_s: float) -> list[str]:
             if not self._heard.get(run_id):
@@ -227,7 +232,11 @@ class C10dScene(Scene):
         return raw_client(self.endpoint) if self.secret is None else _Insider(self)
 
     def lose_store(self) -> None:
-        self.host.close()
+        self.close()
+
+    def close(self) -> None:
+        """Close the store."""
+        Blocking(self.host).close()
 
 
 class _Insider:
@@ -237,10 +246,10 @@ class _Insider:
         self._table = scene.table()
 
     def set(self, key: str, value: bytes) -> None:
-        drive(self._table.put(key.removeprefix(self._table.root), value))
+        in_loop(self._table.put(key.removeprefix(self._table.root), value))
 
     def delete_key(self, key: str) -> None:
-        drive(self._table.delete([key.removeprefix(self._table.root)]))
+        in_loop(self._table.delete([key.removeprefix(self._table.root)]))
 
 
 class RawClient(TCPStore):
@@ -351,9 +360,9 @@ def _take_part(connection: Connection, endpoint: Endpoint) -> None:
     with suppress(EOFError):
         while connection.recv() == "elect":
             if host is None:
-                host = c10d.find_or_host(endpoint, PATIENCE_S)
-            table = c10d.open_table(endpoint, PATIENCE_S)
-            table.close()
+                host = in_loop(c10d.find_or_host(endpoint, PATIENCE_S))
+            table = in_loop(c10d.open_table(endpoint, PATIENCE_S))
+            Blocking(table).close()
             connection.send((host is not None, table.store_id))
     os._exit(0)
 

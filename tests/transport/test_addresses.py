@@ -221,9 +221,10 @@ ip link set eth1 up
 printf '127.0.0.1 localhost\\n10.9.8.7 one\\n10.9.8.7 two\\n10.9.8.6 two\\n127.0.1.1 debian\\n' > "$1"
 mount --bind "$1" /etc/hosts
 exec "$0" -c '
+import asyncio
 import json
 from elastic_agent.protocol.records import RECORD_VERSION, Lease, Member, Policy, State
-from elastic_agent.transport import c10d, drive
+from elastic_agent.transport import c10d
 from elastic_agent.transport.addresses import connect, listen
 from elastic_agent.transport.base import UnreachableError
 from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
@@ -243,18 +244,23 @@ facts = {"reached": {}, "met": [], "bootstrap": {}}
 for host in ("10.9.8.7", "fd00::7", "one", "two", "debian", "0.0.0.0", "192.0.2.1", "127.0.0.1"):
     with listen(host, 0) as sock:
         facts["reached"][host] = answers(sock.getsockname()[1])
-for host in ("10.9.8.7", "fd00::7", "one", "two", "debian", "localhost"):
-    store = c10d.find_or_host(Endpoint(host, 0), 5.0)
-    node = c10d.dial(Endpoint(host, store.port), "run", 5.0)
+
+async def meet(host):
+    store = await c10d.find_or_host(Endpoint(host, 0), 5.0)
+    node = await c10d.dial(Endpoint(host, store.port), "run", 5.0)
     member = Member(RECORD_VERSION, "a", "a-1", node.local_address, 1, State.READY, 0, Policy())
-    drive(node.register(member, Lease("a-1", 5.0)))
-    assert list(drive(store.report_records("run").read_run()).snapshot.members) == ["a-1"]
+    await node.register(member, Lease("a-1", 5.0))
+    reports = await store.report_records("run")
+    assert list((await reports.read_run()).snapshot.members) == ["a-1"]
     facts["met"].append(host)
     offer = BootstrapStore.open(node.local_address, PortPicker(None, 0.0))
     dial_bootstrap(offer.address, 5.0)
     facts["bootstrap"][node.local_address] = answers(offer.address.port)
     offer.close()
     store.close()
+
+for host in ("10.9.8.7", "fd00::7", "one", "two", "debian", "localhost"):
+    asyncio.run(meet(host))
 print(json.dumps(facts), flush=True)
 import os
 os._exit(0)

@@ -12,9 +12,9 @@ import pytest
 from elastic_agent.protocol.codec import MAX_RECORD_BYTES, encode
 from elastic_agent.protocol.records import RECORD_VERSION, Phase
 from elastic_agent.transport import OtherVersionError, UnknownPlanError, c10d
-from elastic_agent.transport.abandonable_thread import AbandonableThread
+from tests.loop_thread import Blocking, in_loop
 
-from .support import PATIENCE_S, Blocking, C10dScene, Scene, lease, member, plan, world
+from .support import PATIENCE_S, C10dScene, Scene, beside, lease, member, plan, world
 
 
 def edited(record: bytes, **changes: object) -> bytes:
@@ -89,7 +89,7 @@ def test_records_deleted_by_hand_do_not_block_nodes(scene: Scene) -> None:
 
 
 def test_garbage_among_hints_and_runs_is_skipped(c10d_scene: C10dScene) -> None:
-    inbox = c10d_scene.host.inbox()
+    inbox = c10d_scene.inbox()
     store = c10d_scene.stranger()
     for item in (b"\xff\x00", b"one", b"a b c", b"../x y", b"x" * 100_000):
         store.queue_push("elastic-agent/2/inbox", item)
@@ -103,8 +103,8 @@ def test_garbage_among_hints_and_runs_is_skipped(c10d_scene: C10dScene) -> None:
 @pytest.mark.parametrize("unusable", [b"\xff no run id", b"..", b"x" * 129], ids=["bytes", "..", "long"])
 def test_an_unusable_agreed_run_id_is_replaced(c10d_scene: C10dScene, unusable: bytes) -> None:
     c10d_scene.stranger().set("elastic-agent/2/default/job", unusable)
-    assert c10d.agree_run_id(c10d_scene.endpoint, "job", "mine", PATIENCE_S) == "mine"
-    assert c10d.agree_run_id(c10d_scene.endpoint, "job", "yours", PATIENCE_S) == "mine"
+    assert in_loop(c10d.agree_run_id(c10d_scene.endpoint, "job", "mine", PATIENCE_S)) == "mine"
+    assert in_loop(c10d.agree_run_id(c10d_scene.endpoint, "job", "yours", PATIENCE_S)) == "mine"
 
 
 BAD_PLANS = {
@@ -200,9 +200,8 @@ def test_a_damaged_status_is_printed_safely(scene: Scene) -> None:
 
 
 def test_garbage_sent_to_the_port_does_not_affect_the_run(c10d_scene: C10dScene) -> None:
-    node, coordinator, inbox = c10d_scene.joined("a"), c10d_scene.coordinator(), c10d_scene.host.inbox()
-    thread = AbandonableThread("waiting")
-    waiting = thread.submit(lambda: node.next_plan(0, 10 * PATIENCE_S))
+    node, coordinator, inbox = c10d_scene.joined("a"), c10d_scene.coordinator(), c10d_scene.inbox()
+    waiting = beside(lambda: node.next_plan(0, 10 * PATIENCE_S))
     noise = random.Random(7)
     messages = [noise.randbytes(noise.randrange(1, 5000)) for _ in range(40)]
     messages += [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00", b"", b"\x00" * 10_000]
@@ -220,7 +219,6 @@ def test_garbage_sent_to_the_port_does_not_affect_the_run(c10d_scene: C10dScene)
     assert newcomer.store_id.startswith(c10d_scene.host.store_id)
     assert list(coordinator.read(None).members) == ["a", "b"]
     held.close()
-    thread.abandon()
 
 
 def test_a_message_beyond_the_servers_limit_ends_only_its_sender(c10d_scene: C10dScene) -> None:

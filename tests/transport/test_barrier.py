@@ -11,6 +11,7 @@ import pytest
 from elastic_agent.torchrun.barrier import Gathering
 from elastic_agent.transport.base import StoreLostError, TransportError
 from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker
+from tests.loop_thread import Blocking, in_loop
 
 from .support import PATIENCE_S
 
@@ -22,8 +23,12 @@ def store() -> Iterator[BootstrapStore]:
     opened.close()
 
 
-def arrive(store: BootstrapStore, size: int) -> list[Gathering]:
-    return [Gathering(store.address, size, PATIENCE_S) for _ in range(size)]
+def gathering(store: BootstrapStore, size: int, timeout_s: float = PATIENCE_S) -> Blocking:
+    return Blocking(in_loop(Gathering.connect(store.address, size, timeout_s)))
+
+
+def arrive(store: BootstrapStore, size: int) -> list[Blocking]:
+    return [gathering(store, size) for _ in range(size)]
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
@@ -44,7 +49,7 @@ def test_a_node_that_cancels_cancels_for_all_also_late_ones(store: BootstrapStor
     nodes = arrive(store, 3)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(nodes[0].come, 0, PATIENCE_S)
-        Gathering(store.address, 0, PATIENCE_S).call_off()
+        gathering(store, 0).call_off()
         assert waiting.result(PATIENCE_S) is False
     assert nodes[1].come(1, PATIENCE_S) is False
     assert nodes[2].come(2, PATIENCE_S) is False, "it completes the list, but it is decided already"
@@ -65,7 +70,7 @@ def test_a_race_of_the_last_node_and_a_cancel_has_one_result_for_all() -> None:
     for _ in range(40):
         store = BootstrapStore.open("127.0.0.1", PortPicker(None, 0.0))
         nodes = arrive(store, 2)
-        stranger = Gathering(store.address, 0, PATIENCE_S)
+        stranger = gathering(store, 0)
         *heard, _ = together(
             lambda nodes=nodes: nodes[0].come(0, PATIENCE_S),
             lambda nodes=nodes: nodes[1].come(1, PATIENCE_S),
@@ -99,4 +104,4 @@ def test_a_lost_store_is_an_error_at_the_barrier(store: BootstrapStore) -> None:
         with pytest.raises(StoreLostError):
             waiting.result(PATIENCE_S)
     with pytest.raises(TransportError):
-        Gathering(store.address, 2, 1.0)
+        gathering(store, 2, 1.0)

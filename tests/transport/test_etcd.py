@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,20 +18,20 @@ import pytest
 from elastic_agent.protocol.records import History, Phase, State
 from elastic_agent.rendezvous.backends.etcd import backend
 from elastic_agent.rendezvous.backends.etcd.backend import Members
-from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
+from elastic_agent.rendezvous.backends.etcd.election_task import LeaderKeyTask
 from elastic_agent.testing.relay import Relay
-from elastic_agent.transport import NodeRecords, UnknownPlanError, drive
-from elastic_agent.transport.abandonable_thread import AbandonableThread
+from elastic_agent.transport import NodeRecords, UnknownPlanError
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
 from elastic_agent.transport.etcd import EtcdTable, KeptLease, NotLeaderError, kept_lease
-from elastic_agent.transport.etcd.client import EtcdClient, prefix_end
+from elastic_agent.transport.etcd.client import EtcdClient, News, prefix_end
 from elastic_agent.transport.etcd.leadership import campaign_for
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
+from tests.loop_thread import Blocking, in_loop
 from tests.waiting import wait_for
 
-from .etcd_scene import LEASE_TTL_S, EtcdScene, Term, campaign, client_of, endpoint_of
-from .support import PATIENCE_S, Blocking, lease, member, plan
+from .etcd_scene import LEASE_TTL_S, EtcdScene, Term, begin, campaign, client_of, endpoint_of
+from .support import PATIENCE_S, lease, member, plan
 
 
 def everything(scene: EtcdScene) -> dict[bytes, tuple[bytes, int]]:
@@ -83,28 +86,26 @@ def test_an_agent_that_was_paused_for_longer_than_its_etcd_lease_is_not_elected(
     client, keys = etcd_scene.client(), etcd_scene.life_keys()
     gone = client.grant(60)
     client.revoke(gone)
-    monkeypatch.setattr(client, "grant", lambda ttl_s: gone)
-    assert campaign_for(client, etcd_scene.prefix, keys, "late", LEASE_TTL_S) is None
+
+    async def grant(ttl_s: int) -> int:
+        return int(gone)
+
+    monkeypatch.setattr(client.records, "grant", grant)
+    assert in_loop(campaign_for(client.records, etcd_scene.prefix, keys, "late", LEASE_TTL_S)) is None
 
 
 def test_one_agent_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene) -> None:
     first, root = etcd_scene.leadership(), etcd_scene.prefix
-    clients = [etcd_scene.client() for _ in range(4)]
-    threads = [AbandonableThread(f"candidate {i}") for i in range(4)]
+    clients = [etcd_scene.dial()[0] for _ in range(4)]
     begun = [first_watch_of(client) for client in clients]
-    standing = [
-        thread.submit(lambda client=client: campaign(client, root, "next", LEASE_TTL_S, 10 * PATIENCE_S))
-        for thread, client in zip(threads, clients, strict=True)
-    ]
+    standing = [begin(campaign(client, root, "next", LEASE_TTL_S, 10 * PATIENCE_S)) for client in clients]
     assert all(watch.wait(PATIENCE_S) for watch in begun)
-    assert campaign(etcd_scene.client(), root, "hasty", LEASE_TTL_S, 0.05) is None
+    assert in_loop(campaign(etcd_scene.dial()[0], root, "hasty", LEASE_TTL_S, 0.05)) is None
     first.resign()
     leaderships = [one.result(PATIENCE_S) for one in standing]
     (elected,) = [leadership for leadership in leaderships if leadership is not None]
     elected.publish(plan(1))
     elected.resign()
-    for thread in threads:
-        thread.abandon()
 
 
 def first_watch_of(client: Any) -> threading.Event:
@@ -122,8 +123,8 @@ def first_watch_of(client: Any) -> threading.Event:
 def test_leadership_of_a_partitioned_agent_ends_and_another_takes_over(etcd_scene: EtcdScene) -> None:
     etcd_scene.node()
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
-        client = EtcdClient.dial(relay.endpoint, etcd_scene.access, PATIENCE_S)
-        cut_off = campaign(client, etcd_scene.prefix, "cut off", LEASE_TTL_S, 0.1)
+        client = in_loop(EtcdClient.dial(relay.endpoint, etcd_scene.access, PATIENCE_S))
+        cut_off = in_loop(campaign(client, etcd_scene.prefix, "cut off", LEASE_TTL_S, 0.1))
         assert cut_off is not None
         relay.hold()
         client_of(cut_off)._timeout_s = 0.2
@@ -137,7 +138,11 @@ def test_leadership_of_a_partitioned_agent_ends_and_another_takes_over(etcd_scen
 
 def keep(term: Term) -> None:
     """Renew the etcd lease of the leader key at once, when its time is over by the leader's own clock."""
-    LeaderKeyThread(term.leadership, time.monotonic() - term.leadership.ttl_s).start()
+
+    async def begun() -> LeaderKeyTask:
+        return LeaderKeyTask(term.leadership, time.monotonic() - term.leadership.ttl_s)
+
+    term.keeper = in_loop(begun())
 
 
 def test_a_waiting_leader_detects_a_lost_etcd_lease(etcd_scene: EtcdScene) -> None:
@@ -163,8 +168,7 @@ def test_a_successor_dates_leases_by_the_leaders_marks(
 ) -> None:
     """The lease of the coordinator's own node is first read by its successor, some time after its last renewal."""
     first, root, client = etcd_scene.leadership(), etcd_scene.prefix, etcd_scene.client()
-    thread = AbandonableThread("candidate")
-    standing = thread.submit(lambda: campaign(client, root, "next", LEASE_TTL_S, 10 * PATIENCE_S))
+    standing = begin(campaign(client.records, root, "next", LEASE_TTL_S, 10 * PATIENCE_S))
     client.range(b"/")  # an answer before the lease is written tells nothing of it
     node = etcd_scene.joined("a")
     before_s = time.monotonic()
@@ -183,7 +187,6 @@ def test_a_successor_dates_leases_by_the_leaders_marks(
     node.renew(lease("a").renewed(), lease("a").renewed().renewed())
     assert successor.read(None).written_s["a"] >= read_s, "the renewal is newer than all that was told"
     successor.resign()
-    thread.abandon()
 
 
 def test_a_mark_does_not_end_leadership(etcd_scene: EtcdScene) -> None:
@@ -203,7 +206,7 @@ def test_a_mark_does_not_end_leadership(etcd_scene: EtcdScene) -> None:
 def test_a_renewal_is_reported_to_its_agent(etcd_scene: EtcdScene) -> None:
     renewals: list[bool] = []
     opened = NodeRecords.open(etcd_scene.table(), "run", on_renewal=lambda: renewals.append(True))
-    node = Blocking(drive(opened))
+    node = Blocking(in_loop(opened))
     assert node.register(member("a"), lease("a")) is not None
     node.write(member("a", slots=3))
     assert node.renew(lease("a"), lease("a").renewed())
@@ -216,15 +219,14 @@ def test_revisions_of_an_etcd_that_lost_its_data_do_not_date_the_next_one(
 ) -> None:
     monkeypatch.setattr(backend, "FRESH_S", 0.0)
     members = Members(endpoint_of(own_etcd), EtcdAccess("/tests"), PATIENCE_S)
-    client, _ = members.dial()
-    revision = int(client.range(b"/").header.revision)
+    client, _ = in_loop(members.dial())
+    revision = int(in_loop(client.range(b"/")).header.revision)
     assert client.revisions.written_by(revision) is not None
     own_etcd.ctl("del", "--prefix", "/")
-    again, _ = members.dial()
+    again, _ = in_loop(members.dial())
     assert again.revisions.written_by(revision) is None
-    for one in (client, again):
-        one.close()
-    members.close()
+    for one in (client, again, members):
+        Blocking(one).close()
 
 
 # -- compaction -----------------------------------------------------------------------------------
@@ -243,11 +245,13 @@ class Behind:
         self.watches = 0
         client.follow = self.follow
 
-    def follow(self, *args: Any) -> Any:
+    async def follow(self, *args: Any) -> AsyncGenerator[News]:
         self.watches += 1
         if self._meanwhile:
-            self._meanwhile.pop(0)()
-        return self._follow(*args)
+            await asyncio.to_thread(self._meanwhile.pop(0))
+        async with aclosing(self._follow(*args)) as changes:
+            async for news in changes:
+                yield news
 
 
 def test_a_node_behind_a_compaction_reads_the_plan_again(etcd_scene: EtcdScene) -> None:
@@ -292,7 +296,7 @@ def test_a_coordinator_behind_a_compaction_gets_every_node_once(etcd_scene: Etcd
 def test_an_agent_behind_a_compaction_checks_for_a_leader_again(
     etcd_scene: EtcdScene,
 ) -> None:
-    first, client = etcd_scene.leadership(), etcd_scene.client()
+    first, (client, _) = etcd_scene.leadership(), etcd_scene.dial()
 
     def pass_by() -> None:
         for _ in range(3):
@@ -301,7 +305,7 @@ def test_an_agent_behind_a_compaction_checks_for_a_leader_again(
         compact(etcd_scene)
 
     Behind(client, pass_by)
-    leadership = campaign(client, etcd_scene.prefix, "behind", LEASE_TTL_S, PATIENCE_S)
+    leadership = in_loop(campaign(client, etcd_scene.prefix, "behind", LEASE_TTL_S, PATIENCE_S))
     assert leadership is not None
     leadership.publish(plan(1))
     leadership.resign()
@@ -315,8 +319,7 @@ def test_after_a_restart_of_etcd_the_run_continues(own_etcd_scene: EtcdScene) ->
     node = scene.joined("a")
     coordinator = scene.coordinator()
     coordinator.publish(plan(1))
-    thread = AbandonableThread("waiting")
-    waiting = thread.submit(lambda: node.next_plan(1, 10 * PATIENCE_S))
+    waiting = begin(node.records.next_plan(1, 10 * PATIENCE_S))
     assert coordinator.wait(0.01) == []
     (server,) = scene.cluster.members
     server.kill()
@@ -334,17 +337,15 @@ def test_after_a_restart_of_etcd_the_run_continues(own_etcd_scene: EtcdScene) ->
     assert again.renew(lease("a"), lease("a").renewed())
     scene.coordinator().publish(plan(2))  # the office is still its own
     assert again.next_plan(1, PATIENCE_S) == plan(2)
-    thread.abandon()
 
 
 def test_a_waiting_call_detects_that_etcd_was_stopped(own_etcd_scene: EtcdScene) -> None:
     """SIGTERM, as a service manager stops it: it ends what is under way in good order."""
     scene = own_etcd_scene
     node, leadership = scene.joined("a"), scene.leadership()
-    threads = [AbandonableThread("plan"), AbandonableThread("inbox")]
-    waiting = [
-        threads[0].submit(lambda: node.next_plan(0, 10 * PATIENCE_S)),
-        threads[1].submit(lambda: leadership.wait(10 * PATIENCE_S)),
+    waiting: list[Future[Any]] = [
+        begin(node.records.next_plan(0, 10 * PATIENCE_S)),
+        begin(leadership.leadership.wait(10 * PATIENCE_S)),
     ]
     assert scene.client().get(b"/") is None
     (server,) = scene.cluster.members
@@ -356,8 +357,29 @@ def test_a_waiting_call_detects_that_etcd_was_stopped(own_etcd_scene: EtcdScene)
         assert str(caught.value).isprintable()
     with pytest.raises(StoreLostError):
         node.renew(lease("a"), lease("a").renewed())
-    for thread in threads:
-        thread.abandon()
+
+
+def test_a_cancelled_call_ends_as_such_and_the_connection_goes_on(etcd_scene: EtcdScene) -> None:
+    client, _ = etcd_scene.dial()
+
+    async def cancel_each() -> None:
+        for work in (client.get(b"/"), client.watch(b"/", None, 0, PATIENCE_S)):
+            task = asyncio.create_task(work)
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert await client.get(b"/") is None
+        task = asyncio.create_task(client.get(b"/"))
+        await asyncio.sleep(0)
+        task.cancel()
+        client.close()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(StoreLostError, match="closed"):
+            await client.get(b"/")
+
+    in_loop(cancel_each())
 
 
 def test_an_etcd_that_lost_its_data_has_another_name(own_etcd_scene: EtcdScene) -> None:
@@ -413,17 +435,17 @@ def test_an_empty_value_counts_as_missing(etcd_scene: EtcdScene) -> None:
 
 @pytest.mark.prove  # other tests of this process use memory, too
 def test_the_memory_of_an_agent_does_not_grow_with_its_keep_alives(etcd_scene: EtcdScene) -> None:
-    client = etcd_scene.client()
-    lease_id = client.grant(60)
+    client, _ = etcd_scene.dial()
+    lease_id = in_loop(client.grant(60))
 
-    def grown(calls: int) -> int:
+    async def grown(calls: int) -> int:
         before = resident_bytes()
         for _ in range(calls):
-            client.keep_alive(lease_id)
+            await client.keep_alive(lease_id)
         return resident_bytes() - before
 
-    grown(500)
-    assert grown(2000) < 2000 * 1000, "gRPC kept 15,700 bytes of each when they were streams cancelled early"
+    in_loop(grown(500))
+    assert in_loop(grown(2000)) < 2000 * 1000
 
 
 def resident_bytes() -> int:
@@ -434,7 +456,7 @@ def test_records_whose_etcd_lease_ends_are_removed_by_etcd(etcd_scene: EtcdScene
     node, client = etcd_scene.joined("a"), etcd_scene.client()
     keys = etcd_scene.life_keys()
     assert node.renew(lease("a"), lease("a").renewed())
-    client.revoke(etcd_scene.kept.id(client))  # as when no keep-alive came in its time
+    client.revoke(etcd_scene.lease_id())  # as when no keep-alive came in its time
     assert client.get(etcd_scene.key(keys.member("a"))) is None
     assert client.get(etcd_scene.key(keys.lease("a"))) is None
     assert not node.renew(lease("a").renewed(), lease("a").renewed().renewed())
@@ -446,7 +468,7 @@ def test_records_whose_etcd_lease_ends_are_removed_by_etcd(etcd_scene: EtcdScene
 
 def test_the_life_of_a_run_outlasts_the_node_that_began_it(etcd_scene: EtcdScene) -> None:
     first, client = etcd_scene.joined("a"), etcd_scene.client()
-    client.revoke(etcd_scene.kept.id(client))
+    client.revoke(etcd_scene.lease_id())
     assert etcd_scene.node().store_id == first.store_id
 
 
@@ -455,7 +477,7 @@ def test_revoked_leases_keep_their_etcd_lease_and_forgotten_ones_get_another(etc
     coordinator, client, keys = etcd_scene.coordinator(), etcd_scene.client(), etcd_scene.life_keys()
     assert coordinator.revoke(lease("a"))
     coordinator.forget("b")
-    client.revoke(etcd_scene.kept.id(client))
+    client.revoke(etcd_scene.lease_id())
     assert coordinator.read_leases(["a"]) == {}
     assert client.get(etcd_scene.key(keys.lease("a"))) is None
     assert client.get(etcd_scene.key(keys.lease("b"))).lease != 0
@@ -467,25 +489,30 @@ def test_writes_of_a_node_keep_its_records_alive(
 ) -> None:
     clock_s = [0.0]
     monkeypatch.setattr(kept_lease, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
-    client = etcd_scene.client()
+    client, _ = etcd_scene.dial()
     kept_alive: list[int] = []
     keep_alive = client.keep_alive
-    monkeypatch.setattr(client, "keep_alive", lambda one: (kept_alive.append(one), keep_alive(one)))
+
+    async def noted_keep_alive(lease_id: int) -> None:
+        kept_alive.append(lease_id)
+        await keep_alive(lease_id)
+
+    monkeypatch.setattr(client, "keep_alive", noted_keep_alive)
     kept = KeptLease.of_node(LEASE_TTL_S)
     table = EtcdTable(client, etcd_scene.prefix, lease=kept)
-    drive(table.swap("x", None, b"1"))
-    first = kept.id(client)
+    in_loop(table.swap("x", None, b"1"))
+    first = in_loop(kept.id(client))
     clock_s[0] = LEASE_TTL_S - 1.0
-    drive(table.swap("x", b"1", b"2"))
+    in_loop(table.swap("x", b"1", b"2"))
     assert kept_alive == []
     clock_s[0] = LEASE_TTL_S + 1.0
-    drive(table.swap("x", b"2", b"3"))
-    assert (kept.id(client), kept_alive) == (first, [first])
-    client.revoke(first)
-    assert drive(table.read(["x"])) == {}
+    in_loop(table.swap("x", b"2", b"3"))
+    assert (in_loop(kept.id(client)), kept_alive) == (first, [first])
+    in_loop(client.revoke(first))
+    assert in_loop(table.read(["x"])) == {}
     clock_s[0] = 2 * LEASE_TTL_S + 2.0
-    drive(table.put("x", b"4"))
-    assert client.get(etcd_scene.key("x")).lease == kept.id(client) != first
+    in_loop(table.put("x", b"4"))
+    assert in_loop(client.get(etcd_scene.key("x"))).lease == in_loop(kept.id(client)) != first
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -542,9 +569,8 @@ def test_a_removed_run_has_no_coordinator_until_a_node_registers(
     first, root = etcd_scene.leadership(), etcd_scene.prefix
     first.remove_run(ENDED)
     first.resign()
-    assert campaign(etcd_scene.client(), root, "sleeper", LEASE_TTL_S, 0.05) is None
-    thread = AbandonableThread("standing")
-    client, waits = etcd_scene.client(), threading.Event()
+    assert in_loop(campaign(etcd_scene.dial()[0], root, "sleeper", LEASE_TTL_S, 0.05)) is None
+    (client, _), waits = etcd_scene.dial(), threading.Event()
     watch = client.watch
 
     def announced_watch(*args: Any) -> Any:
@@ -552,14 +578,13 @@ def test_a_removed_run_has_no_coordinator_until_a_node_registers(
         return watch(*args)
 
     monkeypatch.setattr(client, "watch", announced_watch)
-    standing = thread.submit(lambda: campaign(client, root, "sleeper", LEASE_TTL_S, 10 * PATIENCE_S))
+    standing = begin(campaign(client, root, "sleeper", LEASE_TTL_S, 10 * PATIENCE_S))
     assert waits.wait(PATIENCE_S)
     etcd_scene.node()
     assert standing.result(PATIENCE_S) is None, "it takes part again, in this life of the run"
     leadership = etcd_scene.leadership()
     assert leadership.read_plan() is None
     assert leadership.read_ended() == ENDED
-    thread.abandon()
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\xff"])
@@ -572,18 +597,17 @@ def test_an_invalid_ended_record_counts_as_none(etcd_scene: EtcdScene, data: byt
 
 def test_a_late_write_of_an_abandoned_connection_has_no_effect(etcd_scene: EtcdScene) -> None:
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
-        client = EtcdClient.dial(relay.endpoint, etcd_scene.access, PATIENCE_S)
+        client = in_loop(EtcdClient.dial(relay.endpoint, etcd_scene.access, PATIENCE_S))
         table = EtcdTable(client, etcd_scene.prefix, lease=etcd_scene.kept)
-        abandoned = Blocking(drive(NodeRecords.open(table, "run")))
+        abandoned = Blocking(in_loop(NodeRecords.open(table, "run")))
         assert abandoned.register(member("a"), lease("a")) is not None
         relay.hold()
-        thread = AbandonableThread("abandoned")
-        late = thread.submit(lambda: abandoned.write(member("a", state=State.RUNNING)))
+        late = begin(abandoned.records.write(member("a", state=State.RUNNING)))
         assert relay.held.wait(PATIENCE_S)
         abandoned.close()
         with pytest.raises(StoreLostError):
             late.result(PATIENCE_S)
-        thread.abandon()
+        del late  # the call is in the traceback of its error, and holds the connection
         current = etcd_scene.node()
         assert current.register(member("a", state=State.FAILED), lease("a")) is not None
         relay.release()
@@ -596,9 +620,9 @@ def test_a_late_write_of_an_abandoned_connection_has_no_effect(etcd_scene: EtcdS
 class LeaseThatEndsAtOnce(KeptLease):
     """A lease that another program revokes before anything is written."""
 
-    def id(self, client: EtcdClient) -> int:
-        lease_id = super().id(client)
-        client.revoke(lease_id)
+    async def id(self, client: EtcdClient) -> int:
+        lease_id = await super().id(client)
+        await client.revoke(lease_id)
         return lease_id
 
 

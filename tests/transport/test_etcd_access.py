@@ -17,14 +17,14 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from elastic_agent.protocol.records import History, Phase
 from elastic_agent.rendezvous.backends.etcd.backend import Members
-from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import NotAStoreError, TransportError
 from elastic_agent.transport.etcd.client import EtcdClient
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
+from tests.loop_thread import Blocking, in_loop
 from tests.waiting import wait_for
 
-from .etcd_scene import EtcdScene, client_of, endpoint_of, etcd_scene, sharing_office
+from .etcd_scene import EtcdScene, begin, client_of, endpoint_of, etcd_scene, sharing_office
 from .support import PATIENCE_S, lease, member, plan
 
 PASSWORD = "pass word: 'x'"
@@ -65,7 +65,7 @@ def use_everything(scene: EtcdScene, run_id: str = "run") -> None:
     assert node.renew(lease("a"), lease("a").renewed())
     assert leadership.revoke(lease("b"))
     leadership.forget("b")
-    client_of(node).keep_alive(scene.kept.id(client_of(node)))
+    scene.client().keep_alive(scene.lease_id())
     ended = History(generation=1, outcome=Phase.FINISHED, settled=True)
     leadership.remove_run(ended)
     leadership.resign()
@@ -76,7 +76,7 @@ def use_everything(scene: EtcdScene, run_id: str = "run") -> None:
 
 def refusal(cluster: EtcdCluster, access: EtcdAccess) -> str:
     with pytest.raises(NotAStoreError) as caught:
-        Members(endpoint_of(cluster), access, PATIENCE_S).dial()
+        in_loop(Members(endpoint_of(cluster), access, PATIENCE_S).dial())
     text = str(caught.value)
     assert text.isprintable()
     assert PASSWORD not in text
@@ -138,13 +138,13 @@ def test_a_login_without_authentication_is_accepted(shared_etcd: EtcdCluster) ->
 
 def test_a_password_and_a_token_are_in_no_repr(guarded_etcd: EtcdCluster) -> None:
     access = add_user(guarded_etcd, ("readwrite", "/"))
-    client = EtcdClient.dial(endpoint_of(guarded_etcd), access, PATIENCE_S)
+    client = in_loop(EtcdClient.dial(endpoint_of(guarded_etcd), access, PATIENCE_S))
     shown = repr(access) + str(access) + repr(client) + str(client)
     inside: Any = client
     assert inside._line.token
     assert PASSWORD not in shown
     assert inside._line.token not in shown
-    client.close()
+    Blocking(client).close()
 
 
 def test_changes_of_other_users_and_roles_have_no_effect(guarded_etcd: EtcdCluster) -> None:
@@ -179,7 +179,7 @@ def test_a_token_that_etcd_lost_is_renewed_transparently(tmp_path: Path) -> None
         cluster.enable_auth()
         with etcd_scene(cluster, access) as scene:
             leadership, node = scene.leadership(), scene.joined("a")
-            waiter = sharing_office(leadership, scene.client())
+            waiter = sharing_office(leadership, scene.dial()[0])
             (server,) = cluster.members
             server.kill()
             server.start()
@@ -195,7 +195,7 @@ def reconnect(*links: Any) -> None:
 
     def is_connected(client: Any) -> bool:
         with contextlib.suppress(TransportError):
-            return bool(client._call(client._line.auth.Authenticate, login_of(client)))
+            return bool(in_loop(client._call(client._line.auth.Authenticate, login_of(client))))
         return False
 
     for client in map(client_of, links):
@@ -222,8 +222,7 @@ def test_an_expired_token_is_renewed_transparently(tmp_path: Path) -> None:
         with etcd_scene(cluster, access) as scene:
             leadership, node = scene.leadership(), scene.joined("a")
             assert leadership.wait(PATIENCE_S) == ["a"]
-            thread = AbandonableThread("waiting")
-            waiting = thread.submit(lambda: node.next_plan(0, PATIENCE_S))
+            waiting = begin(node.records.next_plan(0, PATIENCE_S))
             other = scene.joined("b")
             assert leadership.wait(PATIENCE_S) == ["b"]
             lines: list[Any] = [client_of(link)._line for link in (leadership, node, other)]
@@ -239,7 +238,6 @@ def test_an_expired_token_is_renewed_transparently(tmp_path: Path) -> None:
             assert leadership.wait(0.02) == []
             assert other.renew(lease("b"), lease("b").renewed())
             assert lines[0].token != lines[0].expired
-            thread.abandon()
 
 
 def expired(token: str, key: rsa.RSAPrivateKey) -> str:

@@ -18,34 +18,46 @@ OTHER_VERSIONS = ["3.20.3", "4.25.8", "5.29.5", "6.33.0"]
 WITHOUT_A_FAST_ONE = {"3.20.3": "for Python 3.11, 3.20 is published in pure Python only"}
 
 USE = """
-import json, os, sys
+import asyncio, json, os, sys
 before = dict(os.environ)
 from elastic_agent.transport.etcd.client import EtcdClient, has_value, is_missing, put, get, delete
+from elastic_agent.transport.etcd import EtcdTable
 from elastic_agent.values import Endpoint, EtcdAccess
 import google.protobuf
 from google.protobuf.internal import api_implementation
-client = EtcdClient.dial(Endpoint("127.0.0.1", int(sys.argv[1])), EtcdAccess(), 60.0)
-key = sys.argv[2].encode()
-first = client.transact([is_missing(key)], [put(key, b"one")])
-second = client.transact([has_value(key, b"one")], [put(key, b"two", client.grant(600))], [get(key)])
-third = client.transact([has_value(key, b"one")], [delete(key)], [get(key)])
-news = client.watch(key, None, first.header.revision, 60.0)
-value = client.get(key)
-client.keep_alive(value.lease)
-nothing = client.watch(key, None, second.header.revision + 1, 0.01)
-client.revoke(value.lease)
-print(json.dumps({
-    "done": [first.succeeded, second.succeeded, third.succeeded],
-    "found": third.responses[0].response_range.kvs[0].value.decode(),
-    "value": value.value.decode(),
-    "news": sorted(one.decode() for one in news.written.values()),
-    "nothing": nothing,
-    "gone": client.get(key),
-    "version": google.protobuf.__version__,
-    "implementation": api_implementation.Type(),
-    "environment": sorted({*before.items()} ^ {*os.environ.items()}),
-}))
-client.close()
+
+async def use():
+    client = await EtcdClient.dial(Endpoint("127.0.0.1", int(sys.argv[1])), EtcdAccess(), 60.0)
+    key = sys.argv[2].encode()
+    first = await client.transact([is_missing(key)], [put(key, b"one")])
+    replace = put(key, b"two", await client.grant(600))
+    second = await client.transact([has_value(key, b"one")], [replace], [get(key)])
+    third = await client.transact([has_value(key, b"one")], [delete(key)], [get(key)])
+    news = await client.watch(key, None, first.header.revision, 60.0)
+    value = await client.get(key)
+    await client.keep_alive(value.lease)
+    nothing = await client.watch(key, None, second.header.revision + 1, 0.01)
+    await client.revoke(value.lease)
+    print(json.dumps({
+        "done": [first.succeeded, second.succeeded, third.succeeded],
+        "found": third.responses[0].response_range.kvs[0].value.decode(),
+        "value": value.value.decode(),
+        "news": sorted(one.decode() for one in news.written.values()),
+        "nothing": nothing,
+        "gone": await client.get(key),
+        "version": google.protobuf.__version__,
+        "implementation": api_implementation.Type(),
+        "environment": sorted({*before.items()} ^ {*os.environ.items()}),
+    }))
+    client.close()
+
+async def leave_open():
+    # as a process that ends while others wait for changes
+    client = await EtcdClient.dial(Endpoint("127.0.0.1", int(sys.argv[1])), EtcdAccess(), 60.0)
+    await EtcdTable(client, "/tests/protobuf/").wait("x/y", 0.01)
+
+asyncio.run(use())
+asyncio.run(leave_open())
 """
 
 
@@ -111,13 +123,17 @@ def test_another_package_named_etcd3_is_reported(tmp_path: Path) -> None:
 def test_grpc_writes_nothing_to_standard_error(shared_etcd: EtcdCluster) -> None:
     """It would between the lines of the workers; a broken handshake is worth two lines to it."""
     provoke = """
-import sys
+import asyncio, sys
 from elastic_agent.transport.etcd.client import EtcdClient, grpc
-channel = grpc.secure_channel(sys.argv[1], grpc.ssl_channel_credentials(b"no certificate"))
-try:
-    channel.unary_unary("/a/b")(b"", timeout=60)
-except grpc.RpcError as error:
-    print(error.code().name)
+
+async def provoke():
+    channel = grpc.aio.secure_channel(sys.argv[1], grpc.ssl_channel_credentials(b"no certificate"))
+    try:
+        await channel.unary_unary("/a/b")(b"", timeout=60)
+    except grpc.RpcError as error:
+        print(error.code().name)
+
+asyncio.run(provoke())
 """
     done = subprocess.run(
         [sys.executable, "-c", provoke, shared_etcd.members[0].endpoint],

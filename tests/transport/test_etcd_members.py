@@ -18,6 +18,7 @@ from elastic_agent.transport.base import StoreLostError, TransportError, Unreach
 from elastic_agent.transport.etcd.client import CALL_TIMEOUT_S, EtcdClient, put
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, EtcdServer
+from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
 from tests.waiting import wait_for
 
@@ -69,8 +70,8 @@ def wait_for_members(cluster: EtcdCluster) -> None:
 
 
 def dial(endpoint: Endpoint) -> None:
-    client, _ = Members(endpoint, ACCESS).dial()
-    client.close()
+    client, _ = in_loop(Members(endpoint, ACCESS).dial())
+    Blocking(client).close()
 
 
 def first_answer(ask: Callable[[], T]) -> T:
@@ -105,11 +106,11 @@ def test_a_dead_member_is_skipped(three: EtcdCluster) -> None:
     gone = followers(three)[0]
     members = Members(beginning_with(three, gone), ACCESS, PATIENCE_S)
     with dead(three, gone):
-        clients = [first_answer(members.dial)[0] for _ in range(3)]
+        clients = [first_answer(Blocking(members).dial)[0] for _ in range(3)]
         assert len({client.endpoint for client in clients}) == 1, "all of this process use the same one"
         assert clients[0].endpoint.port != gone.client_port
     for client in clients:
-        client.close()
+        Blocking(client).close()
 
 
 def test_a_frozen_member_is_given_up_for_another_one(three: EtcdCluster) -> None:
@@ -117,9 +118,9 @@ def test_a_frozen_member_is_given_up_for_another_one(three: EtcdCluster) -> None
     members = Members(beginning_with(three, still), ACCESS)
     with frozen(still):
         for _ in range(2):
-            client, _ = first_answer(members.dial)
+            client, _ = first_answer(Blocking(members).dial)
             assert client.endpoint.port != still.client_port
-            client.close()
+            Blocking(client).close()
 
 
 @pytest.mark.prove
@@ -128,13 +129,13 @@ def test_a_frozen_member_costs_one_second_once(three: EtcdCluster) -> None:
     members = Members(beginning_with(three, still), ACCESS)
     with frozen(still):
         began_s = time.monotonic()
-        first, _ = members.dial()
+        first, _ = in_loop(members.dial())
         dialled_s = time.monotonic()
         assert dialled_s - began_s < FROZEN_COSTS_S
-        second, _ = members.dial()
+        second, _ = in_loop(members.dial())
         assert time.monotonic() - dialled_s < FROZEN_COSTS_S / 2
-    first.close()
-    second.close()
+    Blocking(first).close()
+    Blocking(second).close()
 
 
 def test_the_loss_of_etcds_leader_is_tolerated(three: EtcdCluster) -> None:
@@ -162,10 +163,10 @@ def test_members_are_named_by_any_kind_of_address(on_each_loopback_address: Etcd
     plain = host.strip("[]")
     endpoint = Endpoint(plain, closed, (Endpoint(plain, port),))
     assert str(endpoint) == f"{host}:{closed},{host}:{port}"
-    client, _ = Members(endpoint, ACCESS, PATIENCE_S).dial()
+    client, _ = in_loop(Members(endpoint, ACCESS, PATIENCE_S).dial())
     assert client.endpoint == Endpoint(plain, port)
     assert client.local_address in ("127.0.0.1", "::1")
-    client.close()
+    Blocking(client).close()
 
 
 # -- no majority ----------------------------------------------------------------------------------
@@ -176,11 +177,11 @@ NO_MAJORITY = r"no majority|no leader"
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_without_a_majority_writes_fail_with_the_reason(three: EtcdCluster, how: str) -> None:
     left, *lost = three.members
-    client: Any = EtcdClient.dial(Endpoint("127.0.0.1", left.client_port), ACCESS, PATIENCE_S)
+    client: Any = in_loop(EtcdClient.dial(Endpoint("127.0.0.1", left.client_port), ACCESS, PATIENCE_S))
     client._timeout_s = CALL_TIMEOUT_S
     with dead(three, *lost) if how == "killed" else frozen(*lost):
         with pytest.raises(StoreLostError, match=NO_MAJORITY):
-            client.transact([], [put(b"/tests/members/x", b"y")])
+            in_loop(client.transact([], [put(b"/tests/members/x", b"y")]))
 
         def why_not() -> str:
             with pytest.raises(UnreachableError) as caught:
@@ -192,7 +193,7 @@ def test_without_a_majority_writes_fail_with_the_reason(three: EtcdCluster, how:
         assert text.isprintable()
         for server in lost:
             assert f"127.0.0.1:{server.client_port}" in text, "what is wrong with each"
-    client.close()
+    Blocking(client).close()
     wait_for_members(three)
 
 

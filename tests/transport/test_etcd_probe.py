@@ -22,6 +22,7 @@ from elastic_agent.transport.etcd import probe
 from elastic_agent.transport.etcd.api import grpc
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
+from tests.loop_thread import Blocking, in_loop
 from tests.names import unique
 from tests.ports import free_port
 
@@ -108,7 +109,7 @@ def answer(
 ) -> tuple[type[Exception], str]:
     """Return how the dialling ends."""
     with pytest.raises(TransportError) as caught:
-        Members(endpoint, access, timeout_s).dial()
+        in_loop(Members(endpoint, access, timeout_s).dial())
     text = str(caught.value)
     assert text.isprintable(), "one line"
     assert len(text) < 300
@@ -122,8 +123,9 @@ def answer(
 def test_names_and_addresses_in_the_certificate_are_accepted(
     tls_etcd: EtcdCluster, papers: Papers, host: str
 ) -> None:
-    client, _ = Members(Endpoint(host, tls_etcd.members[0].client_port), papers.access(), PATIENCE_S).dial()
-    client.close()
+    endpoint = Endpoint(host, tls_etcd.members[0].client_port)
+    client, _ = in_loop(Members(endpoint, papers.access(), PATIENCE_S).dial())
+    Blocking(client).close()
 
 
 @pytest.mark.parametrize("variable", ["grpc_proxy", "https_proxy", "http_proxy"])
@@ -136,8 +138,8 @@ def test_a_proxy_in_the_environment_is_not_used(
 ) -> None:
     monkeypatch.setenv(variable, f"http://127.0.0.1:{free_port()}")  # nothing listens
     for cluster, access in ((shared_etcd, EtcdAccess(PREFIX)), (tls_etcd, papers.access())):
-        client, _ = Members(endpoint_of(cluster), access, PATIENCE_S).dial()
-        client.close()
+        client, _ = in_loop(Members(endpoint_of(cluster), access, PATIENCE_S).dial())
+        Blocking(client).close()
 
 
 def test_mutual_tls_works(mutual_etcd: EtcdCluster, papers: Papers) -> None:

@@ -26,6 +26,7 @@ from elastic_agent.transport import (
 from elastic_agent.transport.etcd import EtcdClient, probe
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
+from tests.loop_thread import Blocking, in_loop
 from tests.names import unique
 
 from .etcd_scene import endpoint_of, etcd_scene
@@ -79,7 +80,7 @@ def answer(
 ) -> tuple[type[Exception], str]:
     """Return how the dialling ends."""
     with pytest.raises(TransportError) as caught:
-        Members(endpoint_of(cluster), access or EtcdAccess(PREFIX), PATIENCE_S, secret).dial()
+        in_loop(Members(endpoint_of(cluster), access or EtcdAccess(PREFIX), PATIENCE_S, secret).dial())
     text = str(caught.value)
     assert text.isprintable(), "one line"
     assert len(text) < 330
@@ -111,7 +112,8 @@ def test_a_process_issues_itself_one_certificate(
     monkeypatch.setattr(Secret, "issue", counted)
     secret = Secret(OURS.values)
     for _ in range(2):
-        EtcdClient.dial(endpoint_of(closed_etcd), EtcdAccess(PREFIX), PATIENCE_S, secret).close()
+        dialled = EtcdClient.dial(endpoint_of(closed_etcd), EtcdAccess(PREFIX), PATIENCE_S, secret)
+        Blocking(in_loop(dialled)).close()
     assert issued == [secret]
 
 
@@ -220,10 +222,10 @@ def test_of_several_members_the_ones_with_the_secret_are_used(
 ) -> None:
     first, second = endpoint_of(shared_etcd), endpoint_of(closed_etcd)
     members = Members(replace(first, others=(second,)), EtcdAccess(PREFIX), PATIENCE_S, OURS)
-    client, _ = members.dial()
+    client, _ = in_loop(members.dial())
     assert client.endpoint == second
-    client.close()
-    members.close()
+    Blocking(client).close()
+    Blocking(members).close()
 
 
 def test_a_closed_port_is_unreachable_also_with_a_secret(tmp_path: Path) -> None:

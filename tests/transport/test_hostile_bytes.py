@@ -12,14 +12,15 @@ import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
-from elastic_agent.transport import c10d, tcpstore_wire
+from elastic_agent.transport import c10d
 from elastic_agent.transport.addresses import connect
-from elastic_agent.transport.c10d.wire import probe_store
+from elastic_agent.transport.c10d.wire import greeting, probe_store
 from elastic_agent.values import Endpoint
+from tests.loop_thread import Blocking, in_loop
 
-from .support import PATIENCE_S, Blocking, free_endpoint, lease, member, peers
+from .support import PATIENCE_S, free_endpoint, lease, member, peers
 
-HELLO = tcpstore_wire.greeting(b"")[:-1]
+HELLO = greeting(b"")[:-1]
 SET, COMPARE_SET, GET, ADD, CHECK, WAIT, COUNT, DELETE, APPEND = range(1, 10)
 MULTI_GET, MULTI_SET, CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS = range(10, 18)
 BEYOND = range(18, 24)
@@ -78,7 +79,7 @@ def test_hostile_bytes_neither_crash_nor_block_the_store() -> None:
     endpoint = free_endpoint()
     with peers(1, endpoint) as (host,), ExitStack() as lingering:
         assert host.elect()[0]
-        node = Blocking(c10d.dial(endpoint, "run", PATIENCE_S))
+        node = Blocking(in_loop(c10d.dial(endpoint, "run", PATIENCE_S)))
         held = node.register(member("a"), lease("a"))
         assert held is not None
         messages = [*wrong_lengths(), *wrong_use(), *noise(300)]

@@ -13,7 +13,6 @@ import pytest
 from torch.distributed import TCPStore
 
 from elastic_agent.transport import c10d
-from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import (
     NotAStoreError,
     Obstacle,
@@ -23,8 +22,9 @@ from elastic_agent.transport.base import (
 )
 from elastic_agent.transport.c10d import connection, host
 from elastic_agent.values import Endpoint
+from tests.loop_thread import Blocking, in_loop
 
-from .support import PATIENCE_S, Blocking, C10dScene, free_endpoint, member, peers
+from .support import PATIENCE_S, C10dScene, beside, free_endpoint, member, peers
 from .test_addresses import needs_ipv6
 
 SILENT_S = 0.5
@@ -34,7 +34,7 @@ SILENT_S = 0.5
 def why_not(endpoint: Endpoint, timeout_s: float = PATIENCE_S) -> TransportError:
     """Return the error of a dial."""
     with pytest.raises(TransportError) as caught:
-        c10d.dial(endpoint, "run", timeout_s)
+        in_loop(c10d.dial(endpoint, "run", timeout_s))
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -135,7 +135,7 @@ def test_a_program_that_takes_no_connection_from_its_queue_is_named() -> None:
         )
         named = rf"sleep \(pid {pid}\) has it\) and no store answers there"
         with pytest.raises(NotAStoreError, match=named):
-            c10d.find_or_host(endpoint, SILENT_S)
+            in_loop(c10d.find_or_host(endpoint, SILENT_S))
 
 
 def test_a_torchrun_store_at_the_endpoint_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,19 +150,19 @@ def test_a_torchrun_store_at_the_endpoint_is_recognised(monkeypatch: pytest.Monk
 def test_an_endpoint_elsewhere_is_not_hosted_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "is_local", lambda _: False)
     with pytest.raises(UnreachableError, match=r"127\.0\.0\.1: connection refused"):
-        c10d.find_or_host(free_endpoint(), PATIENCE_S)
+        in_loop(c10d.find_or_host(free_endpoint(), PATIENCE_S))
 
 
 def test_a_bound_port_that_does_not_answer_is_reported() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         with pytest.raises(NotAStoreError, match="use another port"):
-            c10d.find_or_host(Endpoint("127.0.0.1", held.getsockname()[1]), PATIENCE_S)
+            in_loop(c10d.find_or_host(Endpoint("127.0.0.1", held.getsockname()[1]), PATIENCE_S))
 
 
 def test_another_program_on_the_port_is_not_taken_for_a_host() -> None:
     with program(b"220 mail ready\r\n", first=True) as endpoint:
-        assert c10d.find_or_host(endpoint, PATIENCE_S) is None
+        assert in_loop(c10d.find_or_host(endpoint, PATIENCE_S)) is None
         assert isinstance(why_not(endpoint), NotAStoreError)
 
 
@@ -171,12 +171,12 @@ def test_another_program_on_the_port_is_not_taken_for_a_host() -> None:
 )
 def test_a_store_works_at_every_kind_of_address(address: str) -> None:
     scene = C10dScene(address)
-    inbox = scene.host.inbox()
+    inbox = scene.inbox()
     node = scene.joined("a")
     assert inbox.wait(PATIENCE_S) == [("run", "a")]
     assert list(scene.coordinator().read(None).members) == ["a"]
     assert node.store_id.startswith(scene.host.store_id)
-    scene.host.close()
+    scene.close()
 
 
 def test_one_of_several_processes_hosts_and_another_takes_over_when_it_is_killed() -> None:
@@ -199,30 +199,28 @@ def test_one_of_several_processes_hosts_and_another_takes_over_when_it_is_killed
         assert isinstance(why_not(endpoint), UnreachableError)
 
 
-def test_a_frozen_host_blocks_neither_dialling_nor_abandoned_threads() -> None:
+def test_a_frozen_host_blocks_neither_dialling_nor_closing() -> None:
     endpoint = free_endpoint()
     with peers(1, endpoint) as (peer,):
         hosting, store_id = peer.elect()
         assert hosting
-        link, writer = (Blocking(c10d.dial(endpoint, "run", PATIENCE_S)) for _ in range(2))
+        link, writer = (Blocking(in_loop(c10d.dial(endpoint, "run", PATIENCE_S))) for _ in range(2))
         peer.freeze()
         error = why_not(endpoint, SILENT_S)
         assert isinstance(error, UnreachableError)
         assert "frozen" in str(error)
-        assert c10d.find_or_host(endpoint, PATIENCE_S) is None, "its port is taken: no other process may host"
-        abandonable, writing = AbandonableThread("stuck"), AbandonableThread("writing")
-        stuck = abandonable.submit(link.read_plan)
-        written = writing.submit(lambda: writer.write(member("a")))
+        assert in_loop(c10d.find_or_host(endpoint, PATIENCE_S)) is None, (
+            "its port is taken: no other process may host"
+        )
+        stuck, written = beside(link.read_plan), beside(lambda: writer.write(member("a")))
         with pytest.raises(TimeoutError):
             stuck.result(0.3)
         assert not written.done(), "it is not written before the store says so"
-        abandonable.abandon()
         link.close()
+        with pytest.raises(StoreLostError, match="closed"):
+            stuck.result(PATIENCE_S)
         peer.thaw()
         written.result(PATIENCE_S)
-        writing.abandon()
-        with pytest.raises(StoreLostError, match="closed"):  # it comes back, and goes no further
-            stuck.result(PATIENCE_S)
-        again = Blocking(c10d.dial(endpoint, "run", PATIENCE_S))
+        again = Blocking(in_loop(c10d.dial(endpoint, "run", PATIENCE_S)))
         assert again.store_id.startswith(store_id)
         assert again.read_plan() is None

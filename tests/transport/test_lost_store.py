@@ -9,8 +9,9 @@ import pytest
 
 from elastic_agent.transport import CoordinatorRecords, c10d
 from elastic_agent.transport.base import StoreLostError, TransportError
+from tests.loop_thread import Blocking, in_loop
 
-from .support import PATIENCE_S, Blocking, free_endpoint, lease, life_keys, member, peers, plan
+from .support import PATIENCE_S, free_endpoint, lease, life_keys, member, peers, plan
 
 
 def test_every_call_to_a_killed_store_raises_store_lost() -> None:
@@ -19,16 +20,19 @@ def test_every_call_to_a_killed_store_raises_store_lost() -> None:
         assert host.elect()[0]
 
         def table() -> c10d.C10dTable:
-            return c10d.open_table(endpoint, PATIENCE_S)
+            return in_loop(c10d.open_table(endpoint, PATIENCE_S))
 
         def coordinator() -> Blocking:
             return Blocking(CoordinatorRecords(table(), life_keys(table())))
 
-        def inbox() -> c10d.C10dInbox:
-            return c10d.C10dInbox(table(), table())
+        def inbox() -> Blocking:
+            return Blocking(c10d.C10dInbox(table(), table()))
+
+        def agree() -> str:
+            return in_loop(c10d.agree_run_id(endpoint, "job", "run-1", PATIENCE_S))
 
         def node() -> Blocking:
-            return Blocking(c10d.dial(endpoint, "run", PATIENCE_S))
+            return Blocking(in_loop(c10d.dial(endpoint, "run", PATIENCE_S)))
 
         calls: list[Callable[[], Any]] = []
         for make, ask in _asked(node, coordinator, inbox):
@@ -39,7 +43,7 @@ def test_every_call_to_a_killed_store_raises_store_lost() -> None:
             with pytest.raises(StoreLostError) as caught:
                 call()
             assert "\n" not in str(caught.value), number
-        for dial in (node, coordinator, lambda: c10d.agree_run_id(endpoint, "job", "run-1", PATIENCE_S)):
+        for dial in (node, coordinator, agree):
             with pytest.raises(TransportError, match="connection refused"):
                 dial()
 

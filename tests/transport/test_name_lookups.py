@@ -84,12 +84,16 @@ thread.join()
 """
 
 MEET = """
+import asyncio
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
+async def meet():
+    host = await c10d.find_or_host(Endpoint("127.0.0.1", 29400), 5.0)
+    for _ in range(20):
+        await c10d.dial(Endpoint("127.0.0.1", 29400), "run", 5.0)
+    host.close()
 started_s = time.monotonic()
-host = c10d.find_or_host(Endpoint("127.0.0.1", 29400), 5.0)
-for _ in range(20):
-    c10d.dial(Endpoint("127.0.0.1", 29400), "run", 5.0)
+asyncio.run(meet())
 print(time.monotonic() - started_s)
 server.setblocking(False)
 try:

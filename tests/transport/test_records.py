@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,10 @@ import pytest
 from elastic_agent.protocol.records import Plan, State
 from elastic_agent.testing.relay import Relay
 from elastic_agent.transport import c10d
-from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import StoreLostError
+from tests.loop_thread import Blocking, in_loop
 
-from .support import PATIENCE_S, Blocking, C10dScene, Scene, lease, member, plan, world
+from .support import PATIENCE_S, C10dScene, Scene, beside, lease, member, plan, world
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
@@ -58,20 +59,18 @@ def test_a_new_member_record_replaces_the_old_one_and_leaves_a_hint(scene: Scene
 
 
 def test_a_late_write_of_an_abandoned_connection_has_no_effect(c10d_scene: C10dScene) -> None:
-    """A thread that is left behind keeps its connection, and TCP delivers what was sent on it minutes later."""
+    """TCP delivers what was sent on it minutes later."""
     with Relay(c10d_scene.endpoint.port) as relay:
-        abandoned = Blocking(c10d.dial(relay.endpoint, "run", PATIENCE_S))
+        abandoned = Blocking(in_loop(c10d.dial(relay.endpoint, "run", PATIENCE_S)))
         assert abandoned.register(member("a"), lease("a")) is not None
         relay.hold()
-        thread = AbandonableThread("abandoned")
-        late = thread.submit(lambda: abandoned.write(member("a", state=State.RUNNING)))
+        late = beside(lambda: abandoned.write(member("a", state=State.RUNNING)))
         assert relay.held.wait(PATIENCE_S)
         abandoned.close()
         c10d_scene.node().write(member("a", state=State.FAILED))
         relay.release()
         with suppress(StoreLostError):
             late.result(PATIENCE_S)
-        thread.abandon()
     assert c10d_scene.coordinator().read(["a"]).members["a"].state is State.FAILED
 
 
@@ -211,12 +210,10 @@ def test_of_several_coordinators_one_publishes_a_version(scene: Scene) -> None:
 
 def test_a_waiting_node_is_woken_by_the_plan(scene: Scene) -> None:
     node, coordinator = scene.node(), scene.coordinator()
-    thread = AbandonableThread("waiting")
     for version in range(1, 20):
-        waiting = thread.submit(lambda after=version - 1: node.next_plan(after, 10 * PATIENCE_S))
+        waiting = beside(lambda after=version - 1: node.next_plan(after, 10 * PATIENCE_S))
         coordinator.publish(plan(version))
         assert waiting.result(PATIENCE_S) == plan(version)
-    thread.abandon()
 
 
 def test_no_plan_within_the_time_leaves_the_link_usable(scene: Scene) -> None:
@@ -230,16 +227,14 @@ def test_no_plan_within_the_time_leaves_the_link_usable(scene: Scene) -> None:
 def test_reading_a_plan_does_not_wake_nodes_that_wait_for_it(c10d_scene: C10dScene) -> None:
     """torch's server wakes a key's waiters at any compare-and-set: two nodes could keep each other awake for ever."""
     node, another = c10d_scene.stranger(), c10d_scene.node()
-    thread = AbandonableThread("waiting")
     key = f"{c10d_scene.root()}/plan/1"
-    waiting = thread.submit(lambda: node.wait([key], timedelta(seconds=PATIENCE_S)))
+    waiting = beside(lambda: node.wait([key], timedelta(seconds=PATIENCE_S)))
     for _ in range(5):
         assert another.next_plan(0, 0.05) is None
         assert another.read_plan() is None
     assert not waiting.done()
     c10d_scene.coordinator().publish(plan(1))
     waiting.result(PATIENCE_S)
-    thread.abandon()
 
 
 def test_a_node_far_behind_gets_the_newest_plan_at_once(scene: Scene) -> None:
@@ -323,7 +318,7 @@ def test_runs_in_one_store_are_isolated(scene: Scene, one: str, other: str) -> N
 
 
 def test_the_inbox_lists_runs_and_has_their_hints_in_order(c10d_scene: C10dScene) -> None:
-    inbox = c10d_scene.host.inbox()
+    inbox = c10d_scene.inbox()
     c10d_scene.joined("x", run_id="b")
     c10d_scene.joined("y", run_id="a")
     assert sorted(inbox.runs()) == ["a", "b"]
@@ -332,15 +327,15 @@ def test_the_inbox_lists_runs_and_has_their_hints_in_order(c10d_scene: C10dScene
 
 def test_jobs_without_a_run_id_agree_on_one(c10d_scene: C10dScene) -> None:
     def agree(proposal: str) -> str:
-        return c10d.agree_run_id(c10d_scene.endpoint, "job", proposal, PATIENCE_S)
+        return in_loop(c10d.agree_run_id(c10d_scene.endpoint, "job", proposal, PATIENCE_S))
 
     agreed = at_once(*(lambda proposal=f"run-{i}": agree(proposal) for i in range(4)))
     assert len(set(agreed)) == 1
     assert agreed[0] in {"run-0", "run-1", "run-2", "run-3"}
-    assert c10d.agree_run_id(c10d_scene.endpoint, "another job", "other", PATIENCE_S) == "other"
-    c10d.release_run_id(c10d_scene.endpoint, "job", "not this one", PATIENCE_S)
+    assert in_loop(c10d.agree_run_id(c10d_scene.endpoint, "another job", "other", PATIENCE_S)) == "other"
+    in_loop(c10d.release_run_id(c10d_scene.endpoint, "job", "not this one", PATIENCE_S))
     assert agree("next") == agreed[0]
-    c10d.release_run_id(c10d_scene.endpoint, "job", agreed[0], PATIENCE_S)
+    in_loop(c10d.release_run_id(c10d_scene.endpoint, "job", agreed[0], PATIENCE_S))
     assert agree("next") == "next"
 
 
@@ -348,8 +343,8 @@ def test_agents_that_end_one_run_of_a_job_and_start_the_next_at_once_agree(c10d_
     coordinator = c10d_scene.coordinator("run-0")
 
     def start_again(proposal: str) -> str:
-        c10d.release_run_id(c10d_scene.endpoint, "job", "run-0", PATIENCE_S)
-        return c10d.agree_run_id(c10d_scene.endpoint, "job", proposal, PATIENCE_S)
+        in_loop(c10d.release_run_id(c10d_scene.endpoint, "job", "run-0", PATIENCE_S))
+        return in_loop(c10d.agree_run_id(c10d_scene.endpoint, "job", proposal, PATIENCE_S))
 
     for turn in range(20):
         job = Blocking(c10d_scene.table())
@@ -359,26 +354,30 @@ def test_agents_that_end_one_run_of_a_job_and_start_the_next_at_once_agree(c10d_
             *(lambda proposal=f"run-{turn}-{i}": start_again(proposal) for i in range(3)),
             lambda: coordinator.remove_run(None),
         )
-        assert {c10d.agree_run_id(c10d_scene.endpoint, "job", "late", PATIENCE_S), *agreed} == {agreed[0]}
+        assert {in_loop(c10d.agree_run_id(c10d_scene.endpoint, "job", "late", PATIENCE_S)), *agreed} == {
+            agreed[0]
+        }
 
 
 # -- the inbox and connections ---------------------------------------------------------------------
 
 
-def test_the_inbox_can_be_woken_and_times_out(c10d_scene: C10dScene) -> None:
-    inbox = c10d_scene.host.inbox()
-    assert inbox.wait(0.02) == []
-    thread = AbandonableThread("waiting")
-    waiting = thread.submit(lambda: inbox.wait(10 * PATIENCE_S))
-    inbox.wake()
-    assert waiting.result(PATIENCE_S) == []
-    c10d_scene.joined("a")
-    assert inbox.wait(PATIENCE_S) == [("run", "a")], "a time-out before swallows nothing"
-    thread.abandon()
+def test_no_hint_is_lost_by_waits_that_are_cancelled_or_time_out(c10d_scene: C10dScene) -> None:
+    async def given_up(inbox: c10d.C10dInbox) -> None:
+        waiting = asyncio.create_task(inbox.wait(None))
+        await asyncio.sleep(0)
+        waiting.cancel()
+
+    inbox = c10d_scene.inbox()
+    for name in ("a", "b", "c"):
+        assert inbox.wait(0.02) == []
+        in_loop(given_up(inbox.records))
+        c10d_scene.joined(name)
+        assert inbox.wait(None) == [("run", name)]
 
 
 def test_many_hints_are_read_together(c10d_scene: C10dScene) -> None:
-    inbox = c10d_scene.host.inbox()
+    inbox = c10d_scene.inbox()
     names = [f"i{i}" for i in range(200)]
     c10d_scene.joined(*names)
     assert inbox.wait(PATIENCE_S) == [("run", name) for name in names]
@@ -399,10 +398,9 @@ def test_a_timeout_of_the_inbox_loses_no_hint(scene: Scene) -> None:
 def test_a_waiting_call_detects_that_the_store_is_gone(scene_to_lose: Scene) -> None:
     scene = scene_to_lose
     node, wait = scene.node(), scene.hints()
-    threads = [AbandonableThread("plan"), AbandonableThread("inbox")]
     waiting = [
-        threads[0].submit(lambda: node.next_plan(0, 10 * PATIENCE_S)),
-        threads[1].submit(lambda: wait(10 * PATIENCE_S)),
+        beside(lambda: node.next_plan(0, 10 * PATIENCE_S)),
+        beside(lambda: wait(10 * PATIENCE_S)),
     ]
     scene.lose_store()
     for one in waiting:

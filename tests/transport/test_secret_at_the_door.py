@@ -29,9 +29,10 @@ from elastic_agent.transport import (
 from elastic_agent.transport.addresses import listen
 from elastic_agent.transport.c10d import secured, store_relay
 from elastic_agent.values import Endpoint
+from tests.loop_thread import Blocking, in_loop
 from tests.waiting import wait_for
 
-from .support import PATIENCE_S, Blocking, lease, member
+from .support import PATIENCE_S, lease, member
 
 OURS, THEIRS = Secret((b"our secret, which is long",)), Secret((b"their secret, also long",))
 BOTH, BOTH_TURNED = (
@@ -43,7 +44,7 @@ BOTH, BOTH_TURNED = (
 @contextmanager
 def served(secret: Secret | None) -> Iterator[Endpoint]:
     """The store of a run, as other machines reach it."""
-    host = c10d.C10dHost(listen("127.0.0.1", 0), secret)
+    host = Blocking(in_loop(c10d.C10dHost.make(listen("127.0.0.1", 0), secret)))
     try:
         yield Endpoint("127.0.0.1", host.port)
     finally:
@@ -51,11 +52,11 @@ def served(secret: Secret | None) -> Iterator[Endpoint]:
 
 
 def dial(endpoint: Endpoint, secret: Secret | None) -> Blocking:
-    return Blocking(c10d.dial(endpoint, "run", PATIENCE_S, secret))
+    return Blocking(in_loop(c10d.dial(endpoint, "run", PATIENCE_S, secret)))
 
 
 def table(endpoint: Endpoint) -> Blocking:
-    return Blocking(c10d.open_table(endpoint, PATIENCE_S, OURS))
+    return Blocking(in_loop(c10d.open_table(endpoint, PATIENCE_S, OURS)))
 
 
 def test_agents_with_the_secret_read_each_others_records() -> None:
@@ -90,9 +91,9 @@ def test_a_wrong_missing_or_unexpected_secret_is_named(
     with served(theirs) as endpoint:
         for connect in (
             lambda: dial(endpoint, ours),
-            lambda: c10d.agree_run_id(endpoint, "job", "run", PATIENCE_S, ours),
-            lambda: c10d.dial_reports(endpoint, "run", PATIENCE_S, ours),
-            lambda: c10d.dial_exchange(endpoint, "folder", PATIENCE_S, ours),
+            lambda: in_loop(c10d.agree_run_id(endpoint, "job", "run", PATIENCE_S, ours)),
+            lambda: in_loop(c10d.dial_reports(endpoint, "run", PATIENCE_S, ours)),
+            lambda: in_loop(c10d.dial_exchange(endpoint, "folder", PATIENCE_S, ours)),
         ):
             with pytest.raises(WrongKeyError) as caught:
                 connect()
@@ -281,9 +282,9 @@ def test_a_host_that_is_gone_or_silent_may_be_dialled_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = Endpoint("127.0.0.1", silent.getsockname()[1])
         with pytest.raises(UnreachableError, match="did not answer"):
-            c10d.open_table(endpoint, 0.3, OURS)
+            in_loop(c10d.open_table(endpoint, 0.3, OURS))
     with pytest.raises(UnreachableError):
-        c10d.open_table(endpoint, 0.3, OURS)
+        in_loop(c10d.open_table(endpoint, 0.3, OURS))
 
 
 def test_a_machine_that_cannot_keep_others_out_hosts_no_store_with_a_secret(
@@ -294,4 +295,4 @@ def test_a_machine_that_cannot_keep_others_out_hosts_no_store_with_a_secret(
 
     monkeypatch.setattr(store_relay, "check_peers_are_told", unknown)
     with pytest.raises(TransportError, match="tcp_diag"):
-        c10d.C10dHost(listen("127.0.0.1", 0), OURS)
+        in_loop(c10d.C10dHost.make(listen("127.0.0.1", 0), OURS))

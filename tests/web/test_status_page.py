@@ -106,13 +106,14 @@ def served(determine: Callable[[], RunStatus], host: str = "127.0.0.1") -> Itera
     loop = asyncio.new_event_loop()
     ready = threading.Event()
 
-    async def status() -> RunStatus:
+    async def status(run_id: str) -> RunStatus:
         return determine()
 
     servers: list[StatusServer] = []
 
     def start() -> None:
-        servers.append(StatusServer(Endpoint(host, 0), LoopSource("mnist", status)))
+        source = LoopSource("the agent", lambda: ("mnist",), status)
+        servers.append(StatusServer(Endpoint(host, 0), source))
         servers[0].start()
         ready.set()
 

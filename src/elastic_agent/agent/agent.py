@@ -48,7 +48,7 @@ from elastic_agent.protocol import (
     Seat,
     Waiting,
 )
-from elastic_agent.rendezvous.asyncio_runner import run_abandonable
+from elastic_agent.rendezvous.asyncio_runner import in_time
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.session import Session
@@ -191,7 +191,7 @@ class Agent:
             ending = (await self._until_over(begun)).with_remedy(console.remedy)
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
-                    await run_abandonable(self._backend.release, RELEASE_S)
+                    await in_time(self._backend.release(), RELEASE_S)
             if ending.outcome is Outcome.DRAINED:
                 self._release_node_id()
             await self._host_on()
@@ -201,7 +201,7 @@ class Agent:
         finally:
             start_check.close()
             console.close()
-            self._backend.close()
+            await self._backend.leave()
             self._signals.close()
 
     async def _begin(self, console: ConsoleReporter) -> str | Ending:
@@ -331,7 +331,7 @@ class Agent:
 
     async def _recall(self, run_id: str) -> History | None:
         with self._using_state_dir():
-            return await asyncio.to_thread(self._backend.history_store.load, run_id)
+            return await self._backend.history_store.load(run_id)
 
     @contextlib.contextmanager
     def _using_state_dir(self) -> Iterator[None]:

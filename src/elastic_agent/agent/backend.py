@@ -12,7 +12,7 @@ from elastic_agent.config.etcd_password import etcd_access
 from elastic_agent.config.secret_variables import SecretVariables
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import ETCD
-from elastic_agent.rendezvous.asyncio_runner import run_abandonable
+from elastic_agent.rendezvous.asyncio_runner import in_time
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
@@ -62,7 +62,7 @@ async def agree_on_run(backend: RendezvousBackend, fingerprint: str, publish: Ca
     """
     while True:
         try:
-            run_id = await run_abandonable(lambda: backend.agree(fingerprint), 6 * DIAL_TIMEOUT_S)
+            run_id = await in_time(backend.agree(fingerprint), 6 * DIAL_TIMEOUT_S)
         except (UnreachableError, StoreLostError) as error:
             publish(Disconnected.by(error))
             await asyncio.sleep(REDIAL_S)

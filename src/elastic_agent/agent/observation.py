@@ -82,7 +82,7 @@ class Observation:
 
     def open_page(self) -> None:
         """Serve the status page from now on, if there is to be one."""
-        source = LoopSource(self._run_id, self._observer.status)
+        source = LoopSource("the agent", lambda: (self._run_id,), lambda run_id: self._observer.status())
         self._page = open_status_page(self._address, source, self._secret)
 
     async def status(self) -> RunStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
@@ -21,8 +22,8 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.values import Endpoint
 
 if TYPE_CHECKING:
+    from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
     from elastic_agent.transport import Secret
-    from elastic_agent.web.server import StatusSource
 
 OPTIONS = (
     "rdzv_endpoint",
@@ -101,8 +102,8 @@ def _serve(resolved: Resolved) -> int:
         stores = StoreServers(None)
         stores.await_ready()
         show = partial(_page, settings.status_port, secret)
-        as_asked = store_server.serve(
-            settings.rdzv_endpoint, settings.state_dir, stop, stores.serve, show, secret
+        as_asked = asyncio.run(
+            store_server.serve(settings.rdzv_endpoint, settings.state_dir, stop, stores.serve, show, secret)
         )
     except (store_server.CannotServeError, TransportError) as error:
         log.error(str(error))
@@ -117,11 +118,13 @@ def _serve(resolved: Resolved) -> int:
 
 
 @contextlib.contextmanager
-def _page(address: Endpoint | None, secret: Secret | None, runs: StatusSource) -> Iterator[None]:
+def _page(address: Endpoint | None, secret: Secret | None, runs: HostedRuns) -> Iterator[None]:
     """The status page of all runs, if there is to be one."""
+    from elastic_agent.web.loop_source import LoopSource
     from elastic_agent.web.server import open_status_page
 
-    page = open_status_page(address, runs, secret)
+    source = LoopSource("elastic-agent serve", runs.run_ids, runs.status)
+    page = open_status_page(address, source, secret)
     try:
         yield
     finally:

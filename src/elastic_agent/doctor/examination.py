@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.rendezvous.asyncio_runner import run_abandonable
+from elastic_agent.rendezvous.asyncio_runner import in_time
 from elastic_agent.transport import (
     Exchange,
     NotAStoreError,
@@ -159,7 +159,7 @@ class _Dialled:
         shown = ""
         while True:
             try:
-                self.link = await run_abandonable(self._dial, 3 * DIAL_TIMEOUT_S)
+                self.link = await in_time(self._dial(), 3 * DIAL_TIMEOUT_S)
                 return None
             except WrongKeyError as failure:
                 return error(
@@ -180,22 +180,22 @@ class _Dialled:
                     show(f"cannot reach the endpoint {self._endpoint} yet: {problem}")
                 await asyncio.sleep(REDIAL_S)
 
-    def _dial(self) -> Exchange:
+    async def _dial(self) -> Exchange:
         if self._access is not None:
-            return self._dial_etcd(self._access)
-        from elastic_agent.transport import c10d  # torch takes a second
+            return await self._dial_etcd(self._access)
+        from elastic_agent.transport import c10d
 
         if self._host is None:
-            self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._secret)
-        return c10d.dial_exchange(self._endpoint, FOLDER, DIAL_TIMEOUT_S, self._secret)
+            self._host = await c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._secret)
+        return await c10d.dial_exchange(self._endpoint, FOLDER, DIAL_TIMEOUT_S, self._secret)
 
-    def _dial_etcd(self, access: EtcdAccess) -> Exchange:
+    async def _dial_etcd(self, access: EtcdAccess) -> Exchange:
         from elastic_agent.transport import etcd
 
         problems, obstacles = [], set()
         for member in self._endpoint.members:
             try:
-                return etcd.dial_exchange(member, access, FOLDER, self._secret)
+                return await etcd.dial_exchange(member, access, FOLDER, self._secret)
             except UnreachableError as failure:
                 problems.append(str(failure))
                 obstacles.add(failure.obstacle)

@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from elastic_agent.installed import installed_version
 from elastic_agent.printable import without_surrogates
-from elastic_agent.rendezvous.asyncio_runner import run_abandonable
-from elastic_agent.transport import StoreLostError
+from elastic_agent.transport import StoreLostError, run_abandonable
 
 from . import environment, network, system
 from .findings import Finding, Severity, warning

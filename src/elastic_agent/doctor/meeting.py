@@ -10,22 +10,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from elastic_agent.rendezvous.asyncio_runner import call
-from elastic_agent.transport import AbandonableThread, Exchange, drive
+from elastic_agent.transport import Exchange
 
 from .records import Attendance, decode_all, encode
 
-T = TypeVar("T")
 R = TypeVar("R", bound=Struct)
 
 FOLDER = "elastic-agent-doctor/1"
-CALL_TIMEOUT_S = 8.0
 POLL_S = 0.2
 GONE_S = 4.0
 """A machine that has written nothing for this long is not waiting any more."""
@@ -38,7 +35,7 @@ SETTLE_SINGLE_S = 3.0
 
 
 class Meeting:
-    """One machine's place in it. All methods are for the event loop."""
+    """One machine's place in it."""
 
     def __init__(self, exchange: Exchange, attendance: Attendance) -> None:
         """``attendance``: what the others are to know of this machine from the start."""
@@ -54,13 +51,9 @@ class Meeting:
         self.least = attendance.least
         """How many they require at least."""
         self._exchange = exchange
-        self._thread = AbandonableThread("store-doctor")
         self._attendance = attendance
         self._round = 0
         self._changed_s: dict[str, tuple[int, float]] = {}
-
-    async def _call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await call(self._thread, lambda: drive(work()), CALL_TIMEOUT_S)
 
     # -- who takes part -------------------------------------------------------------------------
 
@@ -90,13 +83,13 @@ class Meeting:
             await asyncio.sleep(POLL_S)
         self.members = members
         topic = self._topic("members")
-        found = decode_all(Attendance, await self._call(lambda: self._exchange.read(topic)))
+        found = decode_all(Attendance, await self._exchange.read(topic))
         self.attendances = {one: found[one] for one in members if one in found}
 
     async def _decided(self) -> tuple[str, ...]:
         """The members, if this machine is among them; goes to the first round that is not decided yet."""
         self._round = 0
-        while data := await self._call(lambda: self._exchange.decide(self._topic("members"), b"")):
+        while data := await self._exchange.decide(self._topic("members"), b""):
             members = tuple(data.decode("ascii", "replace").split())
             if self.id in members:
                 return members
@@ -107,8 +100,8 @@ class Meeting:
         """Write that this machine waits; those that do, by id."""
         self._attendance = replace(self._attendance, beat=self._attendance.beat + 1)
         data, topic = encode(self._attendance), self._topic("members")
-        await self._call(lambda: self._exchange.write(topic, self.id, data))
-        found = decode_all(Attendance, await self._call(lambda: self._exchange.read(topic)))
+        await self._exchange.write(topic, self.id, data)
+        found = decode_all(Attendance, await self._exchange.read(topic))
         found[self.id] = self._attendance
         for one, attendance in found.items():
             before = self._changed_s.get(one)
@@ -132,7 +125,7 @@ class Meeting:
 
     async def _propose(self, members: list[str]) -> None:
         data = " ".join(members).encode()
-        await self._call(lambda: self._exchange.decide(self._topic("members"), data))
+        await self._exchange.decide(self._topic("members"), data)
 
     def _waiting_for(self) -> str:
         missing = self.expected - len(self.present)
@@ -148,7 +141,7 @@ class Meeting:
     async def write(self, phase: str, record: Struct) -> None:
         """Give the other members this machine's record. Raises ``StoreLostError``."""
         topic, data = self._topic(phase), encode(record)
-        await self._call(lambda: self._exchange.write(topic, self.id, data))
+        await self._exchange.write(topic, self.id, data)
 
     async def exchange(self, phase: str, record: R, timeout_s: float) -> dict[str, R]:
         """Give the other members this machine's record, and :meth:`gather` theirs. Raises ``StoreLostError``."""
@@ -164,7 +157,7 @@ class Meeting:
         topic = self._topic(phase)
         until_s = time.monotonic() + timeout_s
         while True:
-            found = decode_all(kind, await self._call(lambda: self._exchange.read(topic)))
+            found = decode_all(kind, await self._exchange.read(topic))
             theirs = {one: found[one] for one in self.members if one in found}
             if len(theirs) == len(self.members) or time.monotonic() > until_s:
                 return theirs
@@ -172,7 +165,7 @@ class Meeting:
 
     async def decide(self, phase: str, value: str) -> str:
         """One decision for all: the first value proposed. Empty: ask for it only."""
-        data = await self._call(lambda: self._exchange.decide(self._topic(phase), value.encode()))
+        data = await self._exchange.decide(self._topic(phase), value.encode())
         return data.decode("utf-8", "replace")
 
     async def await_decision(self, phase: str, timeout_s: float) -> str:
@@ -187,12 +180,11 @@ class Meeting:
         if self.members and self.id == self.members[0]:
             for phase in phases:
                 topic = self._topic(phase)
-                await self._call(lambda topic=topic: self._exchange.remove(topic))  # type: ignore[misc]
+                await self._exchange.remove(topic)
 
     def _topic(self, phase: str) -> str:
         return f"{self._round}-{phase}"
 
     def close(self) -> None:
         """Release the connection."""
-        self._thread.abandon()
         self._exchange.close()

@@ -12,8 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from elastic_agent.diagnosis.compared import compared_variables
-from elastic_agent.rendezvous.asyncio_runner import run_abandonable
-from elastic_agent.transport import StoreLostError, interface_of, is_local, resolve
+from elastic_agent.transport import StoreLostError, interface_of, is_local, resolve, run_abandonable
 
 from . import collective
 from .collective import CollectiveProcess, Task

@@ -1,14 +1,12 @@
-"""Drivers in an asyncio loop, and blocking store calls that may never come back."""
+"""Drivers in an asyncio loop."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from elastic_agent.transport import AbandonableThread, StoreLostError
+from elastic_agent.transport import StoreLostError
 
 from .effects import Effect, Steps, T
 
@@ -36,61 +34,17 @@ async def run_async(steps: Steps[T], perform: Callable[[Effect[Any]], Awaitable[
         steps.close()
 
 
-async def call(
-    thread: AbandonableThread,
-    work: Callable[[], T],
-    timeout_s: float,
-    too_late: Callable[[T], None] = lambda result: None,
-) -> T:
-    """Run ``work`` in the thread; if it does not come back in time, leave the thread behind.
-
-    ``too_late`` is called with a result for which nothing waits any more.
+async def in_time(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    """Await the answer of a store.
 
     Raises:
-        StoreLostError: it did not come back; its outcome is unknown, the thread is of no use any more.
+        StoreLostError: there is none in time; whether the request was carried out is not known.
     """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def came_back(done: Future[T]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
-            loop.call_soon_threadsafe(_hand_over, done, answer, too_late)
-
-    def give_up() -> None:
-        thread.abandon()
-        if not answer.done():
-            answer.set_exception(StoreLostError(f"no answer within {timeout_s:g} s"))
-
-    timer = loop.call_later(timeout_s, give_up)
     try:
-        thread.submit(work).add_done_callback(came_back)
-        return await answer
-    finally:
-        timer.cancel()
-
-
-def _hand_over(done: Future[T], answer: asyncio.Future[T], too_late: Callable[[T], None]) -> None:
-    """The waiting task may be gone by now (timed out, cancelled)."""
-    if answer.done():
-        if not done.cancelled() and done.exception() is None:
-            too_late(done.result())
-    elif done.cancelled():
-        answer.set_exception(StoreLostError("the connection was abandoned"))
-    elif (error := done.exception()) is not None:
-        answer.set_exception(error)
-    else:
-        answer.set_result(done.result())
-
-
-async def run_abandonable(
-    work: Callable[[], T], timeout_s: float, too_late: Callable[[T], None] = lambda result: None
-) -> T:
-    """Run something that may take long (name look-ups, dialling) in a thread of its own; see :func:`call`."""
-    thread = AbandonableThread("store-call")
-    try:
-        return await call(thread, work, timeout_s, too_late)
-    finally:
-        thread.abandon()
+        async with asyncio.timeout(timeout_s):
+            return await work
+    except TimeoutError:
+        raise StoreLostError(f"no answer within {timeout_s:g} s") from None
 
 
 async def until_one_ends(*work: Awaitable[None]) -> None:

@@ -1,6 +1,6 @@
 """Coordinates one run: reads its records, and carries the coordinator's decisions out on the store and the disk.
 
-A driver without I/O (see :mod:`.effects`): the agent runs it in a thread, the simulator in virtual time. Hints name
+A driver without I/O (see :mod:`.effects`): the agent runs it in a task, the simulator in virtual time. Hints name
 the nodes whose records changed. They only save time: the leases are read whenever a renewal is due, and all records
 every lease period, so that a lost hint costs time and never correctness.
 """

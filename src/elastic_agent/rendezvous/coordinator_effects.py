@@ -1,13 +1,13 @@
-"""The effects of the coordinator's driver on the store and the disk, and how a thread performs them."""
+"""The effects of the coordinator's driver on the store and the disk, and how a task performs them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from elastic_agent.protocol import History, Lease, Plan
-from elastic_agent.transport import CoordinatorRecords, Snapshot, drive
+from elastic_agent.transport import CoordinatorRecords, Snapshot
 
 from .effects import Effect, T_co
 from .run_history import RunHistoryStore
@@ -28,8 +28,8 @@ class DiskEffect(Effect[T_co]):
 
     __slots__ = ()
 
-    def perform(self, run_id: str, history_store: RunHistoryStore) -> T_co:
-        """Perform it, in this thread."""
+    def perform(self, run_id: str, history_store: RunHistoryStore) -> Coroutine[Any, Any, T_co]:
+        """Return the coroutine that performs it."""
         raise NotImplementedError
 
 
@@ -131,7 +131,7 @@ class RemoveRun(StoreEffect[None]):
 class LoadHistory(DiskEffect[History | None]):
     """Read the run history on this machine's disk."""
 
-    def perform(self, run_id: str, history_store: RunHistoryStore) -> History | None:
+    def perform(self, run_id: str, history_store: RunHistoryStore) -> Coroutine[Any, Any, History | None]:
         return history_store.load(run_id)
 
 
@@ -141,8 +141,8 @@ class SaveHistory(DiskEffect[None]):
 
     history: History
 
-    def perform(self, run_id: str, history_store: RunHistoryStore) -> None:
-        history_store.save(run_id, self.history)
+    def perform(self, run_id: str, history_store: RunHistoryStore) -> Coroutine[Any, Any, None]:
+        return history_store.save(run_id, self.history)
 
 
 # -- what each runner performs in its own way -------------------------------------------------------
@@ -161,14 +161,14 @@ class WaitForHints(Effect[Collection[str]]):
 
 def performer(
     run_id: str, records: CoordinatorRecords, history_store: RunHistoryStore
-) -> Callable[[Effect[Any]], Any]:
-    """What performs the effects on the store and the disk in the calling thread."""
+) -> Callable[[Effect[Any]], Awaitable[Any]]:
+    """Return what performs the effects on the store and the disk in the calling task."""
 
-    def perform(effect: Effect[Any]) -> Any:
+    async def perform(effect: Effect[Any]) -> Any:
         if isinstance(effect, StoreEffect):
-            return drive(effect.perform(records))
+            return await effect.perform(records)
         if isinstance(effect, DiskEffect):
-            return effect.perform(run_id, history_store)
+            return await effect.perform(run_id, history_store)
         raise TypeError(f"no effect on the store or the disk: {effect}")
 
     return perform

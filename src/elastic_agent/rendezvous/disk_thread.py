@@ -7,35 +7,30 @@ import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
-
-from elastic_agent.transport import AbandonableThread
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-
-class Thread(Protocol):
-    """Carries out what is submitted, one after the other."""
-
-    def submit(self, work: Callable[[], None]) -> object: ...
+DoNext = Callable[[], bool]
+"""Carries out one call; returns whether another one waits."""
 
 
 class DiskThread:
-    """Carries out one call after the other, in a thread of its own that starts with the first one.
+    """Carries out one call after the other, in a thread of its own that lives while there are any.
 
     Of the calls of one kind that still wait for the disk only the newest is carried out. May be used by several
     threads.
     """
 
-    def __init__(self, name: str, new_thread: Callable[[str], Thread] = AbandonableThread) -> None:
-        """``name``: of the thread; ``new_thread``: starts it."""
+    def __init__(self, name: str, start: Callable[[DoNext], object] | None = None) -> None:
+        """``name``: of the thread; ``start``: has the waiting calls carried out elsewhere, without waiting for it."""
         self._name = name
-        self._new_thread = new_thread
+        self._start = start or self._start_thread
         self._lock = threading.Lock()
-        self._thread: Thread | None = None
+        self._is_busy = False
         self._waiting: dict[str, tuple[Callable[[], Any], Future[Any]]] = {}
-        self._hangs = False
-        """A call timed out and has not come back yet."""
+        self._late: Future[Any] | None = None
+        """The last call that timed out; the disk hangs until it comes back."""
 
     def submit(self, kind: str, work: Callable[[], T]) -> Future[T]:
         """Queue ``work`` after earlier calls; it replaces a queued call of the same ``kind``.
@@ -45,48 +40,57 @@ class DiskThread:
         """
         with self._lock:
             _, outcome = self._waiting.pop(kind, (None, None))
-            replaces = outcome is not None
             if outcome is None:
                 outcome = Future()
                 outcome.set_running_or_notify_cancel()
             self._waiting[kind] = work, outcome
-            if self._thread is None:
-                self._thread = self._new_thread(self._name)
-            if not replaces:
-                self._thread.submit(self._do_next)
+            was_busy, self._is_busy = self._is_busy, True
+        if not was_busy:
+            try:
+                self._start(self._do_next)
+            except RuntimeError as error:  # this user can have no more threads at present
+                self._fail(OSError(errno.EAGAIN, str(error)))
         return outcome
 
-    def call(self, kind: str, work: Callable[[], T], timeout_s: float) -> T:
+    async def call_async(self, kind: str, work: Callable[[], T], timeout_s: float) -> T:
         """The same, and wait for the result; not at all while an earlier call hangs.
 
         Raises:
             TimeoutError: it takes longer; it is done when the disk answers again.
             Exception: what ``work`` raised.
         """
-        return self.wait(self.submit(kind, work), timeout_s)
+        return await self.wait(self.submit(kind, work), timeout_s)
 
-    def wait(self, outcome: Future[T], timeout_s: float) -> T:
-        """Return the result of a queued call; raises as :meth:`call` does."""
+    async def wait(self, outcome: Future[T], timeout_s: float) -> T:
+        """Return the result of a queued call; raises as :meth:`call_async` does."""
+        answered = asyncio.wrap_future(outcome)
         try:
-            return outcome.result(0.0 if self._hangs else timeout_s)
-        except TimeoutError:
-            with self._lock:
-                self._hangs = not outcome.done()
-            if self._hangs:
-                raise timed_out(timeout_s) from None
-            return outcome.result()  # it was just late, or the time-out is the work's own
-
-    async def call_async(self, kind: str, work: Callable[[], T], timeout_s: float) -> T:
-        """The same for a caller in an asyncio loop, which keeps running."""
-        outcome = asyncio.wrap_future(self.submit(kind, work))
-        done, _ = await asyncio.wait([outcome], timeout=timeout_s)
-        if not done:
-            # It was reported already.
-            outcome.add_done_callback(lambda late: late.cancelled() or late.exception())
+            hangs = self._late is not None and not self._late.done()
+            await asyncio.wait([answered], timeout=0.0 if hangs else timeout_s)
+            if answered.done():
+                return answered.result()
+        finally:
+            answered.cancel()  # the call goes on
+        if not outcome.done():
+            self._late = outcome
             raise timed_out(timeout_s)
         return outcome.result()
 
-    def _do_next(self) -> None:
+    def _start_thread(self, do_next: DoNext) -> None:
+        def work() -> None:
+            while do_next():
+                pass
+
+        threading.Thread(target=work, name=self._name, daemon=True).start()
+
+    def _fail(self, error: OSError) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+            self._is_busy = False
+        for _, outcome in waiting.values():
+            outcome.set_exception(error)
+
+    def _do_next(self) -> bool:
         with self._lock:
             kind = next(iter(self._waiting))
             work, outcome = self._waiting.pop(kind)
@@ -97,7 +101,8 @@ class DiskThread:
         else:
             outcome.set_result(result)
         with self._lock:
-            self._hangs = False
+            self._is_busy = bool(self._waiting)
+            return self._is_busy
 
 
 def timed_out(timeout_s: float) -> TimeoutError:

@@ -5,8 +5,8 @@ it yields an *effect* and receives the answer; an error of the effect is raised 
 
     is_published = yield from Publish(plan)
 
-The agent performs effects in a thread or an asyncio task. The simulator performs them against its models of the store
-and the disk, in virtual time, and can stop or kill the driver's process between any two of them.
+The agent performs effects in an asyncio task. The simulator performs them against its models of the store and the
+disk, in virtual time, and can stop or kill the driver's process between any two of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeVar
 from tenacity import RetryCallState, Retrying, wait_exponential
 
 T = TypeVar("T")
-E = TypeVar("E", bound="Effect[Any]")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -107,48 +106,3 @@ class UntilOneEnds(Effect[None]):
     """
 
     parts: tuple[Steps[None], ...]
-
-
-def run(steps: Steps[T], perform: Callable[[Effect[Any]], Any]) -> T:
-    """Run a driver to its end in this thread.
-
-    Args:
-        steps: the driver.
-        perform: performs one effect: returns the answer, or raises its error.
-    """
-    try:
-        effect = next(steps)
-        while True:
-            effect = _resume(steps, perform, effect)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
-def run_until(
-    kind: type[E], steps: Steps[None], perform: Callable[[Effect[Any]], Any], answer: Any
-) -> E | None:
-    """Run a driver until it yields an effect of this kind, which the caller performs; None at its end.
-
-    Args:
-        kind: where to suspend the driver, to run others meanwhile.
-        steps: the driver, new or suspended.
-        perform: as for :func:`run`.
-        answer: to the effect at which it is suspended; None for a new one.
-    """
-    try:
-        effect = steps.send(answer)
-        while not isinstance(effect, kind):
-            effect = _resume(steps, perform, effect)
-    except StopIteration:
-        return None
-    return effect
-
-
-def _resume(steps: Steps[Any], perform: Callable[[Effect[Any]], Any], effect: Effect[Any]) -> Effect[Any]:
-    """Perform an effect and give the driver the answer, or the error; the driver's next effect."""
-    try:
-        answer = perform(effect)
-    except Exception as error:
-        return steps.throw(error)
-    return steps.send(answer)

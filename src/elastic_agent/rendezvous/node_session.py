@@ -305,7 +305,7 @@ class NodeSession:
         pauses_s = back_offs(REDIAL_MIN_S, REDIAL_MAX_S)
         while True:
             try:
-                return (yield from Connect("commands"))
+                return (yield from Connect())
             except NotAStoreError as error:
                 self._callback(events.Unusable(str(error)))
             except UnreachableError as error:
@@ -339,7 +339,7 @@ class NodeSession:
 
     def _watch(self) -> Steps[None]:
         # its dial comes after the commands' one: a lease that is about to end is renewed first
-        connection = yield from Connect("watch")
+        connection = yield from Connect()
         try:
             if connection.store_id != self.store_id:
                 raise StoreLostError("a different store answers at the endpoint now")

@@ -1,4 +1,4 @@
-"""Exchanges reports with the other nodes of the run, over a connection and a thread of their own.
+"""Exchanges reports with the other nodes of the run, over a connection of their own.
 
 Reports explain; they decide nothing. A store that does not answer delays only who waits for them.
 """
@@ -12,15 +12,13 @@ from typing import Any, TypeVar
 
 from elastic_agent.diagnosis.records import NodeReport, decode_bulletin, encode_bulletin
 from elastic_agent.transport import (
-    AbandonableThread,
     ReportRecords,
     RunView,
     Snapshot,
     TransportError,
-    drive,
 )
 
-from .asyncio_runner import call
+from .asyncio_runner import in_time
 
 T = TypeVar("T")
 
@@ -53,13 +51,12 @@ def run_reports(view: RunView) -> RunReports:
 
 
 class Reports:
-    """One node's access to the reports of its run. All methods are for the event loop."""
+    """One node's access to the reports of its run."""
 
-    def __init__(self, connect: Callable[[], ReportRecords]) -> None:
-        """``connect`` dials the store; it blocks, and is called in a thread."""
+    def __init__(self, connect: Callable[[], Coroutine[Any, Any, ReportRecords]]) -> None:
+        """``connect`` dials the store."""
         self._connect = connect
         self._one_at_a_time = asyncio.Lock()
-        self._thread: AbandonableThread | None = None
         self._records: ReportRecords | None = None
 
     async def write(self, node_id: str, reports: Sequence[NodeReport]) -> None:
@@ -72,7 +69,7 @@ class Reports:
         await self._call(lambda records: records.write_report(node_id, data))
 
     async def read(self) -> RunReports:
-        """All that the store holds about the run.
+        """Return all that the store holds about the run.
 
         Raises:
             TransportError: the store does not answer.
@@ -80,7 +77,7 @@ class Reports:
         return run_reports(await self._call(lambda records: records.read_run()))
 
     async def read_waiting_runs(self) -> Mapping[str, Snapshot]:
-        """Other runs that wait at this endpoint; see :class:`ReportRecords`.
+        """Return other runs that wait at this endpoint; see :class:`ReportRecords`.
 
         Raises:
             TransportError: the store does not answer.
@@ -91,20 +88,14 @@ class Reports:
         async with self._one_at_a_time:
             try:
                 if self._records is None:
-                    self._thread = AbandonableThread("store-reports")
-                    self._records = await call(self._thread, self._connect, DIAL_TIMEOUT_S)
-                records, thread = self._records, self._thread
-                assert thread is not None  # made with the records
-                return await call(thread, lambda: drive(work(records)), CALL_TIMEOUT_S)
+                    self._records = await in_time(self._connect(), DIAL_TIMEOUT_S)
+                return await in_time(work(self._records), CALL_TIMEOUT_S)
             except (TransportError, asyncio.CancelledError):
                 self.close()
                 raise
 
     def close(self) -> None:
         """Give up the connection, whatever is under way on it; the next call dials again."""
-        thread, self._thread = self._thread, None
         records, self._records = self._records, None
-        if thread is not None:
-            thread.abandon()
         if records is not None:
             records.close()

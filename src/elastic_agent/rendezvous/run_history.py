@@ -9,7 +9,7 @@ import platform
 import re
 import secrets
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import msgspec
@@ -54,7 +54,7 @@ class RunHistoryStore:
     Written by rename, without fsync: what must be survived is the death of a process. A machine that loses its
     power is gone for longer than a lease, and by then no worker of the old store's worlds runs any more.
 
-    The disk may hang, so it is used in a thread of its own. May be used by several threads.
+    The disk may hang, so it is used in a thread of its own.
     """
 
     def __init__(
@@ -78,22 +78,22 @@ class RunHistoryStore:
         self._own: set[str] = set()
         """Runs whose history this process writes."""
 
-    def load(self, run_id: str) -> History | None:
+    async def load(self, run_id: str) -> History | None:
         """The history of the run, or None; an unreadable file counts as none.
 
         Raises:
             TimeoutError: the disk does not answer; a history may exist.
         """
-        return self._disk.call(f"load {run_id}", lambda: self._read(run_id), LOAD_TIMEOUT_S)
+        return await self._disk.call_async(f"load {run_id}", lambda: self._read(run_id), LOAD_TIMEOUT_S)
 
-    def save(self, run_id: str, history: History) -> None:
+    async def save(self, run_id: str, history: History) -> None:
         """Store this history; returns when it, or a newer one, is on disk.
 
         Raises:
             TimeoutError: the disk does not answer; this, or what is newer, is written when it does.
             OSError: the state directory cannot be written.
         """
-        self._disk.wait(self.save_soon(run_id, history), SAVE_TIMEOUT_S)
+        await self._disk.wait(self.save_soon(run_id, history), SAVE_TIMEOUT_S)
 
     def save_soon(self, run_id: str, history: History) -> Future[None]:
         """Store this history without waiting; the outcome is that of :meth:`save`.
@@ -109,8 +109,7 @@ class RunHistoryStore:
         """If the history has an outcome: agents that start from now on begin a new run under that name."""
         # If that fails, the run is over for every later agent, which is an answer too. If it takes long, it is done
         # later, should this process live to see it.
-        with contextlib.suppress(OSError):
-            self._disk.call(f"settle {run_id}", lambda: self._settle(run_id), SAVE_TIMEOUT_S)
+        wait([self._disk.submit(f"settle {run_id}", lambda: self._settle(run_id))], SAVE_TIMEOUT_S)
 
     # -- in the thread of the disk ---------------------------------------------------------------
 

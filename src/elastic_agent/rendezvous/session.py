@@ -1,9 +1,7 @@
 """A node's session in its owner's asyncio loop: performs the effects of :class:`~.node_session.NodeSession`.
 
-Blocking store calls are made in threads that can be abandoned
-(:class:`~elastic_agent.transport.abandonable_thread.AbandonableThread`), a thread for each connection. The parts of
-the session are asyncio tasks, so the timer that detects the end of the lease runs while any of these calls hangs;
-and an agent whose loop hangs does not renew.
+The parts of the session are asyncio tasks, so the timer that detects the end of the lease runs while any request to the
+store hangs; and an agent whose loop hangs does not renew.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from typing import Any
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Member, Waiting
-from elastic_agent.transport import AbandonableThread, NodeRecords, drive
+from elastic_agent.transport import NodeRecords, run_abandonable
 
-from .asyncio_runner import call, run_abandonable, run_async, until_one_ends
+from .asyncio_runner import in_time, run_async, until_one_ends
 from .effects import BackOff, Effect, Signal, Sleep, UntilOneEnds, Wait
 from .node_session import NodeSession
 from .store_requests import Call, Connect, DialBootstrap, OfferBootstrap, Request, StoreDialer
@@ -70,7 +68,7 @@ class Session(NodeSession):
             case UntilOneEnds():
                 await until_one_ends(*(run_async(part, self._perform) for part in effect.parts))
             case Connect():
-                return await _Connection.dial(self._dialer, effect.purpose)
+                return await _Connection.dial(self._dialer)
             case OfferBootstrap():
                 address = effect.local_address
                 return await run_abandonable(
@@ -89,28 +87,20 @@ class Session(NodeSession):
 
 
 class _Connection:
-    """A node's records in the store, with the thread that may be blocked in a call to it."""
+    """A node's records in the store, over one connection."""
 
-    def __init__(self, thread: AbandonableThread, records: NodeRecords) -> None:
-        self._thread = thread
+    def __init__(self, records: NodeRecords) -> None:
         self._records = records
         self.store_id, self.local_address = records.store_id, records.local_address
 
     @classmethod
-    async def dial(cls, dialer: StoreDialer, purpose: str) -> _Connection:
-        thread = AbandonableThread(f"store-{purpose}")
-        try:
-            records = await call(thread, dialer.connect, DIAL_TIMEOUT_S, too_late=lambda late: late.close())
-            return cls(thread, records)
-        except BaseException:
-            thread.abandon()
-            raise
+    async def dial(cls, dialer: StoreDialer) -> _Connection:
+        return cls(await in_time(dialer.connect(), DIAL_TIMEOUT_S))
 
     async def call(self, request: Request[Any], timeout_s: float) -> Any:
-        return await call(self._thread, lambda: drive(request.perform(self._records)), timeout_s)
+        return await in_time(request.perform(self._records), timeout_s)
 
     def close(self) -> None:
-        self._thread.abandon()
         self._records.close()
 
 
@@ -127,7 +117,8 @@ async def _wait(signal: Signal, timeout_s: float | None) -> bool:
 
     try:
         if not signal.on_set(wake):
-            await asyncio.wait_for(woken, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await woken
     except TimeoutError:
         pass
     finally:

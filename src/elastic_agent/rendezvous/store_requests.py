@@ -28,9 +28,9 @@ class BootstrapOffer(Protocol):
 
 
 class StoreDialer(Protocol):
-    """Dials the store of one run. All methods block and are called from threads that can be abandoned."""
+    """Dials the store of one run. What is no coroutine blocks, and is called from threads that can be abandoned."""
 
-    def connect(self) -> NodeRecords:
+    async def connect(self) -> NodeRecords:
         """A new connection.
 
         Raises:
@@ -71,8 +71,6 @@ class Connection(Protocol):
 @dataclass(frozen=True)
 class Connect(Effect[Connection]):
     """Dial the store. Raises :class:`~elastic_agent.transport.base.TransportError` if that fails."""
-
-    purpose: str
 
 
 class Request(ABC, Generic[T_co]):

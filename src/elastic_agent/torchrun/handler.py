@@ -1,11 +1,8 @@
 """torch's ``RendezvousHandler`` for stock torchrun: ``torchrun --rdzv-backend elastic …``.
 
-torchrun gets its worlds from a *sidecar process*, which takes part in the run for it (:mod:`.sidecar`). A
-process of its own, because torch's store client does not work well inside torchrun: its blocked threads abort a
-process that exits under them, and it warns of every wait that ends by its time-out, which cannot be turned off
-once torch is imported. Nor can it be forked from torchrun, which would save the memory of another import of torch
-(150 MB): torch imports numpy, whose OpenBLAS starts a thread per core, and a fork of a process with threads may find
-their locks held for ever. The two communicate over a socket pair; when one end closes, the other detects it.
+torchrun gets its worlds from a *sidecar process*, which takes part in the run for it (:mod:`.sidecar`): its event loop,
+logs and signals are its own, whatever the program does that calls torch's launcher. The two communicate over a socket
+pair; when one end closes, the other detects it.
 
 Limitations with torchrun: its workers are not fenced (no guard kills them at the lease's deadline), it counts
 restarts for each of its agents separately, and a torchrun that gives up leaves the run to the others.
@@ -241,7 +238,6 @@ class _Sidecar:
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # see the module's head
             )
         self._channel: Channel[FromSidecar] = Channel(ours, FromSidecar)
         self._messages: deque[FromSidecar] = deque()

@@ -16,33 +16,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import sys
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
-
-import torch  # noqa: F401 - stores are served in this process, and making one must not take as long as the import
+from dataclasses import dataclass
 
 from elastic_agent.linux import read_process
 from elastic_agent.logs import bind_context, configure_logging, get_logger
 from elastic_agent.name_lookups import shorten_lookups
-from elastic_agent.protocol import Activity, Failure, FailureKind, Outcome, Phase, Plan, State, World
+from elastic_agent.protocol import Activity, Address, Failure, FailureKind, Outcome, Phase, Plan, State, World
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.asyncio_runner import call, run_abandonable
+from elastic_agent.rendezvous.asyncio_runner import in_time
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.run_history import RunHistoryStore, c10d_store
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.transport import (
-    AbandonableThread,
-    Obstacle,
-    Secret,
-    StoreLostError,
-    TransportError,
-)
+from elastic_agent.transport import Obstacle, Secret, StoreLostError, TransportError
+from elastic_agent.transport.c10d import ServeStore, StoreServers
 from elastic_agent.values import new_incarnation
 
 from .barrier import Gathering
@@ -67,18 +59,24 @@ class _Presence:
 
     world: World
     rank: int
-    thread: AbandonableThread = field(default_factory=lambda: AbandonableThread("gathering"))
     gathering: Gathering | None = None
     called_off: bool = False
     let_go: bool = False
     """torchrun got this world."""
 
+    def close(self) -> None:
+        """Give up the connection; who waits for the other nodes gets a StoreLostError."""
+        if self.gathering is not None:
+            self.gathering.close()
+
 
 class Sidecar:
     """One torchrun's part in the run."""
 
-    def __init__(self, begin: Begin, channel: Channel[FromTorchrun], torchrun: int) -> None:
-        """``torchrun``: the process that started this one."""
+    def __init__(
+        self, begin: Begin, channel: Channel[FromTorchrun], torchrun: int, serve: ServeStore
+    ) -> None:
+        """``torchrun``: the process that started this one; ``serve``: serves stores."""
         policy = begin.member.policy
         self._member = begin.member
         self._channel = channel
@@ -90,6 +88,7 @@ class Sidecar:
             fence_margin_s=policy.fence_margin_s,
             port_range=begin.port_range,
             secret=Secret(begin.secret) if begin.secret else None,
+            serve=serve,
         )
         self._backend.history_store = RunHistoryStore(begin.state_dir, _store(begin))
         self._backend.run_id = begin.run_id
@@ -153,7 +152,7 @@ class Sidecar:
         await asyncio.gather(session, return_exceptions=True)
         hosting = self._host_on()
         await (hosting if message.succeeded else _at_most(hosting, LEAVE_TIMEOUT_S))
-        self._backend.close()
+        await self._backend.leave()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """Only an error of our own ends a task by an exception."""
@@ -342,14 +341,8 @@ class Sidecar:
 
     async def _come_together(self, presence: _Presence) -> bool:
         world, limit_s = presence.world, self._member.policy.start_timeout_s
-
-        def enter() -> Gathering:
-            return Gathering(world.bootstrap, len(world.seats), STORE_CALL_S)
-
-        presence.gathering = gathering = await call(presence.thread, enter, 2 * STORE_CALL_S)
-        return await call(
-            presence.thread, lambda: gathering.come(presence.rank, limit_s), limit_s + STORE_CALL_S
-        )
+        presence.gathering = await Gathering.connect(world.bootstrap, len(world.seats), STORE_CALL_S)
+        return await in_time(presence.gathering.come(presence.rank, limit_s), limit_s + STORE_CALL_S)
 
     def _not_gathered(self, world: World, problem: str) -> None:
         """The world ended, or its store was lost, before all nodes had joined: wait for the next one."""
@@ -363,16 +356,15 @@ class Sidecar:
 
     def _forget_presence(self) -> None:
         if self._presence is not None:
-            self._presence.thread.abandon()
+            self._presence.close()
             self._presence = None
 
     async def _call_off(self, presence: _Presence) -> None:
         """Cancel the barrier, so that nodes that have joined already do not wait for this one."""
-        address = presence.world.bootstrap
         try:
-            await run_abandonable(lambda: Gathering(address, 0, STORE_CALL_S).call_off(), STORE_CALL_S)
+            await in_time(_call_off(presence.world.bootstrap), STORE_CALL_S)
         except TransportError:
-            presence.thread.abandon()
+            presence.close()
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -395,11 +387,9 @@ class Sidecar:
         offer = self._session.offer
         hosts = offer is not None and offer.address == presence.world.bootstrap
         with contextlib.suppress(StoreLostError):
-            await call(presence.thread, lambda: gathering.go(presence.rank), STORE_CALL_S)
+            await in_time(gathering.go(presence.rank), STORE_CALL_S)
             if hosts:
-                await call(
-                    presence.thread, lambda: gathering.see_all_gone(LEAVE_TIMEOUT_S), LEAVE_TIMEOUT_S + 1.0
-                )
+                await in_time(gathering.see_all_gone(LEAVE_TIMEOUT_S), LEAVE_TIMEOUT_S + 1.0)
 
     async def _host_on(self) -> None:
         """A host keeps serving until no run needs its store any more."""
@@ -418,6 +408,14 @@ class Sidecar:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
+
+
+async def _call_off(address: Address) -> None:
+    gathering = await Gathering.connect(address, 0, STORE_CALL_S)
+    try:
+        await gathering.call_off()
+    finally:
+        gathering.close()
 
 
 def _store(begin: Begin) -> str:
@@ -442,7 +440,11 @@ async def _live(channel: Channel[FromTorchrun], torchrun: int) -> None:
     assert isinstance(begin, Begin)  # it always comes first
     configure_logging("console", begin.log_level, sys.stderr)
     bind_context(run=begin.run_id, node=begin.member.node_id)
-    await Sidecar(begin, channel, torchrun).run(more)
+    stores = StoreServers(None)
+    try:
+        await Sidecar(begin, channel, torchrun, stores.serve).run(more)
+    finally:
+        stores.close()
 
 
 def main() -> int:
@@ -459,13 +461,5 @@ def main() -> int:
     return 0
 
 
-def leave(code: int) -> None:
-    """End without tearing down threads that may still be inside the store's client: that would abort."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    leave(main())
+    sys.exit(main())

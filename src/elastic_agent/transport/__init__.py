@@ -6,18 +6,14 @@ imported from here: each loads a large library.
 
 from __future__ import annotations
 
-from . import tcpstore_wire
-from .abandonable_thread import AbandonableThread
 from .addresses import (
     connect,
-    connect_in_loop,
     interface_of,
     is_local,
     is_loopback_name,
     own_addresses,
     own_network_problem,
     resolve,
-    set_up_for_messages,
 )
 from .base import (
     NotAStoreError,
@@ -29,9 +25,8 @@ from .base import (
     TransportError,
     UnreachableError,
     WrongKeyError,
-    not_a_store,
-    silent,
 )
+from .blocking_call import run_abandonable
 from .certificates import Pem, Secret
 from .coordinator_records import CoordinatorRecords
 from .exchange import Exchange
@@ -42,10 +37,9 @@ from .port_holder import holder_of
 from .records import NodeRecords, begun_life_of, begun_runs, life_of
 from .remedies import how_to_reach
 from .report_records import ReportRecords
-from .table import Table, drive
+from .table import Table
 
 __all__ = [
-    "AbandonableThread",
     "CoordinatorRecords",
     "Exchange",
     "LifeKeys",
@@ -68,20 +62,15 @@ __all__ = [
     "begun_life_of",
     "begun_runs",
     "connect",
-    "connect_in_loop",
-    "drive",
     "holder_of",
     "how_to_reach",
     "interface_of",
     "is_local",
     "is_loopback_name",
     "life_of",
-    "not_a_store",
     "own_addresses",
     "own_network_problem",
     "peer_uid",
     "resolve",
-    "set_up_for_messages",
-    "silent",
-    "tcpstore_wire",
+    "run_abandonable",
 ]

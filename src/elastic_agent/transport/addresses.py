@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import ipaddress
@@ -150,34 +149,6 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
         except OSError as error:
             failures[family, address] = error
     raise _unreachable(failures, timeout_s)
-
-
-async def connect_in_loop(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Do the same in an event loop; the socket is not blocking.
-
-    Raises:
-        UnreachableError: no address takes a connection; the message is one line.
-    """
-    addresses = await asyncio.to_thread(resolve, host)
-    failures: dict[Address, OSError] = {}
-    for family, address in addresses:
-        try:
-            return await _connect_in_loop_to(family, address, port, max(0.1, timeout_s / len(addresses)))
-        except OSError as error:
-            failures[family, address] = error
-    raise _unreachable(failures, timeout_s)
-
-
-async def _connect_in_loop_to(family: int, address: str, port: int, timeout_s: float) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, (address, port)), timeout_s)
-        _refuse_itself(sock)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _unreachable(failures: Mapping[Address, OSError], timeout_s: float) -> UnreachableError:

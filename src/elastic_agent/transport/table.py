@@ -6,10 +6,8 @@ are two: torch's TCPStore (:mod:`.c10d.table`) and etcd (:mod:`.etcd.table`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
-
-T = TypeVar("T")
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 
 class Table(Protocol):
@@ -69,17 +67,3 @@ class Table(Protocol):
 
     def close(self) -> None:
         """Close the connection; never blocks."""
-
-
-def drive(work: Coroutine[Any, Any, T]) -> T:
-    """Run what waits for nothing but blocking calls, in the calling thread.
-
-    Raises what ``work`` raises, and RuntimeError if it waits for something else.
-    """
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    work.close()
-    raise RuntimeError("a call to a store waits for something other than the store")

@@ -1,45 +1,70 @@
-"""The status of the one run of an agent, determined in the agent's event loop."""
+"""The status of runs, determined in the event loop of the process that knows them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from elastic_agent.monitoring.status import RunStatus
 
 ANSWER_S = 5.0
 """How long the event loop may take to determine the status."""
 
-GetStatus = Callable[[], Awaitable[RunStatus]]
+T = TypeVar("T")
 
 
 class LoopSource:
-    """One run (see :class:`~elastic_agent.web.server.StatusSource`). To be made in the event loop."""
+    """Some runs (see :class:`~elastic_agent.web.server.StatusSource`). To be made in the event loop."""
 
-    def __init__(self, run_id: str, get_status: GetStatus) -> None:
-        """``get_status`` determines the status, in the running event loop."""
-        self._run_id = run_id
+    def __init__(
+        self,
+        who: str,
+        run_ids: Callable[[], Sequence[str]],
+        get_status: Callable[[str], Awaitable[RunStatus]],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            who: knows the runs, for messages.
+            run_ids: returns those that are known, the newest last; called in the event loop.
+            get_status: determines the status of one of them, in the event loop.
+        """
+        self._who = who
+        self._run_ids = run_ids
         self._get_status = get_status
         self._loop = asyncio.get_running_loop()
 
     def run_ids(self) -> Sequence[str]:
-        """The run."""
-        return (self._run_id,)
-
-    def status(self, run_id: str) -> RunStatus:
-        """Its status.
+        """The runs that are known.
 
         Raises:
             TimeoutError: the event loop does not answer, or has ended.
         """
+        return self._answer(self._list())
+
+    def status(self, run_id: str) -> RunStatus:
+        """The status of one of them.
+
+        Raises:
+            TimeoutError: the event loop does not answer, or has ended.
+            LookupError: there is no such run.
+        """
+        return self._answer(self._determine(run_id))
+
+    def _answer(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():
-            raise TimeoutError("the agent has ended")
-        answer = asyncio.run_coroutine_threadsafe(self._determine(), self._loop)
+            work.close()
+            raise TimeoutError(f"{self._who} has ended")
+        answer = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return answer.result(ANSWER_S)
         except TimeoutError:
             answer.cancel()
-            raise TimeoutError(f"the agent did not answer within {ANSWER_S:g} s") from None
+            raise TimeoutError(f"{self._who} did not answer within {ANSWER_S:g} s") from None
 
-    async def _determine(self) -> RunStatus:
-        return await self._get_status()
+    async def _list(self) -> Sequence[str]:
+        return self._run_ids()
+
+    async def _determine(self, run_id: str) -> RunStatus:
+        return await self._get_status(run_id)

@@ -45,7 +45,11 @@ class StatusSource(Protocol):
     """Where a status page has its content from. All methods are called by the threads of clients."""
 
     def run_ids(self) -> Sequence[str]:
-        """The runs that are known, the newest last."""
+        """The runs that are known, the newest last.
+
+        Raises:
+            TimeoutError: the process that knows them does not answer.
+        """
 
     def status(self, run_id: str) -> RunStatus:
         """The status of one of them.

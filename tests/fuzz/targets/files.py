@@ -30,6 +30,7 @@ from elastic_agent.testing.records import Lines
 from elastic_agent.workers.failure import describe
 from elastic_agent.workers.output.tee import Follower
 from tests.fuzz.target import Target, check_shown
+from tests.loop_thread import in_loop
 
 from . import support
 
@@ -166,7 +167,7 @@ def _history(state: os.PathLike[str]) -> Callable[[bytes], None]:
 
     def feed(data: bytes) -> None:
         path.write_bytes(data)
-        store.load("run")
+        in_loop(store.load("run"))
 
     return feed
 

@@ -8,12 +8,13 @@ import ssl
 import msgspec
 
 from elastic_agent.protocol import Plan
-from elastic_agent.transport import LifeKeys, RunKeys, drive
+from elastic_agent.transport import LifeKeys, RunKeys
 from elastic_agent.transport.certificates import Secret, secret_id_in
 from elastic_agent.transport.keys import begun_run_in, name_in
 from elastic_agent.transport.plans import PlanReader, _pack, _parts_of
 from elastic_agent.transport.record_reader import RecordReader, lease_in, lease_over
 from tests.fuzz.target import Target, ViolationError, check_shown
+from tests.loop_thread import finished
 from tests.transport.support import lease
 
 from . import support
@@ -57,7 +58,7 @@ def _reader(data: bytes) -> None:
 def _plan_of(values: dict[str, bytes]) -> Plan | None:
     problems: list[str] = []
     reader = PlanReader(support.MemoryTable(values), _KEYS, problems.append)  # type: ignore[arg-type]
-    return drive(reader.newest())
+    return finished(reader.newest())
 
 
 def _plan(data: bytes, parts: tuple[bytes, ...]) -> None:

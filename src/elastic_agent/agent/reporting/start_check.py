@@ -20,9 +20,14 @@ from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import ETCD
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Phase
-from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
-from elastic_agent.transport import StoreLostError, UnreachableError, is_loopback_name, resolve
+from elastic_agent.transport import (
+    StoreLostError,
+    UnreachableError,
+    is_loopback_name,
+    resolve,
+    run_abandonable,
+)
 from elastic_agent.values import Endpoint
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from elastic_agent.values import Endpoint, PortRange
 
 
 class RendezvousBackend(abc.ABC):
-    """One endpoint, one run; a ``StoreDialer``. Its methods may be called from several threads."""
+    """One endpoint, one run; a ``StoreDialer``. Used in one event loop; only what blocks is called in threads."""
 
     def __init__(
         self,
@@ -50,8 +50,7 @@ class RendezvousBackend(abc.ABC):
         """What all agents of the run share; None: they share none."""
         self._serve = serve
         self._ports = PortPicker(port_range, port_rest_s)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed: asyncio.Event | None = None
+        self._changed = asyncio.Event()
         self._log = get_logger()
 
     @property
@@ -62,8 +61,8 @@ class RendezvousBackend(abc.ABC):
     # -- which run ------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def agree(self, fingerprint: str) -> str:
-        """Find the run of this job at the endpoint, or create it. Blocks for one dial at most.
+    async def agree(self, fingerprint: str) -> str:
+        """Find the run of this job at the endpoint, or create it. Takes one dial at most.
 
         Raises:
             UnreachableError: nothing answers (yet).
@@ -72,7 +71,7 @@ class RendezvousBackend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def release(self) -> None:
+    async def release(self) -> None:
         """The run has its outcome: the next job with this fingerprint at the endpoint is another run.
 
         Raises:
@@ -96,11 +95,11 @@ class RendezvousBackend(abc.ABC):
     # -- dialling -------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def connect(self) -> NodeRecords:
+    async def connect(self) -> NodeRecords:
         """A new connection to the run's store; see ``StoreDialer``."""
 
     @abc.abstractmethod
-    def connect_reports(self) -> ReportRecords:
+    async def connect_reports(self) -> ReportRecords:
         """A new connection to the run's store for reports; hosts nothing.
 
         Raises:
@@ -108,11 +107,11 @@ class RendezvousBackend(abc.ABC):
         """
 
     def offer_bootstrap(self, local_address: str) -> BootstrapStore:
-        """A fresh store for the workers of the next generation."""
+        """Serve a fresh store for the workers of the next generation. Blocks."""
         return BootstrapStore.open(local_address, self._ports, self._serve)
 
     def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
-        """Check that a generation's bootstrap store answers."""
+        """Check that a generation's bootstrap store answers. Blocks."""
         dial_bootstrap(address, timeout_s)
 
     def is_at_store(self, seat: Seat) -> bool:
@@ -138,16 +137,13 @@ class RendezvousBackend(abc.ABC):
 
     async def changed(self) -> None:
         """Wait until ``busy_with`` may have changed."""
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
+        self._changed.clear()
         if self.busy_with:
             await self._changed.wait()
 
     def _poke(self) -> None:
-        """Wake the waiting task: ``busy_with`` may have changed; from any thread."""
-        loop, changed = self._loop, self._changed
-        if loop is not None and changed is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(changed.set)
+        """Wake the waiting task: ``busy_with`` may have changed."""
+        self._changed.set()
 
     def remember(self, plan: Plan) -> None:
         """Write the run history to disk, for a new store; returns at once.
@@ -164,6 +160,10 @@ class RendezvousBackend(abc.ABC):
         if isinstance(error, Exception):
             self._log.warning("cannot write the state directory", error=with_remedy(error))
 
+    async def leave(self) -> None:
+        """Close, once another process can take over what this one does for others; within a second."""
+        self.close()
+
     @abc.abstractmethod
     def close(self) -> None:
-        """Stop whatever is done for others."""
+        """Stop whatever is done for others, in the event loop or after it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import secrets
 import socket
@@ -17,27 +18,31 @@ from elastic_agent.transport.addresses import (
     resolve,
 )
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
+from elastic_agent.transport.blocking_call import run_abandonable
 from elastic_agent.transport.certificates import Secret
 from elastic_agent.transport.coordinator_records import CoordinatorRecords
 from elastic_agent.transport.keys import STORE_ID, LifeKeys, RunKeys
 from elastic_agent.transport.records import life_of
 from elastic_agent.transport.report_records import ReportRecords
-from elastic_agent.transport.table import drive
 from elastic_agent.values import Endpoint
 
 from .bootstrap import own_address
 from .connection import holder_here
 from .inbox import C10dInbox
-from .server_process import ServeStore, serve_here
+from .server_process import ANSWER_S, ServeStore, serve_here
 from .store_relay import StoreRelay, keep_other_users_out
 from .table import CALL_TIMEOUT_S, C10dTable
+from .tcpstore import LOOK_UP_S
 
 _WHAT = "the store of this run"
 
 LOOPBACK = "127.0.0.1"
 
+SERVE_S = 4 * ANSWER_S
+"""How long making a server may take: the process that serves it may have to import torch first, from a slow disk."""
 
-def find_or_host(
+
+async def find_or_host(
     endpoint: Endpoint,
     timeout_s: float,
     secret: Secret | None = None,
@@ -54,7 +59,18 @@ def find_or_host(
     Raises:
         UnreachableError: nothing answers, and the endpoint is another machine.
         NotAStoreError: something else listens there, or this machine has no means to host it, or to keep others out.
+        StoreLostError: the server could not be made.
     """
+    sock = await run_abandonable(
+        lambda: _free_port(endpoint, timeout_s), 2 * timeout_s + 3 * LOOK_UP_S, too_late=_close_socket
+    )
+    if sock is None:
+        return None
+    return await C10dHost.make(sock, secret, alone=endpoint.port == 0, serve=serve)
+
+
+def _free_port(endpoint: Endpoint, timeout_s: float) -> socket.socket | None:
+    """Return a listening socket for a new store; None if something listens at the endpoint."""
     if endpoint.port != 0:
         try:
             connect(endpoint.host, endpoint.port, timeout_s).close()
@@ -66,7 +82,7 @@ def find_or_host(
     if loopback_is_down():
         raise NotAStoreError(LOOPBACK_DOWN)
     try:
-        sock = listen(endpoint.host, endpoint.port)
+        return listen(endpoint.host, endpoint.port)
     except OSError as error:
         try:
             connect(endpoint.host, endpoint.port, timeout_s).close()  # another agent was quicker
@@ -78,7 +94,11 @@ def find_or_host(
                 "answers there; use another port"
             ) from None
         return None
-    return C10dHost(sock, secret, alone=endpoint.port == 0, serve=serve)
+
+
+def _close_socket(sock: socket.socket | None) -> None:
+    if sock is not None:
+        sock.close()
 
 
 class C10dHost:
@@ -92,7 +112,7 @@ class C10dHost:
         alone: bool = False,
         serve: ServeStore = serve_here,
     ) -> None:
-        """Serve on a listening socket.
+        """Serve on a listening socket, which takes a while; :meth:`make` does it beside the event loop.
 
         Args:
             sock: becomes the store's.
@@ -109,6 +129,7 @@ class C10dHost:
         self.store_id = secrets.token_hex(8)
         self._shared: C10dTable | None = None
         """The connection of the coordinators of all runs: a run that is only a name must cost nothing."""
+        self._sharing = asyncio.Lock()
         self._relay: StoreRelay | None = None
         self._close_store: Callable[[], None] = lambda: None
         if alone:
@@ -120,45 +141,68 @@ class C10dHost:
         self._address = LOOPBACK if secret is not None and not alone else own_address(sock)
         try:
             self._close_store = serve(listener, self._address)
-            table = self._table()
-            drive(table.put(STORE_ID, self.store_id.encode()))  # clients wait for it
-            table.close()
         except BaseException:
             self.close()
             raise
 
-    def inbox(self) -> C10dInbox:
-        """The coordinator's inbox, on connections of its own."""
-        return C10dInbox(self._table(), self._table())
+    @classmethod
+    async def make(
+        cls,
+        sock: socket.socket,
+        secret: Secret | None = None,
+        *,
+        alone: bool = False,
+        serve: ServeStore = serve_here,
+    ) -> C10dHost:
+        """Serve on a listening socket, so that clients find a store; arguments and errors as above."""
+        host = await run_abandonable(
+            lambda: cls(sock, secret, alone=alone, serve=serve), SERVE_S, too_late=cls.close
+        )
+        try:
+            table = await host._table()
+            await table.put(STORE_ID, host.store_id.encode())  # clients wait for it
+            table.close()
+        except BaseException:
+            host.close()
+            raise
+        return host
+
+    async def inbox(self) -> C10dInbox:
+        """Return the coordinator's inbox, on connections of its own."""
+        return C10dInbox(await self._table(), await self._table())
 
     async def coordinator_records(self, run_id: str) -> CoordinatorRecords | None:
         """Return the coordinator's records of one run; None if it has none.
 
-        Those of all runs share a connection, and are used by one thread at a time.
+        Those of all runs share a connection.
         """
         run = RunKeys(run_id)
-        if self._shared is not None:
-            try:
+        async with self._sharing:
+            if self._shared is not None:
+                try:
+                    life = await life_of(self._shared, run)
+                except StoreLostError:
+                    self._shared = None
+            if self._shared is None:
+                self._shared = await self._table()
                 life = await life_of(self._shared, run)
-            except StoreLostError:
-                self._shared = None
-        if self._shared is None:
-            self._shared = self._table()
-            life = await life_of(self._shared, run)
-        return CoordinatorRecords(self._shared, LifeKeys(run, life)) if life is not None else None
+            return CoordinatorRecords(self._shared, LifeKeys(run, life)) if life is not None else None
 
-    def report_records(self, run_id: str) -> ReportRecords:
-        """Return a connection to one run's reports, for any thread."""
-        return ReportRecords(self._table(), run_id)
+    async def report_records(self, run_id: str) -> ReportRecords:
+        """Return a connection to one run's reports."""
+        return ReportRecords(await self._table(), run_id)
 
-    def _table(self) -> C10dTable:
-        return C10dTable.connect(self._address, self._own_port, CALL_TIMEOUT_S)
+    async def _table(self) -> C10dTable:
+        return await C10dTable.connect(self._address, self._own_port, CALL_TIMEOUT_S)
 
     def close(self) -> None:
-        """Stop serving."""
-        self._close_store()
+        """Stop serving; nothing happens if that was done already."""
+        close_store, self._close_store = self._close_store, lambda: None
+        close_store()
         if self._relay is not None:
             self._relay.close()
+        if self._shared is not None:
+            self._shared.close()
 
 
 def _secure_relay(sock: socket.socket, secret: Secret) -> StoreRelay:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import socket
 import ssl
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
-from elastic_agent.transport.addresses import connect, set_up_for_messages
+from elastic_agent.transport.addresses import connect
 from elastic_agent.transport.base import (
     NotAStoreError,
     Obstacle,
     TransportError,
     UnreachableError,
     WrongKeyError,
+    not_a_store,
     silent,
 )
+from elastic_agent.transport.blocking_call import run_abandonable
 from elastic_agent.transport.certificates import Secret, secret_id_in
 from elastic_agent.values import Endpoint
 
-from .wire import is_store, probe_store
+from .stream import ByteStream
+from .tcpstore import LOOK_UP_S
+from .wire import NONCE_BYTES, greeting, is_store, no_answer, probe_store
+
+T = TypeVar("T")
 
 LOOK_S = 2.0
 """A server that has not answered a client in TLS for so long may be a store without a secret."""
@@ -26,84 +37,112 @@ LOOK_S = 2.0
 REMEDY = "give every agent the same --secret-file, elastic-agent serve too"
 
 
-def checked(
-    sock: socket.socket, endpoint: Endpoint, timeout_s: float, secret: Secret | None
-) -> socket.socket:
-    """Check that a store answers, which has the same secret, or none if this agent has none.
+def check_plain(sock: socket.socket, endpoint: Endpoint, timeout_s: float) -> None:
+    """Check, by a blocking socket, that a store answers which has no secret.
 
     Args:
-        sock: connected to the endpoint; it is closed if an error is raised.
+        sock: connected to the endpoint.
         endpoint: as messages name it.
         timeout_s: how long each answer is awaited.
-        secret: of this agent; with it, the connection is in TLS.
+
+    Raises:
+        UnreachableError: no answer in time, or the other end hung up.
+        WrongKeyError: the store has a secret.
+        NotAStoreError: another program answers.
+    """
+    try:
+        probe_store(sock, timeout_s, str(endpoint))
+    except (UnreachableError, NotAStoreError) as error:
+        if not _is_like_tls(error):
+            raise
+        raise _needs_secret(endpoint, timeout_s) or error from None
+    except OSError as error:  # it broke before the first message
+        raise _closed(endpoint, str(error.strerror or error)) from None
+
+
+async def secured(sock: socket.socket, endpoint: Endpoint, timeout_s: float, secret: Secret) -> ByteStream:
+    """Shake hands in TLS, and check that a store answers which has the same secret.
+
+    Args:
+        sock: connected to the endpoint; it becomes the stream's.
+        endpoint: as messages name it.
+        timeout_s: how long each answer is awaited.
+        secret: of this agent.
 
     Returns:
         The connection to use.
 
     Raises:
         UnreachableError: no answer in time, or the other end hung up.
-        WrongKeyError: the store has another secret, or only one of the two sides has one.
+        WrongKeyError: the store has another secret or none.
         NotAStoreError: another program answers.
     """
-    shown = str(endpoint)
     try:
-        if secret is not None:
-            sock = _in_tls(sock, endpoint, timeout_s, secret)
-        # Another server in TLS has answered already.
-        probe_store(sock, timeout_s, shown, provoke=secret is None)
-    except ssl.SSLError as error:
-        sock.close()
-        raise _refused(endpoint, timeout_s, secret, error) from None
-    except (UnreachableError, NotAStoreError) as error:
-        sock.close()
-        if secret is not None or not _is_like_tls(error):
+        stream = await _in_tls(sock, endpoint, timeout_s, secret)
+        try:
+            await _greet(stream, endpoint, timeout_s)
+        except BaseException:
+            stream.abort()
             raise
-        raise _needs_secret(endpoint, timeout_s) or error from None
-    except OSError as error:  # it broke before the first message
-        sock.close()
-        raise _closed(endpoint, str(error.strerror or error)) from None
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+    except ssl.SSLError as error:
+        raise await diagnosed(partial(_refused, endpoint, timeout_s, secret, error), timeout_s) from None
+    return stream
 
 
-def _in_tls(sock: socket.socket, endpoint: Endpoint, timeout_s: float, secret: Secret) -> ssl.SSLSocket:
+async def diagnosed(look: Callable[[], T], timeout_s: float) -> T:
+    """Return what is found by a few blocking connections, each step of which takes ``timeout_s`` at most."""
+    return await run_abandonable(look, 6 * timeout_s + LOOK_UP_S)
+
+
+async def _in_tls(sock: socket.socket, endpoint: Endpoint, timeout_s: float, secret: Secret) -> ByteStream:
     """Shake hands. Raises ssl.SSLError; WrongKeyError: a plain store answers; UnreachableError: no answer in time."""
+    ends_s = time.monotonic() + timeout_s
+    handshake = asyncio.create_task(ByteStream.over(sock, secret.client_context))
     try:
-        set_up_for_messages(sock)
-        secured = secret.client_context.wrap_socket(sock, do_handshake_on_connect=False)
+        await asyncio.wait([handshake], timeout=min(timeout_s, LOOK_S))
+        if not handshake.done():
+            # torch's server waits for more of what it takes for a message.
+            problem = await diagnosed(partial(_has_no_secret, endpoint, timeout_s, secret), timeout_s)
+            await asyncio.wait([handshake], timeout=0 if problem else max(0.0, ends_s - time.monotonic()))
+            if not handshake.done():
+                raise problem or silent(str(endpoint), timeout_s)
+        return handshake.result()
     except ssl.SSLError:
         raise
     except OSError as error:
-        raise ssl.SSLEOFError(str(error)) from None  # it was reset meanwhile
-    ends_s = time.monotonic() + timeout_s
-    wait_s = min(timeout_s, LOOK_S)
-    while True:
-        secured.settimeout(wait_s)
-        try:
-            secured.do_handshake()
-        except TimeoutError:
-            # torch's server waits for more of what it takes for a message.
-            problem = _has_no_secret(endpoint, timeout_s, secret)
-            wait_s = ends_s - time.monotonic()
-            if problem is not None or wait_s <= 0:
-                secured.close()
-                raise problem or silent(str(endpoint), timeout_s) from None
-        except OSError as error:
-            secured.close()
-            if isinstance(error, ssl.SSLError):
-                raise
-            raise ssl.SSLEOFError(str(error)) from None  # reset by a server without TLS
-        else:
-            return secured
+        raise ssl.SSLEOFError(str(error)) from None  # reset by a server without TLS
+    except BaseException:
+        handshake.cancel()
+        handshake.add_done_callback(_abort)
+        raise
 
 
-def _refused(
-    endpoint: Endpoint, timeout_s: float, secret: Secret | None, error: ssl.SSLError
-) -> TransportError:
-    """Return why the store and this agent, which has the secret, do not accept each other, or what else broke."""
-    assert secret is not None
+def _abort(handshake: asyncio.Task[ByteStream]) -> None:
+    """Close what nobody waits for any more."""
+    if not handshake.cancelled() and handshake.exception() is None:
+        handshake.result().abort()
+
+
+async def _greet(stream: ByteStream, endpoint: Endpoint, timeout_s: float) -> None:
+    """Check that a store answers, as :func:`probe_store` does; another server in TLS has answered already."""
+    nonce, shown = secrets.token_bytes(NONCE_BYTES), str(endpoint)
+    stream.write(greeting(nonce))
+    try:
+        answer = await stream.read(len(nonce), stream.now_s() + timeout_s)
+    except TimeoutError:
+        raise silent(shown, timeout_s) from None
+    except ssl.SSLError:
+        raise
+    except OSError:
+        answer = stream.received
+    if not answer:
+        raise no_answer(shown)
+    if answer != nonce:
+        raise not_a_store(shown, answer)
+
+
+def _refused(endpoint: Endpoint, timeout_s: float, secret: Secret, error: ssl.SSLError) -> TransportError:
+    """Return why the store and this agent do not accept each other, or what else broke."""
     theirs = _secret_id(endpoint, timeout_s, secret)
     reason = getattr(error, "reason", "") or str(error)  # OpenSSL's name of the error
     is_refusal = isinstance(error, ssl.SSLCertVerificationError) or reason == "TLSV1_ALERT_UNKNOWN_CA"

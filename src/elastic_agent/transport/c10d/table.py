@@ -6,11 +6,9 @@ import time
 from collections import deque
 from collections.abc import Collection
 
-from elastic_agent.transport.addresses import connect
 from elastic_agent.transport.keys import INBOX
 
-from .tcpstore import TCPStoreConnection
-from .wire import probe_store
+from .tcpstore import TCPStoreClient
 
 CALL_TIMEOUT_S = 10.0
 
@@ -21,25 +19,27 @@ ROOT = "elastic-agent/2/"
 """Of all keys; the number is that of their layout."""
 
 _BATCH = 512
+_HINTS = 64
+"""So many are asked for at once."""
 
 
 class C10dTable:
-    """One connection (see :class:`~elastic_agent.transport.table.Table`). Its calls block, one after the other."""
+    """One connection (see :class:`~elastic_agent.transport.table.Table`). Its calls wait for each other."""
 
     is_shared = False
 
     def __init__(
-        self, connection: TCPStoreConnection, local_address: str = "", store_id: str = "", root: str = ROOT
+        self, client: TCPStoreClient, local_address: str = "", store_id: str = "", root: str = ROOT
     ) -> None:
         """Use a connection.
 
         Args:
-            connection: becomes the table's.
+            client: becomes the table's.
             local_address: of this machine on the way to the store.
             store_id: of the store.
             root: of all keys.
         """
-        self._store = connection
+        self._store = client
         self.local_address = local_address
         self.store_id = store_id
         self.root = root
@@ -47,7 +47,7 @@ class C10dTable:
         """When to remove which keys, in the order in which they were written."""
 
     @classmethod
-    def connect(cls, host: str, port: int, timeout_s: float, root: str = ROOT) -> C10dTable:
+    async def connect(cls, host: str, port: int, timeout_s: float, root: str = ROOT) -> C10dTable:
         """Connect; ``timeout_s``: how long the connection may take, and then the first answer.
 
         Raises:
@@ -55,14 +55,7 @@ class C10dTable:
             NotAStoreError: something else answers.
             StoreLostError: the connection broke meanwhile.
         """
-        shown = f"{host}:{port}"
-        sock = connect(host, port, timeout_s)
-        try:
-            probe_store(sock, timeout_s, shown)
-        except BaseException:
-            sock.close()
-            raise
-        return cls(TCPStoreConnection(sock, shown, CALL_TIMEOUT_S), root=root)
+        return cls(await TCPStoreClient.connect(host, port, timeout_s, CALL_TIMEOUT_S), root=root)
 
     async def read(self, keys: Collection[str]) -> dict[str, bytes]:
         """Return the values of those keys that are there."""
@@ -70,22 +63,22 @@ class C10dTable:
         found: dict[str, bytes] = {}
         for start in range(0, len(wanted), _BATCH):
             batch = wanted[start : start + _BATCH]
-            values = self._store.get([self.root + key for key in batch])
+            values = await self._store.get([self.root + key for key in batch])
             found.update((key, value) for key, value in zip(batch, values, strict=True) if value)
         return found
 
     async def keys(self, folder: str) -> list[str]:
         """Return every key that begins with ``folder``."""
-        return self._keys_in(folder)
+        return await self._keys_in(folder)
 
     async def read_folders(self, *folders: str) -> dict[str, bytes]:
         """Return every key that begins with one of ``folders``, with its value."""
-        return await self.read(self._keys_in(*folders))
+        return await self.read(await self._keys_in(*folders))
 
-    def _keys_in(self, *folders: str) -> list[str]:
+    async def _keys_in(self, *folders: str) -> list[str]:
         begins = tuple(self.root + folder for folder in folders)
-        keys = (key.removeprefix(self.root) for key in self._store.list_keys() if key.startswith(begins))
-        return sorted(keys)  # the server has them in no order
+        found = await self._store.list_keys()  # in no order
+        return sorted(key.removeprefix(self.root) for key in found if key.startswith(begins))
 
     async def swap(self, key: str, expected: bytes | None, desired: bytes) -> bytes | None:
         """Compare-and-set; the value afterwards. A value that may be too large to be sent is removed first."""
@@ -95,13 +88,12 @@ class C10dTable:
             if (await self.read([key])).get(key) == expected:
                 await self.delete([key])
             expected = None
-        stored = self._store.compare_set(self.root + key, expected or b"", desired)
+        stored = await self._store.compare_and_set(self.root + key, expected or b"", desired)
         return None if stored in (expected, b"") else stored  # the former it answers for a missing key
 
     async def put(self, key: str, value: bytes, lasts_s: float | None = None) -> None:
         """Write; what expires is removed with a later call, by the connection that wrote it."""
-        self._store.set(self.root + key, value)
-        self._store.ping()
+        await self._store.set(self.root + key, value)
         if lasts_s is not None:
             now_s = time.monotonic()
             self._expiring.append((now_s + lasts_s, key))
@@ -110,29 +102,34 @@ class C10dTable:
 
     async def delete(self, keys: Collection[str], *folders: str) -> None:
         """Remove those keys that are there, then every key that begins with one of ``folders``."""
-        for key in keys:
-            self._store.delete_key(self.root + key)
+        names = [self.root + key for key in keys]
+        for start in range(0, len(names), _BATCH):
+            await self._store.delete(names[start : start + _BATCH])
         if folders:
-            await self.delete(self._keys_in(*folders))
+            await self.delete(await self._keys_in(*folders))
 
     async def wait(self, key: str, timeout_s: float) -> bool:
-        """Block until the key is there; False at the time-out."""
-        return self._store.wait(self.root + key, timeout_s)
+        """Wait until the key is there; False at the time-out."""
+        return await self._store.wait(self.root + key, timeout_s)
 
     async def hint(self, run_id: str, incarnation: str) -> None:
         """Put it into the coordinator's inbox; the server answers nothing."""
-        self._store.queue_push(self.root + INBOX, f"{run_id} {incarnation}".encode())
+        await self._store.queue_push(self.root + INBOX, f"{run_id} {incarnation}".encode())
 
     def written_by(self, key: str) -> float | None:
         """Return None: the server keeps no times."""
         return None
 
-    def take_hints(self, timeout_s: float, most: int) -> list[bytes]:
-        """Block until there is a hint; that and what else is there, up to ``most``. Empty at the time-out."""
+    async def take_hints(self, timeout_s: float, most: int) -> list[bytes]:
+        """Wait until there is a hint; that and what else is there, up to ``most``. Empty at the time-out."""
         queue, hints = self.root + INBOX, list[bytes]()
-        if self._store.wait(queue, timeout_s):
-            while len(hints) < most and (hint := self._store.queue_pop(queue)) is not None:
-                hints.append(hint)
+        if await self._store.wait(queue, timeout_s):
+            while len(hints) < most:
+                wanted = min(_HINTS, most - len(hints))
+                taken = await self._store.queue_pop(queue, wanted)
+                hints += taken
+                if len(taken) < wanted:
+                    break
         return hints
 
     def close(self) -> None:

@@ -1,231 +1,248 @@
-"""A blocking client of torch's TCPStore server that does not import torch."""
+"""A client of torch's TCPStore server (the libuv one), for asyncio, that does not import torch.
+
+The protocol is described in :mod:`.wire`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
-import threading
-import time
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
-from elastic_agent.transport import tcpstore_wire as wire
-from elastic_agent.transport.addresses import set_up_for_messages
 from elastic_agent.transport.base import StoreLostError, not_a_store
+from elastic_agent.transport.blocking_call import run_abandonable
 
-MOST_READ_BYTES = 1 << 28
-"""A value to which clients append may be larger than one that is sent at once."""
+from . import wire
+from .stream import ByteStream
 
-_CHUNK_BYTES = 1 << 16
-_LEAST_WAIT_S = 0.001
-"""A socket whose time-out is 0 does not block at all."""
+LOOK_UP_S = 30.0
+"""How long looking up a name may take: longer than the resolver with its defaults."""
+
+Answer = TypeVar("Answer")
 
 
-class TCPStoreConnection:
-    """One connection, which may be used by several threads: their calls wait for each other.
+class TCPStoreClient:
+    """One connection to a server. Calls of several tasks wait for each other.
 
-    Every call raises:
+    A call may be cancelled; if its request was sent, its answer is awaited all the same, and thrown away, before the
+    next one begins. Every call raises:
         StoreLostError: no answer in time, or none that this protocol has, or the connection broke; whether the call was
             carried out is not known. All later calls raise it too.
-        ValueError: a key or a value is larger than the server accepts; nothing was sent.
+        ValueError: a key, a value or the number of keys is larger than the server accepts; nothing was sent.
     """
 
-    def __init__(self, sock: socket.socket, shown: str, call_timeout_s: float) -> None:
-        """Use a socket that is connected to a store, which has answered (:func:`.wire.probe_store`).
+    def __init__(self, stream: ByteStream, shown: str, call_timeout_s: float) -> None:
+        """Use a connection to a store, which has answered (:func:`.wire.probe_store`).
 
         Args:
-            sock: becomes the connection's.
+            stream: becomes the client's.
             shown: the store's address, for messages.
             call_timeout_s: how long each call may take.
+        """
+        self._stream = stream
+        self._shown = shown
+        self._call_timeout_s = call_timeout_s
+        self._ends_s = 0.0
+        """When the present call is late."""
+        self._is_given_up = False
+        """Whether nobody waits for the present call any more."""
+        self._failure: str | None = None
+        self._lock = asyncio.Lock()
+        stream.abort_with(self)
+
+    @classmethod
+    async def over(cls, sock: socket.socket, shown: str, call_timeout_s: float) -> TCPStoreClient:
+        """Use a plain socket to a store, which has answered; it becomes the client's.
 
         Raises:
             StoreLostError: the connection broke meanwhile.
         """
-        self._sock = sock
-        self._shown = shown
-        self._call_timeout_s = call_timeout_s
-        self._received = b""
-        self._position = 0
-        """How much of it has been read."""
-        self._ends_s = 0.0
-        """When the present call is late, by time.monotonic()."""
-        self._failure: StoreLostError | None = None
-        self._lock = threading.Lock()
-        weakref.finalize(self, sock.close)  # nothing uses it any more
-        with self._call():
-            set_up_for_messages(sock)
+        try:
+            return cls(await ByteStream.over(sock), shown, call_timeout_s)
+        except OSError as error:
+            raise StoreLostError(_closed(shown, error)) from None
 
-    # -- calls with an answer -------------------------------------------------------------------
+    @classmethod
+    async def connect(cls, host: str, port: int, timeout_s: float, call_timeout_s: float) -> TCPStoreClient:
+        """Connect to a server, and check that it is one.
 
-    def get(self, keys: Sequence[str]) -> list[bytes]:
+        Args:
+            host: its name or address.
+            port: its port.
+            timeout_s: how long the connection may take, and then the first answer.
+            call_timeout_s: how long each call may take.
+
+        Raises:
+            UnreachableError: nothing listens there, or what does has not answered in time or hung up.
+            NotAStoreError: it answers otherwise than a store.
+            StoreLostError: the connection broke meanwhile.
+        """
+        sock = await run_abandonable(
+            lambda: wire.dial_store(host, port, timeout_s),
+            2 * timeout_s + LOOK_UP_S,
+            too_late=lambda late: late.close(),
+        )
+        return await cls.over(sock, f"{host}:{port}", call_timeout_s)
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of these keys, in their order; an empty one for a key that is not there."""
-        request = _request(wire.Request.MULTI_GET, wire.packed_keys(keys))
-        with self._call():
-            self._send(request)
-            return [self._read_value() for _ in keys]
 
-    def list_keys(self) -> list[str]:
+        async def values() -> list[bytes]:
+            return [await self._read_value() for _ in keys]
+
+        return await self._call(_request(wire.Request.MULTI_GET, wire.packed_keys(keys)), values)
+
+    async def list_keys(self) -> list[str]:
         """Return all keys, in no order."""
-        with self._call():
-            self._send(_request(wire.Request.LIST_KEYS))
-            keys = [self._read_value() for _ in range(wire.size_in(self._read(8)))]
-        return [key.decode(errors="surrogateescape").removeprefix("/") for key in keys]
 
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        async def keys() -> list[str]:
+            count = wire.size_in(await self._read(8))
+            found = [await self._read_value() for _ in range(count)]
+            return [key.decode(errors="surrogateescape").removeprefix("/") for key in found]
+
+        return await self._call(_request(wire.Request.LIST_KEYS), keys)
+
+    async def set(self, key: str, value: bytes) -> None:
+        """Store a value; returns when the server has it."""
+        nonce = secrets.token_bytes(wire.NONCE_BYTES)
+        # The server does not answer a SET.
+        request = _request(wire.Request.SET, wire.packed_key(key) + wire.packed_value(value))
+
+        async def pong() -> None:
+            answer = await self._read(len(nonce))
+            if answer != nonce:
+                raise self._unexpected(answer)
+
+        await self._call(request + wire.ping(nonce), pong)
+
+    async def compare_and_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Store ``desired`` if the value is ``expected``, and return the value that is there then.
 
         An empty ``expected`` stands for a key that is not there. If one is not, but another value was expected, the
         server returns ``expected``.
         """
         arguments = wire.packed_key(key) + wire.packed_value(expected) + wire.packed_value(desired)
-        request = _request(wire.Request.COMPARE_SET, arguments)
-        with self._call():
-            self._send(request)
-            return self._read_value()
+        return await self._call(_request(wire.Request.COMPARE_SET, arguments), self._read_value)
 
-    def delete_key(self, key: str) -> bool:
-        """Delete a key; returns whether it was there."""
-        request = _request(wire.Request.DELETE, wire.packed_key(key))
-        with self._call():
-            self._send(request)
-            return self._read_number() > 0
+    async def delete(self, keys: Sequence[str]) -> int:
+        """Delete keys; returns how many were there."""
 
-    def ping(self) -> None:
-        """Return when the server has carried out everything sent before: it works off a connection in order."""
-        nonce = secrets.token_bytes(wire.NONCE_BYTES)
-        with self._call():
-            self._send(wire.ping(nonce))
-            answer = self._read(len(nonce))
-            if answer != nonce:
+        async def deleted() -> int:
+            return sum([await self._read_number() > 0 for _ in keys])
+
+        requests = [_request(wire.Request.DELETE, wire.packed_key(key)) for key in keys]
+        return await self._call(b"".join(requests), deleted)
+
+    async def wait(self, key: str, timeout_s: float) -> bool:
+        """Wait until the key, or the queue of this name, is there; False at the time-out. Other calls wait."""
+
+        async def is_there() -> bool:
+            is_answered = await self._is_answered_within(timeout_s)
+            if not is_answered:
+                self._stream.write(_request(wire.Request.CANCEL_WAIT))
+            answer = await self._read(1)
+            if answer == wire.STOP_WAITING and not is_answered:  # the answers crossed
+                await self._read(1)
+            elif answer not in (wire.STOP_WAITING, wire.WAIT_CANCELLED):
                 raise self._unexpected(answer)
-
-    def queue_pop(self, queue: str) -> bytes | None:
-        """Remove the first item of a queue and return it; None if there is none."""
-        request = _request(wire.Request.QUEUE_POP, wire.packed_key(queue))
-        with self._call():
-            self._send(request)
-            return self._read_value() if self._read_number() > 0 else None
-
-    def wait(self, key: str, timeout_s: float) -> bool:
-        """Block until the key, or the queue of this name, is there; False at the time-out."""
-        request = _request(wire.Request.WAIT, wire.packed_keys([key]))
-        with self._call():
-            self._send(request)
-            is_there = self._is_readable_within(timeout_s)
-            if not is_there:
-                self._send(_request(wire.Request.CANCEL_WAIT))
-            answer = self._read(1)
-            if answer == wire.STOP_WAITING and not is_there:  # the answers crossed
-                self._read(1)
             return answer == wire.STOP_WAITING
 
-    # -- calls without an answer ----------------------------------------------------------------
+        return await self._call(_request(wire.Request.WAIT, wire.packed_keys([key])), is_there)
 
-    def set(self, key: str, value: bytes) -> None:
-        """Store a value."""
-        self._tell(_request(wire.Request.SET, wire.packed_key(key) + wire.packed_value(value)))
+    async def queue_push(self, queue: str, item: bytes) -> None:
+        """Add to the end of a queue; the server does not answer that."""
+        request = _request(wire.Request.QUEUE_PUSH, wire.packed_key(queue) + wire.packed_value(item))
+        await self._call(request, lambda: self._stream.drained(self._ends_s))
 
-    def queue_push(self, queue: str, item: bytes) -> None:
-        """Add to the end of a queue."""
-        self._tell(_request(wire.Request.QUEUE_PUSH, wire.packed_key(queue) + wire.packed_value(item)))
+    async def queue_pop(self, queue: str, most: int) -> list[bytes]:
+        """Remove up to so many items from the beginning of a queue, and return them."""
 
-    def _tell(self, request: bytes) -> None:
-        with self._call():
-            self._send(request)
+        async def items() -> list[bytes]:
+            return [await self._read_value() for _ in range(most) if await self._read_number() > 0]
+
+        return await self._call(_request(wire.Request.QUEUE_POP, wire.packed_key(queue)) * most, items)
 
     def close(self) -> None:
-        """Close the connection; never blocks. A call in progress raises StoreLostError."""
-        self._fail(StoreLostError("the connection was closed"))
-        with suppress(OSError):  # it is not connected any more
-            # Not the method of a socket in TLS, after which that would send what it is given as it is.
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # wakes the thread of that call
-        if self._lock.acquire(blocking=False):
-            self._sock.close()
-            self._lock.release()
+        """Close the connection; never blocks. Calls in progress raise StoreLostError."""
+        self._fail("the connection was closed")
 
     # -- one call -------------------------------------------------------------------------------
 
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        with self._lock:
-            self._check_open()
-            self._ends_s = time.monotonic() + self._call_timeout_s
-            try:
-                yield
-            except BaseException as error:
-                # What the server still answers would be taken for the answer to a later call.
-                self._fail(self._lost(error))
-                self._sock.close()
-                if isinstance(error, OSError):
-                    self._check_open()
-                raise
+    async def _call(self, request: bytes, parse: Callable[[], Awaitable[Answer]]) -> Answer:
+        await self._lock.acquire()
+        self._is_given_up = False
+        # What the server still answers to a cancelled call must not be taken for the answer to a later one.
+        call = asyncio.create_task(self._carry_out(request, parse))
+        call.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            self._is_given_up = True
+            self._stream.wake()
+            raise
 
-    def _check_open(self) -> None:
+    def _ended(self, call: asyncio.Task[Any]) -> None:
+        self._lock.release()
+        if not call.cancelled():
+            call.exception()  # or asyncio would log it if nobody waits for the call any more
+
+    async def _carry_out(self, request: bytes, parse: Callable[[], Awaitable[Answer]]) -> Answer:
         if self._failure is not None:
-            self._sock.close()
-            raise self._failure from None
+            raise StoreLostError(self._failure)
+        self._ends_s = self._stream.now_s() + self._call_timeout_s
+        try:
+            self._stream.write(request)
+            return await parse()
+        except TimeoutError:
+            self._fail(f"{self._shown} did not answer within {self._call_timeout_s:g} s")
+        except OSError as error:
+            self._fail(_closed(self._shown, error))
+        except BaseException as error:
+            self._fail(str(error) if isinstance(error, StoreLostError) else _closed(self._shown))
+            raise
+        assert self._failure is not None
+        raise StoreLostError(self._failure)
 
-    def _fail(self, failure: StoreLostError) -> None:
+    def _fail(self, failure: str) -> None:
         if self._failure is None:
             self._failure = failure
-
-    def _lost(self, error: BaseException) -> StoreLostError:
-        if isinstance(error, StoreLostError):
-            return error
-        if isinstance(error, TimeoutError):
-            return StoreLostError(f"{self._shown} did not answer within {self._call_timeout_s:g} s")
-        reason = error.strerror if isinstance(error, OSError) else None
-        return StoreLostError(f"{self._shown} closed the connection" + (f" ({reason})" if reason else ""))
+            self._stream.abort()  # to send the rest could take for ever
 
     def _unexpected(self, answer: bytes) -> StoreLostError:
         return StoreLostError(str(not_a_store(self._shown, answer)))
 
-    def _send(self, request: bytes) -> None:
-        self._set_time_left()
-        self._sock.sendall(request)
-
-    def _set_time_left(self) -> None:
-        left_s = self._ends_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._sock.settimeout(left_s)
-
-    def _is_readable_within(self, timeout_s: float) -> bool:
-        """Wait for an answer, which extends the call by as much."""
-        self._sock.settimeout(max(_LEAST_WAIT_S, timeout_s))
+    async def _is_answered_within(self, timeout_s: float) -> bool:
+        """Wait for an answer, which extends the call by as much; also until nobody waits for it any more."""
+        until_s = self._stream.now_s() + timeout_s
         try:
-            self._receive(_CHUNK_BYTES)
+            while not self._is_given_up and not self._stream.has_received:
+                await self._stream.more(until_s)
         except TimeoutError:
-            return False
-        finally:
-            self._ends_s = time.monotonic() + self._call_timeout_s
-        return True
+            pass
+        self._ends_s = self._stream.now_s() + self._call_timeout_s
+        return self._stream.has_received
 
-    def _receive(self, size: int) -> None:
-        more = self._sock.recv(size)
-        if not more:
-            raise ConnectionResetError
-        self._received = self._received[self._position :] + more
-        self._position = 0
+    async def _read(self, size: int) -> bytes:
+        return await self._stream.read(size, self._ends_s)
 
-    def _read(self, size: int) -> bytes:
-        while len(self._received) - self._position < size:
-            self._set_time_left()
-            self._receive(max(_CHUNK_BYTES, size))
-        data = self._received[self._position : self._position + size]
-        self._position += size
-        return data
-
-    def _read_value(self) -> bytes:
-        header = self._read(8)
+    async def _read_value(self) -> bytes:
+        header = await self._read(8)
         size = wire.size_in(header)
-        if size > MOST_READ_BYTES:
+        if size > wire.MOST_READ_BYTES:
             raise self._unexpected(header)
-        return self._read(size)
+        return await self._read(size)
 
-    def _read_number(self) -> int:
-        return wire.number_in(self._read(8))
+    async def _read_number(self) -> int:
+        return wire.number_in(await self._read(8))
+
+
+def _closed(shown: str, error: OSError | None = None) -> str:
+    reason = f" ({error.strerror})" if error is not None and error.strerror else ""
+    return f"{shown} closed the connection{reason}"
 
 
 def _request(kind: wire.Request, arguments: bytes = b"") -> bytes:

@@ -1,16 +1,18 @@
 """One connection to one member of an etcd cluster: every call bounded in time, every error in one line.
 
+A connection belongs to the event loop in which it was dialled.
+
 A call that ends without an answer raises ``StoreLostError``: the request may have been carried out. The only call
 that is repeated here is one that etcd rejected because the login had expired.
 """
 
 from __future__ import annotations
 
-import socket
-import threading
+import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,7 @@ from elastic_agent.transport.base import (
     TransportError,
     UnreachableError,
 )
+from elastic_agent.transport.blocking_call import run_abandonable
 from elastic_agent.transport.certificates import SERVER_NAME, Secret
 from elastic_agent.values import Endpoint, EtcdAccess
 
@@ -31,6 +34,9 @@ from .probe import probe_server
 
 CALL_TIMEOUT_S = 1.0
 """A member that does not answer within this time is given up for another one."""
+
+DIAL_TIMEOUT_S = 30.0
+"""An attempt to connect that takes longer is abandoned: looking a name up has no time-out of its own."""
 
 MAX_OPERATIONS = 120
 """Operations in one transaction; etcd's default limit is 128."""
@@ -42,7 +48,6 @@ _OPTIONS = (
     ("grpc.enable_retries", 0),  # whether a call may be repeated, only its caller knows
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),  # for the web: etcd is inside the cluster, and named by address here
-    (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
 )
 _EXPIRED_LOGIN = ("invalid auth token", "invalid auth revision", "revision of auth store is old")
 
@@ -96,9 +101,7 @@ class _Line:
         self.kv = rpc.KVStub(channel)
         self.leases = rpc.LeaseStub(channel)
         self.auth = rpc.AuthStub(channel)
-        # etcd takes requests for ever on both, but gets one. So called, and with the channel's option that goes with
-        # it, gRPC needs no threads of its own, of which one would wake up ten times a second. Keeping a lease alive
-        # has one answer: gRPC never frees about 15 KB of each stream that is cancelled before its end.
+        # etcd takes requests for ever on both, but gets one; and keeping a lease alive once has one answer.
         self.watch = _calls(channel.unary_stream, "Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
         self.keep_alive = _calls(
             channel.unary_unary,
@@ -107,23 +110,19 @@ class _Line:
             rpc.LeaseKeepAliveResponse,
         )
         self.token: str | None = None
-        self.login_lock = threading.Lock()
+        self.login_lock = asyncio.Lock()
         self.users = 0
-        self._lock = threading.Lock()
-
-    def take(self) -> None:
-        with self._lock:
-            self.users += 1
 
     def let_go(self) -> None:
-        with self._lock:
-            self.users -= 1
-            if self.users == 0:
-                self.channel.close()
+        """One user less; the last one closes the connection."""
+        self.users -= 1
+        if self.users == 0:
+            with contextlib.suppress(StopIteration):
+                self.channel.close().send(None)  # without a grace it waits for nothing
 
 
 class EtcdClient:
-    """One user of a connection. Safe for threads."""
+    """One user of a connection."""
 
     def __init__(
         self, line: _Line, endpoint: Endpoint, access: EtcdAccess, local_address: str, timeout_s: float
@@ -137,12 +136,12 @@ class EtcdClient:
         self._access = access
         self._timeout_s = timeout_s
         self._open = True
-        self._streams: set[Any] = set()
-        self._lock = threading.Lock()
-        line.take()
+        self._calls: set[Any] = set()
+        """Calls in progress, and watches."""
+        line.users += 1
 
     @classmethod
-    def dial(
+    async def dial(
         cls,
         endpoint: Endpoint,
         access: EtcdAccess,
@@ -162,18 +161,13 @@ class EtcdClient:
             WrongKeyError: what answers has another secret, or only one of the two has one.
             NotAStoreError: what answers is not etcd, or denies access.
         """
-        probe = _reach(endpoint, timeout_s)
-        try:
-            local_address = local_address_towards(endpoint.host, probe)
-            address = str(probe.getpeername()[0])
-            probe_server(probe, endpoint, access, secret, timeout_s)
-        finally:
-            probe.close()
-        channel = _open_channel(endpoint, address, access, secret)
-        client = cls(_Line(channel), endpoint, access, local_address, timeout_s)
+        local_address, open_channel = await run_abandonable(
+            lambda: _explore(endpoint, access, timeout_s, secret), DIAL_TIMEOUT_S
+        )
+        client = cls(_Line(open_channel()), endpoint, access, local_address, timeout_s)
         try:
             if access.user:
-                client._log_in(None)
+                await client._log_in(None)
         except StoreLostError as error:
             client.close()
             raise UnreachableError(str(error)) from None
@@ -193,138 +187,126 @@ class EtcdClient:
         return self._line is other._line
 
     def close(self) -> None:
-        """Take no more calls, end the watches in progress, release the connection; does not block."""
-        with self._lock:
-            if not self._open:
-                return
+        """Take no more calls, end those in progress, release the connection; does not block."""
+        if self._open:
             self._open = False
-            streams = list(self._streams)
-        for stream in streams:
-            stream.cancel()
-        self._line.let_go()
+            calls, self._calls = self._calls, set()
+            for call in calls:
+                call.cancel()
+            self._line.let_go()
 
     # -- keys -----------------------------------------------------------------------------------
 
-    def get(self, key: bytes) -> Any | None:
+    async def get(self, key: bytes) -> Any | None:
         """The key's KeyValue, or None."""
-        found = self.range(key)
+        found = await self.range(key)
         return found.kvs[0] if found.kvs else None
 
-    def range(self, key: bytes, end: bytes | None = None, *, keys_only: bool = False) -> Any:
+    async def range(self, key: bytes, end: bytes | None = None, *, keys_only: bool = False) -> Any:
         """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it."""
         request = rpc.RangeRequest(key=key, range_end=end or b"", keys_only=keys_only)
-        return self._ask(self._line.kv.Range, request)
+        return await self._ask(self._line.kv.Range, request)
 
-    def transact(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Any:
+    async def transact(
+        self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()
+    ) -> Any:
         """The TxnResponse: ``then`` was done if all of ``compare`` held, else ``otherwise``.
 
         Raises:
             LeaseGoneError: a key was to hang on a lease that is gone; nothing was written.
         """
         request = rpc.TxnRequest(compare=compare, success=then, failure=otherwise)
-        return self._ask(self._line.kv.Txn, request)
+        return await self._ask(self._line.kv.Txn, request)
 
-    def _ask(self, method: Callable[..., Any], request: Any) -> Any:
-        answer = self._call(method, request)
+    async def _ask(self, method: Callable[..., Any], request: Any) -> Any:
+        answer = await self._call(method, request)
         self.revisions.saw(int(answer.header.revision))
         return answer
 
     # -- leases ---------------------------------------------------------------------------------
 
-    def grant(self, ttl_s: int) -> int:
+    async def grant(self, ttl_s: int) -> int:
         """A new etcd lease; its id."""
-        return int(self._call(self._line.leases.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s)).ID)
+        answer = await self._call(self._line.leases.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s))
+        return int(answer.ID)
 
-    def keep_alive(self, lease_id: int) -> None:
+    async def keep_alive(self, lease_id: int) -> None:
         """Keep the lease alive: its time starts again.
 
         Raises:
             LeaseGoneError: it is gone.
         """
         request = rpc.LeaseKeepAliveRequest(ID=lease_id)
-        answer = self._call(self._line.keep_alive, request)
+        answer = await self._call(self._line.keep_alive, request)
         if answer is None:
             raise StoreLostError(f"etcd at {self.endpoint} closed a stream")
         if answer.TTL <= 0:
             raise LeaseGoneError(f"etcd lease {lease_id:x} has expired")
 
-    def left_s(self, lease_id: int) -> int:
+    async def left_s(self, lease_id: int) -> int:
         """How many whole seconds the lease has left; negative if it is gone."""
         request = rpc.LeaseTimeToLiveRequest(ID=lease_id)
         try:
-            return int(self._call(self._line.leases.LeaseTimeToLive, request).TTL)
+            return int((await self._call(self._line.leases.LeaseTimeToLive, request)).TTL)
         except LeaseGoneError:
             return -1
 
-    def revoke(self, lease_id: int) -> None:
+    async def revoke(self, lease_id: int) -> None:
         """End the lease and remove what hangs on it."""
-        self._call(self._line.leases.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
+        await self._call(self._line.leases.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
 
     # -- watching -------------------------------------------------------------------------------
 
-    def watch(self, key: bytes, end: bytes | None, revision: int, timeout_s: float) -> News | None:
+    async def watch(self, key: bytes, end: bytes | None, revision: int, timeout_s: float) -> News | None:
         """Wait for a change of these keys since ``revision`` (included); None at the time-out.
 
         Raises:
             CompactedError: that revision is gone.
             StoreLostError: the connection broke; watch again from the same revision.
         """
-        with closing(self.follow(key, end, revision, timeout_s)) as changes:
-            return next(changes, None)
+        async with aclosing(self.follow(key, end, revision, timeout_s)) as changes:
+            return await anext(changes, None)
 
-    def follow(
+    async def follow(
         self, key: bytes, end: bytes | None, revision: int, timeout_s: float | None = None
-    ) -> Generator[News]:
+    ) -> AsyncGenerator[News]:
         """Every change of these keys since ``revision``, until the time-out; errors as for :meth:`watch`."""
         renewed = False
         while True:
             token = self._line.token
             try:
-                for news in self._stream(key, end, revision, timeout_s):
-                    revision, renewed = news.next_revision, False
-                    yield news
+                async with aclosing(self._stream(key, end, revision, timeout_s, token)) as changes:
+                    async for news in changes:
+                        revision, renewed = news.next_revision, False
+                        yield news
                 return
             except _RefusedError as error:
                 if renewed or not self._access.user:
                     raise error.explained from None
-            self._log_in(token)
+            await self._log_in(token)
             renewed = True
 
-    def _stream(
-        self, key: bytes, end: bytes | None, revision: int, timeout_s: float | None
-    ) -> Generator[News]:
+    async def _stream(
+        self, key: bytes, end: bytes | None, revision: int, timeout_s: float | None, token: str | None
+    ) -> AsyncGenerator[News]:
         create = rpc.WatchCreateRequest(key=key, range_end=end or b"", start_revision=revision)
-        stream = self._opened(rpc.WatchRequest(create_request=create), timeout_s)
-        try:
-            for response in stream:
-                if response.canceled:
-                    raise self._cancelled(response)
-                if response.events:
-                    news = _news(response)
-                    self.revisions.saw(news.next_revision - 1)
-                    yield news
-        except grpc.RpcError as error:
-            if timeout_s is not None and _timed_out(error):
-                return
-            if _login_expired(error):
-                raise _RefusedError(self._explained(error)) from None
-            raise self._explained(error) from None
-        finally:
-            with self._lock:
-                self._streams.discard(stream)
-            stream.cancel()
-        raise StoreLostError(f"etcd at {self.endpoint} closed a watch")
-
-    def _opened(self, request: Any, timeout_s: float | None) -> Any:
-        with self._lock:
-            if not self._open:
-                raise StoreLostError("the connection was closed")
+        request = rpc.WatchRequest(create_request=create)
+        with self._begun(self._line.watch, request, timeout_s, token) as stream:
             try:
-                stream = self._line.watch(request, timeout=timeout_s, metadata=self._metadata())
-            except ValueError:  # gRPC's way to say that the channel is closed
-                raise StoreLostError("the connection was closed") from None
-            self._streams.add(stream)
-            return stream
+                while (response := await stream.read()) is not grpc.aio.EOF:
+                    if response.canceled:
+                        raise self._cancelled(response)
+                    if response.events:
+                        news = _news(response)
+                        self.revisions.saw(news.next_revision - 1)
+                        yield news
+            except grpc.RpcError as error:
+                if timeout_s is not None and _timed_out(error):
+                    return
+                if _login_expired(error):
+                    raise _RefusedError(self._explained(error)) from None
+                raise self._explained(error) from None
+        raise StoreLostError(f"etcd at {self.endpoint} closed a watch")
 
     def _cancelled(self, response: Any) -> Exception:
         if response.compact_revision:
@@ -337,38 +319,51 @@ class EtcdClient:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+    async def _call(self, method: Callable[..., Any], request: Any) -> Any:
         token = self._line.token
         try:
-            return self._attempt(method, request)
+            return await self._attempt(method, request, token)
         except grpc.RpcError as error:
             if not self._access.user or not _login_expired(error):
                 raise self._explained(error) from None
-        self._log_in(token)
+        await self._log_in(token)
         try:
-            return self._attempt(method, request)
+            return await self._attempt(method, request, self._line.token)
         except grpc.RpcError as error:
             raise self._explained(error) from None
 
-    def _attempt(self, method: Callable[..., Any], request: Any) -> Any:
+    async def _attempt(self, method: Callable[..., Any], request: Any, token: str | None) -> Any:
+        with self._begun(method, request, self._timeout_s, token) as call:
+            return await call
+
+    @contextmanager
+    def _begun(
+        self, method: Callable[..., Any], request: Any, timeout_s: float | None, token: str | None
+    ) -> Iterator[Any]:
+        """Begin a call, which ends with the block, or when this client is closed: gRPC calls that a cancelled task."""
         if not self._open:
             raise StoreLostError("the connection was closed")
+        call = method(request, timeout=timeout_s, metadata=(("token", token),) if token else ())
+        self._calls.add(call)
+        cancels = _cancels()
         try:
-            return method(request, timeout=self._timeout_s, metadata=self._metadata())
-        except ValueError:  # gRPC's way to say that the channel is closed
+            yield call
+        except asyncio.CancelledError:
+            if call in self._calls or _cancels() > cancels:
+                raise
             raise StoreLostError("the connection was closed") from None
+        finally:
+            self._calls.discard(call)
+            call.cancel()
 
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("token", self._line.token),) if self._line.token else ()
-
-    def _log_in(self, expired: str | None) -> None:
-        """Get a token, unless another thread got one since ``expired`` was tried."""
-        with self._line.login_lock:
+    async def _log_in(self, expired: str | None) -> None:
+        """Get a token, unless another task got one since ``expired`` was tried."""
+        async with self._line.login_lock:
             if self._line.token != expired:
                 return
             request = rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
             try:
-                self._line.token = self._line.auth.Authenticate(request, timeout=self._timeout_s).token
+                self._line.token = (await self._attempt(self._line.auth.Authenticate, request, None)).token
             except grpc.RpcError as error:
                 if "authentication is not enabled" not in _details(error):
                     raise self._explained(error) from None
@@ -440,19 +435,33 @@ def value_in(response: Any) -> bytes | None:
 # -- the channel and its errors ------------------------------------------------------------------
 
 
-def _reach(endpoint: Endpoint, timeout_s: float) -> socket.socket:
-    """A connection to one of its addresses; members on one machine differ in the port only, so errors name it."""
+def _cancels() -> int:
+    """How often the task was cancelled. A reference to it would make a cycle, in which a connection stays open."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
+
+
+def _explore(
+    endpoint: Endpoint, access: EtcdAccess, timeout_s: float, secret: Secret | None
+) -> tuple[str, Callable[[], Any]]:
+    """Our address on the way to what may be etcd and grants access, and what opens a channel to it; blocks."""
     try:
-        return connect(endpoint.host, endpoint.port, timeout_s)
-    except UnreachableError as error:
+        sock = connect(endpoint.host, endpoint.port, timeout_s)
+    except UnreachableError as error:  # members on one machine differ in the port only, so errors name it
         raise UnreachableError(
             f"etcd at {endpoint}: {str(error).removeprefix(f'{endpoint.host}: ')}", error.obstacle
         ) from None
-
-
-def _open_channel(endpoint: Endpoint, address: str, access: EtcdAccess, secret: Secret | None) -> Any:
-    """A channel to the address that took a connection; certificates are checked against the endpoint's name."""
+    with sock:
+        local_address, address = local_address_towards(endpoint.host, sock), str(sock.getpeername()[0])
+        probe_server(sock, endpoint, access, secret, timeout_s)
     numeric = f"ipv6:[{address}]:{endpoint.port}" if ":" in address else f"ipv4:{address}:{endpoint.port}"
+    return local_address, _channel_to(numeric, endpoint, access, secret)
+
+
+def _channel_to(
+    numeric: str, endpoint: Endpoint, access: EtcdAccess, secret: Secret | None
+) -> Callable[[], Any]:
+    """What opens a channel to this address; certificates are checked against the name of the endpoint."""
     if secret is not None:  # whose certificates need not name the machine
         pem = secret.own
         credentials = grpc.ssl_channel_credentials(pem.authorities, pem.key, pem.certificate)
@@ -460,9 +469,9 @@ def _open_channel(endpoint: Endpoint, address: str, access: EtcdAccess, secret: 
     elif access.tls:
         credentials, name = _configured_credentials(access), endpoint.host
     else:
-        return grpc.insecure_channel(numeric, options=_OPTIONS)
+        return lambda: grpc.aio.insecure_channel(numeric, options=_OPTIONS)
     options = (*_OPTIONS, ("grpc.ssl_target_name_override", name))
-    return grpc.secure_channel(numeric, credentials, options=options)
+    return lambda: grpc.aio.secure_channel(numeric, credentials, options=options)
 
 
 def _configured_credentials(access: EtcdAccess) -> Any:
@@ -499,22 +508,18 @@ def _news(response: Any) -> News:
     return News(newest + 1, written, frozenset(deleted))
 
 
-def _code(error: Any) -> Any:
-    return error.code() if isinstance(error, grpc.Call) else None
-
-
 def _details(error: Any) -> str:
-    return str(error.details() or "") if isinstance(error, grpc.Call) else str(error)
+    return str(error.details() or "")
 
 
 def _timed_out(error: Any) -> bool:
     """Whether the time-out was over: etcd knows it as well, and sometimes reports it first, in its own words."""
     words = ("context deadline exceeded", "etcdserver: request timed out")
-    return _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED or any(one in _details(error) for one in words)
+    return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED or any(one in _details(error) for one in words)
 
 
 def _login_expired(error: Any) -> bool:
-    return _code(error) is grpc.StatusCode.UNAUTHENTICATED or _is_expired_login(_details(error))
+    return error.code() is grpc.StatusCode.UNAUTHENTICATED or _is_expired_login(_details(error))
 
 
 def _is_expired_login(details: str) -> bool:
@@ -523,7 +528,7 @@ def _is_expired_login(details: str) -> bool:
 
 def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> TransportError:
     """What went wrong, in one line."""
-    code, details = _code(error), " ".join(_details(error).split())
+    code, details = error.code(), " ".join(_details(error).split())
     status = grpc.StatusCode
     if "authentication failed" in details:
         return NotAStoreError(f"etcd at {shown} rejects user {access.user!r}: wrong name or password")

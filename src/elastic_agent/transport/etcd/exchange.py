@@ -16,13 +16,13 @@ KEPT_S = 600.0
 DIAL_TIMEOUT_S = 3.0
 
 
-def dial_exchange(
+async def dial_exchange(
     endpoint: Endpoint, access: EtcdAccess, folder: str, secret: Secret | None = None
 ) -> Exchange:
     """Connect to one member; arguments and errors as for ``EtcdClient.dial``.
 
     ``folder``: of the values, other than that of the runs.
     """
-    client = EtcdClient.dial(endpoint, access, DIAL_TIMEOUT_S, secret)
+    client = await EtcdClient.dial(endpoint, access, DIAL_TIMEOUT_S, secret)
     root = f"{access.prefix.rstrip('/')}/{folder}/"
     return Exchange(EtcdTable(client, root, lease=KeptLease(KEPT_S)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from elastic_agent.transport.base import StoreLostError
@@ -22,7 +22,7 @@ LEAST_KEPT_S = 20.0
 class KeptLease:
     """Granted with the first key that hangs on it, kept alive with later ones; it outlives any one connection.
 
-    For one thread at a time.
+    For one task at a time.
     """
 
     def __init__(self, ttl_s: float) -> None:
@@ -36,30 +36,30 @@ class KeptLease:
         """Return one for the records of a node, whose own lease lasts ``lease_ttl_s``."""
         return cls(max(LEAST_KEPT_S, KEPT_LEASES * lease_ttl_s))
 
-    def id(self, client: EtcdClient) -> int:
+    async def id(self, client: EtcdClient) -> int:
         """Return the id that etcd gave it; it is kept alive now and then."""
         lease_id, now_s = self._id, time.monotonic()
         if lease_id is not None and now_s - self._renewed_s > self._ttl_s / 4:
             try:
-                client.keep_alive(lease_id)
+                await client.keep_alive(lease_id)
                 self._renewed_s = now_s
             except LeaseGoneError:
                 lease_id = None
         if lease_id is None:
-            lease_id = self._id = client.grant(self._ttl_s)
+            lease_id = self._id = await client.grant(self._ttl_s)
             self._renewed_s = now_s
         return lease_id
 
-    def write(self, client: EtcdClient, write: Callable[[int], T]) -> T:
+    async def write(self, client: EtcdClient, write: Callable[[int], Awaitable[T]]) -> T:
         """Write keys that hang on it: ``write`` gets its id. One that is gone is granted anew.
 
         Raises:
             StoreLostError: the new one is gone as well.
         """
         for _ in range(2):
-            lease_id = self.id(client)
+            lease_id = await self.id(client)
             try:
-                return write(lease_id)
+                return await write(lease_id)
             except LeaseGoneError:
                 self._id = None
         raise StoreLostError("etcd leases expire as fast as they are granted")

@@ -31,17 +31,17 @@ def id_key(root: str) -> bytes:
     return f"{root}{STORE_ID}".encode()
 
 
-def store_id(client: EtcdClient, root: str) -> str:
+async def store_id(client: EtcdClient, root: str) -> str:
     """Return the random name of this etcd's life; written by the first agent that connects.
 
     Raises:
         NotAStoreError: something else of that name is there.
     """
     key = id_key(root)
-    found = client.get(key)
+    found = await client.get(key)
     if found is None:
-        _begin_life(client, key)
-        found = client.get(key)
+        await _begin_life(client, key)
+        found = await client.get(key)
     name = found.value.decode("ascii", "replace") if found is not None else ""
     if not (name.isalnum() and len(name) <= 64):
         raise NotAStoreError(
@@ -51,9 +51,9 @@ def store_id(client: EtcdClient, root: str) -> str:
     return name
 
 
-def _begin_life(client: EtcdClient, key: bytes) -> None:
+async def _begin_life(client: EtcdClient, key: bytes) -> None:
     """Name this etcd's life, unless another agent has just done so."""
-    age = client.grant(AGE_KNOWN_S)  # when the data that were there before, if any, are gone already
+    age = await client.grant(AGE_KNOWN_S)  # when the data that were there before, if any, are gone already
     name = f"{secrets.token_hex(8)}L{age:x}"
-    if not client.transact([is_missing(key)], [put(key, name.encode())]).succeeded:
-        client.revoke(age)
+    if not (await client.transact([is_missing(key)], [put(key, name.encode())])).succeeded:
+        await client.revoke(age)

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from elastic_agent.logs import get_logger
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.coordinator_records import CoordinatorRecords
 from elastic_agent.transport.keys import LifeKeys, RunKeys, name_in
-from elastic_agent.transport.table import drive
 
 from .client import (
     CompactedError,
@@ -77,41 +76,38 @@ class Leadership:
         self._watch: Watch | None = None
         self._lost = ""
         """Why leadership was lost; empty while this agent leads, as far as known."""
-        self._resigned = False
 
-    def keep_alive(self) -> bool:
+    async def keep_alive(self) -> bool:
         """Keep the leader key alive; False if it is gone."""
         try:
-            self._client.keep_alive(self._lease_id)
+            await self._client.keep_alive(self._lease_id)
         except LeaseGoneError:
             return False
         return True
 
-    def write_mark(self) -> None:
+    async def write_mark(self) -> None:
         """Write the leader key again, which every agent of the run watches.
 
         So each of them can date everything that had been written before: above all the lease of the coordinator's
         own node, which may be lost together with it.
         """
-        self._while_leading([], [put(self._leader, self._who.encode(), self._lease_id)])
+        await self._while_leading([], [put(self._leader, self._who.encode(), self._lease_id)])
 
     def lose(self, reason: str) -> None:
-        """Leadership is lost: end every call that waits for etcd over this connection (any thread)."""
+        """Leadership is lost: end every call that waits for etcd over this connection."""
         self._lost = reason
         self._client.close()
 
-    def resign(self) -> None:
+    async def resign(self) -> None:
         """Resign, so that another agent takes over at once. Best effort; raises nothing."""
-        if self._resigned:
-            return
-        self._resigned = True
         try:
-            self._client.revoke(self._lease_id)
+            await self._client.revoke(self._lease_id)
         except Exception as error:  # then the key goes with its lease
             get_logger().debug("the leader key was not released", error=str(error))
-        self._client.close()
+        finally:
+            self._client.close()
 
-    def wait(self, timeout_s: float) -> Sequence[str]:
+    async def wait(self, timeout_s: float) -> Sequence[str]:
         """Incarnations whose member records changed since the last time; empty at the time-out.
 
         Raises:
@@ -122,28 +118,28 @@ class Leadership:
             with self._telling_of_loss():
                 if self._watch is None:
                     self._watch = Watch(self._client, folder, prefix_end(folder), self._next_revision)
-                news = self._watch.wait(timeout_s)
+                news = await self._watch.wait(timeout_s)
         except CompactedError:
             self._watch = None
-            self._next_revision = int(self._client.range(self._leader).header.revision) + 1
-            names = drive(self._table.keys(self._keys.members))
+            self._next_revision = int((await self._client.range(self._leader)).header.revision) + 1
+            names = await self._table.keys(self._keys.members)
             return [key.removeprefix(self._keys.members) for key in names]
         keys = dict.fromkeys(key for one in news for key in one.written)
         return [key.removeprefix(folder).decode("utf-8", "replace") for key in keys]
 
-    def store_age_s(self) -> float:
+    async def store_age_s(self) -> float:
         """For how long this etcd has had its data at least; infinite if that is longer than any lease may last.
 
         Counted from when the first agent came after etcd was set up, or after it had lost its data.
         """
-        found = self._client.get(id_key(self._root))
+        found = await self._client.get(id_key(self._root))
         if found is None:  # lost this moment: who dials next begins the next life
             return 0.0
         named = NAME_WITH_AGE.fullmatch(found.value.decode("ascii", "replace"))
-        left_s = self._client.left_s(int(named[1], 16)) if named is not None else -1
+        left_s = await self._client.left_s(int(named[1], 16)) if named is not None else -1
         return max(0.0, AGE_KNOWN_S - left_s - 1.0) if left_s >= 0 else math.inf  # etcd reports whole seconds
 
-    def _while_leading(
+    async def _while_leading(
         self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()
     ) -> Any:
         """The transaction's answer.
@@ -154,7 +150,7 @@ class Leadership:
         """
         is_leader = was_created_at(self._leader, self._since)
         with self._telling_of_loss():
-            done = self._client.transact([is_leader, *compare], then, [*otherwise, get(self._leader)])
+            done = await self._client.transact([is_leader, *compare], then, [*otherwise, get(self._leader)])
         if not done.succeeded:
             leader = found_in(done.responses[-1])
             if leader is None:
@@ -174,25 +170,25 @@ class Leadership:
             raise
 
 
-def await_no_leader(client: EtcdClient, root: str, run: RunKeys, patience_s: float) -> str | None:
+async def await_no_leader(client: EtcdClient, root: str, run: RunKeys, patience_s: float) -> str | None:
     """Wait until the run has nodes and no coordinator: the life of its records; None if that takes longer.
 
     A run whose records were removed has none until a node comes to the next one of its name.
     """
     life_key, leader = _bytes(root, run.life), _bytes(root, run.leader)
-    stored = client.range(life_key)
+    stored = await client.range(life_key)
     life = name_in(stored.kvs[0].value) if stored.kvs else None
     if life is None:
         with contextlib.suppress(CompactedError):
-            client.watch(life_key, None, stored.header.revision + 1, patience_s)
+            await client.watch(life_key, None, stored.header.revision + 1, patience_s)
         return None
-    found = client.range(leader)
-    if found.kvs and not _becomes_free(client, leader, found.header.revision + 1, patience_s):
+    found = await client.range(leader)
+    if found.kvs and not await _becomes_free(client, leader, found.header.revision + 1, patience_s):
         return None
     return life
 
 
-def campaign_for(
+async def campaign_for(
     client: EtcdClient, root: str, keys: LifeKeys, who: str, lease_ttl_s: float
 ) -> Leadership | None:
     """Become the run's coordinator, unless there is one; its key has to be kept alive then.
@@ -205,28 +201,27 @@ def campaign_for(
         lease_ttl_s: of the run's nodes, seconds; the leader key outlives its holder by less than that.
     """
     ttl_s = max(LEAST_LEADER_S, math.floor(lease_ttl_s * LEADER_LEASES))
-    lease_id = client.grant(ttl_s)
+    lease_id = await client.grant(ttl_s)
     life, leader = _bytes(root, keys.run.life), _bytes(root, keys.run.leader)
     free = [has_value(life, keys.life.encode()), is_missing(leader)]
     try:
-        done = client.transact(free, [put(leader, who.encode(), lease_id)])
+        done = await client.transact(free, [put(leader, who.encode(), lease_id)])
         if not done.succeeded:
-            client.revoke(lease_id)
+            await client.revoke(lease_id)
             return None
     except LeaseGoneError:  # this process was paused for longer than the lease
         return None
     return Leadership(client, root, keys, lease_id, ttl_s, int(done.header.revision), who)
 
 
-def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeout_s: float) -> bool:
+async def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeout_s: float) -> bool:
     """Whether the leader key is removed within this time. Meanwhile its holder's marks date the writes of others."""
-    with (
-        contextlib.suppress(CompactedError),
-        closing(client.follow(leader, None, revision, timeout_s)) as changes,
-    ):
-        if any(leader in news.deleted for news in changes):
-            return True
-    return client.get(leader) is None
+    with contextlib.suppress(CompactedError):
+        async with aclosing(client.follow(leader, None, revision, timeout_s)) as changes:
+            async for news in changes:
+                if leader in news.deleted:
+                    return True
+    return await client.get(leader) is None
 
 
 def _bytes(root: str, key: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from elastic_agent.transport.keys import is_life
@@ -28,12 +28,14 @@ from .watch import Watch
 class Transact(Protocol):
     """Carries out a transaction that writes (see ``EtcdClient.transact``), under conditions of its own."""
 
-    def __call__(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Any:
+    async def __call__(
+        self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()
+    ) -> Any:
         """Return the answer; the answers to ``otherwise`` come first in it."""
 
 
 class EtcdTable:
-    """One connection (see :class:`~elastic_agent.transport.table.Table`). Its calls block; for one thread at a time."""
+    """One connection (see :class:`~elastic_agent.transport.table.Table`). For one task at a time."""
 
     is_shared = True
 
@@ -73,30 +75,30 @@ class EtcdTable:
 
     async def read(self, keys: Collection[str]) -> dict[str, bytes]:
         """Return the values of those keys that are there."""
-        return self._read([(self._full(key), None) for key in keys])
+        return await self._read([(self._full(key), None) for key in keys])
 
     async def keys(self, folder: str) -> Sequence[str]:
         """Return every key that begins with ``folder``."""
         start = self._full(folder)
-        found = self._client.range(start, prefix_end(start), keys_only=True)
+        found = await self._client.range(start, prefix_end(start), keys_only=True)
         return [self._short(one.key) for one in found.kvs]
 
     async def read_folders(self, *folders: str) -> dict[str, bytes]:
         """Return every key that begins with one of ``folders``, with its value."""
-        return self._read([(start, prefix_end(start)) for start in map(self._full, folders)])
+        return await self._read([(start, prefix_end(start)) for start in map(self._full, folders)])
 
-    def _read(self, spans: Sequence[tuple[bytes, bytes | None]]) -> dict[str, bytes]:
+    async def _read(self, spans: Sequence[tuple[bytes, bytes | None]]) -> dict[str, bytes]:
         """Return what lies in ranges of keys."""
         if not spans:
             return {}
         if len(spans) == 1:
-            answer = self._client.range(*spans[0])
+            answer = await self._client.range(*spans[0])
             self._read_at, ranges = int(answer.header.revision), [answer]
         else:
             batches = [
                 spans[start : start + MAX_OPERATIONS] for start in range(0, len(spans), MAX_OPERATIONS)
             ]
-            answers = [self._client.transact([], [get(*span) for span in batch]) for batch in batches]
+            answers = [await self._client.transact([], [get(*span) for span in batch]) for batch in batches]
             self._read_at = int(answers[0].header.revision)
             ranges = [one.response_range for answer in answers for one in answer.responses]
         found = {self._short(one.key): one for answer in ranges for one in answer.kvs if one.value}
@@ -110,12 +112,12 @@ class EtcdTable:
         lease = None if is_life(key) else self._lease
         condition = is_missing(name) if expected is None else has_value(name, expected)
 
-        def exchange(lease_id: int) -> Any:
+        async def exchange(lease_id: int) -> Any:
             keeps_lease = expected is not None and lease is None
             write = replace(name, desired) if keeps_lease else put(name, desired, lease_id)
-            return self._transact([condition], [write], [get(name)])
+            return await self._transact([condition], [write], [get(name)])
 
-        done = self._hanging_on(lease, exchange)
+        done = await self._hanging_on(lease, exchange)
         if done.succeeded:
             return desired
         stored = value_in(done.responses[0])
@@ -127,10 +129,10 @@ class EtcdTable:
         """Write."""
         name = self._full(key)
         lease = self._lease if lasts_s is None else KeptLease(lasts_s)
-        self._hanging_on(lease, lambda lease_id: self._transact([], [put(name, value, lease_id)]))
+        await self._hanging_on(lease, lambda lease_id: self._transact([], [put(name, value, lease_id)]))
 
-    def _hanging_on(self, lease: KeptLease | None, write: Callable[[int], Any]) -> Any:
-        return lease.write(self._client, write) if lease is not None else write(0)
+    async def _hanging_on(self, lease: KeptLease | None, write: Callable[[int], Awaitable[Any]]) -> Any:
+        return await (lease.write(self._client, write) if lease is not None else write(0))
 
     async def delete(self, keys: Collection[str], *folders: str) -> None:
         """Remove those keys that are there, and every key that begins with one of ``folders``; of few, all at once."""
@@ -140,10 +142,10 @@ class EtcdTable:
             *(delete(start, prefix_end(start)) for start in starts),
         ]
         for first in range(0, len(operations), MAX_OPERATIONS):
-            self._transact([], operations[first : first + MAX_OPERATIONS])
+            await self._transact([], operations[first : first + MAX_OPERATIONS])
 
     async def wait(self, key: str, timeout_s: float) -> bool:
-        """Block until the key has been written since the last reading; False at the time-out.
+        """Wait until the key has been written since the last reading; False at the time-out.
 
         A watch of its whole folder stays open from the first time on. True also if etcd has removed the revisions
         since then: the key has to be read again.
@@ -156,7 +158,7 @@ class EtcdTable:
             watch = Watch(self._client, start, prefix_end(start), self._read_at + 1)
             self._watches[folder] = watch
         try:
-            while news := watch.wait(max(0.0, deadline_s - time.monotonic())):
+            while news := await watch.wait(max(0.0, deadline_s - time.monotonic())):
                 fresh = [one for one in news if one.next_revision > self._read_at + 1]
                 if any(name in one.written or name in one.deleted for one in fresh):
                     return True

@@ -7,49 +7,47 @@ at once.
 
 from __future__ import annotations
 
-import queue
-import threading
-
-from elastic_agent.transport.base import StoreLostError
+import asyncio
+import contextlib
+from contextlib import aclosing
 
 from .client import EtcdClient, News
 
 
 class Watch:
-    """Changes of some keys since a revision, collected by a thread that ends with its client's connection."""
+    """Changes of some keys since a revision, collected by a task that ends with its client's connection."""
 
     def __init__(self, client: EtcdClient, key: bytes, end: bytes | None, revision: int) -> None:
         """Begin at once. ``end``: of a range of keys, or None for one key; ``revision``: the first of interest."""
-        self._changes = client.follow(key, end, revision)
-        self._inbox: queue.SimpleQueue[News | Exception] = queue.SimpleQueue()
+        self._news: list[News] = []
         self._error: Exception | None = None
-        threading.Thread(target=self._collect, name="etcd-watch", daemon=True).start()
+        self._came = asyncio.Event()
+        self._task = asyncio.create_task(self._collect(client, key, end, revision))
 
-    def _collect(self) -> None:
+    async def _collect(self, client: EtcdClient, key: bytes, end: bytes | None, revision: int) -> None:
         try:
-            for news in self._changes:
-                self._inbox.put(news)
-            self._inbox.put(StoreLostError("etcd closed a watch"))
+            async with aclosing(client.follow(key, end, revision)) as changes:
+                async for news in changes:
+                    self._news.append(news)
+                    self._came.set()
         except Exception as error:
-            self._inbox.put(error)
+            self._error = error
+        finally:
+            self._came.set()
 
-    def wait(self, timeout_s: float) -> list[News]:
+    async def wait(self, timeout_s: float) -> list[News]:
         """What has come since the last time; if nothing, wait for the next. Empty at the time-out.
 
         Raises:
             CompactedError: some revisions are gone: read the keys again and begin another watch.
             StoreLostError: the connection broke.
         """
-        found: list[News] = []
-        while self._error is None:
-            try:
-                item = self._inbox.get(block=not found, timeout=timeout_s)
-            except queue.Empty:
-                return found
-            if isinstance(item, Exception):
-                self._error = item
-            else:
-                found.append(item)
-        if not found:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._came.wait()
+        found, self._news = self._news, []
+        if self._error is None:
+            self._came.clear()
+        elif not found:
             raise self._error
         return found

@@ -6,7 +6,7 @@ repeats on every dial, so another agent of the same machine takes over when the 
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,10 +25,11 @@ from elastic_agent.transport import (
     is_loopback_name,
     own_network_problem,
     resolve,
+    run_abandonable,
 )
 from elastic_agent.values import Endpoint, PortRange
 
-from .coordinator_thread import CoordinatorThread
+from .coordinator import StoreCoordinator
 from .job_files import JobFiles
 
 DIAL_TIMEOUT_S = 5.0
@@ -73,9 +74,11 @@ class C10dBackend(RendezvousBackend):
         self._jobs = JobFiles(state_dir)
         self._forgets = False
         """What is remembered ends with this process."""
-        self._lock = threading.Lock()
         self._host: c10d.C10dHost | None = None
-        self._coordinator: CoordinatorThread | None = None
+        self._hosting: asyncio.Task[None] | None = None
+        """Finds out whether to host the store."""
+        self._coordinator: StoreCoordinator | None = None
+        self._coordination: asyncio.Task[None] | None = None
         self._fingerprint: str | None = None
         self._store_addresses: list[tuple[int, str]] = []
         """Of the store's machine, as last dialled."""
@@ -84,23 +87,26 @@ class C10dBackend(RendezvousBackend):
 
     # -- which run ------------------------------------------------------------------------------
 
-    def agree(self, fingerprint: str) -> str:
+    async def agree(self, fingerprint: str) -> str:
         """Find the run of this job in the store, or create it; see :class:`RendezvousBackend`."""
         if self._alone and not self._forgets:
             self.history_store, self._forgets = RunHistoryStore(None), True
-        self._ensure_host()
+        await self._host_if_needed()
         job = f"{self._endpoint} {fingerprint}"
-        proposal = self._jobs.run_of(job) or new_run_id()
-        run_id = c10d.agree_run_id(self._endpoint, fingerprint, proposal, DIAL_TIMEOUT_S, self._store_secret)
+        # The disk may hang.
+        known = await run_abandonable(lambda: self._jobs.run_of(job), DIAL_TIMEOUT_S)
+        run_id = await c10d.agree_run_id(
+            self._endpoint, fingerprint, known or new_run_id(), DIAL_TIMEOUT_S, self._store_secret
+        )
         self.run_id, self._fingerprint = run_id, fingerprint
         if not self._alone:
-            self._jobs.write(job, run_id)
+            await run_abandonable(lambda: self._jobs.write(job, run_id), DIAL_TIMEOUT_S)
         return run_id
 
-    def release(self) -> None:
+    async def release(self) -> None:
         """Remove the agreed name from the store; see :class:`RendezvousBackend`."""
         if self._fingerprint is not None and self.run_id is not None:
-            c10d.release_run_id(
+            await c10d.release_run_id(
                 self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S, self._store_secret
             )
 
@@ -117,28 +123,29 @@ class C10dBackend(RendezvousBackend):
 
     # -- dialling and hosting -------------------------------------------------------------------
 
-    def connect(self) -> NodeRecords:
+    async def connect(self) -> NodeRecords:
         """A new connection to the run's store; hosts it first if nothing answers and the endpoint is local."""
         assert self.run_id is not None  # agreed before
-        if self._endpoint.port != 0 and not self._coordinator_failed:
+        if self._endpoint.port != 0:
             try:
-                return self._dial(self.run_id)
+                return await self._dial(self.run_id)
             except UnreachableError:
-                self._ensure_host()
+                await self._host_if_needed()
                 if self._host is None:
                     raise
-        self._ensure_host()
-        return self._dial(self.run_id)
+        await self._host_if_needed()
+        return await self._dial(self.run_id)
 
-    def _dial(self, run_id: str) -> NodeRecords:
-        self._store_addresses = resolve(self._endpoint.host)
+    async def _dial(self, run_id: str) -> NodeRecords:
+        host = self._endpoint.host
+        self._store_addresses = await run_abandonable(lambda: resolve(host), DIAL_TIMEOUT_S)
         self._is_store_here = is_local(self._store_addresses)
-        return c10d.dial(self._endpoint, run_id, DIAL_TIMEOUT_S, self._store_secret)
+        return await c10d.dial(self._endpoint, run_id, DIAL_TIMEOUT_S, self._store_secret)
 
-    def connect_reports(self) -> ReportRecords:
+    async def connect_reports(self) -> ReportRecords:
         """A new connection to the store."""
         assert self.run_id is not None  # agreed before
-        return c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S, self._store_secret)
+        return await c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S, self._store_secret)
 
     def is_at_store(self, seat: Seat) -> bool:
         """Return whether its address is one of the endpoint's."""
@@ -165,23 +172,24 @@ class C10dBackend(RendezvousBackend):
             )
         return f"{remedy}: the run continues when the store answers"
 
-    @property
-    def _coordinator_failed(self) -> bool:
-        """Whether this process hosts a store without a coordinator."""
-        return self._host is not None and (self._coordinator is None or self._coordinator.failed)
+    async def _host_if_needed(self) -> None:
+        """Host the store if nothing answers and the endpoint is local.
 
-    def _ensure_host(self) -> None:
-        with self._lock:
-            if self._coordinator_failed:
-                self._close_host()
-            if self._host is None:
-                self._host = c10d.find_or_host(
-                    self._endpoint, DIAL_TIMEOUT_S, self._store_secret, self._serve
-                )
-                if self._host is not None:
-                    # With --standalone, port 0 was asked for.
-                    self._endpoint = Endpoint(self._endpoint.host, self._host.port)
-                    self._start_coordinator(self._host)
+        In a task of its own: several parts of the agent may dial at the same time, and none that gives up is to
+        leave a store behind that nothing coordinates.
+        """
+        if self._host is not None:
+            return
+        if self._hosting is None or self._hosting.done():
+            self._hosting = asyncio.create_task(self._find_or_host(), name="hosting")
+        await asyncio.shield(self._hosting)
+
+    async def _find_or_host(self) -> None:
+        self._host = await c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._store_secret, self._serve)
+        if self._host is not None:
+            # With --standalone, port 0 was asked for.
+            self._endpoint = Endpoint(self._endpoint.host, self._host.port)
+            self._start_coordinator(self._host)
 
     def _start_coordinator(self, host: c10d.C10dHost) -> None:
         self._log.info(f"hosting the store at {self._endpoint}")
@@ -190,14 +198,14 @@ class C10dBackend(RendezvousBackend):
                 f"every program that can connect to port {host.port} of this machine can join or end the run; to let "
                 "in only agents with a secret, see --secret-file"
             )
-        self._coordinator = CoordinatorThread(
-            host.inbox(),
+        self._coordinator = StoreCoordinator(
+            host.inbox,
             host.coordinator_records,
             self.history_store,
             self._poke,
             compares=not self.nodes_compare_themselves,
         )
-        self._coordinator.start()
+        self._coordination = asyncio.create_task(self._coordinator.run(), name="coordinator")
 
     @property
     def is_host(self) -> bool:
@@ -213,21 +221,19 @@ class C10dBackend(RendezvousBackend):
         return coordinator.busy_with if coordinator is not None else []
 
     def _poke(self) -> None:
-        if self._coordinator_failed:  # connected nodes would wait for ever: have all of them reconnect
-            with self._lock:
-                if self._coordinator_failed:
-                    self._close_host()
+        if self._coordinator is not None and self._coordinator.failed:
+            self._close_host()  # connected nodes would wait for ever: have all of them reconnect
         super()._poke()
 
     def close(self) -> None:
         """Stop hosting."""
-        with self._lock:
-            self._close_host()
+        if self._hosting is not None:
+            self._hosting.cancel()
+        self._close_host()
 
     def _close_host(self) -> None:
-        if self._coordinator is not None:
-            self._coordinator.stop()
-            self._coordinator = None
+        if self._coordination is not None:
+            self._coordination.cancel()
         if self._host is not None:
             self._host.close()
-            self._host = None
+        self._host = self._coordinator = self._coordination = None

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.protocol import Plan, Waiting
 from elastic_agent.rendezvous.reports import RunReports, run_reports
-from elastic_agent.transport import ReportRecords, TransportError, drive
+from elastic_agent.transport import ReportRecords, TransportError
 
 KEPT_RUNS = 200
 """Of so many runs, the newest, the history is kept; those that are over are forgotten first."""
 
 
 class HostedRuns:
-    """The history of each run, and its status. Used by several threads."""
+    """The history of each run, and its status."""
 
-    def __init__(self, endpoint: str, open_records: Callable[[str], ReportRecords]) -> None:
+    def __init__(self, endpoint: str, open_records: Callable[[str], Awaitable[ReportRecords]]) -> None:
         """Know no run yet.
 
         Args:
@@ -29,26 +29,21 @@ class HostedRuns:
         """
         self._endpoint = endpoint
         self._open_records = open_records
-        self._lock = threading.Lock()
         self._logs: dict[str, RunLog] = {}
 
     def on_plan(self, run_id: str, plan: Plan) -> None:
         """Take note of a run's next plan."""
-        with self._lock:
-            log = self._logs.setdefault(run_id, RunLog())
-            log.see(plan, time.time())
-            if len(self._logs) > KEPT_RUNS:
-                over = (
-                    one for one, its in self._logs.items() if its.plan is not None and its.plan.is_terminal
-                )
-                del self._logs[next(over, next(iter(self._logs)))]
+        log = self._logs.setdefault(run_id, RunLog())
+        log.see(plan, time.time())
+        if len(self._logs) > KEPT_RUNS:
+            over = (one for one, its in self._logs.items() if its.plan is not None and its.plan.is_terminal)
+            del self._logs[next(over, next(iter(self._logs)))]
 
     def run_ids(self) -> Sequence[str]:
         """All runs that are known, in the order in which they began."""
-        with self._lock:
-            return tuple(self._logs)
+        return tuple(self._logs)
 
-    def status(self, run_id: str) -> RunStatus:
+    async def status(self, run_id: str) -> RunStatus:
         """The status of a run.
 
         Raises:
@@ -56,32 +51,28 @@ class HostedRuns:
         """
         problem, known = "", RunReports()
         try:
-            records = self._open_records(run_id)
-            try:
-                known = run_reports(drive(records.read_run()))
-            finally:
-                records.close()
+            with contextlib.closing(await self._open_records(run_id)) as records:
+                known = run_reports(await records.read_run())
         except TransportError as error:
             problem = str(error)
-        with self._lock:
-            log = self._logs.get(run_id)
-            if log is None:
-                raise LookupError(f"there is no run {run_id}")
-            _explain(log, known)
-            return run_status(
-                run_id=run_id,
-                endpoint=self._endpoint,
-                asked_s=time.time(),
-                plan=log.plan,
-                waiting=Waiting.from_text(known.view.status),
-                members=known.view.snapshot.members,
-                leases=known.view.snapshot.leases,
-                reports=known.newest,
-                since_s=log.since_s,
-                generations=log.generations,
-                departures=log.departures,
-                problem=problem,
-            )
+        log = self._logs.get(run_id)
+        if log is None:
+            raise LookupError(f"there is no run {run_id}")
+        _explain(log, known)
+        return run_status(
+            run_id=run_id,
+            endpoint=self._endpoint,
+            asked_s=time.time(),
+            plan=log.plan,
+            waiting=Waiting.from_text(known.view.status),
+            members=known.view.snapshot.members,
+            leases=known.view.snapshot.leases,
+            reports=known.newest,
+            since_s=log.since_s,
+            generations=log.generations,
+            departures=log.departures,
+            problem=problem,
+        )
 
 
 def _explain(log: RunLog, known: RunReports) -> None:

@@ -7,13 +7,13 @@ continue.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from .hosted_runs import HostedRuns
 
 DIAL_TIMEOUT_S = 5.0
-JOIN_S = 2.0
-"""How long the coordinator's thread is waited for at the end; its store is closed by then."""
 
 MOST_NAMED = 8
 """So many runs are named in a line."""
@@ -46,39 +44,38 @@ class CannotServeError(Exception):
 
 
 class StopRequests:
-    """Receives SIGTERM and SIGINT from now on; a wait for them can also be woken for other reasons.
+    """Receives SIGTERM and SIGINT from now on, also before there is an event loop.
 
-    The signals come through a pipe, which the C handler writes to: a signal that comes just before the wait begins
-    runs no Python handler until the wait ends, and would not end a wait for a queue.
+    The signals come through a pipe, which the C handler writes to.
     """
 
     def __init__(self) -> None:
         """Take the signals over, until the process ends; one that is ignored (``serve &`` in a script) stays so."""
-        self._news, self._writing = os.pipe()
-        os.set_blocking(self._writing, False)
-        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        self._news, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for signum in _STOP_SIGNALS:
             if signal.getsignal(signum) == signal.SIG_IGN:
                 get_logger().info(f"ignoring {signum.name}, which was ignored when this program was started")
             else:
                 signal.signal(signum, _keep_running)
 
-    def report(self) -> None:
-        """Wake the waiting thread (from any thread)."""
-        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
-            os.write(self._writing, b"\0")
-
-    def wait(self) -> str:
-        """The name of the next signal; empty if something else is to be looked at."""
-        number = os.read(self._news, 1)[0]
-        return signal.Signals(number).name if number in _STOP_SIGNALS else ""
+    async def wait(self) -> str:
+        """The name of the next signal."""
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._news, came.set)
+        try:
+            await came.wait()
+        finally:
+            loop.remove_reader(self._news)
+        return signal.Signals(os.read(self._news, 1)[0]).name
 
 
 def _keep_running(signum: int, frame: FrameType | None) -> None:
     """The signal's number is in the pipe."""
 
 
-def serve(
+async def serve(
     endpoint: Endpoint | None,
     state_dir: Path,
     stop: StopRequests,
@@ -103,87 +100,77 @@ def serve(
         CannotServeError: the endpoint is not this machine's, or is taken.
     """
     shown = endpoint or Endpoint(socket.gethostname(), DEFAULT_PORT)
-    with _hosted(endpoint or Endpoint(EVERYWHERE, DEFAULT_PORT), shown, secret, serve_store) as host:
-        server = Server(host, shown, state_dir, stop)
+    host = await _host(endpoint or Endpoint(EVERYWHERE, DEFAULT_PORT), shown, secret, serve_store)
+    with contextlib.closing(host):
+        server = Server(host, shown, state_dir)
         with show(server.runs):
-            as_asked = server.run()
-    server.join()
-    return as_asked
+            return await server.run(stop)
 
 
 class Server:
     """The coordinator of a hosted store, and the log lines about its runs."""
 
-    def __init__(self, host: C10dHost, endpoint: Endpoint, state_dir: Path, stop: StopRequests) -> None:
-        from elastic_agent.rendezvous.coordinator_driver import IDLE_S
+    def __init__(self, host: C10dHost, endpoint: Endpoint, state_dir: Path) -> None:
         from elastic_agent.rendezvous.run_history import RunHistoryStore, c10d_store
 
-        from .coordinator_thread import CoordinatorThread
+        from .coordinator import StoreCoordinator
         from .hosted_runs import HostedRuns
 
         self._endpoint = endpoint
         self._state_dir = state_dir
-        self._stop = stop
         self._manager = SystemdNotifier.taken_from(os.environ)
-        self._alive_due_s = 0.0
         self._log = get_logger()
         self._open: set[str] = set()
         """Runs that began and have no outcome yet."""
-        self._coordinator = CoordinatorThread(
-            host.inbox(),
+        self._signal = ""
+        """The one to stop by."""
+        self._coordinator = StoreCoordinator(
+            host.inbox,
             host.coordinator_records,
             RunHistoryStore(state_dir, c10d_store(host.port)),
-            stop.report,
+            self._show_status,
             on_plan=self._on_plan,
-            on_turn=self._turned,
-            idle_s=min(IDLE_S, self._manager.alive_every_s),
         )
-
         self.runs = HostedRuns(str(endpoint), host.report_records)
         """Of this store."""
 
-    def run(self) -> bool:
+    async def run(self, stop: StopRequests) -> bool:
         """Coordinate until a signal to stop; whether that is why it ended."""
-        if self._manager.watchdog_s is not None:
-            faulthandler.enable()  # its SIGABRT writes down where we hang
-        self._coordinator.start()
+        from elastic_agent.rendezvous.asyncio_runner import until_one_ends
+
         self._log.info(f"serving at {self._endpoint}", state_dir=str(self._state_dir))
         self._manager.notify(READY, self._status(), patience_s=DIAL_TIMEOUT_S)
-        while not (signal_name := self._stop.wait()) and not self._coordinator.failed:
-            self._manager.notify(self._status())
-        self._end(signal_name)
-        return bool(signal_name)
-
-    def _end(self, signal_name: str) -> None:
+        parts = [self._coordinator.run(), self._await_signal(stop)]
+        if self._manager.watchdog_s is not None:
+            faulthandler.enable()  # its SIGABRT writes down where we hang
+            parts.append(self._show_life())
+        await until_one_ends(*parts)
         self._manager.notify(STOPPING)
-        needed_by = list(self._coordinator.busy_with)
-        self._coordinator.stop()
-        if not signal_name:
-            return
-        if needed_by:
+        if needed_by := self._coordinator.busy_with:
             self._log.warning(
-                f"{signal_name} received: closing the store, which is still used by {_enumerated(needed_by)}; "
+                f"{self._signal} received: closing the store, which is still used by {_enumerated(needed_by)}; "
                 "workers keep running if it is back within the lease"
             )
-        else:
-            self._log.info(f"{signal_name} received: closing the store, which no run uses")
+        elif self._signal:
+            self._log.info(f"{self._signal} received: closing the store, which no run uses")
+        return bool(self._signal)
 
-    def join(self) -> None:
-        """After the store was closed: wait for the thread."""
-        self._coordinator.join(JOIN_S)
+    async def _await_signal(self, stop: StopRequests) -> None:
+        self._signal = await stop.wait()
+
+    async def _show_life(self) -> None:
+        """Tell the watchdog that the event loop turns."""
+        while True:
+            self._manager.notify(ALIVE)
+            await asyncio.sleep(self._manager.alive_every_s)
+
+    def _show_status(self) -> None:
+        self._manager.notify(self._status())
 
     def _status(self) -> str:
         return status(f"at {self._endpoint}, {_enumerated(self._coordinator.busy_with)}")
 
-    def _turned(self) -> None:
-        """In the coordinator's thread: it does not hang."""
-        now_s = time.monotonic()
-        if self._manager.watchdog_s is not None and now_s >= self._alive_due_s:
-            self._alive_due_s = now_s + self._manager.alive_every_s / 2  # the next turn may be that late
-            self._manager.notify(ALIVE)
-
     def _on_plan(self, run_id: str, plan: Plan) -> None:
-        """In the coordinator's thread."""
         self.runs.on_plan(run_id, plan)
         self._log_plan(run_id, plan)
 
@@ -200,10 +187,9 @@ class Server:
             self._log.info(what, run=run_id, generation=plan.generation, why=plan.reason)
 
 
-@contextlib.contextmanager
-def _hosted(
+async def _host(
     endpoint: Endpoint, shown: Endpoint, secret: Secret | None, serve_store: ServeStore
-) -> Iterator[C10dHost]:
+) -> C10dHost:
     """The store, hosted by this process alone."""
     from elastic_agent.transport import TransportError, c10d, is_local, resolve
 
@@ -215,28 +201,24 @@ def _hosted(
                 f"{shown.host} ({where}) is not this machine; run elastic-agent serve on the machine of "
                 "the endpoint, or pass an endpoint of this machine"
             )
-        host = c10d.find_or_host(endpoint, DIAL_TIMEOUT_S, secret, serve_store)
+        host = await c10d.find_or_host(endpoint, DIAL_TIMEOUT_S, secret, serve_store)
+        problem = await _who_answers(endpoint, secret) if host is None else ""
     except TransportError as error:
-        problem = str(error).replace(str(endpoint), str(shown))
-        raise CannotServeError(f"cannot serve at {shown}: {problem}") from None
+        host, problem = None, str(error)
     if host is None:
-        problem = _who_answers(endpoint, secret).replace(str(endpoint), str(shown))
-        raise CannotServeError(f"cannot serve at {shown}: {problem}")
-    try:
-        yield host
-    finally:
-        host.close()
+        raise CannotServeError(f"cannot serve at {shown}: {problem.replace(str(endpoint), str(shown))}")
+    return host
 
 
-def _who_answers(endpoint: Endpoint, secret: Secret | None) -> str:
-    """The program at the endpoint, in words."""
-    from elastic_agent.transport import TransportError, c10d
+async def _who_answers(endpoint: Endpoint, secret: Secret | None) -> str:
+    """The program at the endpoint, in words.
 
-    try:
-        table = c10d.open_table(endpoint, DIAL_TIMEOUT_S, secret)
-    except TransportError as error:
-        return str(error)
-    table.close()
+    Raises:
+        TransportError: it is no store of ours, or not one with this secret.
+    """
+    from elastic_agent.transport import c10d
+
+    (await c10d.open_table(endpoint, DIAL_TIMEOUT_S, secret)).close()
     return (
         "the port is in use by a store of elastic-agent (another elastic-agent serve, or an agent that "
         "hosts it); stop that process first"

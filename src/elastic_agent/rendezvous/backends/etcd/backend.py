@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from elastic_agent.transport import (
     TransportError,
     UnreachableError,
     WrongKeyError,
-    drive,
     how_to_reach,
 )
 from elastic_agent.transport.c10d import ServeStore, serve_here
@@ -34,7 +32,7 @@ from elastic_agent.transport.etcd import (
 )
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
-from .election_thread import ElectionThread
+from .election_task import ElectionTask
 
 FRESH_S = 0.5
 """A connection that answered so lately is taken as good; should it not be, that shows with the first call."""
@@ -55,7 +53,7 @@ class _Shared:
 
 
 class Members:
-    """The members of an etcd cluster, of which one that answers is used. Safe for threads."""
+    """The members of an etcd cluster, of which one that answers is used."""
 
     def __init__(
         self,
@@ -79,13 +77,12 @@ class Members:
         self._timeout_s = timeout_s
         self._secret = secret
         self._times = RevisionTimes()
-        self._lock = threading.Lock()
         self._shared: _Shared | None = None
         self._preferred = 0
         """The one that answered last; everything of this process goes there, so that one failure shows for all."""
 
-    def dial(self) -> tuple[EtcdClient, str]:
-        """A connection to a member that answers, and this etcd's name.
+    async def dial(self) -> tuple[EtcdClient, str]:
+        """Return a connection to a member that answers, and this etcd's name.
 
         Raises:
             UnreachableError: none answers; the message gives the reason for each.
@@ -97,7 +94,7 @@ class Members:
         for offset in range(len(self._members)):
             number = (first + offset) % len(self._members)
             try:
-                found = self._dial_one(number)
+                found = await self._dial_one(number)
             except TransportError as error:
                 problems.append(error)
             else:
@@ -111,34 +108,38 @@ class Members:
         obstacles = {one.obstacle for one in problems if not isinstance(one, NotAStoreError)}
         raise UnreachableError(reasons, obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER)
 
-    def _dial_one(self, number: int) -> tuple[EtcdClient, str]:
+    async def dial_client(self) -> EtcdClient:
+        """Return the connection alone."""
+        return (await self.dial())[0]
+
+    async def _dial_one(self, number: int) -> tuple[EtcdClient, str]:
         """Over the connection this process has to that member, or over a new one."""
-        with self._lock:
-            shared = self._shared
+        shared = self._shared
         if shared is not None and shared.number == number:
             try:
-                return self._join(shared)
+                return await self._join(shared)
             except TransportError:
-                self._share(None)
+                if self._shared is shared:
+                    self._share(None)
                 if len(self._members) > 1:
                     raise  # another member first
-        client = EtcdClient.dial(self._members[number], self._access, self._timeout_s, self._secret)
-        name = self._ask_name(client)
+        client = await EtcdClient.dial(self._members[number], self._access, self._timeout_s, self._secret)
+        name = await self._ask_name(client)
         self._share(_Shared(number, client.sibling(), name, time.monotonic()))
         return client, name
 
-    def _join(self, shared: _Shared) -> tuple[EtcdClient, str]:
+    async def _join(self, shared: _Shared) -> tuple[EtcdClient, str]:
         client = shared.client.sibling()
         if time.monotonic() - shared.answered_s < FRESH_S:
             return client, shared.store_id
-        name = self._ask_name(client)
+        name = await self._ask_name(client)
         shared.answered_s = time.monotonic()
         return client, name
 
-    def _ask_name(self, client: EtcdClient) -> str:
+    async def _ask_name(self, client: EtcdClient) -> str:
         """The name of the etcd at the other end; the client is closed if it does not answer."""
         try:
-            name = store_id(client, self.root)
+            name = await store_id(client, self.root)
         except BaseException:
             client.close()
             raise
@@ -147,17 +148,13 @@ class Members:
 
     def suspect(self, client: EtcdClient) -> None:
         """This connection was given up: the next dial begins with another member."""
-        with self._lock:
-            shared = self._shared
-            if shared is None or not shared.client.is_sibling_of(client):
-                return
-            self._shared = None
+        shared = self._shared
+        if shared is not None and shared.client.is_sibling_of(client):
             self._preferred = (shared.number + 1) % len(self._members)
-        shared.client.close()
+            self._share(None)
 
     def _share(self, shared: _Shared | None) -> None:
-        with self._lock:
-            before, self._shared = self._shared, shared
+        before, self._shared = self._shared, shared
         if before is not None:
             before.client.close()
 
@@ -195,21 +192,20 @@ class EtcdBackend(RendezvousBackend):
         self._lease_ttl_s = lease_ttl_s
         self._kept = KeptLease.of_node(lease_ttl_s)
         self._kept_reports = KeptLease.of_node(lease_ttl_s)
-        """Another one, as reports are written by a thread of their own."""
-        self._lock = threading.Lock()
-        self._election: ElectionThread | None = None
+        """Another one, as reports are written by a task of their own."""
+        self._election: ElectionTask | None = None
 
-    def agree(self, fingerprint: str) -> str:
+    async def agree(self, fingerprint: str) -> str:
         """An etcd cluster is shared: here every run has a name (the settings enforce it)."""
         raise NotAStoreError("a run in etcd requires a run id; give --rdzv-id, the same on every node")
 
-    def release(self) -> None:
+    async def release(self) -> None:
         """No name was agreed."""
 
-    def connect(self) -> NodeRecords:
+    async def connect(self) -> NodeRecords:
         """A connection to one member; this agent takes part in the election from the first one on."""
         assert self.run_id is not None  # set before
-        client, store = self._members.dial()
+        client, store = await self._members.dial()
         table = EtcdTable(
             client,
             self._members.root,
@@ -218,28 +214,26 @@ class EtcdBackend(RendezvousBackend):
             on_close=lambda: self._members.suspect(client),
         )
         try:
-            records = drive(NodeRecords.open(table, self.run_id, on_renewal=self._mark))
+            records = await NodeRecords.open(table, self.run_id, on_renewal=self._mark)
         except BaseException:
             table.close()
             raise
-        with self._lock:
-            if self._election is None:
-                self._election = ElectionThread(
-                    self.run_id,
-                    self._members.root,
-                    lambda: self._members.dial()[0],
-                    self.history_store,
-                    self._lease_ttl_s,
-                    self._poke,
-                    compares=not self.nodes_compare_themselves,
-                )
-                self._election.start()
+        if self._election is None:
+            self._election = ElectionTask(
+                self.run_id,
+                self._members.root,
+                self._members.dial_client,
+                self.history_store,
+                self._lease_ttl_s,
+                self._poke,
+                compares=not self.nodes_compare_themselves,
+            )
         return records
 
-    def connect_reports(self) -> ReportRecords:
+    async def connect_reports(self) -> ReportRecords:
         """A connection to one member."""
         assert self.run_id is not None  # set before
-        client, store = self._members.dial()
+        client, store = await self._members.dial()
         table = EtcdTable(client, self._members.root, store, lease=self._kept_reports)
         return ReportRecords(table, self.run_id)
 
@@ -251,9 +245,8 @@ class EtcdBackend(RendezvousBackend):
 
     def _mark(self) -> None:
         """Our lease was renewed: if this agent coordinates, write a mark, by which others can date it."""
-        election = self._election
-        if election is not None:
-            election.mark()
+        if self._election is not None:
+            self._election.mark()
 
     @property
     def busy_with(self) -> list[str]:
@@ -261,10 +254,14 @@ class EtcdBackend(RendezvousBackend):
         election = self._election
         return [self.run_id] if self.run_id and election is not None and election.winding_up else []
 
+    async def leave(self) -> None:
+        """Resign as the coordinator, and close; see :class:`RendezvousBackend`."""
+        if self._election is not None:
+            await self._election.stop()
+        self.close()
+
     def close(self) -> None:
-        """Withdraw from the election; another agent takes over at once."""
-        with self._lock:
-            if self._election is not None:
-                self._election.stop()
-                self._election = None
+        """Take no part in the election any more, and release the connection."""
+        if self._election is not None:
+            self._election.cancel()
         self._members.close()

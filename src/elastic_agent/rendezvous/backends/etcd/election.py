@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from elastic_agent.rendezvous.coordinator_driver import Log, RunDriver
 from elastic_agent.rendezvous.coordinator_effects import ReadEnded, ReadPlan, SaveHistory
@@ -58,8 +59,8 @@ class Resign(Effect[None]):
 
 
 @dataclass(frozen=True)
-class WaitForMark(Effect[bool | None]):
-    """Wait until a mark is to be written (True), or until this time (False); None when leadership was given up."""
+class WaitForMark(Effect[bool]):
+    """Wait until a mark is to be written (True), or until this time (False)."""
 
     until_s: float
 
@@ -69,8 +70,8 @@ class LeaderEffect(Effect[T_co]):
 
     __slots__ = ()
 
-    def perform(self, leadership: Leadership) -> T_co:
-        """Perform it in this thread."""
+    def perform(self, leadership: Leadership) -> Coroutine[Any, Any, T_co]:
+        """Return the coroutine that performs it."""
         raise NotImplementedError
 
 
@@ -78,7 +79,7 @@ class LeaderEffect(Effect[T_co]):
 class ReadStoreAge(LeaderEffect[float]):
     """Read for how long this etcd has had its data, at least; seconds."""
 
-    def perform(self, leadership: Leadership) -> float:
+    def perform(self, leadership: Leadership) -> Coroutine[Any, Any, float]:
         return leadership.store_age_s()
 
 
@@ -86,7 +87,7 @@ class ReadStoreAge(LeaderEffect[float]):
 class KeepAlive(LeaderEffect[bool]):
     """Keep the leader key alive; False if it is gone."""
 
-    def perform(self, leadership: Leadership) -> bool:
+    def perform(self, leadership: Leadership) -> Coroutine[Any, Any, bool]:
         return leadership.keep_alive()
 
 
@@ -94,8 +95,8 @@ class KeepAlive(LeaderEffect[bool]):
 class WriteMark(LeaderEffect[None]):
     """Write the leader key again, which every agent watches: it dates everything written before."""
 
-    def perform(self, leadership: Leadership) -> None:
-        leadership.write_mark()
+    def perform(self, leadership: Leadership) -> Coroutine[Any, Any, None]:
+        return leadership.write_mark()
 
 
 # -- drivers ---------------------------------------------------------------------------------------
@@ -112,7 +113,6 @@ class Election:
         self._driver: RunDriver | None = None
         """While this agent leads."""
         self._over = False
-        self._stopped = False
         self._reported_loss = ""
         """The last reason for giving up that was logged."""
 
@@ -121,42 +121,32 @@ class Election:
         """Whether this agent coordinates a run that has its outcome, and whose records it is still to remove."""
         return self._driver is not None and self._driver.winding_up
 
-    def stop(self) -> None:
-        """Take no part any more. What is under way ends with its next error or answer."""
-        self._stopped = True
-
-    def _goes_on(self) -> bool:
-        return not self._over and not self._stopped
-
     def run(self) -> Steps[None]:
-        """Take part, again and again, until the run is over or this agent stops."""
+        """Take part, again and again, until the run is over."""
         pauses_s = back_offs(RETRY_MIN_S, RETRY_MAX_S)
-        while self._goes_on():
+        while not self._over:
             try:
                 yield from self._take_part()
                 pauses_s = back_offs(RETRY_MIN_S, RETRY_MAX_S)
             except TransportError:
-                if self._goes_on():
-                    yield BackOff(next(pauses_s))
+                yield BackOff(next(pauses_s))
             except OSError as error:
-                if self._goes_on():
-                    self._log.warning(
-                        "cannot read the run's history in the state directory; not coordinating the run, "
-                        f"retrying in {REST_S:g} s",
-                        reason=str(error),
-                    )
-                    yield Sleep(REST_S)
+                self._log.warning(
+                    "cannot read the run's history in the state directory; not coordinating the run, "
+                    f"retrying in {REST_S:g} s",
+                    reason=str(error),
+                )
+                yield Sleep(REST_S)
             except Exception:
-                if self._goes_on():
-                    self._log.exception(f"error in the coordinator; retrying in {REST_S:g} s")
-                    yield Sleep(REST_S)
+                self._log.exception(f"error in the coordinator; retrying in {REST_S:g} s")
+                yield Sleep(REST_S)
 
     def _take_part(self) -> Steps[None]:
         """Over one connection: campaign until elected, and lead until that ends."""
         yield from Connect()
-        while self._goes_on():
+        while True:
             life = yield from AwaitNoLeader(PATIENCE_S)
-            if life is not None and self._goes_on() and (yield from Campaign(life)):
+            if life is not None and (yield from Campaign(life)):
                 return (yield from self._lead())
 
     def _lead(self) -> Steps[None]:
@@ -176,7 +166,7 @@ class Election:
 
     def _report_loss(self, failure: Exception) -> None:
         """Log why leadership was given up; it may be so again each second."""
-        if isinstance(failure, TransportError) and self._goes_on() and str(failure) != self._reported_loss:
+        if isinstance(failure, TransportError) and str(failure) != self._reported_loss:
             self._reported_loss = str(failure)
             level = self._log.error if isinstance(failure, UnknownPlanError) else self._log.info
             level("this agent is resigning as the coordinator of the run", reason=str(failure))
@@ -214,13 +204,11 @@ def keep_leading(clock: Callable[[], float], ttl_s: float, elected_s: float) -> 
         elected_s: when the key was requested.
 
     Returns:
-        Why leadership is lost; empty if it was given up.
+        Why leadership is lost.
     """
     renewed_s = sent_s = elected_s
     while True:
         is_marking = yield from WaitForMark(sent_s + ttl_s / RENEWALS_PER_LEADERSHIP)
-        if is_marking is None:
-            return ""
         try:
             if is_marking:
                 yield from WriteMark()

@@ -1,4 +1,4 @@
-"""The coordinator's thread: what one run, a full disk or a pause of its own may not do to the runs it serves."""
+"""The coordinator of a store: what one run, a full disk or a pause of its own may not do to the runs it serves."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -19,14 +18,15 @@ import pytest
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol.records import History, Phase, Plan, Policy
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.backends.c10d import coordinator_thread
-from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread
+from elastic_agent.rendezvous.backends.c10d import coordinator
+from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import CoordinatorRecords, c10d
 from elastic_agent.values import Endpoint
+from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
-from tests.transport.support import Blocking, forge, life_keys
+from tests.transport.support import forge, life_keys
 from tests.waiting import wait_for_async
 
 from .support import PATIENCE_S, Participant, hosted, participants, policy, run
@@ -68,27 +68,25 @@ def notes() -> Iterator[Notes]:
     structlog.reset_defaults()
 
 
-@contextmanager
-def coordinated(
+@asynccontextmanager
+async def coordinated(
     endpoint: Endpoint,
     history_store: RunHistoryStore,
-    open_records: Callable[[c10d.C10dHost, str], Coroutine[Any, Any, CoordinatorRecords | None]]
-    | None = None,
+    open_records: Callable[[c10d.C10dHost, str], Awaitable[CoordinatorRecords | None]] | None = None,
     **patience: float,
-) -> Iterator[CoordinatorThread]:
+) -> AsyncIterator[StoreCoordinator]:
     """A store and its coordinator in this process."""
-    host = c10d.find_or_host(endpoint, PATIENCE_S)
+    host = await c10d.find_or_host(endpoint, PATIENCE_S)
     assert host is not None
     opened = open_records or (lambda host, run_id: host.coordinator_records(run_id))
-    thread = CoordinatorThread(host.inbox(), lambda run_id: opened(host, run_id), history_store, **patience)
-    thread.start()
+    one = StoreCoordinator(host.inbox, lambda run_id: opened(host, run_id), history_store, **patience)
+    task = asyncio.create_task(one.run())
     try:
-        yield thread
+        yield one
     finally:
-        thread.stop()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         host.close()
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
 
 
 # -- a pause of the coordinator --------------------------------------------------------------------
@@ -156,13 +154,15 @@ def test_an_unwritable_state_directory_is_logged_once_and_stops_no_run(
     (state / "runs").write_text("where a folder should be")
 
     async def story() -> None:
-        with coordinated(endpoint, RunHistoryStore(state)):
-            async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
-                first = await a.running("a")
-                a.fail()
-                second = await a.running("a", above=first.generation)
-                a.fail()
-                await a.running("a", above=second.generation)
+        async with (
+            coordinated(endpoint, RunHistoryStore(state)),
+            participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,),
+        ):
+            first = await a.running("a")
+            a.fail()
+            second = await a.running("a", above=first.generation)
+            a.fail()
+            await a.running("a", above=second.generation)
         complaints = [line for line in notes.lines if "cannot write the state directory" in line]
         assert len(complaints) == 1
         assert "generations may repeat" in complaints[0], "it says what is not promised any more"
@@ -187,19 +187,21 @@ class HangingRunHistoryStore(RunHistoryStore):
 def test_a_hanging_state_directory_delays_no_generation_and_gets_the_newest_history_later(
     endpoint: Endpoint, tmp_path: Path, notes: Notes
 ) -> None:
-    disk, written = HangingRunHistoryStore(tmp_path / "state"), RunHistoryStore(tmp_path / "state")
+    disk, written = HangingRunHistoryStore(tmp_path / "state"), Blocking(RunHistoryStore(tmp_path / "state"))
 
     async def story() -> None:
-        with coordinated(endpoint, disk):
-            async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
-                first = await a.running("a")
-                a.fail()
-                second = await a.running("a", above=first.generation)
-                assert not a.of(events.LeaseLost)
-                disk.answers.set()
-                while (known := written.load("run")) is None or known.generation < second.generation:
-                    assert await asyncio.to_thread(disk.written.wait, PATIENCE_S)
-                    disk.written.clear()
+        async with (
+            coordinated(endpoint, disk),
+            participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,),
+        ):
+            first = await a.running("a")
+            a.fail()
+            second = await a.running("a", above=first.generation)
+            assert not a.of(events.LeaseLost)
+            disk.answers.set()
+            while (known := written.load("run")) is None or known.generation < second.generation:
+                assert await asyncio.to_thread(disk.written.wait, PATIENCE_S)
+                disk.written.clear()
         complaints = [line for line in notes.lines if "cannot write the state directory" in line]
         assert len(complaints) == 1
         assert "the disk did not answer within 1 s" in complaints[0]
@@ -212,25 +214,25 @@ def test_a_hanging_state_directory_delays_no_generation_and_gets_the_newest_hist
 
 def test_every_generation_is_on_disk_before_a_node_reads_it(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
-        history_store = RunHistoryStore(tmp_path / "state")
-        with coordinated(endpoint, history_store):
-            async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
-                remembered: list[tuple[int, int]] = []
+        written = Blocking(RunHistoryStore(tmp_path / "state"))
+        async with (
+            coordinated(endpoint, RunHistoryStore(tmp_path / "state")),
+            participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,),
+        ):
+            remembered: list[tuple[int, int]] = []
 
-                def listen(event: events.SessionEvent, tell: Callable[..., None] = a._event) -> None:
-                    if isinstance(event, events.PlanSeen):
-                        known = history_store.load("run")
-                        remembered.append(
-                            (event.plan.generation, known.generation if known is not None else 0)
-                        )
-                    tell(event)
+            def listen(event: events.SessionEvent, tell: Callable[..., None] = a._event) -> None:
+                if isinstance(event, events.PlanSeen):
+                    known = written.load("run")
+                    remembered.append((event.plan.generation, known.generation if known is not None else 0))
+                tell(event)
 
-                a.session.listen(listen)
-                generation = 0
-                for _ in range(4):
-                    generation = (await a.running("a", above=generation)).generation
-                    a.fail()
-                await a.plan(Phase.FAILED)
+            a.session.listen(listen)
+            generation = 0
+            for _ in range(4):
+                generation = (await a.running("a", above=generation)).generation
+                a.fail()
+            await a.plan(Phase.FAILED)
         assert len(remembered) >= 8
         assert all(known >= heard for heard, known in remembered), remembered
 
@@ -244,15 +246,14 @@ def test_an_error_with_one_run_does_not_affect_another(
     endpoint: Endpoint, tmp_path: Path, notes: Notes
 ) -> None:
     async def story() -> None:
-        trouble = threading.Event()
-        trouble.set()
+        trouble = True
 
         async def open_records(host: c10d.C10dHost, run_id: str) -> CoordinatorRecords | None:
-            if run_id == "troubled" and trouble.is_set():
+            if run_id == "troubled" and trouble:
                 raise OSError("too many open files")
             return await host.coordinator_records(run_id)
 
-        with coordinated(endpoint, RunHistoryStore(tmp_path / "state"), open_records) as thread:
+        async with coordinated(endpoint, RunHistoryStore(tmp_path / "state"), open_records) as one:
             rules = policy(1, 1)
             async with (
                 Participant("t", endpoint, rules, tmp_path / "t", "troubled") as troubled,
@@ -263,11 +264,11 @@ def test_an_error_with_one_run_does_not_affect_another(
                 sound.fail()
                 await sound.running("s", above=generation)
                 assert not troubled.of(events.PlanSeen)
-                assert thread.busy_with == ["sound", "troubled"], "the store is still needed for it"
+                assert one.busy_with == ["sound", "troubled"], "the store is still needed for it"
                 assert any("too many open files" in line for line in notes.lines)
-                trouble.clear()
+                trouble = False
                 await troubled.running("t")
-                assert not thread.failed
+                assert not one.failed
 
     run(story())
 
@@ -284,7 +285,7 @@ def test_a_run_whose_records_are_deleted_continues_from_the_rest(endpoint: Endpo
             ):
                 plan = await x.running("x")
                 untouched = await y.running("y")
-                stranger = Blocking(c10d.open_table(endpoint, PATIENCE_S))
+                stranger = Blocking(in_loop(c10d.open_table(endpoint, PATIENCE_S)))
                 stranger.delete((), life_keys(stranger.records, "one").plans)
                 stranger.close()
                 x.fail()
@@ -302,15 +303,15 @@ def open_files() -> int:
 
 def test_names_without_a_run_use_no_connections_and_delay_no_run(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
-        with coordinated(endpoint, RunHistoryStore(tmp_path / "state")):
+        async with coordinated(endpoint, RunHistoryStore(tmp_path / "state")):
             rules = policy(1, 1)
             async with Participant("a", endpoint, rules, tmp_path / "a") as a:
                 generation = (await a.running("a")).generation
                 before = open_files()
-                stranger = Blocking(c10d.open_table(endpoint, PATIENCE_S))
+                stranger = await c10d.open_table(endpoint, PATIENCE_S)
                 for name in (f"fake-{number}" for number in range(3000)):
-                    stranger.put(f"r/{name}/life", b"life")
-                    stranger.hint(name, "nobody")
+                    await stranger.put(f"r/{name}/life", b"life")
+                    await stranger.hint(name, "nobody")
                 # its hint comes after all of these
                 async with Participant("z", endpoint, rules, tmp_path / "z", "another") as z:
                     await z.running("z")
@@ -329,10 +330,10 @@ def complaints(notes: Notes) -> list[str]:
 def test_runs_above_the_stores_maximum_wait_and_are_logged(
     endpoint: Endpoint, tmp_path: Path, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator_thread, "MAX_RUNS", 1)
+    monkeypatch.setattr(coordinator, "MAX_RUNS", 1)
 
     async def story() -> None:
-        with coordinated(endpoint, RunHistoryStore(tmp_path / "state"), keep_over_s=0.1, idle_s=0.2):
+        async with coordinated(endpoint, RunHistoryStore(tmp_path / "state"), keep_over_s=0.1, idle_s=0.2):
             rules = policy(1, 1)
             async with (
                 Participant("a", endpoint, rules, tmp_path / "a", "first") as a,
@@ -357,7 +358,7 @@ def test_runs_above_the_stores_maximum_wait_and_are_logged(
 
 def forge_plans(endpoint: Endpoint, *plans: Plan) -> None:
     """As who reaches the store's port can."""
-    table = c10d.open_table(endpoint, PATIENCE_S)
+    table = in_loop(c10d.open_table(endpoint, PATIENCE_S))
     forge(Blocking(table), life_keys(table).folder, *plans)
 
 
@@ -401,7 +402,7 @@ def history(generation: int, **changes: object) -> History:
 
 
 def test_a_saved_history_is_never_replaced_by_an_older_one(tmp_path: Path) -> None:
-    history_store = RunHistoryStore(tmp_path)
+    history_store = Blocking(RunHistoryStore(tmp_path))
     assert history_store.load("run") is None
     for said in (history(3), history(7, outcome=Phase.FAILED), history(5), history(7)):
         history_store.save("run", said)
@@ -416,7 +417,7 @@ def test_what_was_saved_is_on_disk_whatever_else_waits_for_it(tmp_path: Path, or
     """A coordinator saves what it publishes next, while its agent writes down a plan that it has just read."""
     disk, answers = DiskThread("disk"), threading.Event()
     disk.submit("another run", answers.wait)
-    history_store = RunHistoryStore(tmp_path, disk=disk)
+    history_store = Blocking(RunHistoryStore(tmp_path, disk=disk))
     outcomes = [history_store.save_soon("run", history(generation)) for generation in order]
     answers.set()
     for generation, outcome in zip(order, outcomes, strict=True):
@@ -427,7 +428,7 @@ def test_what_was_saved_is_on_disk_whatever_else_waits_for_it(tmp_path: Path, or
 
 
 def test_what_could_not_be_saved_is_saved_with_what_is_known_later(tmp_path: Path) -> None:
-    history_store = RunHistoryStore(tmp_path)
+    history_store = Blocking(RunHistoryStore(tmp_path))
     (tmp_path / "runs").write_text("where a folder should be")
     with pytest.raises(OSError, match="runs"):
         history_store.save("run", history(5))
@@ -438,7 +439,7 @@ def test_what_could_not_be_saved_is_saved_with_what_is_known_later(tmp_path: Pat
 
 def test_a_history_saved_by_several_agents_at_once_is_the_highest(tmp_path: Path) -> None:
     def write(numbers: range) -> None:
-        history_store = RunHistoryStore(tmp_path)
+        history_store = Blocking(RunHistoryStore(tmp_path))
         for number in numbers:
             history_store.save("run", history(number))
 
@@ -447,7 +448,7 @@ def test_a_history_saved_by_several_agents_at_once_is_the_highest(tmp_path: Path
         thread.start()
     for thread in threads:
         thread.join()
-    known = RunHistoryStore(tmp_path).load("run")
+    known = Blocking(RunHistoryStore(tmp_path)).load("run")
     assert known is not None
     assert known.generation == 199
     files = [path.name for path in (tmp_path / "runs" / "run.run").iterdir()]
@@ -456,7 +457,7 @@ def test_a_history_saved_by_several_agents_at_once_is_the_highest(tmp_path: Path
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"generation": -1}', json.dumps([1]).encode()])
 def test_an_unreadable_history_counts_as_none(tmp_path: Path, content: bytes) -> None:
-    history_store = RunHistoryStore(tmp_path)
+    history_store = Blocking(RunHistoryStore(tmp_path))
     history_store.save("run", history(7))
     for path in (tmp_path / "runs" / "run.run").iterdir():
         path.write_bytes(content)
@@ -466,7 +467,7 @@ def test_an_unreadable_history_counts_as_none(tmp_path: Path, content: bytes) ->
 
 
 def test_runs_with_unusual_names_have_separate_histories(tmp_path: Path) -> None:
-    history_store = RunHistoryStore(tmp_path / "state")
+    history_store = Blocking(RunHistoryStore(tmp_path / "state"))
     names = [".", "..", "a", "a.run", "a@b:1+2-3", "x" * 128]
     for number, name in enumerate(names, 1):
         history_store.save(name, history(number))
@@ -478,7 +479,7 @@ def test_runs_with_unusual_names_have_separate_histories(tmp_path: Path) -> None
 
 
 def test_only_a_history_with_an_outcome_is_settled(tmp_path: Path) -> None:
-    history_store = RunHistoryStore(tmp_path)
+    history_store = Blocking(RunHistoryStore(tmp_path))
     history_store.settle("run")
     assert history_store.load("run") is None
     history_store.save("run", history(4))

@@ -13,14 +13,15 @@ import pytest
 
 from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Member, Phase, Policy, State
 from elastic_agent.rendezvous.backends.etcd.backend import Members
-from elastic_agent.rendezvous.backends.etcd.election_thread import ElectionThread
+from elastic_agent.rendezvous.backends.etcd.election_task import ElectionTask
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport import NodeRecords, drive
+from elastic_agent.transport import NodeRecords
 from elastic_agent.transport.etcd import EtcdTable, KeptLease, Leadership, campaign_for
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, set_up_long_ago
+from tests.loop_thread import Blocking, in_loop
 from tests.protocol.support import world
-from tests.transport.support import Blocking, life_keys
+from tests.transport.support import life_keys
 from tests.waiting import wait_for
 
 from .support import MARGIN_S, PATIENCE_S
@@ -51,14 +52,15 @@ def members_of(cluster: EtcdCluster) -> Members:
 
 
 @contextmanager
-def election(members: Members, history_store: RunHistoryStore) -> Iterator[ElectionThread]:
-    one = ElectionThread(RUN, members.root, lambda: members.dial()[0], history_store, LEASE_S, lambda: None)
-    one.start()
+def election(members: Members, history_store: RunHistoryStore) -> Iterator[None]:
+    async def begun() -> ElectionTask:
+        return ElectionTask(RUN, members.root, members.dial_client, history_store, LEASE_S, lambda: None)
+
+    one = in_loop(begun())
     try:
-        yield one
+        yield
     finally:
-        one.stop()
-        one.join(PATIENCE_S)
+        in_loop(one.stop())
 
 
 @contextmanager
@@ -66,23 +68,24 @@ def term_of_the_run(members: Members) -> Iterator[Leadership]:
     """The coordinator of an earlier run."""
     table = table_of(members)
     keys = life_keys(table, RUN)
-    table.close()
-    leadership = campaign_for(members.dial()[0], members.root, keys, "a test", LEASE_S)
+    Blocking(table).close()
+    client, _ = in_loop(members.dial())
+    leadership = in_loop(campaign_for(client, members.root, keys, "a test", LEASE_S))
     assert leadership is not None
     try:
         yield leadership
     finally:
-        leadership.resign()
+        in_loop(leadership.resign())
 
 
 def table_of(members: Members) -> EtcdTable:
-    client, store = members.dial()
+    client, store = in_loop(members.dial())
     return EtcdTable(client, members.root, store, lease=KeptLease.of_node(LEASE_S))
 
 
 def node(members: Members, name: str, **fields: object) -> Any:
     """A node that came to the run."""
-    link = Blocking(drive(NodeRecords.open(table_of(members), RUN)))
+    link = Blocking(in_loop(NodeRecords.open(table_of(members), RUN)))
     rules = Policy(lease_ttl_s=LEASE_S, fence_margin_s=MARGIN_S)
     member = Member(RECORD_VERSION, name, f"{name}-1", "127.0.0.1", 1, State.READY, 0, rules)
     member = msgspec.structs.replace(member, **fields)
@@ -90,10 +93,20 @@ def node(members: Members, name: str, **fields: object) -> Any:
     return link
 
 
+def test_an_agent_that_ends_resigns(members: Members, tmp_path: Path) -> None:
+    """Its leader key would last for longer than a test, as its lease does."""
+    client = Blocking(in_loop(members.dial_client()))
+    leader = f"{members.root}r/{RUN}/leader".encode()
+    with election(members, RunHistoryStore(tmp_path / "state")):
+        assert node(members, "a").next_plan(0, PATIENCE_S) is not None
+        assert client.get(leader) is not None
+    assert client.get(leader) is None
+
+
 def test_the_history_of_a_finished_run_does_not_end_a_new_run(members: Members, tmp_path: Path) -> None:
     """An agent of the old run that is about to end may be elected once more, when the next run has begun."""
     history_store = RunHistoryStore(tmp_path / "state")
-    history_store.save(RUN, History(generation=3, outcome=Phase.FINISHED))
+    Blocking(history_store).save(RUN, History(generation=3, outcome=Phase.FINISHED))
     with term_of_the_run(members) as leadership:
         Blocking(leadership.records).remove_run(History(generation=3, outcome=Phase.FINISHED, settled=True))
     with election(members, history_store):
@@ -107,7 +120,7 @@ def test_a_finished_run_is_not_restarted_when_etcd_loses_its_outcome(
 ) -> None:
     """Not every node has acknowledged it yet."""
     history_store = RunHistoryStore(tmp_path / "state")
-    history_store.save(RUN, History(generation=3, outcome=Phase.FINISHED))
+    Blocking(history_store).save(RUN, History(generation=3, outcome=Phase.FINISHED))
     with election(members, history_store):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
@@ -147,7 +160,7 @@ def test_the_age_of_an_etcd_is_known(new_etcd: Members) -> None:
     """It is never stated too high: nodes of an earlier life may still run."""
     begun_s = time.monotonic()
     with term_of_the_run(new_etcd) as leadership:
-        age_s = wait_for("a second to have passed", leadership.store_age_s)
+        age_s = wait_for("a second to have passed", Blocking(leadership).store_age_s)
     assert begun_s + age_s <= time.monotonic()
 
 
@@ -155,7 +168,7 @@ def test_an_unfinished_run_lost_by_etcd_continues_above_the_history_on_disk(
     members: Members, tmp_path: Path
 ) -> None:
     history_store = RunHistoryStore(tmp_path / "state")
-    history_store.save(RUN, History(generation=7, charged=2))
+    Blocking(history_store).save(RUN, History(generation=7, charged=2))
     with election(members, history_store):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
@@ -165,7 +178,7 @@ def test_an_unfinished_run_lost_by_etcd_continues_above_the_history_on_disk(
 def test_a_machine_that_missed_the_end_of_its_run_starts_above_it(members: Members, tmp_path: Path) -> None:
     """It remembers an earlier generation of a run that still went on; etcd knows how that run ended."""
     history_store = RunHistoryStore(tmp_path / "state")
-    history_store.save(RUN, History(generation=3, charged=1))
+    Blocking(history_store).save(RUN, History(generation=3, charged=1))
     with term_of_the_run(members) as leadership:
         Blocking(leadership.records).remove_run(
             History(generation=4, charged=1, outcome=Phase.FINISHED, settled=True)

@@ -1,0 +1,260 @@
+"""Coordinates all runs of a store, in the process that hosts it.
+
+One task takes the hints that nodes leave in the store's inbox; each run's driver is run in a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol import Plan
+from elastic_agent.rendezvous.asyncio_runner import run_async
+from elastic_agent.rendezvous.coordinator_driver import IDLE_S, KEEP_OVER_S, RunDriver
+from elastic_agent.rendezvous.coordinator_effects import LEAST_WAIT_S, WaitForHints, performer
+from elastic_agent.rendezvous.effects import Effect, back_offs
+from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.transport import CoordinatorRecords, StoreLostError
+
+RUNS_READ_EVERY_S = 5.0
+"""How often the list of runs is read, for runs without a hint."""
+
+READ_PAUSE = 4
+"""For so many times as long as that took it is not read again: hints that name no run are to delay none."""
+
+MAX_RUNS = 1000
+"""How many runs of a store are coordinated at a time."""
+
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
+"""How long a run is left alone after an internal error with it."""
+
+
+class Inbox(Protocol):
+    """Where nodes leave hints. Every call raises :class:`StoreLostError` when the store is gone."""
+
+    async def wait(self, timeout_s: float | None) -> list[tuple[str, str]]:
+        """Hints as (run id, incarnation); empty at the time-out."""
+
+    async def runs(self) -> Collection[str]:
+        """Every run that has begun here."""
+
+    async def ended(self, run_id: str) -> None:
+        """Take note that the records of a run were removed."""
+
+    def close(self) -> None:
+        """Close its connections."""
+
+
+class StoreCoordinator:
+    """Runs the drivers of all runs of a store."""
+
+    def __init__(
+        self,
+        open_inbox: Callable[[], Awaitable[Inbox]],
+        open_records: Callable[[str], Awaitable[CoordinatorRecords | None]],
+        history_store: RunHistoryStore,
+        on_change: Callable[[], None] = lambda: None,
+        *,
+        on_plan: Callable[[str, Plan], None] = lambda run_id, plan: None,
+        keep_over_s: float = KEEP_OVER_S,
+        idle_s: float = IDLE_S,
+        compares: bool = True,
+    ) -> None:
+        """Prepare; :meth:`run` begins.
+
+        Args:
+            open_inbox: connects to where nodes leave hints.
+            open_records: opens the coordinator's records of a run; None if it has none.
+            history_store: the run histories on this machine's disk.
+            on_change: called whenever ``busy_with`` changed, and when the store was lost.
+            on_plan: called with the newest plan of each run, when it has changed.
+            keep_over_s: how long a run that is over stays in the store when no node of it is left.
+            idle_s: how often a run without live nodes is checked.
+            compares: whether to warn of nodes whose software or settings differ.
+        """
+        self._open_inbox = open_inbox
+        self._open_records = open_records
+        self._history_store = history_store
+        self._on_change = on_change
+        self._on_plan = on_plan
+        self._keep_over_s = keep_over_s
+        self._idle_s = idle_s
+        self._compares = compares
+        self._runs: dict[str, _Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: dict[str, None] = {}
+        """Runs that wait until one of those that are coordinated is over."""
+        self._log = get_logger()
+        self.failed = False
+        """Whether it ended without having been cancelled: the store must be closed."""
+        self.busy_with: list[str] = []
+        """Runs that still depend on the store."""
+
+    async def run(self) -> None:
+        """Coordinate until cancelled, or until the store is gone."""
+        try:
+            await self._dispatch()
+        except StoreLostError as error:
+            self._log.error("the coordinator lost its own store", error=str(error))
+        except Exception:
+            self._log.exception("internal error of the coordinator; closing the store")
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.failed = True
+        self.busy_with = []
+        self._on_change()
+
+    async def _dispatch(self) -> None:
+        """Give each run its hints, and take up those that begin."""
+        inbox = await self._open_inbox()
+        with contextlib.closing(inbox):
+            while True:
+                began_s = time.monotonic()
+                await self._take_up_runs(inbox)
+                read_s = time.monotonic()
+                # Now and then without a hint, too: it may have been lost.
+                again_s, soonest_s = read_s + RUNS_READ_EVERY_S, read_s + READ_PAUSE * (read_s - began_s)
+                while (left_s := again_s - time.monotonic()) > 0:
+                    for run_id, incarnation in await inbox.wait(left_s):
+                        if run_id in self._runs:
+                            self._runs[run_id].hints.add(incarnation)
+                        elif run_id not in self._waiting:
+                            again_s = min(again_s, soonest_s)  # it has begun, or is only a name
+
+    async def _take_up_runs(self, inbox: Inbox) -> None:
+        for run_id in await inbox.runs():
+            if run_id in self._runs:
+                continue
+            if len(self._runs) < MAX_RUNS:
+                self._take_up(run_id, inbox)
+                continue
+            if not self._waiting:
+                self._log.error(
+                    f"this store already coordinates {MAX_RUNS} runs, the maximum; other runs wait until "
+                    "one of them ends",
+                    run=run_id,
+                )
+            self._waiting[run_id] = None
+
+    def _take_up(self, run_id: str, inbox: Inbox) -> None:
+        """Coordinate a run from now on."""
+        run = self._runs[run_id] = _Run(run_id)
+        task = asyncio.create_task(self._coordinate(run, inbox), name=f"coordinator of {run_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _coordinate(self, run: _Run, inbox: Inbox) -> None:
+        """Coordinate a run until it is over. What goes wrong with one run is not to end the others."""
+        while True:
+            run.hints.clear()  # all is read now
+            try:
+                await self._drive(run, inbox)
+            except Exception as error:
+                pause_s = next(run.pauses_s)
+                # If the store is lost, reading the inbox fails.
+                trace = None if isinstance(error, StoreLostError) else error
+                self._log.error(
+                    f"error in the coordinator; retrying in {pause_s:g} s",
+                    run=run.run_id,
+                    error=str(error),
+                    exc_info=trace,
+                )
+                self._is_needed(run, True)
+                await asyncio.sleep(pause_s)  # the next driver begins with the content of the store
+            else:
+                if not run.hints:  # else the next run of that name has begun
+                    break
+        self._is_needed(run, False)
+        del self._runs[run.run_id]
+        if self._waiting:
+            first = next(iter(self._waiting))
+            del self._waiting[first]
+            self._take_up(first, inbox)
+
+    async def _drive(self, run: _Run, inbox: Inbox) -> None:
+        """Run a driver until the store holds nothing of the run any more."""
+        records = await self._open_records(run.run_id)
+        if records is None:
+            return
+        log = get_logger(run=run.run_id)
+        driver = RunDriver(
+            time.monotonic, log, keep_over_s=self._keep_over_s, idle_s=self._idle_s, compares=self._compares
+        )
+        perform_other = performer(run.run_id, records, self._history_store)
+        shown: Plan | None = None
+
+        def show() -> None:
+            nonlocal shown
+            if driver.plan is not None and driver.plan is not shown:
+                shown = driver.plan
+                self._on_plan(run.run_id, shown)
+
+        async def perform(effect: Effect[Any]) -> Any:
+            if not isinstance(effect, WaitForHints):
+                return await perform_other(effect)
+            show()
+            run.pauses_s = _pauses_s()
+            self._is_needed(run, driver.needed)
+            return await run.hints.take(effect.until_s)
+
+        await run_async(driver.coordinate(), perform)
+        show()
+        await inbox.ended(run.run_id)
+        self._log.debug("removed the records of a run that has ended", run=run.run_id)
+
+    def _is_needed(self, run: _Run, is_needed: bool) -> None:
+        run.is_needed = is_needed
+        busy = sorted(one.run_id for one in self._runs.values() if one.is_needed)
+        if busy != self.busy_with:
+            self.busy_with = busy
+            self._on_change()
+
+
+class _Hints:
+    """The incarnations whose records changed, until they are taken."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+        self._came = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def add(self, incarnation: str) -> None:
+        self._names[incarnation] = None
+        self._came.set()
+
+    def clear(self) -> None:
+        self._names = {}
+        self._came.clear()
+
+    async def take(self, until_s: float) -> Collection[str]:
+        """Wait for hints, until this time; all that are there."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(LEAST_WAIT_S, until_s - time.monotonic())):
+                await self._came.wait()
+        names = self._names
+        self.clear()
+        return names
+
+
+def _pauses_s() -> Iterator[float]:
+    return back_offs(RETRY_MIN_S, RETRY_MAX_S)
+
+
+@dataclass
+class _Run:
+    """A run that is coordinated, or is left alone for a while."""
+
+    run_id: str
+    hints: _Hints = field(default_factory=_Hints)
+    pauses_s: Iterator[float] = field(default_factory=_pauses_s)
+    is_needed: bool = False
+    """Whether it depends on the store."""
