@@ -547,6 +547,9 @@ class Checker:
         failure = before.failure
         if failure is None or before.free:
             return 0
+        if failure.kind is FailureKind.START and before.lost:
+            seats = before.world.seats if before.world is not None else ()
+            return int({seat.node_id for seat in seats} == {*before.lost})  # no node started in time
         if any(departed(seat.incarnation, seen) for seat in before.uncleared):
             return 0
         if failure.kind in (FailureKind.WORKER, FailureKind.HANG):
