@@ -85,7 +85,7 @@ def _host(pipe: Connection, endpoint: Endpoint, state_dir: Path) -> None:
     async def host() -> None:
         hosted = await c10d.find_or_host(endpoint, PATIENCE_S)
         assert hosted is not None
-        one = StoreCoordinator(hosted.inbox, hosted.coordinator_records, RunHistoryStore(state_dir))
+        one = StoreCoordinator(hosted.inbox, RunHistoryStore(state_dir))
         coordination = asyncio.create_task(one.run())
         pipe.send("hosting")
         with contextlib.suppress(EOFError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
+from tests.loop_thread import Blocking, background_loop, in_loop
 from tests.ports import free_port
 from tests.waiting import wait_for_async
 
-from .support import run
+from .support import Participant, policy, run
 
 
 class Stores:
@@ -24,8 +26,11 @@ class Stores:
 
     def __init__(self) -> None:
         self.ends: list[Callable[[], None]] = []
+        self.addresses: list[str] = []
 
     def serve(self, sock: socket.socket, address: str) -> Callable[[], None]:
+        host, port = sock.getsockname()[:2]
+        self.addresses.append(f"{host}:{port}")
         self.ends.append(c10d.serve_here(sock, address))
         return self.ends[-1]
 
@@ -36,9 +41,9 @@ def stores() -> Stores:
 
 
 @asynccontextmanager
-async def opened(stores: Stores, folder: Path) -> AsyncIterator[C10dBackend]:
-    """A backend whose store nobody hosts yet; nothing of it goes on in the end."""
-    endpoint = Endpoint("127.0.0.1", free_port())
+async def opened(stores: Stores, folder: Path, port: int | None = None) -> AsyncIterator[C10dBackend]:
+    """A backend whose store nobody hosts yet; nothing of it goes on in the end. ``port``: None: one that is free."""
+    endpoint = Endpoint("127.0.0.1", free_port() if port is None else port)
     backend = C10dBackend(endpoint, folder, port_range=None, port_rest_s=0.0, serve=stores.serve)
     backend.run_id = "run"
     try:
@@ -88,3 +93,35 @@ def test_a_host_that_loses_its_store_hosts_the_next(stores: Stores, tmp_path: Pa
             second.close()
 
     run(story())
+
+
+def test_other_users_are_kept_from_the_next_store_of_a_run_on_one_machine_too(
+    stores: Stores, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        async with opened(stores, tmp_path, port=0) as backend:
+            for number in (0, 1):
+                (await backend.connect()).close()
+                assert stores.addresses[number] != backend.shown, "the port that users see is the relay's"
+                stores.ends[number]()
+                await wait_for_async("its end", lambda: not backend.is_host)
+
+    run(story())
+
+
+def test_a_run_goes_on_while_the_loop_of_the_agent_that_hosts_its_store_hangs(tmp_path: Path) -> None:
+    endpoint, goes_on = Endpoint("127.0.0.1", free_port()), threading.Event()
+    host = C10dBackend(endpoint, tmp_path / "host", port_range=None, port_rest_s=0.0)
+    host.run_id = "run"
+    in_loop(host.connect()).close()
+    background_loop().call_soon_threadsafe(goes_on.wait)
+
+    async def story() -> None:
+        async with Participant("a", endpoint, policy(1, 1), tmp_path / "a") as a:
+            assert (await a.running("a")).generation == 1
+
+    try:
+        run(story())
+    finally:
+        goes_on.set()
+        Blocking(host).close()

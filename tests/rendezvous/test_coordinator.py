@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -72,14 +73,21 @@ def notes() -> Iterator[Notes]:
 async def coordinated(
     endpoint: Endpoint,
     history_store: RunHistoryStore,
-    open_records: Callable[[c10d.C10dHost, str], Awaitable[CoordinatorRecords | None]] | None = None,
+    open_records: Callable[
+        [c10d.C10dInbox, str], Awaitable[CoordinatorRecords | None]
+    ] = c10d.C10dInbox.records,
     **patience: float,
 ) -> AsyncIterator[StoreCoordinator]:
     """A store and its coordinator in this process."""
     host = await c10d.find_or_host(endpoint, PATIENCE_S)
     assert host is not None
-    opened = open_records or (lambda host, run_id: host.coordinator_records(run_id))
-    one = StoreCoordinator(host.inbox, lambda run_id: opened(host, run_id), history_store, **patience)
+
+    async def open_inbox() -> c10d.C10dInbox:
+        inbox = await host.inbox()
+        inbox.records = partial(open_records, inbox)  # type: ignore[method-assign]
+        return inbox
+
+    one = StoreCoordinator(open_inbox, history_store, **patience)
     task = asyncio.create_task(one.run())
     try:
         yield one
@@ -248,10 +256,10 @@ def test_an_error_with_one_run_does_not_affect_another(
     async def story() -> None:
         trouble = True
 
-        async def open_records(host: c10d.C10dHost, run_id: str) -> CoordinatorRecords | None:
+        async def open_records(inbox: c10d.C10dInbox, run_id: str) -> CoordinatorRecords | None:
             if run_id == "troubled" and trouble:
                 raise OSError("too many open files")
-            return await host.coordinator_records(run_id)
+            return await c10d.C10dInbox.records(inbox, run_id)
 
         async with coordinated(endpoint, RunHistoryStore(tmp_path / "state"), open_records) as one:
             rules = policy(1, 1)

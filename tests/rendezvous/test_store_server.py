@@ -53,7 +53,6 @@ class Served:
         self.ended: list[str] = []
         self.coordinator = StoreCoordinator(
             host.inbox,
-            host.coordinator_records,
             RunHistoryStore(state_dir),
             on_plan=self._on_plan,
             keep_over_s=keep_over_s,

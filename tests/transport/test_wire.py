@@ -7,10 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import pytest
 from torch.distributed import TCPStore
 
+from elastic_agent.transport import Obstacle, UnreachableError
 from elastic_agent.transport.addresses import connect
-from elastic_agent.transport.c10d.wire import probe_store
+from elastic_agent.transport.c10d.wire import PROVOCATION, probe_store
 
 from .support import PATIENCE_S
 
@@ -33,6 +35,27 @@ def test_our_probe_equals_the_first_message_of_torchs_client() -> None:
         ours = _overhear(server, lambda: probe_store(sock, PATIENCE_S, "the store"))
     assert len(theirs) == len(ours) == 10
     assert theirs[:6] == ours[:6], "all but the number that is to be echoed"
+
+
+def test_a_store_that_answers_just_after_the_time_out_is_no_other_program() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, connect(*server.getsockname(), PATIENCE_S) as sock:
+
+        def answer_late() -> None:
+            caller, _ = server.accept()
+            with caller:
+                said = b""
+                while PROVOCATION not in said:  # it is sent when the time is over
+                    said += caller.recv(100)
+                caller.sendall(said[6:10])
+                caller.recv(100)
+
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(answer_late)
+            with pytest.raises(UnreachableError) as silence:
+                probe_store(sock, 0.01, "the store")
+            sock.close()
+            late.result(PATIENCE_S)
+        assert silence.value.obstacle is Obstacle.SILENT
 
 
 def _overhear(server: socket.socket, dial: Callable[[], object]) -> bytes:

@@ -1,6 +1,6 @@
 """The coordinator of a run, without I/O: it takes in the records of the store and decides what to do.
 
-Theory of operation. The driver (an agent's coordinator thread, or the simulator) reads member and lease
+Theory of operation. The driver (in an agent, or in the simulator) reads member and lease
 records, hands them to :meth:`Coordinator.observe`, and calls :meth:`Coordinator.decide`. The decision may
 hold a plan to publish (a compare-and-set against the version before it), leases to revoke (likewise) and
 records to remove. The driver reports what of it came about (:meth:`published`, :meth:`revoked`,

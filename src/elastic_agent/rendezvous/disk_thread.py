@@ -70,7 +70,8 @@ class DiskThread:
             if answered.done():
                 return answered.result()
         finally:
-            answered.cancel()  # the call goes on
+            if not answered.cancel():  # the call goes on
+                answered.exception()  # or asyncio would log it
         if not outcome.done():
             self._late = outcome
             raise timed_out(timeout_s)

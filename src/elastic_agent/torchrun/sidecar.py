@@ -33,7 +33,7 @@ from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.run_history import RunHistoryStore, c10d_store
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.transport import Obstacle, Secret, StoreLostError, TransportError
+from elastic_agent.transport import Obstacle, Secret, StoreLostError, TransportError, run_abandonable
 from elastic_agent.transport.c10d import ServeStore, StoreServers
 from elastic_agent.values import new_incarnation
 
@@ -342,6 +342,8 @@ class Sidecar:
     async def _come_together(self, presence: _Presence) -> bool:
         world, limit_s = presence.world, self._member.policy.start_timeout_s
         presence.gathering = await Gathering.connect(world.bootstrap, len(world.seats), STORE_CALL_S)
+        if presence is not self._presence or presence.called_off:
+            presence.close()
         return await in_time(presence.gathering.come(presence.rank, limit_s), limit_s + STORE_CALL_S)
 
     def _not_gathered(self, world: World, problem: str) -> None:
@@ -442,6 +444,8 @@ async def _live(channel: Channel[FromTorchrun], torchrun: int) -> None:
     bind_context(run=begin.run_id, node=begin.member.node_id)
     stores = StoreServers(None)
     try:
+        # Before a port is bound: a store that is not served yet does not answer.
+        await run_abandonable(stores.await_ready, START_S)
         await Sidecar(begin, channel, torchrun, stores.serve).run(more)
     finally:
         stores.close()

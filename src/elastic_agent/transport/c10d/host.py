@@ -20,9 +20,7 @@ from elastic_agent.transport.addresses import (
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
 from elastic_agent.transport.blocking_call import run_abandonable
 from elastic_agent.transport.certificates import Secret
-from elastic_agent.transport.coordinator_records import CoordinatorRecords
-from elastic_agent.transport.keys import STORE_ID, LifeKeys, RunKeys
-from elastic_agent.transport.records import life_of
+from elastic_agent.transport.keys import STORE_ID
 from elastic_agent.transport.report_records import ReportRecords
 from elastic_agent.values import Endpoint
 
@@ -47,6 +45,8 @@ async def find_or_host(
     timeout_s: float,
     secret: Secret | None = None,
     serve: ServeStore = serve_here,
+    *,
+    alone: bool = False,
 ) -> C10dHost | None:
     """Host the store if there is none and the endpoint is this machine; None if there is one.
 
@@ -55,6 +55,7 @@ async def find_or_host(
         timeout_s: how long to wait for an answer.
         secret: what clients need; None: every client is let in.
         serve: serves the store.
+        alone: whether no other machine or user has a part in the run: clients need no secret; with port 0, none has.
 
     Raises:
         UnreachableError: nothing answers, and the endpoint is another machine.
@@ -66,7 +67,7 @@ async def find_or_host(
     )
     if sock is None:
         return None
-    return await C10dHost.make(sock, secret, alone=endpoint.port == 0, serve=serve)
+    return await C10dHost.make(sock, secret, alone=alone or endpoint.port == 0, serve=serve)
 
 
 def _free_port(endpoint: Endpoint, timeout_s: float) -> socket.socket | None:
@@ -127,9 +128,6 @@ class C10dHost:
         allow_many_connections()
         self.port = int(sock.getsockname()[1])
         self.store_id = secrets.token_hex(8)
-        self._shared: C10dTable | None = None
-        """The connection of the coordinators of all runs: a run that is only a name must cost nothing."""
-        self._sharing = asyncio.Lock()
         self._relay: StoreRelay | None = None
         self._close_store: Callable[[], None] = lambda: None
         if alone:
@@ -141,6 +139,7 @@ class C10dHost:
         self._address = LOOPBACK if secret is not None and not alone else own_address(sock)
         try:
             self._close_store = serve(listener, self._address)
+            asyncio.run(self._name_store())  # clients wait for it
         except BaseException:
             self.close()
             raise
@@ -155,38 +154,18 @@ class C10dHost:
         serve: ServeStore = serve_here,
     ) -> C10dHost:
         """Serve on a listening socket, so that clients find a store; arguments and errors as above."""
-        host = await run_abandonable(
+        return await run_abandonable(
             lambda: cls(sock, secret, alone=alone, serve=serve), SERVE_S, too_late=cls.close
         )
-        try:
-            table = await host._table()
-            await table.put(STORE_ID, host.store_id.encode())  # clients wait for it
-            table.close()
-        except BaseException:
-            host.close()
-            raise
-        return host
+
+    async def _name_store(self) -> None:
+        table = await self._table()
+        await table.put(STORE_ID, self.store_id.encode())
+        table.close()
 
     async def inbox(self) -> C10dInbox:
-        """Return the coordinator's inbox, on connections of its own."""
+        """Return what the coordinator needs, on connections of its own."""
         return C10dInbox(await self._table(), await self._table())
-
-    async def coordinator_records(self, run_id: str) -> CoordinatorRecords | None:
-        """Return the coordinator's records of one run; None if it has none.
-
-        Those of all runs share a connection.
-        """
-        run = RunKeys(run_id)
-        async with self._sharing:
-            if self._shared is not None:
-                try:
-                    life = await life_of(self._shared, run)
-                except StoreLostError:
-                    self._shared = None
-            if self._shared is None:
-                self._shared = await self._table()
-                life = await life_of(self._shared, run)
-            return CoordinatorRecords(self._shared, LifeKeys(run, life)) if life is not None else None
 
     async def report_records(self, run_id: str) -> ReportRecords:
         """Return a connection to one run's reports."""
@@ -201,8 +180,6 @@ class C10dHost:
         close_store()
         if self._relay is not None:
             self._relay.close()
-        if self._shared is not None:
-            self._shared.close()
 
 
 def _secure_relay(sock: socket.socket, secret: Secret) -> StoreRelay:

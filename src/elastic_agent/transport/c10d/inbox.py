@@ -1,4 +1,4 @@
-"""The hints that nodes leave for the coordinator of a c10d store."""
+"""What the coordinator of a c10d store reads and writes, beginning with the hints that nodes leave for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import time
 from collections.abc import Collection
 
-from elastic_agent.transport.keys import INBOX, RunKeys, name_in
+from elastic_agent.transport.coordinator_records import CoordinatorRecords
+from elastic_agent.transport.keys import INBOX, LifeKeys, RunKeys, name_in
 from elastic_agent.transport.record_reader import ReportInvalid, log_invalid
 from elastic_agent.transport.records import begun_runs, life_of
 
@@ -22,12 +23,14 @@ RECEIVE_S = 300.0
 
 
 class C10dInbox:
-    """Hints for the coordinator, over all runs of the store."""
+    """Hints for the coordinator, and the records of all runs of the store."""
 
     def __init__(
         self, waiting: C10dTable, requests: C10dTable, report_invalid: ReportInvalid = log_invalid
     ) -> None:
-        """``waiting``: a connection that the wait for hints occupies; ``requests``: one for everything else."""
+        """``waiting``: a connection that the wait for hints occupies; ``requests``: one for everything else, as a run
+        that is only a name must cost nothing.
+        """
         self._waiting = waiting
         self._requests = requests
         self._report_invalid = report_invalid
@@ -74,6 +77,12 @@ class C10dInbox:
     async def runs(self) -> Collection[str]:
         """Return every run that has begun here."""
         return await begun_runs(self._requests)
+
+    async def records(self, run_id: str) -> CoordinatorRecords | None:
+        """Return the coordinator's records of one run; None if it has none."""
+        run = RunKeys(run_id)
+        life = await life_of(self._requests, run)
+        return CoordinatorRecords(self._requests, LifeKeys(run, life)) if life is not None else None
 
     async def ended(self, run_id: str) -> None:
         """A run was removed: keep its reports, and remove those of the oldest such runs."""

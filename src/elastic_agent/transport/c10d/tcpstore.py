@@ -181,8 +181,9 @@ class TCPStoreClient:
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
-            self._is_given_up = True
-            self._stream.wake()
+            if not call.done():
+                self._is_given_up = True
+                self._stream.wake()
             raise
 
     def _ended(self, call: asyncio.Task[Any]) -> None:

@@ -7,6 +7,7 @@ repeats on every dial, so another agent of the same machine takes over when the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from elastic_agent.transport import (
 from elastic_agent.values import Endpoint, PortRange
 
 from .coordinator import StoreCoordinator
+from .coordinator_thread import CoordinatorThread
 from .job_files import JobFiles
 
 DIAL_TIMEOUT_S = 5.0
@@ -78,7 +80,7 @@ class C10dBackend(RendezvousBackend):
         self._hosting: asyncio.Task[None] | None = None
         """Finds out whether to host the store."""
         self._coordinator: StoreCoordinator | None = None
-        self._coordination: asyncio.Task[None] | None = None
+        self._coordination: CoordinatorThread | None = None
         self._fingerprint: str | None = None
         self._store_addresses: list[tuple[int, str]] = []
         """Of the store's machine, as last dialled."""
@@ -138,8 +140,9 @@ class C10dBackend(RendezvousBackend):
 
     async def _dial(self, run_id: str) -> NodeRecords:
         host = self._endpoint.host
-        self._store_addresses = await run_abandonable(lambda: resolve(host), DIAL_TIMEOUT_S)
-        self._is_store_here = is_local(self._store_addresses)
+        self._store_addresses, self._is_store_here = await run_abandonable(
+            lambda: _addresses_of(host), c10d.LOOK_UP_S
+        )
         return await c10d.dial(self._endpoint, run_id, DIAL_TIMEOUT_S, self._store_secret)
 
     async def connect_reports(self) -> ReportRecords:
@@ -182,10 +185,13 @@ class C10dBackend(RendezvousBackend):
             return
         if self._hosting is None or self._hosting.done():
             self._hosting = asyncio.create_task(self._find_or_host(), name="hosting")
+            self._hosting.add_done_callback(_look_at)
         await asyncio.shield(self._hosting)
 
     async def _find_or_host(self) -> None:
-        self._host = await c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._store_secret, self._serve)
+        self._host = await c10d.find_or_host(
+            self._endpoint, DIAL_TIMEOUT_S, self._store_secret, self._serve, alone=self._alone
+        )
         if self._host is not None:
             # With --standalone, port 0 was asked for.
             self._endpoint = Endpoint(self._endpoint.host, self._host.port)
@@ -198,14 +204,19 @@ class C10dBackend(RendezvousBackend):
                 f"every program that can connect to port {host.port} of this machine can join or end the run; to let "
                 "in only agents with a secret, see --secret-file"
             )
+        loop = asyncio.get_running_loop()
+
+        def changed() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
+                loop.call_soon_threadsafe(self._poke)
+
         self._coordinator = StoreCoordinator(
             host.inbox,
-            host.coordinator_records,
             self.history_store,
-            self._poke,
+            changed,
             compares=not self.nodes_compare_themselves,
         )
-        self._coordination = asyncio.create_task(self._coordinator.run(), name="coordinator")
+        self._coordination = CoordinatorThread(self._coordinator)
 
     @property
     def is_host(self) -> bool:
@@ -233,7 +244,19 @@ class C10dBackend(RendezvousBackend):
 
     def _close_host(self) -> None:
         if self._coordination is not None:
-            self._coordination.cancel()
+            self._coordination.stop()
         if self._host is not None:
             self._host.close()
         self._host = self._coordinator = self._coordination = None
+
+
+def _addresses_of(host: str) -> tuple[list[tuple[int, str]], bool]:
+    """Return the addresses of a machine, and whether it is this one."""
+    addresses = resolve(host)
+    return addresses, is_local(addresses)
+
+
+def _look_at(hosting: asyncio.Task[None]) -> None:
+    """Have an error that nobody waits for any more not logged: the next attempt meets it again."""
+    if not hosting.cancelled():
+        hosting.exception()

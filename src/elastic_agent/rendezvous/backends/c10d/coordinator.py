@@ -19,7 +19,7 @@ from elastic_agent.rendezvous.coordinator_driver import IDLE_S, KEEP_OVER_S, Run
 from elastic_agent.rendezvous.coordinator_effects import LEAST_WAIT_S, WaitForHints, performer
 from elastic_agent.rendezvous.effects import Effect, back_offs
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport import CoordinatorRecords, StoreLostError
+from elastic_agent.transport import CoordinatorRecords, StoreLostError, TransportError
 
 RUNS_READ_EVERY_S = 5.0
 """How often the list of runs is read, for runs without a hint."""
@@ -35,13 +35,16 @@ RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 
 
 class Inbox(Protocol):
-    """Where nodes leave hints. Every call raises :class:`StoreLostError` when the store is gone."""
+    """Hints, and the records of all runs. Every call raises :class:`StoreLostError` when the store is gone."""
 
     async def wait(self, timeout_s: float | None) -> list[tuple[str, str]]:
         """Hints as (run id, incarnation); empty at the time-out."""
 
     async def runs(self) -> Collection[str]:
         """Every run that has begun here."""
+
+    async def records(self, run_id: str) -> CoordinatorRecords | None:
+        """The coordinator's records of a run; None if it has none."""
 
     async def ended(self, run_id: str) -> None:
         """Take note that the records of a run were removed."""
@@ -56,7 +59,6 @@ class StoreCoordinator:
     def __init__(
         self,
         open_inbox: Callable[[], Awaitable[Inbox]],
-        open_records: Callable[[str], Awaitable[CoordinatorRecords | None]],
         history_store: RunHistoryStore,
         on_change: Callable[[], None] = lambda: None,
         *,
@@ -68,8 +70,7 @@ class StoreCoordinator:
         """Prepare; :meth:`run` begins.
 
         Args:
-            open_inbox: connects to where nodes leave hints.
-            open_records: opens the coordinator's records of a run; None if it has none.
+            open_inbox: connects to the store.
             history_store: the run histories on this machine's disk.
             on_change: called whenever ``busy_with`` changed, and when the store was lost.
             on_plan: called with the newest plan of each run, when it has changed.
@@ -78,7 +79,6 @@ class StoreCoordinator:
             compares: whether to warn of nodes whose software or settings differ.
         """
         self._open_inbox = open_inbox
-        self._open_records = open_records
         self._history_store = history_store
         self._on_change = on_change
         self._on_plan = on_plan
@@ -99,7 +99,7 @@ class StoreCoordinator:
         """Coordinate until cancelled, or until the store is gone."""
         try:
             await self._dispatch()
-        except StoreLostError as error:
+        except TransportError as error:
             self._log.error("the coordinator lost its own store", error=str(error))
         except Exception:
             self._log.exception("internal error of the coordinator; closing the store")
@@ -180,7 +180,7 @@ class StoreCoordinator:
 
     async def _drive(self, run: _Run, inbox: Inbox) -> None:
         """Run a driver until the store holds nothing of the run any more."""
-        records = await self._open_records(run.run_id)
+        records = await inbox.records(run.run_id)
         if records is None:
             return
         log = get_logger(run=run.run_id)

@@ -126,7 +126,6 @@ class Server:
         """The one to stop by."""
         self._coordinator = StoreCoordinator(
             host.inbox,
-            host.coordinator_records,
             RunHistoryStore(state_dir, c10d_store(host.port)),
             self._show_status,
             on_plan=self._on_plan,
