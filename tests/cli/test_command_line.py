@@ -216,6 +216,18 @@ def test_a_script_with_the_name_of_a_command_can_be_run(tmp_path: Path) -> None:
         assert f'script "{argv[-1]}" does not exist' in done.stderr
 
 
+def test_a_script_that_does_not_compile_is_not_started(tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    script.write_text("print('started')\ndef f(:\n")
+    for more in ([], ["--rdzv-endpoint", "127.0.0.1:1", "--nnodes", "3"]):
+        done = elastic_agent(*more, str(script))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert (
+            done.stderr
+            == f"elastic-agent: script {quoted(script)} does not compile: line 2: invalid syntax; nothing was started\n"
+        )
+
+
 @pytest.mark.parametrize(
     "argv",
     [["train.py"], ["/bin/true.py"], ["-m", "http.server"], ["serve"], ["doctor", "--alone", "/bin/true.py"]],

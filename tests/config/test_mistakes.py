@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import py_compile
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from elastic_agent.config.checks import check_source
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import load_settings
 from tests.config.support import Shell
@@ -250,6 +253,46 @@ def test_a_script_that_cannot_be_started_is_an_error(shell: Shell) -> None:
     assert "does not exist; copy it to this machine, at the same path on all" in several
     shell.write("__main__.py", "")
     load_settings([str(shell.folder)], shell.environ)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (b"import os\nlosses = [1, 2\nprint(losses)\n", "line 2: '[' was never closed"),
+        (b"if True:\n\tx = 1\n        y = 2\n", "line 3: inconsistent use of tabs and spaces in indentation"),
+        (b"x = 1\n  y = 2\n", "line 2: unexpected indent"),
+        (b"return 1\n", "line 1: 'return' outside function"),
+        (b"x = 1\n\0\n", "source code string cannot contain null bytes"),
+        (b"print('\xff')\n", "line 1: (unicode error) 'utf-8' codec can't decode byte 0xff in position 0"),
+    ],
+)
+def test_a_script_that_does_not_compile_is_an_error(shell: Shell, source: bytes, problem: str) -> None:
+    script = shell.folder / "ddp.py"
+    script.write_bytes(source)
+    with pytest.raises(UsageError) as caught:
+        check_source(str(script))
+    assert str(caught.value).startswith(f"script {quoted(script)} does not compile: {problem}")
+    assert str(caught.value).endswith("; nothing was started")
+    assert [one.name for one in shell.folder.iterdir() if "cache" in one.name] == []
+
+
+def test_what_python_may_run_is_no_error(shell: Shell, recwarn: pytest.WarningsRecorder) -> None:
+    """Nor is what the workers complain of, and nothing is executed."""
+    script = shell.folder / "ddp.py"
+    script.write_text("print('\\d' is 'x')\nraise SystemExit(1)\n")
+    check_source(str(script))
+    deep = shell.folder / "deep.py"
+    deep.write_text("x" + ".y" * 100000)
+    check_source(str(deep))
+    assert len(recwarn) == 0
+    py_compile.compile(str(script), cfile=str(shell.folder / "compiled.py"))
+    check_source(str(shell.folder / "compiled.py"))
+    with zipfile.ZipFile(shell.folder / "packed.py", "w") as archive:
+        archive.write(script, "__main__.py")
+    check_source(str(shell.folder / "packed.py"))
+    shell.write("train", "#!/bin/sh\nif true; then exit 1; fi\n")
+    for other in ("train", "missing.py", "."):
+        check_source(str(shell.folder / other))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from elastic_agent.config.checks import check_module
+from elastic_agent.config.checks import check_module, check_source
 from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved, load_settings
@@ -26,6 +26,8 @@ def run(argv: Sequence[str]) -> int:
     settings = resolved.settings
     if settings.runs_module and not settings.python_exec:
         check_module(settings.script)
+    elif not (settings.run_path or settings.runs_program or settings.python_exec):
+        check_source(settings.script)
     return _launch(resolved)
 
 

@@ -7,9 +7,10 @@ import re
 import signal
 import stat
 import sys
+import warnings
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec
+from importlib.util import MAGIC_NUMBER, find_spec
 from pathlib import Path
 
 from elastic_agent.config.builder import SettingsBuilder
@@ -147,6 +148,35 @@ def _check_python_script(script: str, slurm_job: str, *, joins_others: bool) -> 
         raise UsageError(f"script {quoted(script)} is a directory without __main__.py; {expected}")
     if not os.access(script, os.R_OK):
         raise UsageError(f"script {quoted(script)} is not readable by this user; {expected}")
+
+
+def check_source(script: str) -> None:
+    """A Python file compiles, as the workers would compile it; raises ``UsageError``. Executes and writes nothing."""
+    try:
+        source = Path(script).read_bytes() if script.endswith(".py") else b""
+    except OSError:  # a folder, or a file of which the workers report what is wrong
+        return
+    problem = problem_with_source(source)
+    is_compiled = source.startswith(MAGIC_NUMBER[:2])
+    if (
+        problem and not is_compiled and b"PK\x05\x06" not in source
+    ):  # compiled, and an archive: Python runs both
+        raise UsageError(f"script {quoted(script)} does not compile: {problem}; nothing was started")
+
+
+def problem_with_source(source: bytes) -> str:
+    """Why it is not Python, with the line; an empty string if it may be."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the workers show them
+            compile(source, "", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"line {error.lineno}: {error.msg}" if error.lineno else error.msg
+    except ValueError as error:
+        return str(error)
+    except (RecursionError, MemoryError, SystemError):  # nested too deeply, perhaps for this process only
+        return ""
+    return ""
 
 
 def _similar(script: str) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 
+from elastic_agent.config.checks import problem_with_source
 from elastic_agent.printable import escaped
 
 from .findings import Finding, error, warning
@@ -58,16 +59,14 @@ def _shown(request: Request) -> str:
 
 def check_source(source: bytes, name: str) -> Iterator[Finding]:
     """The script compiles, and leaves rank and address of the process group to the agent."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError) as failure:
-        line = f", line {failure.lineno}" if isinstance(failure, SyntaxError) else ""
+    if problem := problem_with_source(source):
         yield error(
             "script",
-            f"{name} does not compile{line}: {failure.msg if isinstance(failure, SyntaxError) else failure}",
+            f"{name} does not compile: {problem}",
             "correct it, or pass the interpreter it was written for as --python-exec",
         )
         return
+    tree = _parsed(source)
     for variable, line_number, value in _assigned_variables(tree):
         if variable in ("MASTER_ADDR", "MASTER_PORT"):
             is_loopback = value in ("localhost", "127.0.0.1", "::1")
@@ -160,14 +159,18 @@ def _reads_local_rank(node: ast.AST) -> bool:
     return any(_constant(one) == "LOCAL_RANK" for one in ast.walk(node))
 
 
+def _parsed(source: bytes) -> ast.Module:
+    """Return an empty tree for what cannot be parsed."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
+        return ast.Module([], [])
+
+
 def top_level_imports(source: bytes) -> list[str]:
     """The modules that the script cannot do without: those imported at its top level, outside ``try`` and ``if``."""
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
-        return []
     names: list[str] = []
-    for node in body:
+    for node in _parsed(source).body:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
