@@ -26,7 +26,7 @@ FLOORS = [
     {"transport", "config", "data", "diagnosis"},
     {"protocol", "client", "logs"},
     {"exit_codes", "exit_note", "launch_outcome", "sd_notify", "store_servers", "values"},
-    {"files", "installed", "linux", "name_lookups", "printable", "worker_variables"},
+    {"files", "installed", "linux", "name_lookups", "printable", "python_source", "worker_variables"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
 
@@ -50,6 +50,7 @@ STANDARD_LIBRARY_ONLY = {
     "values",
     "exit_codes",
     "printable",
+    "python_source",
     "linux",
     "exit_note",
     "sd_notify",

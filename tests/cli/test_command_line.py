@@ -261,15 +261,26 @@ def test_a_script_from_a_pipe_is_refused() -> None:
     assert 'script "/dev/stdin" is a pipe, which can be read only once' in done.stderr
 
 
-def test_numa_binding_without_gpus_is_refused(tmp_path: Path) -> None:
-    if torch.cuda.is_available():
+@pytest.mark.parametrize(
+    "options", [("--numa-binding", "node"), ("--nproc-per-node", "gpu"), ("--nproc-per-node", "xpu")]
+)
+def test_what_needs_a_gpu_is_refused_without_one_and_doctor_says_so(
+    tmp_path: Path, options: tuple[str, str]
+) -> None:
+    if torch.cuda.is_available() or torch.xpu.is_available():
         pytest.skip("this machine has a GPU")
     script = tmp_path / "train.py"
     script.write_text("")
-    done = elastic_agent("--numa-binding", "node", "--state-dir", str(tmp_path / "state"), str(script))
+    words = [*options, "--state-dir", str(tmp_path / "state"), str(script)]
+    done = elastic_agent(*words)
     assert done.returncode == 2
-    assert "elastic-agent: --numa-binding node: " in done.stderr
+    assert f"elastic-agent: {' '.join(options)}: " in done.stderr
     assert "Traceback" not in done.stderr
+    examined = elastic_agent("doctor", "--alone", *words)
+    assert examined.returncode == 1
+    refusal = done.stderr.removeprefix("elastic-agent: ").strip()
+    assert refusal.replace("; ", ". Remedy: ", 1) in examined.stdout
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize("before", [[], ["--"], ["--nodes", "2", "--no-baseline", "--"], ["--nodes=2"]])

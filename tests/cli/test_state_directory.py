@@ -158,6 +158,17 @@ def test_a_full_state_directory_is_named_with_what_to_do(tmp_path: Path, script:
         assert "free space" in line
 
 
+def test_doctor_reports_a_full_state_directory(tmp_path: Path, script: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    examine = f"{sys.executable} -m elastic_agent doctor --alone {script}"
+    command = f"head -c 64k /dev/zero > {state}/fill; {examine}; ls {state}"
+    done = run_on_small_disk(state, "64k", ["sh", "-c", command], ELASTIC_AGENT_STATE_DIR=str(state))
+    said = f"--state-dir {re.escape(str(state))} is not usable: .*No space left on device. Remedy: free space"
+    assert re.search(f"^error .*{said}", done.stdout, re.M), done.stderr
+    assert done.stdout.endswith(" on " + os.uname().nodename + " alone\nfill\n")
+
+
 # --- a home that cannot be searched ---------------------------------------------------------------
 
 

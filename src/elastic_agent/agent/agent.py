@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -68,6 +66,7 @@ from .member import member_record
 from .observation import Observation
 from .run_claim import ClaimedEndpoint, OtherCommandError, RunClaim, RunElsewhereError
 from .signals import Meanings, SignalDesk
+from .state_dir import using_state_dir
 from .supervisor import Ending, Graces, Parts, Supervisor
 from .tasks import BackgroundTasks
 
@@ -231,7 +230,7 @@ class Agent:
             self._backend.run_id = settings.rdzv_id
             return settings.rdzv_id
         agreeing = agree_on_run(self._backend, job_fingerprint(settings), self._publish)
-        with self._using_state_dir():
+        with using_state_dir(settings.state_dir):
             try:
                 return await asyncio.wait_for(agreeing, settings.join_timeout)
             except TimeoutError:
@@ -260,7 +259,7 @@ class Agent:
         refused: frozenset[str] = frozenset()
         sweep_heartbeat_files()
         while True:
-            with self._using_state_dir():
+            with using_state_dir(self._settings.state_dir):
                 lock = self._node_id_lock = acquire_node_id(folder, self._settings.node_id, refused)
             bind_context(node=lock.node_id)
             assert self._console is not None  # made at the start
@@ -284,7 +283,7 @@ class Agent:
         command = command_on_this_machine(settings)
         endpoint = settings.rdzv_endpoint, settings.rdzv_backend
         try:
-            with self._using_state_dir():
+            with using_state_dir(settings.state_dir):
                 claimed = await asyncio.to_thread(ClaimedEndpoint.of, *endpoint, command, self._runs)
                 return await RunClaim.await_turn(folder, claimed, settings.join_timeout, self._waits)
         except OtherCommandError as error:
@@ -330,21 +329,8 @@ class Agent:
             return False
 
     async def _recall(self, run_id: str) -> History | None:
-        with self._using_state_dir():
+        with using_state_dir(self._settings.state_dir):
             return await self._backend.history_store.load(run_id)
-
-    @contextlib.contextmanager
-    def _using_state_dir(self) -> Iterator[None]:
-        """For what uses the state directory and no other: report its errors as a wrong ``--state-dir``."""
-        try:
-            yield
-        except OSError as error:
-            where = f" {error.filename}:" if error.filename is not None else ""
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            wanted = "free space there, or pass another one" if is_full else "expected a writable directory"
-            raise UsageError(
-                f"--state-dir {self._settings.state_dir} is not usable:{where} {error.strerror}; {wanted}"
-            ) from None
 
     async def _take_part(self, run_id: str, lock: NodeIdLock) -> Ending:
         settings = self._settings

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from elastic_agent.config.directories import make_state_dir, problem_with_folder
+from elastic_agent.config.errors import UsageError
 from elastic_agent.config.etcd_password import etcd_access
 from elastic_agent.config.settings import Settings, specs
 from elastic_agent.config.value_types import ETCD
 from elastic_agent.diagnosis.compared import POLICY_OPTIONS
 from elastic_agent.doctor.request import Request
 
-from .devices import likely_slots
+from .devices import check_numa_binding, count_slots, likely_slots
+from .limits import check_limits
 from .secret import configured_secret
 from .slurm.nodes import reachable_endpoint
+from .state_dir import try_state_dir
 from .worker_group.command import job_fingerprint
 
 _COMPARED = ("nnodes", "rdzv_backend", "rdzv_id", "hang_timeout", "port_range", "module")
@@ -66,6 +70,7 @@ def doctor_request(
         fingerprint=job_fingerprint(settings) if settings.script else "",
         environ=environ,
         folders={"--state-dir": settings.state_dir, "--log-dir": settings.log_dir},
+        refusals=lambda: _refusals(settings, environ),
         paths=paths,
         port_range=settings.port_range,
         local_addr=settings.local_addr,
@@ -73,6 +78,27 @@ def doctor_request(
         wait_s=wait_s,
         alone=alone,
     )
+
+
+def _refusals(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+    """For what an agent would end at once on this machine; takes seconds where torch has to count the GPUs."""
+
+    def check_state_dir() -> None:
+        make_state_dir(settings.state_dir, environ)
+        if not problem_with_folder(settings.state_dir):  # else it is reported with the other folders
+            try_state_dir(settings.state_dir)
+
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: check_limits(likely_slots(settings.nproc_per_node) or 1),
+        lambda: count_slots(settings.nproc_per_node),
+        lambda: check_numa_binding(settings.numa_binding),
+        check_state_dir,
+    )
+    for check in checks:
+        try:
+            check()
+        except UsageError as refusal:
+            yield str(refusal)
 
 
 def _compared(settings: Settings) -> dict[str, str]:

@@ -7,7 +7,6 @@ import re
 import signal
 import stat
 import sys
-import warnings
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import MAGIC_NUMBER, find_spec
@@ -18,6 +17,7 @@ from elastic_agent.config.directories import problem_with_file, problem_with_fol
 from elastic_agent.config.errors import UsageError, did_you_mean, quoted
 from elastic_agent.config.sources.base import Layer, Source
 from elastic_agent.config.value_types import NO_SIGNAL
+from elastic_agent.python_source import problem_with_source
 from elastic_agent.values import largest_world
 
 
@@ -162,21 +162,6 @@ def check_source(script: str) -> None:
         problem and not is_compiled and b"PK\x05\x06" not in source
     ):  # compiled, and an archive: Python runs both
         raise UsageError(f"script {quoted(script)} does not compile: {problem}; nothing was started")
-
-
-def problem_with_source(source: bytes) -> str:
-    """Why it is not Python, with the line; an empty string if it may be."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the workers show them
-            compile(source, "", "exec", dont_inherit=True)
-    except SyntaxError as error:
-        return f"line {error.lineno}: {error.msg}" if error.lineno else error.msg
-    except ValueError as error:
-        return str(error)
-    except (RecursionError, MemoryError, SystemError):  # nested too deeply, perhaps for this process only
-        return ""
-    return ""
 
 
 def _similar(script: str) -> str:

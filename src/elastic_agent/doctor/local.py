@@ -63,6 +63,7 @@ async def examine_alone(request: Request) -> LocalResult:
 
 def _checks(request: Request, source: bytes) -> dict[str, Callable[[], Iterable[Finding]]]:
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "what an agent needs": lambda: system.check_start(request),
         "limits": lambda: system.check_limits(request),
         "shared memory": system.check_shared_memory,
         "folders": lambda: system.check_folders(request),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +41,8 @@ class Request:
     environ: Mapping[str, str]
     folders: Mapping[str, Path] = field(default_factory=dict)
     """Folders that the agent writes to, by the option that names them."""
+    refusals: Callable[[], Iterable[str]] = tuple
+    """Finds for what an agent would end at once on this machine, each with what to do about it after a semicolon."""
     paths: tuple[Path, ...] = ()
     """Folders that all machines share."""
     port_range: PortRange | None = None

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 
-from elastic_agent.config.checks import problem_with_source
 from elastic_agent.printable import escaped
+from elastic_agent.python_source import parsed, problem_with_source
 
 from .findings import Finding, error, warning
 from .interpreter import Installed
@@ -66,7 +66,7 @@ def check_source(source: bytes, name: str) -> Iterator[Finding]:
             "correct it, or pass the interpreter it was written for as --python-exec",
         )
         return
-    tree = _parsed(source)
+    tree = parsed(source)
     for variable, line_number, value in _assigned_variables(tree):
         if variable in ("MASTER_ADDR", "MASTER_PORT"):
             is_loopback = value in ("localhost", "127.0.0.1", "::1")
@@ -159,18 +159,10 @@ def _reads_local_rank(node: ast.AST) -> bool:
     return any(_constant(one) == "LOCAL_RANK" for one in ast.walk(node))
 
 
-def _parsed(source: bytes) -> ast.Module:
-    """Return an empty tree for what cannot be parsed."""
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
-        return ast.Module([], [])
-
-
 def top_level_imports(source: bytes) -> list[str]:
     """The modules that the script cannot do without: those imported at its top level, outside ``try`` and ``if``."""
     names: list[str] = []
-    for node in _parsed(source).body:
+    for node in parsed(source).body:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

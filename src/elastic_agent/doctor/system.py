@@ -26,6 +26,13 @@ def soft_limit(which: int) -> int:
     return resource.getrlimit(which)[0]
 
 
+def check_start(request: Request) -> Iterator[Finding]:
+    """Report for what an agent would end at once."""
+    for refusal in request.refusals():
+        cause, _, remedy = refusal.partition("; ")
+        yield error("start", cause, remedy)
+
+
 def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) -> Iterator[Finding]:
     """Check the limits of open files and processes."""
     files = limit_of(resource.RLIMIT_NOFILE)

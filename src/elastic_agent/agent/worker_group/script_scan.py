@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 
+from elastic_agent.python_source import parsed
 from elastic_agent.workers.spawner.curated import TRAIN_NOTHING, is_curated
 from elastic_agent.workers.spawner.import_variables import is_read_at_import
 
@@ -108,8 +109,8 @@ def _parsed(file: str) -> ast.Module:
     """Return the source's tree, an empty one if there is no such source: the worker reports the error."""
     try:
         with open(file, "rb") as opened:
-            return ast.parse(opened.read())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
+            return parsed(opened.read())
+    except OSError:
         return ast.Module([], [])
 
 
