@@ -273,7 +273,7 @@ def _is_right(outcome: Outcome, rank: int | None, text: str) -> bool:
     node = outcome.culprit.partition("/")[0]
     if outcome.first == NODE_LOST:
         machine = re.escape(f"10.213.77.{NODES.index(node) + 1}")
-        return re.search(rf"node {node} (was lost|stopped reporting) on {machine}", line) is not None
+        return re.search(rf"node {node} (was lost|stopped reporting) \({machine}\)", line) is not None
     what = WORDS[outcome.first].format(worker=outcome.culprit)
     worker = re.escape(f"worker {outcome.culprit} (rank {rank}) on host-{node}")
     return re.search(rf"root cause: {worker}.*(?:{what})", line) is not None

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterable
 from dataclasses import replace as replace_end
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -390,8 +391,27 @@ def broken(rank: int, peer: str = "10.0.0.2", failed_s: float = 1e9) -> NodeRepo
 def test_a_lost_node_is_the_cause_of_broken_connections() -> None:
     cause = found([broken(0), broken(1)], plan("any words", lost=("n2",)))
     assert (cause.kind, cause.node_id, cause.is_certain) == (CauseKind.NODE_LOST, "n2", True)
-    assert headline(cause) == "root cause: node n2 was lost on 10.0.0.2"
+    assert headline(cause) == "root cause: node n2 was lost (10.0.0.2)"
     assert cause.next_step == "read the log of the agent on n2 (10.0.0.2)"
+
+
+@pytest.mark.parametrize(
+    ("more", "then"),
+    [
+        ({}, "it joins the run, which goes on without it meanwhile"),
+        ({"policy": Policy(min_nodes=3, max_nodes=3)}, "the run waits for it"),
+        ({"policy": Policy(max_nodes=3, node_counts=(3,))}, "the run waits for it"),
+        ({"lost": ("n0", "n1", "n2")}, "the run waits for it"),
+        ({"phase": Phase.FAILED}, ""),
+    ],
+)
+def test_a_lost_node_is_told_how_to_come_back(more: dict[str, Any], then: str) -> None:
+    ended = replace(plan("any words", lost=("n2",)), **{"policy": Policy(max_nodes=3), **more})
+    remedy = found([broken(0), broken(1)], ended).remedy
+    if then:
+        assert remedy.endswith(f"; if its agent is gone, start the same command on n2 again: {then}")
+    else:
+        assert "start the same command" not in remedy
 
 
 def test_a_node_without_a_report_is_the_probable_cause_of_broken_connections() -> None:
@@ -404,7 +424,7 @@ def test_a_node_that_was_lost_while_it_trained_is_the_probable_cause_too() -> No
     trained = replace(report(2, WorkerReport(0, 2, WorkerState.RUNNING, 1)), is_final=False)
     cause = found([broken(0), broken(1), trained], plan("worker n0/0 exited with code 1: RuntimeError"))
     assert (cause.kind, cause.node_id, cause.is_certain) == (CauseKind.NODE_LOST, "n2", False)
-    assert headline(cause) == "probable root cause: node n2 stopped reporting on 10.0.0.2"
+    assert headline(cause) == "probable root cause: node n2 stopped reporting (10.0.0.2)"
 
 
 def test_an_own_failure_is_the_cause_although_another_node_sent_no_report() -> None:

@@ -75,7 +75,7 @@ def test_a_generation_ends_because_of_its_root_cause_and_not_of_what_was_noticed
     victim = "worker n0/0: connection closed by peer"
     lost = RootCause(1, CauseKind.NODE_LOST, "node n1 was lost", node_id="n1", host="lab3")
     for cause, end in (
-        (lost, "node n1 was lost on lab3"),
+        (lost, "node n1 was lost (lab3)"),
         (msgspec.structs.replace(lost, is_certain=False), victim),
     ):
         log = RunLog()

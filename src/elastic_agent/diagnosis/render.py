@@ -34,12 +34,13 @@ def headline(cause: RootCause) -> str:
 
 
 def described(cause: RootCause) -> str:
-    """Return who failed and how, such as ``worker a/0 exited with code 1`` or ``node b was lost on host1``."""
+    """Return who failed and how, such as ``worker a/0 exited with code 1`` or ``node b was lost (host1)``."""
     who = _who(cause)
     what = _cut(cause.what, _MESSAGE_CHARACTERS)
-    if cause.kind is CauseKind.NODE_LOST or not who:
-        where = f" on {cause.host}" if cause.host and cause.host not in what else ""
-        return f"{what}{where}"
+    if not who:
+        return f"{what} on {cause.host}" if cause.host and cause.host not in what else what
+    if cause.kind is CauseKind.NODE_LOST:
+        return f"{what} ({cause.host})" if cause.host and cause.host not in what else what
     if what.startswith(who) or (
         cause.node_id and what.startswith((cause.node_id, f"worker {cause.node_id}"))
     ):

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from elastic_agent.protocol import Plan, Seat, World
+from elastic_agent.values import largest_world
 
 from .announced import with_announced
 from .cause import CauseKind, RootCause
@@ -94,7 +95,7 @@ def _choose(
     lost = _lost(missing, consequences, plan)
     if first is not None and first.standing <= Standing.FAILED_WHILE_STOPPED:
         if lost is not None and _is_lost_first(lost, consequences, first):
-            return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
+            return _node_lost(generation, lost, plan)
         early = _exited_before(failures, consequences, first)
         if early is not None:
             return _exited_early(early, consequences, findings)
@@ -102,7 +103,7 @@ def _choose(
             return _mismatched(first, findings)
         return _worker_failed(first, findings)
     if lost is not None:
-        return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
+        return _node_lost(generation, lost, plan)
     if not consequences:
         return None
     if first is not None and first.standing is Standing.EXITED:
@@ -207,7 +208,8 @@ def _exited_early(first: Finding, consequences: list[Finding], findings: list[Fi
     )
 
 
-def _node_lost(generation: int, seat: Seat, *, is_certain: bool) -> RootCause:
+def _node_lost(generation: int, seat: Seat, plan: Plan | None) -> RootCause:
+    is_certain = _is_reported_lost(seat, plan)
     return RootCause(
         generation,
         CauseKind.NODE_LOST,
@@ -217,10 +219,20 @@ def _node_lost(generation: int, seat: Seat, *, is_certain: bool) -> RootCause:
         meaning="its machine, its agent or its network failed"
         + (": it did not renew its lease" if is_certain else ", or it could not stop its workers in time"),
         remedy="see on that machine whether it was rebooted, ran out of memory or lost its network "
-        "(journalctl -k, uptime)",
+        f"(journalctl -k, uptime){_how_to_return(seat, plan)}",
         next_step=f"read the log of the agent on {seat.node_id} ({seat.address})",
         is_certain=is_certain,
     )
+
+
+def _how_to_return(seat: Seat, plan: Plan | None) -> str:
+    """What brings the node back, to follow the rest of the remedy; empty: the run is over, or may be."""
+    if plan is None or plan.world is None or plan.is_terminal:
+        return ""
+    policy, left = plan.policy, {one.node_id for one in plan.world.seats} - {seat.node_id, *plan.lost}
+    goes_on = largest_world(len(left), policy.min_nodes, policy.max_nodes, policy.node_counts)
+    then = "it joins the run, which goes on without it meanwhile" if goes_on else "the run waits for it"
+    return f"; if its agent is gone, start the same command on {seat.node_id} again: {then}"
 
 
 def _only_consequences(consequences: list[Finding], findings: list[Finding]) -> RootCause:

@@ -12,6 +12,7 @@ import contextlib
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.logs import get_logger
+from elastic_agent.monitoring.rates import LeaseAges
 from elastic_agent.transport import TransportError
 
 from .node_reports import NodeReports
@@ -37,7 +38,13 @@ class BlockedConnections:
         self._is_over = asyncio.Event()
 
     def on_blocked(self, blocked: events.ConnectionBlocked) -> None:
-        """Log and report it."""
+        """Log and report it; if the machine at the other end may simply be gone, only once it is known to be there."""
+        if blocked.is_connected and blocked.node:
+            self._tasks.start(self._report_if_there(blocked))
+        else:
+            self._report(blocked)
+
+    def _report(self, blocked: events.ConnectionBlocked) -> None:
         line = blocked_words(blocked)
         get_logger().warning(line)
         self._reports.on_blocked(blocked.generation, line)
@@ -52,6 +59,26 @@ class BlockedConnections:
         """Look no more: the node's part in the run is over."""
         self._is_over.set()
 
+    async def _report_if_there(self, blocked: events.ConnectionBlocked) -> None:
+        """Report it when the other node has renewed its lease since; not at all if that is revoked or gone first."""
+        ages = LeaseAges()
+        while not self._is_over.is_set():
+            with contextlib.suppress(TransportError):
+                snapshot = (await self._reports.read()).view.snapshot
+                leases = {
+                    name: lease
+                    for name, lease in snapshot.leases.items()
+                    if not lease.revoked
+                    and name in snapshot.members
+                    and snapshot.members[name].node_id == blocked.node
+                }
+                ages.see(leases, 0.0)
+                if ages.ages_s(0.0):
+                    self._report(blocked)
+                if ages.ages_s(0.0) or not leases:
+                    return
+            await self._pause()
+
     async def _look(self, generation: int) -> None:
         until_s = asyncio.get_running_loop().time() + LOOK_FOR_S
         while (
@@ -63,8 +90,11 @@ class BlockedConnections:
                 for one in (await self._reports.read()).of(generation).values():
                     if one.node_id != self._node_id:
                         self._tell(one.blocked)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_over.wait(), LOOK_EVERY_S)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_over.wait(), LOOK_EVERY_S)
 
     def _tell(self, lines: tuple[str, ...]) -> None:
         fresh = [line for line in lines if line not in self._told]
@@ -82,10 +112,11 @@ def blocked_words(blocked: events.ConnectionBlocked) -> str:
     """What is blocked and what to do, in a line."""
     peer = f"{blocked.node} ({blocked.host})" if blocked.node else blocked.host
     if blocked.is_connected:
+        down = "" if blocked.node else "that machine is down, "
         return (
             f"worker {blocked.worker_id} is connected to {peer}, port {blocked.port}, but data that it sends do not "
-            "arrive: that machine or the network is down, or large packets are lost; compare the MTU of the "
-            "interfaces on both machines (ip link)"
+            f"arrive: {down}the network between the machines is broken, or large packets are lost; compare the MTU of "
+            "the interfaces on both (ip link)"
         )
     return (
         f"worker {blocked.worker_id} has tried for {blocked.for_s:.0f} s to connect to {peer}, port {blocked.port}, "
