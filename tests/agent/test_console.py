@@ -253,11 +253,14 @@ def test_a_node_that_is_not_let_in_yet_says_why() -> None:
 
 LOSING = """
 import asyncio, sys
+from elastic_agent.agent.events import AgentStarted, Rejoining
 from elastic_agent.agent.reporting import console
 from elastic_agent.logs import configure_logging
 from elastic_agent.protocol import Address, Phase, Plan, Policy, Seat, World
 from elastic_agent.protocol.records import RECORD_VERSION
-from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Registered, Renewed, Unusable
+from elastic_agent.rendezvous.events import (
+    Connected, Disconnected, LeaseLost, PlanSeen, Registered, Renewed, Unusable
+)
 from elastic_agent.transport import Obstacle, how_to_reach
 from tests import virtual_time
 
@@ -266,6 +269,9 @@ SILENT = Disconnected("no answer within 1.5 s")
 REFUSED = Disconnected("connection refused", Obstacle.REFUSED)
 DROPPED = Disconnected("no answer within 5 s", Obstacle.NO_ANSWER)
 UNREACHABLE = Disconnected("the host is unreachable", Obstacle.UNREACHABLE)
+ME = AgentStarted("x", 1, 1)
+EXPIRED = "lost the lease of 5 s"
+AGAIN = Rejoining("x2", EXPIRED)
 NO_ROUTE = Disconnected("no route to the network", Obstacle.OWN_NETWORK)
 SEATS = Seat("lab1", "x", "10.0.0.1", 1, 0), Seat("lab2", "y", "10.0.0.2", 1, 1)
 PLAN = Plan(
@@ -282,6 +288,11 @@ SCENES = {
     "flips for long": [CONNECTED, Registered("y", 1.0), *(SILENT, CONNECTED, Renewed(2.0), 0.5) * 150],
     "flips and is lost": [CONNECTED, Registered("y", 1.0), *(SILENT, CONNECTED, Renewed(2.0)) * 50, SILENT],
     "lost": [CONNECTED, Registered("y", 1.0), PLAN, SILENT],
+    "trains": [ME, CONNECTED, Registered("x", 1.0), PLAN, DROPPED, 1.0, LeaseLost(EXPIRED, True), AGAIN, 3.0],
+    "waits": [ME, CONNECTED, Registered("x", 1.0), DROPPED, 1.0, LeaseLost(EXPIRED, True), AGAIN, 3.0],
+    "trains, full": [ME, CONNECTED, Registered("x", 1.0), PLAN, FULL, 1.0, LeaseLost(EXPIRED, True), AGAIN],
+    "is revoked": [ME, CONNECTED, Registered("x", 1.0), PLAN, LeaseLost(EXPIRED), AGAIN],
+    "was stopped": [ME, CONNECTED, Registered("x", 1.0), PLAN, DROPPED, LeaseLost(EXPIRED), AGAIN],
     "lost without a network": [CONNECTED, Registered("y", 1.0), PLAN, SILENT, 1.0, NO_ROUTE],
 }
 
@@ -313,6 +324,22 @@ def losses() -> dict[str, str]:
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     *logs, _ = re.split(r"end of (.*)\n", done.stderr)
     return dict(zip(logs[1::2], logs[::2], strict=True))
+
+
+def test_a_lease_that_runs_out_for_want_of_the_store_is_told_in_the_words_of_that() -> None:
+    trains = losses()["trains"]
+    paused = r"training is paused: the store has not answered since \d\d:\d\d:\d\d: if lab1, lab2 is down, switch it on"
+    assert len(re.findall(paused, trains)) == 1
+    for name in ("trains", "waits"):
+        assert not re.search(r"lease\b(?<!--lease)|incarnation", losses()[name])
+        assert "switch it on" in losses()[name]
+    assert "training" not in losses()["waits"]
+    for name in ("trains, full", "is revoked", "was stopped"):
+        assert (
+            'this node lost its lease; stopping its workers immediately reason="lost the lease'
+            in losses()[name]
+        )
+        assert "rejoining under a new incarnation" in losses()[name]
 
 
 def test_what_is_in_the_way_of_the_store_decides_what_to_do_and_each_remedy_is_told_once() -> None:

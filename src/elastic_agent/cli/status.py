@@ -98,8 +98,11 @@ def why(argv: Sequence[str]) -> int:
             print(msgspec.json.encode(one).decode())
         return ExitCode.FINISHED
     from elastic_agent.diagnosis.render import folded
+    from elastic_agent.monitoring.status_text import problem_text
 
-    texts = folded((one.generation, one.cause + _where_they_were(one)) for one in chosen if one.cause)
+    texts = folded((one.generation, _cause(one)) for one in chosen if one.cause or one.failed)
+    if run.problem and wanted.generation in (None, run.generation):
+        texts.append(problem_text(run))
     if run.standstill is not None and wanted.generation in (None, run.generation):
         texts.append(_standstill(run, run.standstill))
     if not texts:
@@ -115,8 +118,10 @@ def _standstill(run: RunStatus, standstill: Standstill) -> str:
     return f"{text}\nwhere the workers are:\n{standstill.stacks}"
 
 
-def _where_they_were(one: GenerationStatus) -> str:
-    return f"\nwhere the workers were:\n{one.stacks}" if one.stacks else ""
+def _cause(one: GenerationStatus) -> str:
+    """The report on its root cause; without one, why it ended, such as that the store was lost."""
+    where = f"\nwhere the workers were:\n{one.stacks}" if one.stacks else ""
+    return f"{one.cause or f'generation {one.generation}: {one.end}'}{where}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:

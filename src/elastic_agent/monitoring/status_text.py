@@ -67,6 +67,11 @@ def standstill_text(standstill: Standstill, now_s: float) -> str:
     return f"no worker has made progress for {duration(now_s - standstill.since_s)}: {standstill.summary}"
 
 
+def problem_text(status: RunStatus) -> str:
+    """One line about a store that does not answer."""
+    return f"the store at {status.endpoint} cannot be read ({status.problem}); this is what was known before"
+
+
 def status_text(status: RunStatus, now_s: float | None = None) -> str:
     """Several lines; the first one says how the run is.
 
@@ -78,9 +83,7 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
     now_s = now_s if now_s is not None and status.is_over else status.asked_s
     lines = [_headline(status, now_s)]
     if status.problem:
-        lines.append(
-            f"the store at {status.endpoint} cannot be read ({status.problem}); this is what was known before"
-        )
+        lines.append(problem_text(status))
     if status.waiting_for and status.phase in ("", "forming"):
         lines += [one for one in (status.waiting_for, status.common_causes) if one]
     if status.notice:

@@ -50,6 +50,8 @@ class LeaseLost:
     """The lease was revoked or ran out; no worker may run."""
 
     reason: str
+    unanswered: bool = False
+    """It ran out because the store did not take a renewal."""
 
 
 @dataclass(frozen=True)

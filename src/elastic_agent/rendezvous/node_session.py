@@ -191,7 +191,10 @@ class NodeSession:
 
     def fenced(self, why: str, *, at_deadline: bool = True) -> None:
         """The workers were killed, at the lease's deadline or not: no answer that is still under way renews it."""
-        self._lose(f"{why}: {self._problem}" if at_deadline and self._problem else why)
+        if at_deadline and self._problem:
+            self._lose(f"{why}: {self._problem}", unanswered=True)
+        else:
+            self._lose(why)
 
     @property
     def offer(self) -> BootstrapOffer | None:
@@ -238,7 +241,7 @@ class NodeSession:
         while True:
             now_s = self._clock()
             if self._lease is not None and self._lease.expired(now_s):
-                self._lose(self._why_not_renewed(now_s))
+                self._expire(now_s)
             if now_s >= self._renew_at_s:
                 self._time_next_renewal(now_s)
                 if self._may_renew():
@@ -248,12 +251,16 @@ class NodeSession:
             self._timer_due_s = min(self._renew_at_s, deadline_s)
             yield from Sleep(self._timer_due_s - now_s)
 
-    def _why_not_renewed(self, now_s: float) -> str:
+    def _expire(self, now_s: float) -> None:
         """A late timer means a paused agent (Ctrl-Z, a suspended machine), not a store that does not answer."""
         paused_s = now_s - self._timer_due_s
         if paused_s > self._ttl_s / RENEWALS_PER_LEASE:
-            return f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
-        return f"it was not renewed in time: {self._problem or 'the store did not answer'}"
+            self._lose(
+                f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
+            )
+        else:
+            why = f"it was not renewed in time: {self._problem or 'the store did not answer'}"
+            self._lose(why, unanswered=True)
 
     def _time_next_renewal(self, sent_s: float) -> None:
         """In even steps from the last one, of any kind: the coordinator reads the lease when the next is expected.
@@ -262,7 +269,7 @@ class NodeSession:
         """
         self._renew_at_s = next_renewal_s(self._ttl_s, sent_s, self._clock())
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, why: str, *, unanswered: bool = False) -> None:
         """This incarnation is over; the owner stops the workers and rejoins."""
         self._lease = None
         self._prepare = None
@@ -270,7 +277,7 @@ class NodeSession:
         if self._over == self.member.incarnation:
             return
         self._over = self.member.incarnation
-        self._callback(events.LeaseLost(f"lost the lease of {self._ttl_s:g} s: {why}"))
+        self._callback(events.LeaseLost(f"lost the lease of {self._ttl_s:g} s: {why}", unanswered))
 
     # -- the connection -------------------------------------------------------------------------
 
@@ -483,7 +490,7 @@ class NodeSession:
         assert held is not None  # the caller looked
         self._renew_due = False
         if held.expired(self._clock()):
-            self._lose(self._why_not_renewed(self._clock()))
+            self._expire(self._clock())
             return
         renewed = held.record.renewed()
         sent_s = self._first_sent_s(store, renewed)

@@ -22,7 +22,15 @@ from elastic_agent.protocol import (
     count,
     readmission_delay_s,
 )
-from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Registered, Renewed, Unusable
+from elastic_agent.rendezvous.events import (
+    Connected,
+    Disconnected,
+    LeaseLost,
+    PlanSeen,
+    Registered,
+    Renewed,
+    Unusable,
+)
 from elastic_agent.transport import Obstacle
 
 from .store_problem import StoreProblem, without_endpoint
@@ -111,11 +119,17 @@ class ConsoleReporter:
     def on_event(self, event: events.Event) -> None:
         """Show events that change what the agent waits for, or the status of the run."""
         self._store_event(event)
+        if isinstance(event, events.Rejoining) and not self._problem.has_ended_lease:
+            self._log.info(
+                "rejoining under a new incarnation", reason=event.reason, incarnation=event.incarnation
+            )
         match event:
             case events.AgentStarted(incarnation=incarnation) | events.Rejoining(incarnation=incarnation):
                 self._incarnation = incarnation
             case PlanSeen(plan=plan):
                 self._plan(plan)
+            case LeaseLost():
+                self._lease_lost(event)
             case events.Hosting(runs=runs) if runs:
                 self._hosting(runs)
             case events.WorkersFailed(failure=failure, is_shown=is_shown):
@@ -174,10 +188,24 @@ class ConsoleReporter:
         if losses:
             times = {"times": losses} if losses > 1 else {}
             self._log.warning(
-                f"lost the connection to the store at {self._endpoint()}; workers keep running until the lease expires",
+                f"lost the connection to the store at {self._endpoint()}; workers go on without it for a while "
+                "(--lease-ttl)",
                 reason=self._problem.reason,
                 **times,
             )
+
+    def _lease_lost(self, lost: LeaseLost) -> None:
+        """Log it; if the store does not answer, in the words of that, which say what to do."""
+        causes = self._store_causes() if lost.unanswered and self._dialling else ""
+        self._problem.has_ended_lease = bool(causes)
+        if not causes:
+            self._log.warning(
+                "this node lost its lease; stopping its workers immediately", reason=lost.reason
+            )
+        elif self._world:
+            self._told_causes.add(causes)
+            self._log.warning(f"training is paused: {causes}")
+        self._world = self._notice = ""
 
     def _store_causes(self) -> str:
         """Return what to do about a store that does not answer, unless the reason says it."""

@@ -9,7 +9,7 @@ from elastic_agent.agent import events
 from elastic_agent.diagnosis.signals import ending
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import PROMPT, count
-from elastic_agent.rendezvous.events import LeaseLost, PrepareFailed
+from elastic_agent.rendezvous.events import PrepareFailed
 from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from elastic_agent.workers.guard.client import (
     Cold,
@@ -34,12 +34,8 @@ def log_event(event: events.Event) -> None:
 def _log_agent(event: events.Event) -> None:
     log = get_logger()
     match event:
-        case LeaseLost(reason=reason):
-            log.warning("this node lost its lease; stopping its workers immediately", reason=reason)
         case PrepareFailed(failure=failure):
             log.warning("the generation cannot start on this node", reason=failure.summary)
-        case events.Rejoining(incarnation=incarnation, reason=reason):
-            log.info("rejoining under a new incarnation", reason=reason, incarnation=incarnation)
         case events.NotRecorded(error=error):
             log.warning(
                 "cannot write the state directory; if this agent is killed, its successor on this node "

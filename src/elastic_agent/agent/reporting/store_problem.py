@@ -31,6 +31,8 @@ class StoreProblem:
         """When the connection was lost last, as a time of the day."""
         self.is_loss_told = True
         """That loss was reported, if there was one."""
+        self.has_ended_lease = False
+        """The lease of this node ran out because of it."""
         self._losses = 0
         """Since the last one that was reported, with it."""
         self._quiet_until_s = -math.inf
