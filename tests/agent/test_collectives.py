@@ -188,6 +188,8 @@ def test_a_stall_is_told_before_the_time_out_and_when_it_is_over(tmp_path: Path)
     told = stalls(tmp_path, 40.0)
     assert [one.is_over for one in told] == [False, False, False, True]
     assert TELL_AFTER_S <= told[0].stalled_s < 40.0 <= told[-1].stalled_s
+    assert {one.limit for one in told} == {"--hang-timeout 40"}
+    assert len({one.over_at_s for one in told}) == 1, "it began once"
 
 
 def test_a_worker_that_waits_in_a_collective_is_not_called_idle(tmp_path: Path) -> None:

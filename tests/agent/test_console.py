@@ -132,6 +132,12 @@ async def main(scene):
         tell(PlanSeen(replace(plan, version=7, generation=4, world=replace(world, generation=4))))
         tell(WorkersFailed(4, boom))
         tell(WorkersFailed(5, replace(boom, tail="another traceback")))
+    elif scene == "hangs":
+        words = "the workers made no progress for 21 s (--hang-timeout): worker n1/0 is one all_reduce behind"
+        hang = replace(boom, kind=FailureKind.HANG, summary=words, tail="")
+        tell(WorkersFailed(3, hang))
+        tell(PlanSeen(replace(after, failure=hang, reason=f"{words}; restarting in 1 s")))
+        await asked.wait()
     elif scene == "takes long":
         tell(PlanSeen(after))
         await asked.wait()
@@ -176,7 +182,7 @@ for scene in sys.argv[1:]:
 
 
 SCENES = [
-    *("joins", "fails", "continues", "takes long", "leaves", "others left", "others were lost"),
+    *("joins", "fails", "hangs", "continues", "takes long", "leaves", "others left", "others were lost"),
     *("is left out", "comes back", "was lost", "does not start", "is new"),
 ]
 
@@ -191,6 +197,14 @@ def logs_of_scenes() -> list[str]:
 def scene(name: str) -> str:
     """Return what the console reporter logs."""
     return logs_of_scenes()[SCENES.index(name)]
+
+
+def test_the_worker_that_the_others_wait_for_is_left_to_the_root_cause() -> None:
+    log = scene("hangs")
+    words = r"the workers made no progress for 21 s \(--hang-timeout\)"
+    assert re.search(rf"error .* {words}(?!:)", log), log
+    assert re.search(rf"forming generation 4: {words}; restarting in 1 s", log)
+    assert "one all_reduce behind" not in log
 
 
 def test_no_generation_is_announced_when_a_failure_ends_the_run() -> None:

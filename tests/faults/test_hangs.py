@@ -44,7 +44,7 @@ def test_each_kind_of_hang_is_attributed_to_the_right_worker_and_line(make_clust
         words = EXPECTED[kind].format(**lines)
         for node in nodes:
             told = cluster.agents[node].lines(
-                f"forming generation {generation + 1}", "made no progress for", words
+                f"generation {generation}: root cause: ", "made no progress for", words
             )
             assert told, (kind, node)
 

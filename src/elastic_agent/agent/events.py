@@ -6,6 +6,7 @@ unchanged; the types defined here are for everything else.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -179,6 +180,10 @@ class Stalled(AgentEvent):
     """For so long no worker has used a processor, read or written; 0: they have, or it was told."""
     processes: tuple[int, ...] = ()
     """If they have not: the workers and their descendants."""
+    over_at_s: float = math.inf
+    """When it will have lasted for the hang time-out, by the clock of the loop; infinite: there is none."""
+    limit: str = ""
+    """That time-out, in words."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Other packages import its names from here.
 from __future__ import annotations
 
 from .activity import TRANSITIONS, Activity, Event
+from .budget import remaining as remaining_restarts
 from .cluster_view import Decision, count, names, readmission_delay_s
 from .codec import (
     MAX_AHEAD,
@@ -137,4 +138,5 @@ __all__ = [
     "names",
     "next_renewal_s",
     "readmission_delay_s",
+    "remaining_restarts",
 ]

@@ -13,6 +13,7 @@ from elastic_agent.monitoring.status import join_causes
 from elastic_agent.protocol import (
     Depart,
     Failure,
+    FailureKind,
     Growth,
     Phase,
     Plan,
@@ -134,7 +135,7 @@ class ConsoleReporter:
                 self._hosting(runs)
             case events.WorkersFailed(failure=failure, is_shown=is_shown):
                 tail = {} if is_shown and is_console() else self._new_tail(failure)
-                self._log.error(failure.summary, kind=failure.kind.value, **tail)
+                self._log.error(_first_words(failure, failure.summary), kind=failure.kind.value, **tail)
             case events.DrainRequested(node=None):
                 self._leaves = True
             case Depart():
@@ -259,7 +260,7 @@ class ConsoleReporter:
     def _forming(self, plan: Plan) -> None:
         """Log it now, or after a failure when it is likely that the run continues."""
         self._release_held()
-        self._held = f"forming generation {plan.generation}: {plan.reason}"
+        self._held = f"forming generation {plan.generation}: {_first_words(plan.failure, plan.reason)}"
         if plan.failure is None:
             self._release_held()
         else:
@@ -391,6 +392,13 @@ class ConsoleReporter:
         self._rest()
         self._drop_held()
         self._tasks.cancel()
+
+
+def _first_words(failure: Failure | None, text: str) -> str:
+    """Without the worker that the others waited for: that was told, and the report on the root cause names it again."""
+    if failure is None or failure.kind is not FailureKind.HANG or not failure.is_certain:
+        return text
+    return text.replace(failure.summary, failure.summary.partition(": ")[0])
 
 
 def _standby_causes(world: World) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from elastic_agent.agent import events
@@ -10,7 +11,8 @@ from elastic_agent.diagnosis.hangs import Culprit, Hang, find_standstill, idle_w
 from elastic_agent.diagnosis.records import NodeReport, WorkerState
 from elastic_agent.logs import get_logger
 from elastic_agent.monitoring.run_log import RunLog
-from elastic_agent.protocol import Failure, FailureKind
+from elastic_agent.monitoring.status_text import duration
+from elastic_agent.protocol import Failure, FailureKind, remaining_restarts
 
 from .node_reports import NodeReports
 
@@ -78,13 +80,27 @@ class HangJudge:
     def _tell(self, hang: Hang, stall: events.Stalled) -> None:
         """Log it, unless the same has been logged and the stall has not become much longer."""
         key = (stall.generation, hang.kind, hang.culprits)
+        is_new = key not in self._told
         self._stacks = {stall.generation: hang.details}
         if stall.is_over:
             get_logger().warning(f"where the workers are:\n{hang.details}")
         elif stall.stalled_s >= 2 * self._told.get(key, 0.0):
             self._told[key] = stall.stalled_s
             shown = _shown(stall.stalled_s)
-            get_logger().warning(f"no worker has made progress for {shown} s: {hang.summary_now}")
+            what = f": {hang.summary_now}" if is_new else ", as told above"
+            get_logger().warning(
+                f"no worker has made progress for {shown} s{what}{self._what_follows(stall)}"
+            )
+
+    def _what_follows(self, stall: events.Stalled) -> str:
+        """What happens if the stall lasts, and when, to follow what it is."""
+        if math.isinf(stall.over_at_s):
+            return ""
+        plan = self._log.plan
+        fails = plan is not None and remaining_restarts(plan) <= 0
+        then = "the run fails, as no restart is left," if fails else "all workers restart"
+        left_s = max(1, math.ceil(stall.over_at_s - asyncio.get_running_loop().time()))
+        return f"; {then} in {duration(left_s)} ({stall.limit}) unless it goes on"
 
     def _summary(self, stall: events.Stalled, hang: Hang | None) -> str:
         shown = _shown(stall.stalled_s)

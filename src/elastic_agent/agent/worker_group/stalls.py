@@ -7,6 +7,7 @@ cause, only the reports of all nodes show (`diagnosis/hangs.py`).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ HEARTBEAT_TIMEOUT_S = 1800.0
 SHARE_OF_TIMEOUT = 0.9
 """A collective that has taken this part of its own time-out counts as hung: PyTorch would soon end its worker, and the
 error would name neither the worker nor the reason."""
+
+_OWN_LIMIT = f"{SHARE_OF_TIMEOUT * 100:g} % of the time-out of their process group"
 
 TELL_AFTER_S = 8.0
 """A stall is first reported after this time; then again whenever it has become twice as long."""
@@ -144,7 +147,7 @@ class StallWatch:
             if self._has_progressed:
                 self._quiet_since_s, self._tell_after_s = now_s, self._tells_first_s
         stalled_s, quiet_s = now_s - self._since_s, now_s - self._quiet_since_s
-        over = stalled_s >= self._over_again_s and (silent is not None or self._is_over(stalled_s))
+        over = stalled_s >= self._over_again_s and (silent is not None or stalled_s >= self._limit()[0])
         idle_s = self._newly_idle_s(alive, now_s)
         if over or idle_s or quiet_s >= self._tell_after_s:
             if over:
@@ -181,13 +184,14 @@ class StallWatch:
                 silent = slot
         return silent
 
-    def _is_over(self, stalled_s: float) -> bool:
+    def _limit(self) -> tuple[float, str]:
+        """Return the time-out, of several the one that ends first, and its name."""
         waiting = [one for one in self._collectives.workers.values() if is_waiting(one)]
         own_s = min((one.timeout_s for one in waiting if one.timeout_s > 0), default=0.0) * SHARE_OF_TIMEOUT
-        limits = [one for one in (own_s, self._limit_s or 0.0) if one > 0]
-        if self._limit_s == 0 or not limits:
-            return False
-        return stalled_s >= min(limits)
+        if self._limit_s == 0:
+            return math.inf, ""
+        limits = (own_s, _OWN_LIMIT), (self._limit_s or 0.0, f"--hang-timeout {self._limit_s or 0:g}")
+        return min((one for one in limits if one[0] > 0), default=(math.inf, ""))
 
     @property
     def _pause_s(self) -> float:
@@ -204,7 +208,14 @@ class StallWatch:
         now_s = asyncio.get_running_loop().time()
         step = self._heartbeats.read(silent)[1] if silent is not None else 0
         stalled_s, processes = now_s - self._quiet_since_s, self._idle.processes if idle_s else ()
-        self._report(events.Stalled(self._generation, stalled_s, over, silent, step, idle_s, processes))
+        limit_s, limit = self._limit()
+        self._report(
+            events.Stalled(
+                *(self._generation, stalled_s, over, silent, step, idle_s, processes),
+                over_at_s=self._since_s + limit_s,
+                limit=limit,
+            )
+        )
         self._look()
 
 

@@ -1,0 +1,95 @@
+"""What is said of workers that make no progress, before they are restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from elastic_agent.agent import events
+from elastic_agent.agent.reporting import hang_judge
+from elastic_agent.agent.reporting.hang_judge import HangJudge
+from elastic_agent.diagnosis.hangs import Culprit, Hang, HangKind
+from elastic_agent.monitoring.run_log import RunLog
+from elastic_agent.protocol import Address, Phase, Plan, Policy, Seat, World
+from tests import virtual_time
+
+WORLD = World(
+    1, (Seat("n1", "i1", "10.0.0.1", 1, 0), Seat("n2", "i2", "10.0.0.2", 1, 1)), Address("h", 1), "n1"
+)
+PLAN = Plan(1, 1, Phase.RUNNING, 1, "", Policy(max_restarts=1), WORLD)
+BEHIND = Hang(next(iter(HangKind)), (Culprit(1, "n2", 0),), "worker n2/0 (rank 1) is one all_reduce behind")
+
+
+class Silent:
+    """No node reports."""
+
+    async def gather(self, *_: object) -> dict[str, object]:
+        await asyncio.sleep(2.0)
+        return {}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+
+    class Log:
+        def warning(self, line: str) -> None:
+            lines.append(line)
+
+    monkeypatch.setattr(hang_judge, "get_logger", Log)
+    monkeypatch.setattr(hang_judge, "find_standstill", lambda *_: BEHIND)
+    return lines
+
+
+def judge(plan: Plan, limit: str, *lengths_s: float, over_after_s: float = 20.0) -> None:
+    async def stall() -> None:
+        log, reports = RunLog(), Silent()
+        log.see(plan, 0.0)
+        any_reports: Any = reports
+        judge = HangJudge("n1", log, any_reports, lambda *_: None)
+        began_s = asyncio.get_running_loop().time()
+        for stalled_s in lengths_s:
+            await asyncio.sleep(began_s + stalled_s - asyncio.get_running_loop().time())
+            await judge.judge(
+                events.Stalled(1, stalled_s, False, over_at_s=began_s + over_after_s, limit=limit)
+            )
+
+    virtual_time.run(stall())
+
+
+def test_the_worker_is_named_once_and_what_follows_with_the_time_left(told: list[str]) -> None:
+    judge(PLAN, "--hang-timeout 20", 8.0, 9.0, 16.0, over_after_s=21.0)
+    assert told == [
+        f"no worker has made progress for {stalled}; all workers restart in {left_s} s (--hang-timeout 20) unless it "
+        "goes on"
+        for stalled, left_s in (
+            ("8 s: worker n2/0 (rank 1) is one all_reduce behind", 11),
+            ("16 s, as told above", 3),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("plan", "over_after_s", "limit", "then"),
+    [
+        (
+            replace(PLAN, charged=1),
+            70.0,
+            "x",
+            "; the run fails, as no restart is left, in 1 min (x) unless it goes on",
+        ),
+        (PLAN, math.inf, "", ""),
+    ],
+    ids=["no restart", "no time-out"],
+)
+def test_what_follows_is_what_the_run_would_do(
+    told: list[str], plan: Plan, over_after_s: float, limit: str, then: str
+) -> None:
+    judge(plan, limit, 8.0, over_after_s=over_after_s)
+    assert told == [
+        f"no worker has made progress for 8 s: worker n2/0 (rank 1) is one all_reduce behind{then}"
+    ]
