@@ -47,7 +47,7 @@ def found(known: Iterable[NodeReport], plan: Plan | None = None) -> RootCause:
         ("loader_sigkill", CauseKind.EXCEPTION, "DataLoader worker", "fewer DataLoader workers"),
         ("loader_sigbus", CauseKind.EXCEPTION, "DataLoader worker", "--shm-size"),
         ("disk_full", CauseKind.EXCEPTION, "No space left on device", "free space"),
-        ("disk_full_torch_save", CauseKind.EXCEPTION, "unexpected pos", "free space"),
+        ("disk_full_torch_save", CauseKind.EXCEPTION, "unexpected pos", "df -h"),
         ("too_many_files", CauseKind.EXCEPTION, "Too many open files", "ulimit -n"),
         ("allocation", CauseKind.EXCEPTION, "can't allocate memory", "memory limit"),
         ("no_cuda", CauseKind.EXCEPTION, "not compiled with CUDA", "built for CUDA"),
