@@ -49,7 +49,7 @@ FAILING = (
     Kind("sigabrt", "an abort in native code", 32, "was killed by SIGABRT", "remedy|read the end of the output"),
     Kind("sigterm", "SIGTERM to a worker", 32, "was terminated by SIGTERM", "to the agent"),
     Kind("disk-full", "a disk is full", 20, r"No space left on device", "free space on that disk"),
-    Kind("disk-full-torch-save", "a disk is full, in torch.save", 20, r"a disk or quota is full \(.*/small: ", "free space on that disk"),
+    Kind("disk-full-torch-save", "a disk is full, in torch.save", 20, r"could not be written completely.* \(.*/small: ", "df -h"),
     Kind("read-only", "a folder is read-only", 20, "Read-only file system", "mount it writable"),
     Kind("not-shared", "checkpoints are not shared", 20, "No such file .*only-on-a", "storage that every machine mounts"),
     Kind("permission", "no access to a folder", 20, "Permission denied", "same user"),

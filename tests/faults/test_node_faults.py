@@ -129,7 +129,7 @@ def test_a_node_above_max_stands_by_and_replaces_one_that_leaves(make_cluster: M
 def test_a_run_starts_with_the_desired_nodes_and_continues_with_fewer(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3", "--desired-nodes", "2", "--desired-wait", "1000")
     cluster.start("a")
-    cluster.wait_said("a", "waiting for more nodes (--desired-nodes 2)")
+    cluster.wait_said("a", "waiting for 1 more node (--desired-nodes 2)")
     b = cluster.start("b")
     first = cluster.wait_training("a", "b")
     assert first == 1, "a did not train alone before"

@@ -114,7 +114,7 @@ def test_nodes_with_different_numbers_of_workers_join_and_leave_without_a_charge
     """The first world has the desired nodes; ranks are contiguous; a node that gets SIGTERM leaves with 6."""
     cluster = make_cluster("1:3", "--desired-nodes", "2", "--desired-wait", "1000", alone=True)
     cluster.start_host("a", 2)
-    cluster.wait_said("a", "waiting for more nodes (--desired-nodes 2)")
+    cluster.wait_said("a", "waiting for 1 more node (--desired-nodes 2)")
     b = cluster.start("b")
     first = cluster.wait_training("a", "b")
     assert cluster.world(first) == {"a": (2, 0), "b": (1, 2)}

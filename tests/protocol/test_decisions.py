@@ -124,7 +124,12 @@ def test_the_first_world_waits_for_the_desired_nodes() -> None:
     table.comes("a")
     table.wait(5 * SETTLE_S)
     table.comes("b")
-    assert table.last.reason == "2 of 1 to 4 nodes are ready; waiting for more nodes (--desired-nodes 3)"
+    assert table.last.reason == (
+        f"waiting for 1 more node (--desired-nodes 3), at most for {10 * SETTLE_S:g} s (--desired-wait), then starting "
+        "without; joined: a (1 worker), b (1 worker)"
+    )
+    assert table.last.lacks_nodes
+    assert table.last.joined == ("a", "b")
     table.wait(4 * SETTLE_S)
     assert table.stand == (FORMING, 1)
     table.comes("c")

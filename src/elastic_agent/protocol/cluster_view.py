@@ -35,7 +35,7 @@ class Decision:
     done: bool = False
     """The run is over and every live node has acknowledged it."""
     lacks_nodes: bool = False
-    """It is to wait because fewer nodes than required have joined."""
+    """It is to wait because fewer nodes than required, or desired, have joined."""
     joined: tuple[str, ...] = ()
     """The ids of those that have, then."""
 

@@ -51,10 +51,12 @@ def decide_forming(now: ClusterView) -> Decision:
         return _await_more(now, chosen)
     if now.clock.enough_since_s is None:
         now.clock.enough_since_s = now.now_s
-    until_s, option = _await_others_until(now, chosen)
+    until_s, is_desired = _await_others_until(now, chosen)
     if len(chosen) < now.policy.max_nodes and now.now_s < until_s:
+        if is_desired:
+            return _await_desired(now, chosen, until_s)
         return Decision(
-            f"{len(chosen)} of {_range(now)} nodes are ready; waiting for more nodes ({option})",
+            f"{len(chosen)} of {_range(now)} nodes are ready; waiting for more nodes (--settle)",
             wake_s=until_s,
         )
     # A run that is to end does not pause: its workers have little time left to save.
@@ -190,7 +192,7 @@ def _with_a_host(now: ClusterView, chosen: list[Sighting], ready: list[Sighting]
 def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     """Below min: wait, with a limit."""
     now.clock.enough_since_s = None
-    came = names(f"{one.member.node_id} ({count(one.member.slots, 'worker')})" for one in chosen) or "none"
+    came = _came(chosen)
     least = now.policy.least_fit(len(chosen))
     missing = least - len(chosen)
     until_s = now.clock.since_s + now.policy.join_timeout_s
@@ -208,6 +210,22 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     )
 
 
+def _await_desired(now: ClusterView, chosen: list[Sighting], until_s: float) -> Decision:
+    """Enough, and fewer than desired: wait for a while."""
+    desired, wait_s = now.policy.desired_nodes, now.policy.desired_wait_s
+    return Decision(
+        f"waiting for {count(desired - len(chosen), 'more node')} (--desired-nodes {desired}), at most for "
+        f"{wait_s:g} s (--desired-wait), then starting without; joined: {_came(chosen)}",
+        wake_s=until_s,
+        lacks_nodes=True,
+        joined=tuple(one.member.node_id for one in chosen),
+    )
+
+
+def _came(chosen: list[Sighting]) -> str:
+    return names(f"{one.member.node_id} ({count(one.member.slots, 'worker')})" for one in chosen) or "none"
+
+
 def _other_minimum(now: ClusterView, chosen: list[Sighting]) -> str:
     """Which nodes were started with another minimum than the run's, which is that of the first node."""
     ours = now.policy.min_nodes
@@ -219,9 +237,9 @@ def _other_minimum(now: ClusterView, chosen: list[Sighting]) -> str:
     return others and f"; {others} as the minimum of --nnodes, the run has {ours}: start all with the same"
 
 
-def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> tuple[float, str]:
-    """Until when to wait for nodes beyond those chosen; in the past if there are none to wait for. And which option
-    says so.
+def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> tuple[float, bool]:
+    """Until when to wait for nodes beyond those chosen; in the past if there are none to wait for. And whether that is
+    because more are desired.
     """
     here = {one.member.node_id for one in chosen}
     coming = [
@@ -237,13 +255,13 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> tuple[float
     cap_s = enough_s + 3 * now.policy.settle_s
     seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
     if seated & here:  # a re-formation: survivors wait only for nodes that are registered
-        return _reforms_at(now, coming, cap_s), "--settle"
+        return _reforms_at(now, coming, cap_s), False
     arrivals = [now.ledger.nodes_since_s.get(one.member.node_id, 0.0) for one in [*chosen, *coming]]
     settled_s = min(cap_s, max(arrivals) + now.policy.settle_s)
     desired_s = enough_s + now.policy.desired_wait_s
     if len(chosen) < now.policy.desired_nodes and desired_s > settled_s:
-        return desired_s, f"--desired-nodes {now.policy.desired_nodes}"
-    return settled_s, "--settle"
+        return desired_s, True
+    return settled_s, False
 
 
 def _reforms_at(now: ClusterView, coming: list[Sighting], cap_s: float) -> float:

@@ -19,7 +19,7 @@ class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     """In words; empty: nothing is known."""
     lacks_nodes: bool = False
-    """Fewer nodes than required have joined."""
+    """Fewer nodes than required, or desired, have joined."""
     joined: tuple[str, ...] = ()
     """The ids of those that have, then; empty: they are too many to be told."""
 
