@@ -316,3 +316,43 @@ def test_durations_have_no_more_digits_than_they_are_worth() -> None:
 def test_a_time_that_no_calendar_has_is_shown_as_unknown() -> None:
     past = GenerationStatus(1, 1e300, 1e300, ("n0",), 1, "finished")
     assert "?" in status_text(RunStatus("mnist", "host0:29400", 100.0, phase="finished", generations=(past,)))
+
+
+@pytest.mark.parametrize("departed", [False, True], ids=["here", "departed"])
+@pytest.mark.parametrize(
+    ("phase", "state", "leaving", "here", "departed_row"),
+    [
+        (Phase.FORMING, State.READY, (), "joining (ready)", "joining (ready)"),
+        (Phase.RUNNING, State.READY, (), "standing by (ready)", "standing by (ready)"),
+        (Phase.FINISHED, State.READY, (), "ended", "ended"),
+        (Phase.FORMING, State.RUNNING, (), "in the last world (running)", None),
+        (Phase.RUNNING, State.RUNNING, (), "in the last world (running)", None),
+        (Phase.FORMING, State.RUNNING, ("ic",), "leaving (running)", None),
+        (Phase.RUNNING, State.FAILED, (), "in the last world (failed)", None),
+        (Phase.RUNNING, State.LEAVING, (), "leaving", None),
+        (Phase.FINISHED, State.RUNNING, (), "ended", None),
+        (Phase.FORMING, State.LEFT, (), None, None),
+        (Phase.RUNNING, State.LEFT, (), None, None),
+    ],
+)
+def test_only_a_node_that_is_ready_joins(
+    phase: Phase,
+    state: State,
+    leaving: tuple[str, ...],
+    here: str | None,
+    departed_row: str | None,
+    departed: bool,
+) -> None:
+    """The record of a node outside the world; one that has left may not have been able to say so in it."""
+    drained = [Departure("c", "left", 995.0, "c is drained", "10.0.0.9", 1)]
+    status = run_status(
+        run_id="r",
+        endpoint="host0:29400",
+        asked_s=1000.0,
+        plan=replace(PLAN, phase=phase, leaving=leaving),
+        members={"ic": member("c", state)},
+        leases={"ic": Lease("ic", 5.0)},
+        departures=drained if departed else (),
+    )
+    gone = "left 5 s ago: c is drained" if departed else None
+    assert rows(status).get("c") == ((departed_row or gone) if departed else here)

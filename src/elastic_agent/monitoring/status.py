@@ -324,9 +324,11 @@ class _Nodes:
             {seat.node_id for seat in seats} if plan is not None and plan.phase is Phase.RUNNING else set()
         )
         others = sorted(self._members.values(), key=lambda one: (one.node_id, one.incarnation))
+        departed = {one.node_id for one in departures}
         for member in others:
+            has_row = member.node_id in (known if member.state is State.READY else known | departed)
             if member.incarnation not in seated and member.state is not State.LEFT:
-                row = self._unseated(member, is_twin=member.node_id in known)
+                row = self._unseated(member, has_row=has_row)
                 if row is not None:
                     rows.append(row)
         present = {row.node_id for row in rows}
@@ -375,29 +377,42 @@ class _Nodes:
             return "leaving"
         return "joining" if member.state is State.READY else IN_LAST_WORLD
 
-    def _unseated(self, member: Member, *, is_twin: bool) -> NodeStatus | None:
+    def _unseated(self, member: Member, *, has_row: bool) -> NodeStatus | None:
+        """``has_row``: the node is in the world, or gone from it, by another record than this one."""
         plan, lease = self._plan, self._leases.get(member.incarnation)
         if lease is None or lease.revoked:
             return None  # an earlier incarnation
         refusal = plan.refused.get(member.incarnation) if plan is not None else None
         if refusal is not None:
             role = "refused"
-        elif plan is not None and plan.phase is Phase.RUNNING:
-            role = "standing by"
+        elif plan is None or member.state is State.READY:
+            role = self._joining_role(plan, is_twin=has_row)
+        elif has_row:
+            return None  # its workers of an earlier world, whose end it did not announce
+        elif plan.is_terminal:
+            role = "ended"
         else:
-            role = "joining"
-        if is_twin and refusal is None:
-            role = "rejoining"
+            is_leaving = member.state is State.LEAVING or member.incarnation in plan.leaving
+            role = "leaving" if is_leaving else IN_LAST_WORLD
         row = self._row(
             member.node_id,
             role,
-            member.state.value,
+            member.state.value if role != "ended" else "",
             member.address,
             member.slots,
             None,
             refusal.why if refusal is not None else "",
         )
         return replace(row, lease_age_s=self._ages_s.get(member.incarnation))
+
+    @staticmethod
+    def _joining_role(plan: Plan | None, *, is_twin: bool) -> str:
+        """Return that of a node that has registered, and has no workers yet."""
+        if plan is not None and plan.is_terminal:
+            return "ended"
+        if is_twin:
+            return "rejoining"
+        return "standing by" if plan is not None and plan.phase is Phase.RUNNING else "joining"
 
     def _row(
         self, node_id: str, role: str, state: str, address: str, slots: int, rank: int | None, note: str
