@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import socket
 import subprocess
+import threading
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 from elastic_agent.exit_codes import ExitCode
 from tests.agent.support import COMMAND, clean_environment, elastic_agent
+from tests.names import unique
 from tests.ports import free_port
 from tests.waiting import wait_for
 
@@ -316,3 +319,29 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
         done = elastic_agent(*words)
         assert (done.returncode, done.stderr.count("\n")) == (ExitCode.USAGE, 1)
         assert expected in done.stderr
+
+
+def test_the_status_of_a_run_that_another_program_kept_from_forming_says_so(tmp_path: Path) -> None:
+    script, run_id = tmp_path / "train.py", unique("blocked")
+    script.write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        threading.Thread(target=answer_all, args=(other,), daemon=True).start()
+        endpoint = f"127.0.0.1:{other.getsockname()[1]}"
+        where = ["--rdzv-endpoint", endpoint, "--rdzv-id", run_id, "--node-id", "lab1"]
+        done = elastic_agent(*where, "--nnodes", "2", "--state-dir", str(tmp_path), str(script))
+        other.shutdown(socket.SHUT_RDWR)
+    assert done.returncode == ExitCode.NO_STORE, done.stderr
+    reason = "is used by another program, which is not a store"
+    assert f"{endpoint} {reason}" in done.stderr
+    told = elastic_agent("status", run_id, "--state-dir", str(tmp_path)).stdout
+    assert re.search(rf"not formed yet; node lab1 of this machine ended at .*: {endpoint} {reason}", told), (
+        told
+    )
+
+
+def answer_all(other: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            connection, _ = other.accept()
+            connection.sendall(b"SSH-2.0-other\r\n")
+            connection.close()

@@ -98,7 +98,7 @@ class Observation:
             hosts_readers: whether other nodes read reports in a store that ends with this agent.
         """
         has_failed = outcome is Outcome.FAILED
-        left = reason if outcome is Outcome.DRAINED else ""
+        left = reason if outcome not in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED) else ""
         await self._observer.settle(EXPLAINED_S if has_failed else SAVED_S, left)
         if outcome is Outcome.FINISHED or has_failed:
             await self._observer.log_goodput()

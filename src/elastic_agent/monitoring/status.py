@@ -158,7 +158,7 @@ class RunStatus(Struct, frozen=True):
     node_id: str = ""
     """The node whose agent determined the status."""
     left: str = ""
-    """Why that node has left the run, which may go on without it."""
+    """Why that node has left the run or could not take part; the run may go on without it."""
 
     @property
     def is_over(self) -> bool:

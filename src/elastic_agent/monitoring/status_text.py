@@ -113,7 +113,8 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
 def _headline(status: RunStatus, now_s: float) -> str:
     head = f"run {status.run_id} at {status.endpoint}:"
     if not status.phase:
-        return f"{head} not formed yet"
+        own = f"node {status.node_id} of this machine ended at {_clock(status.asked_s)}"
+        return f"{head} not formed yet{f'; {own}: {status.left}' if status.left else ''}"
     since = f" for {duration(now_s - status.since_s)}" if status.since_s is not None else ""
     if status.left and status.phase == UNKNOWN:
         others = [one.node_id for one in status.nodes if one.role == IN_LAST_WORLD]
