@@ -303,6 +303,7 @@ SCENES = {
     "flips and is lost": [CONNECTED, Registered("y", 1.0), *(SILENT, CONNECTED, Renewed(2.0)) * 50, SILENT],
     "lost": [CONNECTED, Registered("y", 1.0), PLAN, SILENT],
     "trains": [ME, CONNECTED, Registered("x", 1.0), PLAN, DROPPED, 1.0, LeaseLost(EXPIRED, True), AGAIN, 3.0],
+    "trains for a while": [ME, CONNECTED, Registered("x", 1.0), PLAN, DROPPED, 3.0, LeaseLost(EXPIRED, True), AGAIN],
     "waits": [ME, CONNECTED, Registered("x", 1.0), DROPPED, 1.0, LeaseLost(EXPIRED, True), AGAIN, 3.0],
     "trains, full": [ME, CONNECTED, Registered("x", 1.0), PLAN, FULL, 1.0, LeaseLost(EXPIRED, True), AGAIN],
     "is revoked": [ME, CONNECTED, Registered("x", 1.0), PLAN, LeaseLost(EXPIRED), AGAIN],
@@ -344,7 +345,11 @@ def test_a_lease_that_runs_out_for_want_of_the_store_is_told_in_the_words_of_tha
     trains = losses()["trains"]
     paused = r"training is paused: the store has not answered since \d\d:\d\d:\d\d: if lab1, lab2 is down, switch it on"
     assert len(re.findall(paused, trains)) == 1
-    for name in ("trains", "waits"):
+    assert losses()["trains for a while"].count("if it is up, open the port") == 1
+    assert re.search(
+        r"training is paused: .* is down, switch it on.*there$", losses()["trains for a while"], re.M
+    )
+    for name in ("trains", "trains for a while", "waits"):
         assert not re.search(r"lease\b(?<!--lease)|incarnation", losses()[name])
         assert "switch it on" in losses()[name]
     assert "training" not in losses()["waits"]

@@ -204,8 +204,9 @@ class ConsoleReporter:
                 "this node lost its lease; stopping its workers immediately", reason=lost.reason
             )
         elif self._world:
+            shown = causes.partition("; ")[0] if causes in self._told_causes else causes
             self._told_causes.add(causes)
-            self._log.warning(f"training is paused: {causes}")
+            self._log.warning(f"training is paused: {shown}")
         self._world = self._notice = ""
 
     def _store_causes(self) -> str:
