@@ -67,5 +67,5 @@ CONNECTING = (
          dict.fromkeys("ab", Words("passes LOCAL_RANK as rank", r"local_ranks.py:\d+", "use RANK"))),
     Case("a network cable is pulled", 9, cable_pulled,
          {"a": Words("b was lost|b lost", r"\bb\b", "rebooted|network"),
-          "b": Words("lost (the connection|its lease)", "store", "lease|waiting for the store")}),
+          "b": Words("lost (the connection|its lease)|training is paused", "store", "lease|waiting for the store")}),
 )  # fmt: skip
