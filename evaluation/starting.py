@@ -229,7 +229,7 @@ STARTING = (
     Case("a silent program has the endpoint's port", 2, silent_server,
          both("accepts connections but did not answer", STORE, "(ss -ltnp|has the port).*use another port")),
     Case("an agent of an earlier start still runs on a machine", 2, earlier_agent,
-         {"b": Words("another agent on this machine .* as node host-b", r"process \d+, started", "stop it")}),
+         {"b": Words("another agent on this machine .* as node host-b", r"process \d+, started", "stop that process")}),
     Case("more machines than --nnodes allows", 0, one_too_many,
          {"c": Words("on standby: .*maximum 2", r"a \(.*, b \(", "larger --nnodes")}, nodes=("a", "b", "c"), nnodes="2"),
     Case("two machines have the same node id", 16, same_node_id,
