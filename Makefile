@@ -36,7 +36,7 @@ help:
 	@echo 'make simulate   simulate faults in the protocol, SEEDS=$(SEEDS) seeds'
 	@echo 'make fuzz       feed damaged inputs to every decoder and parser, INPUTS=$(INPUTS), SEED=$(SEED)'
 	@echo 'make soak       train under random faults, HOURS=$(HOURS) for each store (c10d, etcd), SEED=0'
-	@echo 'make bench      measure start, recovery, rendezvous and overhead compared with torchrun (minutes)'
+	@echo 'make bench      measure start, recovery, frameworks and rendezvous compared with torchrun (minutes)'
 	@echo 'make bench-full all benchmarks in full (over an hour)'
 	@echo 'make evaluate   make failures, and rate what terminals and root causes say of them, as root (EVALUATE_ARGS)'
 	@echo 'make wheel      build the wheel of this commit, reproducibly, into dist'

@@ -26,15 +26,9 @@ BENCHMARKS = {
     "start": "launch to every rank's first collective, beside torchrun",
     "recovery": "fault to the new world's first collective, by kind of fault, beside torchrun",
     "frameworks": "worker SIGKILL to the next training step: plain DDP, transformers, Lightning, beside torchrun",
-    "eight": "eight workers on one agent: start, recovery, memory, a node that joins, beside torchrun",
     "secret": "what a secret costs: connections and calls in TLS",
     "rendezvous": "many nodes meet at one store, beside torch's own rendezvous",
-    "etcd": "the same with etcd beside c10d: recovery, many nodes, requests, an outage",
-    "coordinator": "a node lost on etcd: the coordinator's, and another one",
-    "rest": "what an agent costs while training runs, beside torchrun's",
 }
-LONG = ("etcd", "coordinator")
-"""Not part of a quick run unless named."""
 STAGE_TABLES = {"start_stages": START_STAGES, "recovery_stages": RECOVERY_STAGES}
 ISOLATED = "BENCH_ISOLATED"
 UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child=TERM", "--mount-proc")
@@ -75,7 +69,7 @@ def parse(suite: Suite) -> tuple[Options, list[str], Path]:
     listed = "\n".join(f"  {name:{width}}{what}" for name, what in suite.modules.items())
     parser = argparse.ArgumentParser(
         prog=f"python -m {suite.package}",
-        description=f"All of these, if none is named; with --quick all but those with etcd:\n{listed}",
+        description=f"All of these, if none is named:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", metavar="NAME", nargs="*", help="which to run")
@@ -99,8 +93,7 @@ def parse(suite: Suite) -> tuple[Options, list[str], Path]:
     if given.runs < 1:
         parser.error(f"--runs {given.runs}: expected at least 1")
     options = Options(given.runs, given.quick, os.environ.get(ISOLATED) == "1", given.seed)
-    usual = [name for name in suite.modules if not (given.quick and name in LONG)]
-    return options, given.names or usual, given.json or _usual_json_file()
+    return options, given.names or list(suite.modules), given.json or _usual_json_file()
 
 
 def _usual_json_file() -> Path:

@@ -6,12 +6,12 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from .figures import import_torch_s
 from .launchers import Launcher
-from .scene import BOTH, HOST, PEER, SLOTS, NoWorldError, Scene, SpoiltError, World, boottime_s
+from .scene import BOTH, HOST, PEER, NoWorldError, Scene, SpoiltError, World, boottime_s
 from .stages import RECOVERY_STAGES, Stages, breakdown
 
 LEASE_S, MARGIN_S, SETTLE_S = 5.0, 1.0, 1.0
@@ -73,7 +73,6 @@ def terminate_agent(scene: Scene, world: World) -> float:
 
 LOST_TARGET_S = LEASE_S + MARGIN_S + 0.1
 WORKER_KILLED = Fault("worker SIGKILL", kill_worker, BOTH, 0.08)
-ALONE_WORKER_KILLED = Fault("worker SIGKILL", kill_worker, (HOST,), 0.15, nodes=(HOST,))
 NODE_JOINS = Fault("node joins", lambda scene, world: scene.start(PEER), BOTH, nodes=(HOST,))
 ONCE_EACH = (
     Fault("node SIGKILL", lambda scene, world: scene.kill_node(PEER), (HOST,), LOST_TARGET_S),
@@ -85,12 +84,12 @@ ONCE_EACH = (
 """Those after which a scene is not what it was."""
 
 
-def measure(launcher: Launcher, fault: Fault, slots: Mapping[str, int] = SLOTS) -> Recovery | str:
+def measure(launcher: Launcher, fault: Fault) -> Recovery | str:
     """One fault in a scene of its own; in words why there was no recovery."""
     why = ""
     for _ in range(TRIES):
         try:
-            with Scene(launcher, slots=slots) as scene:
+            with Scene(launcher) as scene:
                 before = scene.settle_down(fault.nodes)
                 time.sleep(random.uniform(0.0, RENEWAL_S))
                 _, recovery = strike(scene, fault, before)
@@ -108,20 +107,18 @@ def measure_kills(launcher: Launcher, times: int) -> Iterator[Recovery | str]:
     for _ in range(TRIES):
         try:
             with Scene(launcher) as scene:
-                yield from kill_again_and_again(
-                    scene, WORKER_KILLED, scene.settle_down(WORKER_KILLED.nodes), times
-                )
+                yield from _kill_again_and_again(scene, scene.settle_down(BOTH), times)
                 return
         except SpoiltError as spoilt:
             why = str(spoilt)
     yield why
 
 
-def kill_again_and_again(scene: Scene, fault: Fault, world: World, times: int) -> Iterator[Recovery | str]:
+def _kill_again_and_again(scene: Scene, world: World, times: int) -> Iterator[Recovery | str]:
     for _ in range(times):
         time.sleep(CALM_S)
         try:
-            world, recovery = strike(scene, fault, world)
+            world, recovery = strike(scene, WORKER_KILLED, world)
         except NoWorldError as error:
             yield str(error)
             return

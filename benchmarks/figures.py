@@ -104,7 +104,7 @@ def show(number: float, unit: str) -> str:
     """In words; less than a second in milliseconds."""
     if unit == "s" and abs(number) < 1:
         number, unit = number * 1e3, "ms"
-    digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 20 or unit == "MB" else 2
+    digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 20 else 2
     return f"{number:.{digits}f} {unit}"
 
 

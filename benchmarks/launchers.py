@@ -34,8 +34,6 @@ class Launcher:
     name: str
     command: Callable[[Place], list[str]]
     environment: dict[str, str] = field(default_factory=dict)
-    has_host: bool = True
-    """Whether one of the nodes hosts the store at the scene's port."""
     keeps_journal: bool = False
     """Whether it is ours, and writes down what happens when."""
 
@@ -44,36 +42,12 @@ def elastic_agent(name: str, nnodes: str = "1:4", *more: str) -> Launcher:
     """Our own, at its defaults but for ``more`` and what keeps two agents of one machine apart."""
 
     def command(place: Place) -> list[str]:
-        return _our_command(place, _endpoint(place), *_common(place, nnodes), *more)
+        own = ["--node-id", place.node, "--state-dir", str(place.folder / place.node)]
+        own += ["--event-journal", str(place.journal)]
+        start = [sys.executable, "-m", "elastic_agent"]
+        return [*start, *_endpoint(place), *_common(place, nnodes), *more, *own, str(WORKER)]
 
     return Launcher(name, command, keeps_journal=True)
-
-
-def elastic_agent_on_etcd(endpoint: str) -> Launcher:
-    """Our own, meeting in the etcd at this endpoint; every scene under keys of its own."""
-
-    def command(place: Place) -> list[str]:
-        etcd = ["--rdzv-endpoint", endpoint, "--rdzv-backend", "etcd"]
-        prefix = ["--etcd-prefix", f"/benchmark/{place.port}"]
-        return _our_command(place, etcd, *prefix, *_common(place, "1:4"))
-
-    return Launcher("elastic-agent, etcd", command, has_host=False, keeps_journal=True)
-
-
-def alone(launcher: Launcher) -> Launcher:
-    """The same for a single node: no endpoint and no number of nodes."""
-    name = launcher.name.replace(" 1:4", "")
-
-    def command(place: Place) -> list[str]:
-        usual = launcher.command(place)
-        for option, value in (("--rdzv-endpoint", None), ("--rdzv-backend", None), ("--nnodes", "1")):
-            if option in usual:
-                at = usual.index(option)
-                usual[at : at + 2] = [] if value is None else [option, value]
-        at = usual.index("--nproc-per-node")
-        return [*usual[:at], "--standalone", *usual[at:]]
-
-    return replace(launcher, name=name, command=command, has_host=False)
 
 
 def running(launcher: Launcher, script: str) -> Launcher:
@@ -91,12 +65,6 @@ def ft_launcher() -> Launcher | None:
         return None
     start = [FT_LAUNCHER_COMMAND, "--ignore-missing-fault-tol-cfg"]
     return Launcher("ft_launcher 1:4 tuned", _torch_like(start, "1:4", *TUNED), UNSHARED_STORE)
-
-
-def _our_command(place: Place, endpoint: list[str], *more: str) -> list[str]:
-    command = [sys.executable, "-m", "elastic_agent", *endpoint, *more]
-    command += ["--node-id", place.node, "--state-dir", str(place.folder / place.node)]
-    return [*command, "--event-journal", str(place.journal), str(WORKER)]
 
 
 def _torch_like(start: list[str], nnodes: str, *more: str) -> Callable[[Place], list[str]]:

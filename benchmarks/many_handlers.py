@@ -2,7 +2,6 @@
 
 Each has its own connection to one c10d store, as under torchrun. The same words on stdin, the same lines on stdout as
 ``many_nodes.py``; "fail" has every handler come to the next rendezvous, as torchrun's agents do after a failure.
-With ``--ask`` every handler is asked until then whether nodes wait, as torchrun's agents ask while workers run.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from .many_nodes import now_s, tell
 
-MONITOR_INTERVAL_S = 0.1
-"""torchrun's default."""
-
 
 def make(number: int, options: argparse.Namespace) -> DynamicRendezvousHandler:
     parameters = RendezvousParameters(
@@ -37,16 +33,10 @@ def make(number: int, options: argparse.Namespace) -> DynamicRendezvousHandler:
     return create_handler(store, backend, parameters)
 
 
-def ask_again_and_again(handler: DynamicRendezvousHandler, enough: threading.Event) -> None:
-    while not enough.wait(MONITOR_INTERVAL_S):
-        handler.num_nodes_waiting()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Started by the rendezvous benchmark.")
     parser.add_argument("nodes", type=int)
     parser.add_argument("port", type=int)
-    parser.add_argument("--ask", action="store_true")
     options = parser.parse_args()
     pool = ThreadPoolExecutor(options.nodes)
     together = threading.Barrier(options.nodes)
@@ -63,12 +53,7 @@ def main() -> None:
     for first_time in (True, False):
         if not first_time:
             tell("calm")
-            enough = threading.Event()
-            if options.ask:
-                for handler in handlers:
-                    threading.Thread(target=ask_again_and_again, args=(handler, enough), daemon=True).start()
             sys.stdin.readline()
-            enough.set()
             tell("failing")
         tell("sealed", moment=max(pool.map(meet, handlers)))
     tell("done")

@@ -38,7 +38,7 @@ from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import Secret
-from elastic_agent.values import Endpoint, EtcdAccess, new_incarnation
+from elastic_agent.values import Endpoint, new_incarnation
 
 IN_GOOD_TIME_S = 600.0
 SECRET = Secret((b"a secret of the benchmark",))
@@ -50,7 +50,6 @@ class Crowd:
     def __init__(self, numbers: range, total: int, options: argparse.Namespace) -> None:
         self.nodes = [OneNode(self, number, total, options) for number in numbers]
         self.changed = asyncio.Event()
-        self.lost_leases = 0
 
     async def all_in(self, generation: int) -> float:
         """When the last node had a world of this generation or a later one (CLOCK_BOOTTIME)."""
@@ -82,13 +81,13 @@ class OneNode:
     def __init__(self, crowd: Crowd, number: int, total: int, options: argparse.Namespace) -> None:
         self.crowd = crowd
         self.node = Node(new_incarnation())
-        lease_s = options.lease
+        policy = Policy(min_nodes=total, max_nodes=total)
         backend = open_backend(
             Endpoint("127.0.0.1", options.port),
-            EtcdAccess() if options.etcd else None,
+            None,
             options.folder / str(number),
-            lease_ttl_s=lease_s,
-            fence_margin_s=Policy().fence_margin_s,
+            lease_ttl_s=policy.lease_ttl_s,
+            fence_margin_s=policy.fence_margin_s,
             secret=SECRET if options.secret else None,
         )
         backend.run_id = "benchmark"
@@ -101,9 +100,9 @@ class OneNode:
             slots=1,
             state=State.READY,
             generation=0,
-            policy=Policy(min_nodes=total, max_nodes=total, lease_ttl_s=lease_s),
+            policy=policy,
         )
-        self.session = Session(backend, member, lease_s)
+        self.session = Session(backend, member, policy.lease_ttl_s)
         self.session.listen(self.event)
         self.sealed_generation = self.started_generation = 0
         self.sealed_s = self.started_s = self.told_s = 0.0
@@ -122,7 +121,6 @@ class OneNode:
                 tell("trouble", what=failure.summary)
                 self.perform(self.node.prepare_failed(generation, failure))
             case events.LeaseLost(reason=reason):
-                self.crowd.lost_leases += 1
                 tell("trouble", what=reason)
                 self.perform(self.node.lease_lost(reason))
             case events.Disconnected(reason=reason) | events.Unusable(reason=reason):
@@ -180,20 +178,17 @@ async def live(options: argparse.Namespace) -> None:
     gc.freeze()  # as the agent does: the million objects of torch, which is loaded by now, are no garbage
     tell("here")
     await line_of_stdin()
-    used = resource.getrusage(resource.RUSAGE_SELF)
     sessions = [asyncio.create_task(node.session.run()) for node in crowd.nodes]
     for what, wait in (("sealed", crowd.all_in), ("started", crowd.all_started)):
-        tell(what, moment=await wait(1), cpu_s=cpu_since(used))
+        tell(what, moment=await wait(1))
     before = max(node.started_generation for node in crowd.nodes)
-    tell("calm", generation=before)
-    word = await line_of_stdin()
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    if word == "fail":
+    tell("calm")
+    if await line_of_stdin() == "fail":
         tell("failing")
         crowd.nodes[0].fail()
     for what, wait in (("sealed", crowd.all_in), ("started", crowd.all_started)):
-        tell(what, moment=await wait(before + 1), cpu_s=cpu_since(used))
-    tell("done", lost_leases=crowd.lost_leases)
+        tell(what, moment=await wait(before + 1))
+    tell("done")
     if await line_of_stdin() == "ask":
         crowd.nodes[0].request_stop()
     tell("told", moment=await crowd.all_told())
@@ -202,11 +197,6 @@ async def live(options: argparse.Namespace) -> None:
     os._exit(
         0
     )  # thousands of threads are inside the store's client; nothing of theirs needs an end in good order
-
-
-def cpu_since(before: resource.struct_rusage) -> float:
-    now = resource.getrusage(resource.RUSAGE_SELF)
-    return round(now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime, 3)
 
 
 async def line_of_stdin() -> str:
@@ -220,9 +210,7 @@ def main() -> None:
     parser.add_argument("nodes", type=int, help="how many there are in all")
     parser.add_argument("port", type=int)
     parser.add_argument("folder", type=Path, help="for the nodes' state directories")
-    parser.add_argument("--lease", type=float, default=Policy().lease_ttl_s)
     parser.add_argument("--secret", action="store_true", help="they share a secret")
-    parser.add_argument("--etcd", action="store_true", help="meet in the etcd at that port")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -111,9 +111,9 @@ def run(options: Options) -> Result:
         for size in sizes:
             if size > 256 and number >= RUNS_OF_LARGE:
                 continue
-            _record(figures, size, OURS, meet(size, free_port()))
+            _record(figures, size, OURS, meet(size))
             if size == 64:
-                _record(figures, size, SECURED, meet(size, free_port(), "--secret"))
+                _record(figures, size, SECURED, meet(size, "--secret"))
             if size == 64 or (size in TORCH_SIZES and number == 0 and not options.quick):  # 256 take minutes
                 _record(figures, size, TORCH, _torchs(size))
     return Result("rendezvous", list(figures.values()), [NOTE])
@@ -134,10 +134,10 @@ def _record(
         figures.setdefault((name, who), Figure(name, who, "s", target)).add(value)
 
 
-def meet(size: int, port: int, *more: str, parts: int | None = None) -> dict[str, float | str]:
+def meet(size: int, *more: str) -> dict[str, float | str]:
     """So many of our nodes form a world and the next; ``more``: options of ``benchmarks.many_nodes``."""
-    if parts is None:
-        parts = 1 if size <= ONE_PROCESS_UP_TO else size // NODES_PER_PROCESS
+    parts = 1 if size <= ONE_PROCESS_UP_TO else size // NODES_PER_PROCESS
+    port = free_port()
     bounds = [size * part // parts for part in range(parts + 1)]
     with tempfile.TemporaryDirectory(prefix="elastic-agent-benchmark-") as folder:
         commands = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import struct
@@ -20,6 +19,7 @@ from typing import Any, Self
 import psutil
 
 from elastic_agent.testing.ports import free_port
+from elastic_agent.testing.records import Lines
 
 from .launchers import Launcher, Place
 
@@ -71,24 +71,6 @@ class World:
     def pids_of(self, nodes: Iterable[str]) -> list[int]:
         wanted = set(nodes)
         return [pid for (node, _), pid in self.pids.items() if node in wanted]
-
-
-class Lines:
-    """A growing file of JSON lines."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-        self.events: list[Event] = []
-
-    def update(self) -> list[Event]:
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
-            file.seek(self._read)
-            text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._read += len(whole)
-            self.events += [json.loads(line) for line in whole.splitlines()]
-        return self.events
 
 
 class Scene:
@@ -156,7 +138,7 @@ class Scene:
             world = self.await_world(self.size(self.agents), 0.0, SCENE_LIMIT_S, stage="steady")
         except NoWorldError as error:
             raise SpoiltError(f"did not get going: {error}") from None
-        if self.launcher.has_host and not self._hosts(self.agents[HOST]):
+        if not self._hosts(self.agents[HOST]):
             raise SpoiltError("the store was hosted by the other node")
         return world
 
@@ -190,7 +172,7 @@ class Scene:
     def _find_world(self, size: int, after_s: float, stage: str) -> World | None:
         stages: dict[int, dict[str, float]] = {}
         worlds: dict[str, list[Event]] = {}
-        for event in self._lines.update():
+        for event in self._lines.all():
             if event["boottime_s"] <= after_s:
                 continue
             stages.setdefault(event["pid"], {})[event["event"]] = event["boottime_s"]
@@ -203,10 +185,6 @@ class Scene:
                 pids = {(one["node"], one["rank"]): one["pid"] for one in met}
                 return World(met[0]["generation"], workers, pids)
         return None
-
-    def worker_pids(self) -> set[int]:
-        """Every worker that ever introduced itself."""
-        return {event["pid"] for event in self._lines.update()}
 
     def interruption_s(self, old: World, new: World, nodes: Iterable[str]) -> float:
         """How long these nodes' workers had no collective: from the old world's last to all their first of the new.
@@ -222,13 +200,9 @@ class Scene:
         (at_s,) = CELL.unpack((self._cells / str(pid)).read_bytes())
         return float(at_s)
 
-    def events(self) -> list[Event]:
-        """What the workers wrote down."""
-        return self._lines.update()
-
     def journal(self) -> list[Event]:
         """What our agents wrote down (none under other launchers)."""
-        return self._journal.update()
+        return self._journal.all()
 
     # -- harm -----------------------------------------------------------------------------------
 

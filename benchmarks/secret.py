@@ -1,4 +1,4 @@
-"""What a secret costs: a connection to the store and a call in TLS, from another process, and the certificate.
+"""What a secret costs: a connection to the store and a call in TLS, from another process.
 
 The forming of many nodes with a secret is in :mod:`.rendezvous`.
 """
@@ -32,7 +32,7 @@ def run(options: Options) -> Result:
     """Measure, in turns without a secret and with one."""
     figures = {
         (what, who): Figure(what, who, "ms")
-        for what in ("connection", "call", "certificate, once in a process")
+        for what in ("connection", "call")
         for who in ("without a secret", "with a secret")
     }
     for _ in range(options.times):
@@ -41,11 +41,7 @@ def run(options: Options) -> Result:
                 took = asyncio.run(measure(endpoint, secret))
             figures["connection", who].add(took[0])
             figures["call", who].add(took[1])
-        figures["certificate, once in a process", "with a secret"].add(
-            float(subprocess.check_output([sys.executable, "-m", "benchmarks.secret", "certificate"]))
-        )
-    measured = [figure for figure in figures.values() if figure.samples]
-    return Result("secret", measured, [NOTE])
+    return Result("secret", list(figures.values()), [NOTE])
 
 
 async def measure(endpoint: Endpoint, secret: Secret | None) -> tuple[float, float]:
@@ -88,12 +84,7 @@ def hosted(secret: Secret | None) -> Iterator[Endpoint]:
 
 
 def main(words: list[str]) -> None:
-    """Be the process of the host, until it is killed, or the one that makes a certificate."""
-    if words == ["certificate"]:
-        begun_s = time.perf_counter()
-        assert SECRET.server_context
-        print((time.perf_counter() - begun_s) * 1000)
-        return
+    """Be the process of the host, until it is killed."""
     asyncio.run(host(int(words[0]), SECRET if words[1:] else None))
 
 
