@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 SEEDS ?= 2000
-INPUTS ?= 1000000
+INPUTS ?= 2000
 SEED ?= 0
 HOURS ?= 1
 SYSTEM_PACKAGES ?= yes
@@ -34,7 +34,7 @@ help:
 	@echo 'make lint       run ruff, its formatter check and mypy --strict'
 	@echo 'make format     format the code'
 	@echo 'make simulate   simulate faults in the protocol, SEEDS=$(SEEDS) seeds'
-	@echo 'make fuzz       feed damaged inputs to every decoder and parser, INPUTS=$(INPUTS), SEED=$(SEED)'
+	@echo 'make fuzz       feed damaged inputs to every decoder and parser, INPUTS=$(INPUTS) to each'
 	@echo 'make soak       train under random faults, HOURS=$(HOURS) for each store (c10d, etcd), SEED=0'
 	@echo 'make bench      measure start, recovery, frameworks and rendezvous compared with torchrun (minutes)'
 	@echo 'make bench-full all benchmarks in full (over an hour)'
@@ -81,7 +81,7 @@ format: $(READY)
 	$(PY) -m ruff format .
 
 fuzz: $(READY)
-	$(PY) -m tests.fuzz --inputs $(INPUTS) --seed $(SEED)
+	INPUTS=$(INPUTS) $(PY) -m pytest $(LANES) --timeout=0 --hypothesis-profile=fuzz tests/fuzz
 
 simulate: $(READY)
 	$(PY) -m tests.simulator --seeds $(SEEDS)

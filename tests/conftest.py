@@ -22,11 +22,13 @@ from tests.stalled_machine import pytest_runtest_protocol, pytest_terminal_summa
 
 __all__ = ["pytest_runtest_protocol", "pytest_terminal_summary"]
 
-# The same examples in each run of `make test`; `make prove` has other ones each time (--hypothesis-profile=random).
+# The same examples in each run of `make test`; `make prove` has other ones each time (--hypothesis-profile=random), and
+# `make fuzz` has INPUTS in each test (--hypothesis-profile=fuzz).
 # How long it takes to make them depends on the machine.
 _FREE_OF_TIME = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("fixed", derandomize=True, database=None, **_FREE_OF_TIME)
 settings.register_profile("random", **_FREE_OF_TIME)
+settings.register_profile("fuzz", max_examples=int(os.environ.get("INPUTS", "2000")), **_FREE_OF_TIME)
 settings.load_profile("fixed")
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # set in many containers, and it hides what is never flushed

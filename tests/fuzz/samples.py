@@ -1,12 +1,9 @@
-"""Valid records and files, and what several targets need."""
+"""Valid records, and what several tests need."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import cache
-from pathlib import Path
 
 import msgspec
 
@@ -21,7 +18,6 @@ from elastic_agent.diagnosis.records import (
 from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus, Standstill
 from elastic_agent.protocol import Cause, History, Lease, Member, Phase, Plan, StopRequest, World, encode
 from elastic_agent.protocol.records import Budget, Failure, FailureKind, Fingerprint, Notice, Refusal
-from tests.fuzz.target import ViolationError
 from tests.transport.support import lease, member, plan, world
 
 TRACEBACK = """\
@@ -42,37 +38,6 @@ terminate called after throwing an instance of 'c10::Error'
 *** Aborted at 1700000000 (unix time) try "date -d @1700000000" ***
 Segmentation fault (core dumped)
 """
-
-
-def allowing(decode: Callable[[bytes], object], *errors: type[Exception]) -> Callable[[bytes], object]:
-    """The same, with these errors as an answer."""
-
-    def feed(data: bytes) -> object:
-        try:
-            return decode(data)
-        except errors as error:
-            return error
-
-    return feed
-
-
-class Folder:
-    """A folder of a target's own, in memory."""
-
-    def __init__(self) -> None:
-        self.path = Path(
-            tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
-        )
-
-    def write(self, name: str, data: bytes) -> Path:
-        """A file with this content."""
-        path = self.path / name
-        path.write_bytes(data)
-        return path
-
-    def close(self) -> None:
-        """Remove it."""
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 class MemoryTable:
@@ -200,9 +165,3 @@ def statuses() -> tuple[RunStatus, ...]:
         problem="unreachable",
     )
     return RunStatus("run", "n0:29400", 1.7e9), full
-
-
-def same(first: object, second: object) -> None:
-    """Raise ``ViolationError`` unless both are the same."""
-    if first != second:
-        raise ViolationError(f"decoded differently the second time: {first!r:.300} and {second!r:.300}")

@@ -1,0 +1,153 @@
+"""What nodes exchange through the store, as it is decoded, and what is shown of it."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+from typing import Any
+
+import msgspec
+import pytest
+
+from elastic_agent.diagnosis.records import decode_bulletin, encode_bulletin
+from elastic_agent.diagnosis.render import render
+from elastic_agent.diagnosis.root_cause import root_cause
+from elastic_agent.doctor import records as doctor
+from elastic_agent.doctor.findings import error
+from elastic_agent.monitoring.status import run_status
+from elastic_agent.monitoring.status_text import status_text
+from elastic_agent.printable import escaped
+from elastic_agent.protocol import Lease, Member, Plan, RecordError, Waiting, decode, encode
+from elastic_agent.rendezvous.reports import run_reports
+from elastic_agent.transport import LifeKeys, RunKeys, RunView
+from elastic_agent.transport.certificates import Secret, secret_id_in
+from elastic_agent.transport.keys import begun_run_in, name_in
+from elastic_agent.transport.plans import PlanReader, _pack, _parts_of
+from elastic_agent.transport.record_reader import RecordReader, lease_in, lease_over
+from elastic_agent.web.metrics import metrics_text
+from tests.loop_thread import finished
+from tests.transport.support import lease
+
+from .damage import check_shown, fuzzed
+from .samples import MemoryTable, plans, record_samples, reports
+
+KEYS = LifeKeys(RunKeys("run"), "life")
+PACKED = [_pack(plan) for plan in plans()]
+PARTS = tuple(part for _, parts in PACKED for part in parts.values())
+BULLETIN = encode_bulletin(reports())
+FINDING = error("script", "train.py does not compile", "correct it")
+SHARED = doctor.Shared("/data", "", True, "12", 10**12)
+FACTS = {"python": "3.11", "torch": "2.13"}
+EXAMINATION = (
+    doctor.Attendance("host0", 1, 4, "10.0.0.1", 4000, 4001, 3),
+    doctor.MachineFacts(
+        "host0", "10.0.0.1", "eth0", True, 8, FACTS, {"NCCL_DEBUG": "WARN"}, (FINDING,), (SHARED,)
+    ),
+    doctor.Connections((doctor.Connection("n1", "no-route", "refused", 4000, False, 0.1, 0.2, 0.3),)),
+    doctor.SeenPaths((("n0", "n1"),)),
+    doctor.Collectives((doctor.Reduced("gloo", "", 0.5),)),
+)
+
+
+@pytest.mark.parametrize("kind", record_samples())
+def test_record(kind: type[Any]) -> None:
+    @fuzzed(*record_samples()[kind])
+    def check(data: bytes) -> None:
+        try:
+            record = decode(kind, data)
+        except RecordError as problem:
+            check_shown(escaped(str(problem), keep_lines=True))
+        else:
+            assert decode(kind, encode(record)) == record
+
+    check()
+
+
+@pytest.mark.parametrize("record", EXAMINATION, ids=lambda record: type(record).__name__)
+def test_record_of_the_doctor(record: msgspec.Struct) -> None:
+    @fuzzed(doctor.encode(record))
+    def check(data: bytes) -> None:
+        doctor.decode_all(type(record), {"n0": data})
+
+    check()
+
+
+@fuzzed(BULLETIN)
+def test_report(data: bytes) -> None:
+    """What ``status``, ``why`` and the metrics make of it."""
+    decode_bulletin(data)
+    read = run_reports(RunView(reports={"n0": data})).reports
+    running = plans()[1]
+    status = run_status(run_id="run", endpoint="n0", asked_s=1.7e9, plan=running, reports=read)
+    check_shown(escaped(status_text(status, 1.7e9), keep_lines=True))
+    msgspec.json.decode(msgspec.json.encode(status), type=type(status))
+    metrics_text([status])
+    cause = root_cause(read, running, running.world)
+    if cause is not None:
+        check_shown(escaped(render(cause), keep_lines=True))
+
+
+@fuzzed(Waiting("waiting for n1", lacks_nodes=True).to_text().encode())
+def test_what_is_waited_for(data: bytes) -> None:
+    read = Waiting.from_text(data.decode("utf-8", "replace"))
+    check_shown(read.reason)
+    assert Waiting.from_text(read.to_text()).lacks_nodes == read.lacks_nodes
+
+
+@fuzzed(*record_samples()[Member], *record_samples()[Lease], b"-", b"")
+def test_members_and_leases_of_a_store(data: bytes) -> None:
+    reader, rejected = RecordReader("run/"), list[str]()
+    for name in ("a", "full"):
+        reader.member(name, data, rejected)
+    reader.leases({"a": data}, rejected)
+    lease_in(data, "a")
+    lease_over(data, lease("a"))
+
+
+def read_plan(values: dict[str, bytes]) -> Plan | None:
+    """The newest plan of a store with these values."""
+    problems: list[str] = []
+    return finished(PlanReader(MemoryTable(values), KEYS, problems.append).newest())  # type: ignore[arg-type]
+
+
+@fuzzed(*(msgspec.json.encode(envelope) for envelope, _ in PACKED))
+def test_plan_of_a_store(data: bytes) -> None:
+    parts = {KEYS.parts + hashlib.sha256(part).hexdigest()[:32]: part for part in PARTS}
+    for version in (1, 5):
+        read_plan({**parts, KEYS.plan(version): data, KEYS.latest: b"%d" % version})
+    _parts_of(data)
+
+
+@fuzzed(*PARTS)
+def test_part_of_a_plan(data: bytes) -> None:
+    """The plan names these bytes as its world, and as its order."""
+    digest = hashlib.sha256(data).hexdigest()[:32]
+    for which in ("world", "order"):
+        envelope = msgspec.json.encode(msgspec.structs.replace(PACKED[0][0], **{which: digest}))
+        read_plan({KEYS.parts + digest: data, KEYS.plan(1): envelope, KEYS.latest: b"1"})
+
+
+@fuzzed(b"1", b"12", b"9" * 16)
+def test_number_of_the_newest_plan(data: bytes) -> None:
+    read_plan({KEYS.latest: data})
+
+
+@fuzzed(b"node-1.x", b"..", b"r/run/life/m/a", b"r/../life/latest")
+def test_names(data: bytes) -> None:
+    for name in (name_in(data), begun_run_in(data.decode(errors="surrogateescape"))):
+        if name is not None:
+            assert name not in (".", "..")
+            assert "/" not in name
+            assert name_in(name.encode()) == name
+
+
+def test_certificate() -> None:
+    pem = Secret((b"a secret of this test's own",)).issue(("node1", "10.0.0.1"))
+
+    @fuzzed(ssl.PEM_cert_to_DER_cert(pem.certificate.decode()))
+    def check(data: bytes) -> None:
+        found = secret_id_in(data)
+        if found is not None:
+            check_shown(found)
+
+    check()

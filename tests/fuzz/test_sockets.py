@@ -1,0 +1,200 @@
+"""What arrives on the sockets of an agent: commands, reports of workers, HTTP; and the answers to commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import random
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from elastic_agent.agent.control import socket as control
+from elastic_agent.agent.control.socket import Answer, Command, ControlSocket, command
+from elastic_agent.agent.worker_group.collectives import Collectives
+from elastic_agent.protocol.records import Address
+from elastic_agent.torchrun.messages import Channel, FromSidecar, Over, Sealed
+from elastic_agent.web.server import _Handler
+from elastic_agent.workers.guard.messages import LineBuffer, encode
+
+from .damage import fuzzed
+from .samples import TRACEBACK, statuses
+
+HELLO: dict[str, Any] = {"slot": 0, "generation": 1, "pid": 4711}
+GROUP = {"group": "default_pg", "enqueued": 12, "started": 12, "completed": 11}
+RECENT = [{"serial": 12, "name": "all_reduce", "size_bytes": 4096}]
+DETAILS = {"details": True, "line": "train.py:88", "waits_in": "all_reduce", "stack": TRACEBACK}
+PROGRESS = (
+    HELLO,
+    {**HELLO, "groups": [GROUP]},
+    {**HELLO, "groups": [{**GROUP, "recent": RECENT, "ranks": [0, 1], "timeout_s": 600.0}], **DETAILS},
+)
+HEAD = b" HTTP/1.1\r\nHost: localhost:8080\r\nAccept: */*\r\n\r\n"
+PATHS = (b"/", b"/?run=run&all=1", b"/api/status?run=run", b"/metrics", b"/none?a=%ff%00&b")
+REQUESTS = (
+    *(b"GET " + path + HEAD for path in PATHS),
+    b"HEAD /" + HEAD,
+    b"GET / HTTP/1.0\r\nHost: [::1]:8080\r\nContent-Length: 5\r\n\r\nhello",
+    b"GET /\r\n",
+)
+
+
+def run_loudly(work: Coroutine[Any, Any, None]) -> None:
+    """Run it in an event loop; what fails in the loop fails here."""
+    failures: list[dict[str, Any]] = []
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(lambda _, context: failures.append(context))
+        runner.run(work)
+    assert failures == []
+
+
+def reader_of(data: bytes, limit: int) -> asyncio.StreamReader:
+    """A stream of these bytes, to be made in an event loop."""
+    reader = asyncio.StreamReader(limit=limit)
+    reader.feed_data(data)
+    reader.feed_eof()
+    return reader
+
+
+class Writer:
+    """The other end's, which takes everything."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._ours, self._theirs = socket.socketpair()
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0)
+
+    def get_extra_info(self, _: str) -> socket.socket:
+        return self._ours
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+
+def lines_of(*messages: msgspec.Struct) -> bytes:
+    """These messages as lines."""
+    return b"".join(msgspec.json.encode(message) + b"\n" for message in messages)
+
+
+@fuzzed(lines_of(Command("describe")), lines_of(Command("drain", "n0", 5.0, "by hand")))
+def test_command(data: bytes) -> None:
+    run_loudly(converse(data))
+
+
+async def converse(data: bytes) -> None:
+    """Send a control socket these bytes; its answers are well-formed."""
+
+    async def act(_: Command) -> AsyncIterator[Answer]:
+        yield Answer("done")
+
+    writer = Writer()
+    await ControlSocket(act)._serve(reader_of(data, control.LONGEST_LINE), writer)  # type: ignore[arg-type]
+    for line in bytes(writer.data).splitlines():
+        msgspec.json.decode(line, type=Answer)
+
+
+@fuzzed(
+    lines_of(Answer("draining", done=False)), lines_of(Answer(run_id="run", node="n0", status=statuses()[1]))
+)
+def test_answer_to_a_command(data: bytes) -> None:
+    """What ``elastic-agent status`` and others read."""
+
+    async def connected(*_: object, **__: object) -> tuple[asyncio.StreamReader, Writer]:
+        return reader_of(data, control.LONGEST_ANSWER), Writer()
+
+    async def ask() -> None:
+        address = control.AgentAddress("name", os.geteuid(), 1)
+        with contextlib.suppress(OSError, ValueError):
+            async for answer in command(address, Command("status")):
+                msgspec.json.encode(answer)
+
+    with mock.patch.object(asyncio, "open_unix_connection", connected):
+        run_loudly(ask())
+
+
+@fuzzed(*(json.dumps(report).encode() for report in PROGRESS))
+def test_progress_of_a_worker(data: bytes) -> None:
+    run_loudly(report(data))
+
+
+async def report(data: bytes) -> None:
+    """Send an agent these bytes as a worker's datagram, after a valid one."""
+    collectives = Collectives()
+    datagrams = collectives._datagrams
+    assert datagrams.open()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as worker:
+        worker.bind("")
+        for message in (json.dumps(PROGRESS[1]).encode(), data):
+            with contextlib.suppress(OSError):  # longer than a datagram can be
+                worker.sendto(message, f"\0{datagrams.address}")
+            datagrams._readable()
+    for progress in collectives.workers.values():
+        msgspec.json.encode(progress.groups)
+    datagrams.close()
+
+
+class Pages:
+    """Of one run."""
+
+    def status(self, run_id: str | None) -> object:
+        if run_id not in (None, "run"):
+            raise LookupError("there is no run of this name here")
+        return statuses()[1]
+
+    def run_ids(self) -> list[str]:
+        return ["run"]
+
+    def statuses(self) -> list[object]:
+        return list(statuses())
+
+
+@fuzzed(*REQUESTS)
+def test_request_for_a_page(data: bytes) -> None:
+    sent = bytearray()
+    connection = SimpleNamespace(
+        makefile=lambda *_: io.BytesIO(data), sendall=sent.extend, settimeout=lambda _: None
+    )
+    _Handler(connection, ("127.0.0.1", 1), SimpleNamespace(is_local=True, pages=Pages()))  # type: ignore[arg-type]
+    head = bytes(sent).partition(b"\r\n\r\n")[0]
+    if head.startswith(b"HTTP/"):
+        assert b"\n" not in head.replace(b"\r\n", b""), "a header of the answer has a line of the client's"
+    assert b" 500 " not in head[:20]
+
+
+@fuzzed(encode({"event": "exited", "slot": 1, "pid": 7}) * 5)
+def test_lines_of_the_guard(data: bytes) -> None:
+    """However a stream is cut, its messages are the same; lines that are none are refused."""
+    expected = [{"event": "exited", "slot": 1, "pid": 7}, {"event": "ready"}]
+    stream = b"".join(map(encode, expected))
+    buffer, found, dice = LineBuffer(), list[Any](), random.Random(data)
+    while stream:
+        size = 1 + dice.randrange(30)
+        found += buffer.feed(stream[:size])
+        stream = stream[size:]
+    assert found == expected
+    with contextlib.suppress(ValueError, RecursionError):
+        LineBuffer().feed(data)
+
+
+@fuzzed(lines_of(Sealed(0, 2, Address("127.0.0.1", 4000)), Over("finished")))
+def test_lines_of_the_sidecar(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel: Channel[Any] = Channel(ours, FromSidecar)
+        theirs.settimeout(0.1)
+        theirs.sendall(data[:100_000])
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            channel.arrived()
