@@ -58,10 +58,10 @@ def test_a_rebooted_machine_rejoins_and_the_run_continues(
     for machine in machines:
         machine.wait_state(job.unit, "inactive")
         assert job.ended(machine)["Result"] == "success"
-    other.systemctl("start", job.unit)  # too late, which is no failure: it is told how the run has ended
-    other.wait_state(job.unit, "inactive")
-    assert job.ended(other)["ExecMainStatus"] == "0"
-    assert job.status(other).startswith("finished: ")
+    assert other.run("systemctl", "start", job.unit).returncode, "the run had finished before on this machine"
+    other.wait_state(job.unit, "failed")
+    assert (job.ended(other)["ExecMainStatus"], job.ended(other)["NRestarts"]) == ("5", "0")
+    assert "the run finished before this agent was started" in job.status(other)
     assert head.show(RENDEZVOUS.name, "StatusText")["StatusText"].startswith(f"at n1:{PORT}, ")
 
 
