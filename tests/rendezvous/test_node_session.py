@@ -180,6 +180,18 @@ def test_an_incarnation_whose_workers_the_guard_killed_is_not_renewed() -> None:
     assert node.session.deadline_s is None
 
 
+def test_an_agent_that_was_paused_says_so_also_if_its_guard_reports_before_its_timer_runs() -> None:
+    node = Node()
+    node.go_on(0.1)
+    node.machine.pause()
+    node.go_on(2 * LEASE_S)
+    node.session.fenced("the guard killed the workers")
+    node.machine.resume()
+    node.go_on(LEASE_S)
+    (lost,) = node.of(events.LeaseLost)
+    assert "this agent was paused for" in lost.reason
+
+
 def test_the_lease_is_renewed_while_the_bootstrap_store_of_the_next_world_does_not_answer() -> None:
     node = Node(lambda effect: isinstance(effect, DialBootstrap))
     node.go_on(0.1)

@@ -191,7 +191,10 @@ class NodeSession:
 
     def fenced(self, why: str, *, at_deadline: bool = True) -> None:
         """The workers were killed, at the lease's deadline or not: no answer that is still under way renews it."""
-        if at_deadline and self._problem:
+        paused = self._paused(self._clock()) if at_deadline else ""
+        if paused:  # an agent that was paused may hear of it before its own timer runs
+            self._lose(paused)
+        elif at_deadline and self._problem:
             self._lose(f"{why}: {self._problem}", unanswered=True)
         else:
             self._lose(why)
@@ -252,15 +255,18 @@ class NodeSession:
             yield from Sleep(self._timer_due_s - now_s)
 
     def _expire(self, now_s: float) -> None:
-        """A late timer means a paused agent (Ctrl-Z, a suspended machine), not a store that does not answer."""
-        paused_s = now_s - self._timer_due_s
-        if paused_s > self._ttl_s / RENEWALS_PER_LEASE:
-            self._lose(
-                f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
-            )
+        if paused := self._paused(now_s):
+            self._lose(paused)
         else:
             why = f"it was not renewed in time: {self._problem or 'the store did not answer'}"
             self._lose(why, unanswered=True)
+
+    def _paused(self, now_s: float) -> str:
+        """A late timer means a paused agent (Ctrl-Z, a suspended machine), not a store that does not answer."""
+        paused_s = now_s - self._timer_due_s
+        if paused_s <= self._ttl_s / RENEWALS_PER_LEASE:
+            return ""
+        return f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
 
     def _time_next_renewal(self, sent_s: float) -> None:
         """In even steps from the last one, of any kind: the coordinator reads the lease when the next is expected.
