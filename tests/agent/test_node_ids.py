@@ -58,6 +58,12 @@ def holders(folder: Path, count: int, *words: str) -> Iterator[list[str]]:
         yield said
 
 
+def test_a_node_is_named_after_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, short in (("gpu-7.cluster.example", "gpu-7"), ("a_b\u00e9", "a_b-"), ("", "node")):
+        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
+        assert host_name() == short
+
+
 def test_agents_get_distinct_ids_and_the_same_ones_after_all_were_killed(tmp_path: Path) -> None:
     base = host_name()
     ids = [base, f"{base}-2", f"{base}-3"]
