@@ -58,9 +58,9 @@ def fuzzed(*samples: bytes, nested: bool = True) -> Callable[[Callable[..., None
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def bounded(**given_by_pytest: Any) -> None:
-            with _no_more_than(limit_s):
-                test(**given_by_pytest)
+        def bounded(data: bytes, **fixtures: Any) -> None:
+            with _no_more_than(limit_s, data):
+                test(data=data, **fixtures)
 
         made: Any = given(data=damaged(samples, nested))(bounded)
         for sample in samples:
@@ -70,12 +70,16 @@ def fuzzed(*samples: bytes, nested: bool = True) -> Callable[[Callable[..., None
     return decorate
 
 
+class HangError(BaseException):
+    """An input takes too long. No ``Exception``: neither decoders nor hypothesis, which would try again, catch it."""
+
+
 @contextmanager
-def _no_more_than(limit_s: float) -> Iterator[None]:
+def _no_more_than(limit_s: float, data: bytes) -> Iterator[None]:
     """Fail in the middle of what takes more processor time; pytest's own limit would not show the input."""
 
     def fail(*_: object) -> None:
-        raise AssertionError(f"takes more than {limit_s:g} s of processor time")
+        raise HangError(f"more than {limit_s:g} s of processor time for {data[:2000]!r} ({len(data)} bytes)")
 
     before = signal.signal(signal.SIGVTALRM, fail)
     signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
