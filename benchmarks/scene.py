@@ -138,7 +138,7 @@ class Scene:
             world = self.await_world(self.size(self.agents), 0.0, SCENE_LIMIT_S, stage="steady")
         except NoWorldError as error:
             raise SpoiltError(f"did not get going: {error}") from None
-        if not self._hosts(self.agents[HOST]):
+        if not self._hosts(HOST):
             raise SpoiltError("the store was hosted by the other node")
         return world
 
@@ -146,9 +146,13 @@ class Scene:
         """How many workers these nodes have."""
         return sum(self.slots[node] for node in nodes)
 
-    def _hosts(self, agent: psutil.Process) -> bool:
-        listening = [one.laddr.port for one in agent.net_connections("tcp") if one.status == "LISTEN"]
-        return self.port in listening
+    def _hosts(self, node: str) -> bool:
+        """Return whether a process of this node, such as that of the stores, listens at the scene's port."""
+        connections: list[Any] = []
+        for process in self.processes(node):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                connections += process.net_connections("tcp")
+        return any(one.status == "LISTEN" and one.laddr.port == self.port for one in connections)
 
     # -- what comes of it -----------------------------------------------------------------------
 
