@@ -15,21 +15,6 @@ ENDINGS = SCRIPTS / "endings.py"
 GOOD = functions_of(ENDINGS, "succeeds")
 BAD = functions_of(ENDINGS, "fails")
 
-OTHERS = """
-exits_with_none exits_with_0 calls_the_exit_of_site registers_at_exit_at_exit raises_in_a_finalizer_before
-exits_in_a_thread pickles_its_own_class_at_exit uses_its_names_in_a_finalizer_at_exit logs
-handles_an_alarm_in_a_system_call starts_python runs_an_event_loop runs_functions_at_exit_in_their_order
-raises_in_a_thread waits_for_a_thread_that_outlives_the_script keeps_the_order_with_what_children_write
-logs_without_being_told_how handles_an_interrupt
-
-exits_with_300 exits_with_minus_1 exits_with_true exits_with_an_object exits_within_with exits_while_a_thread_runs
-raises_from_another raises_while_handling raises_what_cannot_be_shown raises_in_an_expression_of_several_lines
-raises_in_an_event_loop imports_what_is_not_there is_interrupted has_an_excepthook_of_its_own exits_at_exit
-raises_a_group_with_notes has_an_excepthook_that_raises
-"""
-"""Endings that differ from another one in what Python itself does; `make prove` runs them. The end of a process that
-has torch takes half a second."""
-
 SAID_OTHERWISE = {
     # Documented: faulthandler writes the stacks when native code crashes.
     "aborts": re.compile(
@@ -73,9 +58,7 @@ def compare_all(outcomes: Outcomes, launcher: str, places: dict[str, Place]) -> 
 
 def test_workers_end_as_under_plain_python(tmp_path: Path) -> None:
     """Each ending is that of a worker of its own; all run at once."""
-    others = OTHERS.split()
-    assert {*others} <= {*GOOD, *BAD}
-    names = [name for name in (*GOOD, *BAD) if name not in others]
+    names = [*GOOD, *BAD]
     job = Job("endings.py", ("slots:" + ",".join(names),), slots=len(names))
     outcomes = run_everywhere(job, tmp_path, [BARE, GUARDED_WARM])
     compare_all(outcomes, GUARDED_WARM.name, {name: (0, slot) for slot, name in enumerate(names)})

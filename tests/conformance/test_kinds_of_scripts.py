@@ -84,10 +84,7 @@ KINDS = {
     ),
     "a script whose names are looked up late": Kind("train.py", {"train.py": "def f(x: Missing): pass\n"}),
     "a script with an error of syntax": Kind("train.py", {"train.py": "x = 1\nif x\n    print('ü')\n"}),
-    "a script with wrong indentation": Kind("train.py", {"train.py": "def f():\n  x = 1\n y = 2\n"}),
-    "a script with an unknown encoding": Kind("train.py", {"train.py": "# coding: no-such\n"}),
     "a script that is no UTF-8": Kind("train.py", {"train.py": b"x = 1\ny = '\xff'\n"}),
-    "a script with a zero byte": Kind("train.py", {"train.py": b"x = 1\ny = '\0'\n"}),
     "a script that warns when compiled": Kind("train.py", {"train.py": "x = 1\nx is 1\nprint('\\d')\n"}),
     "modules that are called like others' own": Kind(
         "train.py",
@@ -154,7 +151,7 @@ def test_scripts_of_one_spawner_run_as_under_plain_python(tmp_path: Path) -> Non
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*ALSO_COLD, "a compiled script", "a script on a safe path"])
 def test_scripts_run_as_under_plain_python(name: str, tmp_path: Path) -> None:
     kind, here = KINDS[name], tmp_path / "here"
     kind.put_into(here)

@@ -14,7 +14,6 @@ import os
 import pathlib
 import pickle
 import runpy
-import signal
 import subprocess
 import sys
 import tempfile
@@ -167,39 +166,13 @@ def multiprocessing_with_forkserver():
 
 
 @thing
-def multiprocessing_by_default():
-    with multiprocessing.Pool(1) as pool:
-        return pool.map(total, [Point(1, [])]), multiprocessing.get_start_method()
-
-
-@thing
 def names_of_child_processes():
     return multiprocessing.Process().name.rpartition("-")[0], multiprocessing.current_process().name
-
-
-@thing
-def manager():
-    with multiprocessing.Manager() as shared:
-        values = shared.dict()
-        child = multiprocessing.Process(target=values.update, args=({"a": 1},))
-        child.start()
-        child.join()
-        return dict(values)
 
 
 def batches(**options):
     loader = torch.utils.data.DataLoader(Squares(), batch_size=4, **options)
     return [[one.tolist() for one in batch] for batch in loader]
-
-
-@thing
-def data_loader_without_workers():
-    return batches()
-
-
-@thing
-def data_loader_with_fork():
-    return batches(num_workers=2, multiprocessing_context="fork")
 
 
 class Points(Squares):
@@ -294,15 +267,6 @@ def a_process_group():
 @thing
 def scripting_a_function():
     return torch.jit.script(double)(torch.ones(1)).tolist()
-
-
-@thing
-def seeding():
-    torch.manual_seed(3)
-    first = torch.rand(2).tolist()
-    with torch.random.fork_rng():
-        torch.rand(1)
-    return first, torch.rand(2).tolist()
 
 
 @thing
@@ -415,60 +379,12 @@ def a_child_in_a_shell():
 
 
 @thing
-def the_environment_of_a_child():
-    os.environ["CONFORMANCE_SET_HERE"] = "yes"
-    shown = subprocess.run(["env"], capture_output=True, text=True).stdout.splitlines()
-    return "CONFORMANCE_SET_HERE=yes" in shown
-
-
-@thing
-def waiting_for_children():
-    pid = os.fork()
-    if pid == 0:
-        os._exit(4)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-@thing
-def a_signal_from_a_child():
-    got = []
-    signal.signal(signal.SIGCHLD, lambda signum, _: got.append(signum))
-    subprocess.run(["true"], check=True)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return got
-
-
-@thing
-def waiting_for_a_signal():
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-    os.kill(os.getpid(), signal.SIGUSR1)
-    got = signal.sigwait([signal.SIGUSR1])
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
-    return got
-
-
-@thing
-def locks_and_local_data_of_threads():
-    local, lock = threading.local(), threading.RLock()
-    local.x = 1
-    with lock, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        seen = list(pool.map(lambda _: getattr(local, "x", "nothing"), range(4)))
-    return seen, local.x
-
-
-@thing
 def changing_the_recursion_limit_and_trace():
     lines = []
     sys.settrace(lambda frame, *_: lines.append(frame.f_code.co_name))
     double(torch.ones(1))
     sys.settrace(None)
     return "double" in lines
-
-
-@thing
-def temporary_files():
-    with tempfile.NamedTemporaryFile() as file:
-        return os.path.dirname(file.name), os.stat(file.name).st_mode & 0o777
 
 
 def act(do):

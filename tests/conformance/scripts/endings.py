@@ -4,10 +4,8 @@ A list that begins with "slots:" gives one to each worker of an attempt; one tha
 to each attempt. The names are the functions'.
 """
 
-import asyncio
 import atexit
 import contextlib
-import logging
 import os
 import pickle
 import signal
@@ -67,74 +65,14 @@ def falls_off_the_end():
 
 
 @succeeds
-def exits_with_none():
-    sys.exit(None)
-
-
-@succeeds
-def exits_with_0():
-    sys.exit(0)
-
-
-@succeeds
-def calls_the_exit_of_site():
-    exit()
-
-
-@succeeds
-def runs_functions_at_exit_in_their_order():
-    for number in range(3):
-        atexit.register(say, "registered as", number)
-
-
-@succeeds
 def raises_at_exit():
     atexit.register(say, "runs after the one that raises")
     atexit.register(lambda: 1 / 0)
 
 
 @succeeds
-def registers_at_exit_at_exit():
-    atexit.register(lambda: atexit.register(say, "registered late"))
-
-
-@succeeds
 def raises_in_a_finalizer_at_exit():
     kept.append(Noisy())
-
-
-@succeeds
-def raises_in_a_finalizer_before():
-    Noisy()
-
-
-@succeeds
-def exits_in_a_thread():
-    thread = threading.Thread(target=sys.exit, args=(3,))
-    thread.start()
-    thread.join()
-    say("the process goes on")
-
-
-@succeeds
-def raises_in_a_thread():
-    def work():
-        raise ValueError("in a thread")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-
-@succeeds
-def waits_for_a_thread_that_outlives_the_script():
-    def work():
-        threading.main_thread().join()  # returns once the script is through
-        say("the thread is through")
-
-    atexit.register(say, "at exit")
-    threading.Thread(target=work).start()
-    say("the script is through")
 
 
 @succeeds
@@ -150,11 +88,6 @@ def does_not_wait_for_a_daemon_thread():
 
 
 @succeeds
-def pickles_its_own_class_at_exit():
-    atexit.register(lambda: say(there_and_back()))
-
-
-@succeeds
 def pickles_its_own_class_in_a_thread_that_outlives_the_script():
     def work():
         threading.main_thread().join()
@@ -164,19 +97,14 @@ def pickles_its_own_class_in_a_thread_that_outlives_the_script():
 
 
 @succeeds
-def uses_its_names_in_a_finalizer_at_exit():
+def uses_its_names_in_a_finalizer_after_an_import_of_torch():
+    import torch  # modules that torch imports refer to the main module
+
     class Last:
         def __del__(self):
             say("names are there:", Point is not None, sys is not None)
 
     kept.append(Last())
-
-
-@succeeds
-def uses_its_names_in_a_finalizer_after_an_import_of_torch():
-    import torch  # modules that torch imports refer to the main module
-
-    uses_its_names_in_a_finalizer_at_exit()
     say(torch.ones(1))
 
 
@@ -198,36 +126,11 @@ def shows_at_once_what_it_prints():
 
 
 @succeeds
-def keeps_the_order_with_what_children_write():
-    print("first")
-    subprocess.run(["echo", "second"], check=True)
-    print("third")
-    os.write(1, b"fourth\n")
-
-
-@succeeds
 def reads_the_end_of_its_input():
     try:
         input("a question? ")
     except EOFError as error:
         say("EOFError", error, repr(sys.stdin.read()))
-
-
-@succeeds
-def logs():
-    logging.basicConfig(
-        level=logging.INFO, format="%(levelname)s %(name)s %(filename)s:%(lineno)d %(process)d_"
-    )
-    logging.info("one")
-    logging.getLogger("conformance").warning("two")
-    logging.captureWarnings(True)
-    warnings.warn("three", stacklevel=1)
-
-
-@succeeds
-def logs_without_being_told_how():
-    logging.info("not shown")
-    logging.warning("shown on stderr")
 
 
 @succeeds
@@ -250,23 +153,6 @@ def handles_sigterm_during_sleep():
 
 
 @succeeds
-def handles_an_interrupt():
-    try:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1000)
-    except KeyboardInterrupt:
-        say("interrupted")
-
-
-@succeeds
-def handles_an_alarm_in_a_system_call():
-    signal.signal(signal.SIGALRM, lambda *_: os.write(writing, b"x"))
-    reading, writing = os.pipe()
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
-    say(os.read(reading, 1), os.waitstatus_to_exitcode(os.system("exit 3")))
-
-
-@succeeds
 def forks():
     print("before, without a line's end", end="")
     pid = os.fork()
@@ -274,13 +160,6 @@ def forks():
         say(" in the child", threading.current_thread() is threading.main_thread())
         sys.exit(9)
     say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-
-
-@succeeds
-def starts_python():
-    code = "import sys; print(sys.argv, sys.flags.unbuffered if hasattr(sys.flags, 'unbuffered') else '', __name__)"
-    ran = subprocess.run([sys.executable, "-c", code, "a"], capture_output=True, text=True, check=True)
-    say(ran.stdout, ran.stderr)
 
 
 @succeeds
@@ -293,21 +172,6 @@ def becomes_another_program():
     os.execlp(
         "sh", "sh", "-c", "echo another; grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status; ls /proc/self/fd"
     )
-
-
-@succeeds
-def runs_an_event_loop():
-    async def work():
-        await asyncio.sleep(0)
-        process = await asyncio.create_subprocess_exec("true")
-        loop = asyncio.get_running_loop()
-        got = asyncio.Event()
-        loop.add_signal_handler(signal.SIGUSR1, got.set)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        await got.wait()
-        return await process.wait(), await asyncio.to_thread(lambda: 7)
-
-    say(asyncio.run(work()))
 
 
 @succeeds
@@ -325,28 +189,8 @@ def exits_with_3():
 
 
 @fails
-def exits_with_300():
-    sys.exit(300)
-
-
-@fails
-def exits_with_minus_1():
-    sys.exit(-1)
-
-
-@fails
-def exits_with_true():
-    sys.exit(True)
-
-
-@fails
 def exits_with_a_text():
     sys.exit("a text for stderr: ü")
-
-
-@fails
-def exits_with_an_object():
-    sys.exit([1, "two"])
 
 
 @fails
@@ -357,110 +201,13 @@ def exits_at_once():
 
 
 @fails
-def exits_within_with():
-    @contextlib.contextmanager
-    def manager():
-        try:
-            yield
-        finally:
-            say("left the with")
-
-    def inner():
-        with manager():
-            try:
-                sys.exit(5)
-            finally:
-                say("finally")
-
-    atexit.register(say, "at exit")
-    inner()
-
-
-@fails
-def exits_while_a_thread_runs():
-    def work():
-        threading.main_thread().join()
-        say("the thread is through")
-
-    threading.Thread(target=work).start()
-    sys.exit(6)
-
-
-@fails
-def exits_at_exit():
-    atexit.register(sys.exit, 8)
-    sys.exit(9)
-
-
-@fails
 def raises():
     raise ValueError("an uncaught exception, with ü and\na second line")
 
 
 @fails
-def raises_from_another():
-    try:
-        {}["missing"]
-    except KeyError as error:
-        raise RuntimeError("because of it") from error
-
-
-@fails
-def raises_while_handling():
-    try:
-        [].pop()
-    except IndexError:
-        print(1 + len(None))
-
-
-@fails
-def raises_a_group_with_notes():
-    error = TypeError("inner")
-    error.add_note("a note")
-    raise ExceptionGroup("several", [error, ExceptionGroup("nested", [OSError(2, "text", "file")])])
-
-
-@fails
-def raises_what_cannot_be_shown():
-    class SecretError(Exception):
-        def __str__(self):
-            raise ValueError
-
-    raise SecretError
-
-
-@fails
-def raises_in_an_expression_of_several_lines():
-    return (
-        len("abc")
-        + int(
-            "not a number"
-        )
-    )  # fmt: skip
-
-
-@fails
-def raises_in_an_event_loop():
-    async def work():
-        await asyncio.sleep(0)
-        raise LookupError("in a task")
-
-    asyncio.run(work())
-
-
-@fails
 def raises_in_compiled_text():
     exec(compile("x = 1\n1 / 0\n", "<text>", "exec"))
-
-
-@fails
-def imports_what_is_not_there():
-    import a_module_that_is_not_there  # noqa: F401
-
-
-@fails
-def is_interrupted():
-    raise KeyboardInterrupt
 
 
 @fails
@@ -486,20 +233,6 @@ def is_killed():
 @fails
 def aborts():
     os.abort()
-
-
-@fails
-def has_an_excepthook_of_its_own():
-    sys.excepthook = lambda kind, error, trace: say(
-        "my hook:", kind.__name__, error, trace.tb_frame.f_code.co_name
-    )
-    raise ValueError("for the hook")
-
-
-@fails
-def has_an_excepthook_that_raises():
-    sys.excepthook = lambda *_: 1 / 0
-    raise ValueError("for the hook")
 
 
 @fails
