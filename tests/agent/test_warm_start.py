@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.agent.support import clean_environment
-from tests.names import unique
 
 REPORT = """
 import json, os, signal, sys
@@ -129,12 +128,13 @@ def test_a_preload_that_does_not_exist_is_named_in_one_line(tmp_path: Path) -> N
 
 
 def test_preloaded_modules_are_available_at_once(tmp_path: Path) -> None:
-    (tmp_path / "my_model.py").write_text("import os\nprint('loaded by', os.getpid(), flush=True)")
+    """What they print is not left in a buffer, which each worker would flush."""
+    (tmp_path / "my_model.py").write_text("print('loaded')")
     script = tmp_path / "train.py"
     script.write_text("import my_model\nprint('trained', flush=True)")
     done = finish(tmp_path, *AGENT, "--preload", "my_model", "--nproc-per-node", "3", str(script))
     assert done.stdout.count("trained") == 3
-    assert done.stdout.count("loaded by") == 1
+    assert done.stdout.count("loaded") == 1
 
 
 DIES = """
@@ -173,55 +173,8 @@ def test_a_spawner_that_dies_while_it_forks_leaves_no_traceback(tmp_path: Path, 
 
 
 @pytest.mark.prove
-def test_unflushed_output_of_a_preload_is_printed_once(tmp_path: Path) -> None:
-    (tmp_path / "my_model.py").write_text("print('loaded')")
-    script = tmp_path / "train.py"
-    script.write_text("print('trained')")
-    done = finish(tmp_path, *AGENT, "--preload", "my_model", "--nproc-per-node", "2", str(script))
-    assert (done.stdout.count("loaded"), done.stdout.count("trained")) == (1, 2), done.stdout
-
-
-@pytest.mark.prove
-def test_a_thread_started_by_sitecustomize_is_detected(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
-    )
-    (tmp_path / "script.py").write_text("")
-    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
-    done = finish(tmp_path, *AGENT, str(tmp_path / "script.py"), variables={"PYTHONPATH": path})
-    assert "workers start cold" in done.stderr
-    assert "threads" in done.stderr
-
-
-@pytest.mark.prove
 @pytest.mark.parametrize("closed", [0, 1])
 def test_an_agent_that_was_started_with_a_closed_stream_trains(tmp_path: Path, closed: int) -> None:
     seen = run(tmp_path, "sh", "-c", f'exec "$@" {"<" if closed == 0 else ">"}&-', "sh", *AGENT)
     assert seen["warm"], seen["said"]
     assert seen["fds"] == [0, 1, 2, 3]
-
-
-@pytest.mark.prove
-def test_a_script_without_the_client_writes_its_stacks_on_demand(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import time\ndef wait_here():\n    print('ready')\n    time.sleep(1000)\nwait_here()")
-    run_id = unique("stacks")
-    with subprocess.Popen(
-        [*AGENT, "--rdzv-id", run_id, str(script)],
-        env=environment(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as agent:
-        assert agent.stdout is not None
-        assert agent.stderr is not None
-        try:
-            assert agent.stdout.readline() == "ready\n"
-            told = subprocess.run([*AGENT, "stacks", run_id], capture_output=True, text=True, check=True)
-            assert "requested, see" in told.stdout
-            assert any("in wait_here" in line for line in agent.stderr)  # until it comes
-        finally:
-            agent.terminate()
-            agent.communicate()

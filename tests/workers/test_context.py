@@ -149,19 +149,6 @@ def test_the_failure_of_workers_whose_folder_was_removed_is_explained(
     contexts.stop(context)
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '{"message": 3}', "[" * 100_000])
-def test_a_malformed_error_file_is_ignored(contexts: Contexts, content: str) -> None:
-    code = f"""
-        import os, sys
-        open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write({content!r})
-        sys.exit("gave up")
-    """
-    context = contexts.start(code)
-    contexts.feed(context, Exited)
-    assert reported(context).words == "gave up"
-    contexts.stop(context)
-
-
 def test_workers_lost_with_the_guard_are_stopped(contexts: Contexts) -> None:
     context = contexts.start_program("sleep", {0: SLEEP[1:]})
     contexts.feed(context, Spawned)

@@ -143,14 +143,6 @@ def test_a_guard_that_was_frozen_beyond_a_renewed_deadline_kills_nothing(driver:
     assert not driver.of(Fenced)
 
 
-def test_a_deadline_set_when_there_was_none_counts(driver: Driver) -> None:
-    driver.guard.spawn(1, [program(0, *SLEEP)])
-    driver.until(Spawned)
-    driver.guard.set_deadline(None)
-    driver.guard.set_deadline(boottime_s() + 0.1)
-    driver.until(Fenced)
-
-
 def test_the_deadline_shortens_a_grace_period(driver: Driver, news: News) -> None:
     code = """
         import signal, sys, time
@@ -250,37 +242,6 @@ def test_a_frozen_agent_gets_all_events_when_it_thaws(agent: StandIn, news: News
     agent.until("Stopped")
     exits = [event for event in agent.events if event["name"] == "Exited"]
     assert [len(event["stderr_tail"]) for event in exits] == [8000] * 60
-
-
-@pytest.mark.prove
-def test_when_all_thaw_after_the_deadline_the_guard_kills_workers_first(agent: StandIn, news: News) -> None:
-    code = """
-        import os, sys, time
-        fd = os.open(sys.argv[1], os.O_WRONLY)
-        os.write(fd, b"begins\\n")
-        last = time.monotonic()
-        while time.monotonic() - last < 0.3:  # until it was frozen for as long
-            last = time.monotonic()
-            time.sleep(0.01)
-        time.sleep(0.3)
-        os.write(fd, b"went on for 0.3 s after it thawed\\n")
-        time.sleep(1000)
-    """
-    pids = agent.spawn(python(0, code, str(news.path)), daemonising(1, news))
-    assert "begins" in {news.line(), news.line()}
-    agent.do("deadline", in_s=0.3)
-    agent.until("DeadlineSet")
-    frozen = (agent.pid, agent.guard_pid, *pids.values())
-    for pid in frozen:
-        freeze(pid)
-    with watching(*pids.values()) as workers:
-        select.select((), (), (), 0.8)
-        for pid in frozen:
-            thaw(pid)
-        assert all(worker.ended() for worker in workers)
-    assert agent.until("Fenced")["late_s"] > 0.4
-    agent.until("Stopped")
-    assert news.silent()
 
 
 # --- death of the agent ---------------------------------------------------------------------------

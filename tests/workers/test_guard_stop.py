@@ -146,14 +146,6 @@ def test_what_a_worker_that_exited_before_the_stop_has_left_in_its_group_gets_si
     driver.until(Stopped)
 
 
-def test_a_daemonised_grandchild_ends_with_the_generation(driver: Driver, news: News) -> None:
-    driver.guard.spawn(1, [daemonising(0, news)])
-    with watching(int(news.line())) as (daemon,):
-        driver.guard.stop(LONG_S)
-        driver.until(Stopped)
-        assert daemon.ended(0)
-
-
 def test_a_daemonised_grandchild_gets_the_grace_period_too(driver: Driver, news: News) -> None:
     daemon_code = "import signal; signal.signal(signal.SIGTERM, lambda *_: (tell('asked'), os._exit(0)))"
     driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])

@@ -86,31 +86,6 @@ def test_every_generation_is_forked_from_the_spawner(warm: Driver, tmp_path: Pat
     assert len(warm.of(Warm)) == 1
 
 
-@pytest.mark.prove
-def test_exit_codes_and_stderr_tails_are_reported_as_for_cold_workers(
-    warm: Driver, tmp_path: Path, news: News
-) -> None:
-    launches = [
-        script(tmp_path, news, "raise SystemExit(3)", slot=0),
-        script(tmp_path, news, "raise RuntimeError('boom')", slot=1),
-        script(tmp_path, news, "os.kill(os.getpid(), 9)", slot=2),
-    ]
-    spawn(warm, 1, *launches)
-    exits = {exited.slot: exited for exited in (warm.until(Exited) for _ in launches)}
-    assert {slot: exited.returncode for slot, exited in exits.items()} == {0: 3, 1: 1, 2: -9}
-    assert exits[1].stderr_tail.endswith("RuntimeError: boom\n")
-    assert "spawner" not in exits[1].stderr_tail
-    stop(warm)
-
-
-@pytest.mark.prove
-def test_more_workers_than_standbys_all_start_warm(warm: Driver, tmp_path: Path, news: News) -> None:
-    spawn(warm, 1, *(script(tmp_path, news, STAY, slot=slot) for slot in range(5)))
-    warm.until(Spawned)
-    assert {news.line().split()[0] for _ in range(5)} == {"warm"}
-    stop(warm)
-
-
 def test_a_killed_spawner_does_not_affect_workers_and_is_replaced(
     warm: Driver, tmp_path: Path, news: News
 ) -> None:
@@ -215,22 +190,6 @@ time.sleep(1000)
             assert before <= standbys_of(warm.guard.pid)
 
 
-@pytest.mark.prove
-def test_a_failing_preload_is_reported_with_its_traceback_and_workers_start_cold(
-    driver: Driver, tmp_path: Path, news: News
-) -> None:
-    (tmp_path / "broken_model.py").write_text("def load():\n    raise KeyError('weights')\n\n\nload()\n")
-    keep_warm(driver.guard, tmp_path, "broken_model")
-    spawn(driver, 1, script(tmp_path, news, STAY))
-    cold = driver.until(Cold)
-    assert "broken_model.py" in cold.detail
-    assert cold.detail.endswith("KeyError: 'weights'\n")
-    driver.until(Spawned)
-    assert news.line().split()[0] == "cold"
-    stop(driver)
-    assert spawner_of(driver.guard.pid) == 0
-
-
 @pytest.mark.parametrize(
     ("preload", "reason"),
     [
@@ -258,19 +217,6 @@ def test_an_unsafe_preload_is_named_and_workers_start_cold(
     assert reason in driver.until(Cold).reason
     driver.until(Spawned)
     assert news.line().split()[0] == "cold"
-    stop(driver)
-
-
-@pytest.mark.prove
-def test_a_file_that_shadows_a_loaded_module_is_named_and_workers_start_cold(
-    driver: Driver, tmp_path: Path, news: News
-) -> None:
-    (tmp_path / "sympy.py").write_text("")
-    (tmp_path / "queue.py").write_text("")
-    keep_warm(driver.guard, tmp_path)
-    spawn(driver, 1, script(tmp_path, news, STAY))
-    assert str(tmp_path / "queue.py") in driver.until(Cold).reason
-    driver.until(Spawned)
     stop(driver)
 
 
