@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -147,24 +146,6 @@ def test_a_server_shows_all_its_runs_over_http(tmp_path: Path) -> None:
 def ask(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=GUARD_S) as answer:
         return json.load(answer)
-
-
-@pytest.mark.prove
-def test_serve_identifies_another_program_at_the_port(tmp_path: Path) -> None:
-    program = (
-        "import http.server, sys; s = http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler);"
-        "print(s.server_port, flush=True); s.serve_forever()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as other:
-        assert other.stdout is not None
-        port = int(other.stdout.readline())
-        done = elastic_agent("serve", "--rdzv-endpoint", f"127.0.0.1:{port}", "--state-dir", str(tmp_path))
-        other.kill()
-    assert done.returncode == 4
-    assert done.stderr.count("\n") == 1
-    assert "another program" in done.stderr
 
 
 @pytest.mark.parametrize(

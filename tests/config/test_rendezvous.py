@@ -43,25 +43,23 @@ def test_static_rendezvous_becomes_c10d_at_the_same_endpoint(shell: Shell) -> No
     )
 
 
-def test_torchruns_defaults_fill_what_static_leaves_out(shell: Shell) -> None:
-    assert shell.load(["--nnodes", "2", "--master-addr", "n0"]).settings.rdzv_endpoint == Endpoint(
-        "n0", 29500
-    )
-    assert shell.load(["--master-port", "1234"]).settings.rdzv_endpoint == Endpoint("127.0.0.1", 1234)
-    assert shell.load(["--master-addr", "[::1]"]).settings.rdzv_endpoint == Endpoint("::1", 29500)
-
-
-def test_an_endpoint_takes_precedence_over_master_addr_with_a_note(shell: Shell) -> None:
-    argv = ["--rdzv-endpoint", "n0:1", "--master-addr", "n9"]
-    assert shell.load(argv).settings.rdzv_endpoint == Endpoint("n0", 1)
-    assert "--master-addr is ignored" in notes(shell, *argv)
-    assert notes(shell, "--rdzv-endpoint", "n0:29500", "--master-addr", "n0") == ""
-
-
-def test_standalone_takes_precedence_over_an_endpoint_with_a_note(shell: Shell) -> None:
-    argv = ["--standalone", "--rdzv-endpoint", "n0"]
-    assert shell.load(argv).settings.rdzv_endpoint is None
-    assert "--rdzv-endpoint is ignored" in notes(shell, *argv)
+@pytest.mark.parametrize(
+    ("argv", "endpoint", "said"),
+    [
+        (["--nnodes", "2", "--master-addr", "n0"], Endpoint("n0", 29500), ""),
+        (["--master-port", "1234"], Endpoint("127.0.0.1", 1234), ""),
+        (["--master-addr", "[::1]"], Endpoint("::1", 29500), ""),
+        (["--rdzv-endpoint", "n0:1", "--master-addr", "n9"], Endpoint("n0", 1), "--master-addr is ignored"),
+        (["--rdzv-endpoint", "n0:29500", "--master-addr", "n0"], Endpoint("n0", 29500), None),
+        (["--standalone", "--rdzv-endpoint", "n0"], None, "--rdzv-endpoint is ignored"),
+    ],
+)
+def test_of_several_endpoints_one_takes_precedence_with_a_note(
+    shell: Shell, argv: list[str], endpoint: Endpoint | None, said: str | None
+) -> None:
+    assert shell.load(argv).settings.rdzv_endpoint == endpoint
+    found = notes(shell, *argv)
+    assert found == "" if said is None else said in found
 
 
 def test_standalone_with_a_range_that_allows_one_node_is_one_node(shell: Shell) -> None:

@@ -108,15 +108,7 @@ def test_only_a_stream_to_the_journal_is_detected_as_one(tmp_path: Path) -> None
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(
-    ("level", "heard"),
-    [
-        pytest.param("debug", 7, marks=pytest.mark.prove),
-        pytest.param("info", 5, marks=pytest.mark.prove),
-        ("warning", 3),
-        pytest.param("error", 1, marks=pytest.mark.prove),
-    ],
-)
+@pytest.mark.parametrize(("level", "heard"), [("debug", 7), ("info", 5), ("warning", 3), ("error", 1)])
 def test_messages_below_the_level_are_dropped(level: str, heard: int) -> None:
     assert len(lines_of("json", level)) == heard
 
