@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from elastic_agent.client._cells import HeartbeatFile
 from tests.waiting import GUARD_S
 
 LAUNCHER_PREFIXES = ("ELASTIC_AGENT_", "TORCHELASTIC_", "PET_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_")
@@ -32,6 +33,14 @@ AGENT_ENVIRONMENT = {
     "ELASTIC_AGENT_FIRST_GENERATION": "0",
 }
 """What elastic-agent gives the second worker of node 0 of a 3+1 world, in its sixth generation."""
+
+
+SLOT = int(AGENT_ENVIRONMENT["ELASTIC_AGENT_SLOT"])
+
+
+def under_agent(cells: HeartbeatFile, slot: int = SLOT) -> dict[str, str]:
+    """Return what elastic-agent gives a worker with this heartbeat file."""
+    return {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_HEARTBEAT": cells.path, "ELASTIC_AGENT_SLOT": str(slot)}
 
 
 def launched(variables: Mapping[str, str]) -> dict[str, str]:

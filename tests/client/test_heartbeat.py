@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from elastic_agent.client._cells import HeartbeatFile
-from tests.client.support import AGENT_ENVIRONMENT, run_script, running
-
-SLOT = int(AGENT_ENVIRONMENT["ELASTIC_AGENT_SLOT"])
+from tests.client.support import AGENT_ENVIRONMENT, SLOT, run_script, running, under_agent
 
 # Beats with whatever step it is told, and says so; an empty line is a beat without a step.
 BEAT_ON_REQUEST = """
@@ -24,17 +19,6 @@ for line in sys.stdin:
     client.heartbeat(*map(int, line.split()))
     print("done")
 """
-
-
-@pytest.fixture
-def cells(tmp_path: Path) -> Iterator[HeartbeatFile]:
-    """The heartbeat file of a node with three slots."""
-    with closing(HeartbeatFile.create(tmp_path, 3)) as file:
-        yield file
-
-
-def under_agent(cells: HeartbeatFile, slot: int = SLOT) -> dict[str, str]:
-    return {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_HEARTBEAT": cells.path, "ELASTIC_AGENT_SLOT": str(slot)}
 
 
 def test_agent_sees_each_beat_and_its_step_at_once(cells: HeartbeatFile) -> None:

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,9 @@ from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.client._notice import CAUSES
 from elastic_agent.linux import boottime_ns, boottime_s
 from elastic_agent.protocol.records import Cause
-from tests.client.support import AGENT_ENVIRONMENT, launched, run_script, running
+from tests.client.support import SLOT, launched, run_script, running, under_agent
 from tests.waiting import GUARD_S
 
-SLOT = int(AGENT_ENVIRONMENT["ELASTIC_AGENT_SLOT"])
 IN_A_WHILE_NS = 60 * 10**9
 
 LOOK_ON_REQUEST = """
@@ -34,17 +32,6 @@ for line in sys.stdin:
     notice = client.notice()
     print(notice and (notice.reason, notice.deadline, notice.seconds_left))
 """
-
-
-@pytest.fixture
-def cells(tmp_path: Path) -> Iterator[HeartbeatFile]:
-    """The file of a node with three slots."""
-    with closing(HeartbeatFile.create(tmp_path, 3)) as file:
-        yield file
-
-
-def under_agent(cells: HeartbeatFile, slot: int = SLOT) -> dict[str, str]:
-    return {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_HEARTBEAT": cells.path, "ELASTIC_AGENT_SLOT": str(slot)}
 
 
 def test_the_agent_and_its_client_number_the_causes_alike() -> None:
