@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
-import socketserver
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -21,8 +17,6 @@ import elastic_agent
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.launcher import LaunchError
 from tests.names import unique
-from tests.ports import free_port
-from tests.waiting import wait_for
 
 from .functions import fail, rank_and_restarts, sum_of_ranks
 
@@ -51,36 +45,6 @@ def test_a_run_that_has_finished_before_has_no_values_again(settings: dict[str, 
     assert raised.value.exit_code == ExitCode.FINISHED
 
 
-@pytest.mark.prove
-def test_a_function_of_the_same_name_is_another_command(
-    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two launches at one endpoint with one run id, the second would only wait for the end of the first."""
-    names = [unique(which).replace("-", "_") for which in ("small", "large")]
-    for name in names:
-        (tmp_path / f"{name}.py").write_text(
-            "import time\n"
-            "def train(folder):\n"
-            f"    (folder / '{name}').touch()\n"
-            "    while not (folder / 'finish').exists():\n"
-            "        time.sleep(0.05)\n"
-        )
-    monkeypatch.syspath_prepend(tmp_path)
-    small, large = (importlib.import_module(name).train for name in names)
-    settings |= {"rdzv_id": unique("job"), "rdzv_endpoint": f"127.0.0.1:{free_port()}", "nproc_per_node": 1}
-    with ThreadPoolExecutor() as threads:
-        first = threads.submit(elastic_agent.launch, small, tmp_path, **settings)
-        wait_for("the first function to run", (tmp_path / names[0]).exists)
-        try:
-            with pytest.raises(LaunchError) as raised:
-                elastic_agent.launch(large, tmp_path, **settings)
-        finally:
-            (tmp_path / "finish").touch()
-        assert first.result() == {0: None}
-    assert raised.value.exit_code == ExitCode.USAGE
-    assert not (tmp_path / names[1]).exists()
-
-
 @pytest.mark.parametrize(
     ("how", "exit_code", "message"),
     [
@@ -102,39 +66,6 @@ def test_a_failure_is_raised_as_torch_raises_it(
     (note,) = raised.value.__notes__
     assert note.startswith("elastic-agent: the run failed: worker ")
     assert message in note or "was killed by SIGKILL" in note
-
-
-@pytest.mark.prove
-def test_the_log_is_readable_unless_a_format_is_set(
-    settings: dict[str, Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ELASTIC_AGENT_LOG_FORMAT", raising=False)
-    monkeypatch.delenv("JOURNAL_STREAM", raising=False)
-
-    def log_of(**more: str) -> str:
-        elastic_agent.launch("true", **settings, **more)
-        return capfd.readouterr().err
-
-    assert " info    [" in log_of()
-    assert '"level": "info"' in log_of(log_format="json")
-    monkeypatch.setenv("ELASTIC_AGENT_LOG_FORMAT", "json")
-    assert '"level": "info"' in log_of()
-
-
-@pytest.mark.prove
-def test_nodes_with_the_same_function_do_not_differ(
-    settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    settings |= {"nnodes": 2, "rdzv_endpoint": f"localhost:{free_port()}", "rdzv_id": unique("job")}
-
-    def launch(node: str) -> dict[int, Any]:
-        own = {"node_id": node, "state_dir": tmp_path / node}
-        return elastic_agent.launch(sum_of_ranks, 3.0, **settings | own)
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(launch, "ab")) == [{0: 3.0 * 6, 1: 3.0 * 6}, {2: 3.0 * 6, 3: 3.0 * 6}]
-    log = capfd.readouterr().err
-    assert "differ" not in log, log
 
 
 @pytest.mark.prove
@@ -222,31 +153,6 @@ def test_an_interrupt_reaches_the_function_as_an_interrupt(tmp_path: Path) -> No
         said, errors = program.communicate()
     assert said == "saved\n", errors
     assert errors.endswith("KeyboardInterrupt\n")
-
-
-@pytest.mark.prove
-def test_an_endpoint_that_is_no_store_is_named_in_the_error(settings: dict[str, Any]) -> None:
-    with socketserver.TCPServer(("localhost", 0), _SaysHello) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            with pytest.raises(
-                LaunchError, match=r"code 4: .*used by another program, which is not a store"
-            ) as raised:
-                elastic_agent.launch(
-                    sum_of_ranks,
-                    1.0,
-                    nnodes=2,
-                    rdzv_endpoint=f"localhost:{server.server_address[1]}",
-                    **settings,
-                )
-            assert raised.value.exit_code == 4
-        finally:
-            server.shutdown()
-
-
-class _SaysHello(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
-        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 def test_mistakes_are_errors(settings: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
