@@ -29,16 +29,16 @@ OWN = {"own store by address 2": 2, "own store of a spawn child 1": 1, "own stor
 
 
 @pytest.mark.prove
-def test_a_script_and_its_children_host_stores_of_their_own_and_connect_to_the_agents(tmp_path: Path) -> None:
-    assert printed("children", "warm", tmp_path) == {**OWN, "agent's store in a child 2": 2}
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("start", ["warm", "cold"])
-def test_a_script_that_uses_the_agents_store_hosts_others(start: str, tmp_path: Path) -> None:
-    assert printed("own", start, tmp_path) == {**OWN, "agent's store 2": 2}
-
-
-@pytest.mark.prove
-def test_a_script_connects_to_the_agents_store_by_its_address(tmp_path: Path) -> None:
-    assert printed("address", "cold", tmp_path) == {"agent's store by address 2": 2}
+@pytest.mark.parametrize(
+    ("uses", "start", "expected"),
+    [
+        ("children", "warm", {**OWN, "agent's store in a child 2": 2}),
+        ("own", "warm", {**OWN, "agent's store 2": 2}),
+        ("own", "cold", {**OWN, "agent's store 2": 2}),
+        ("address", "cold", {"agent's store by address 2": 2}),
+    ],
+)
+def test_a_script_and_its_children_use_the_agents_store_and_host_others(
+    uses: str, start: str, expected: dict[str, int], tmp_path: Path
+) -> None:
+    assert printed(uses, start, tmp_path) == expected

@@ -50,8 +50,7 @@ def test_a_preloaded_package_is_as_if_the_worker_imported_it(
     seen["finders"] = [name for name in seen["finders"] if name not in FINDERS_OF_WORKERS]
     _compare_modules(seen.pop("modules"), expected.pop("modules"))
     for item, value in expected.items():
-        if item != "threads":  # those of numpy's BLAS are started by its import, and are not forked
-            assert seen[item] == value, item
+        assert seen[item] == value, item
 
 
 def _compare_modules(seen: Report, expected: Report) -> None:

@@ -11,23 +11,20 @@ from .tables import functions_of
 
 BEHAVIOURS = SCRIPTS / "behaviours.py"
 THINGS = functions_of(BEHAVIOURS, "thing")
-SELDOM = functions_of(BEHAVIOURS, "seldom_thing")
-"""What `make test` does not do: it differs from a thing in the number of imports of torch, which take seconds."""
 
 
 @launchers(GUARDED_WARM)
 def test_scripts_behave_as_under_plain_python(launcher: Launcher, tmp_path: Path) -> None:
-    things, arguments = (THINGS, ()) if launcher is GUARDED_WARM else ([*THINGS, *SELDOM], ("all",))
-    outcomes = run_everywhere(Job(str(BEHAVIOURS), arguments, cwd=tmp_path), tmp_path, [BARE, launcher])
+    outcomes = run_everywhere(Job(str(BEHAVIOURS), cwd=tmp_path), tmp_path, [BARE, launcher])
     found: dict[str, dict[str, Any]] = {}
     for name, outcome in outcomes.items():
         assert outcome.worker(0, 0).code == 0, f"{name}: {outcome}"
         found[name] = json.loads((tmp_path / name / "things.json").read_text())
     seen, expected = found[launcher.name], found[BARE.name]
-    assert expected.keys() == {*things}
+    assert expected.keys() == {*THINGS}
     failed = {thing: told for thing, told in expected.items() if isinstance(told, dict) and "failed" in told}
     assert failed == {}, "under python -u"
-    for thing in things:
+    for thing in THINGS:
         assert seen[thing] == expected[thing], (
             f"{thing}: {seen[thing]!r}\nunder python -u: {expected[thing]!r}"
         )

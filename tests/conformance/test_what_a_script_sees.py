@@ -14,10 +14,8 @@ import pytest
 from tests.lanes import shared_folder
 
 from .launchers import BARE, COLD, LAUNCHERS, SCRIPTS, WARM, Job, run_everywhere
-from .tables import keys_of
 
 PROBE = SCRIPTS / "probe_package" / "probe.py"
-ITEMS = keys_of(PROBE, "AT_START", "AFTER_TORCH")
 ODD_ARGUMENTS = (
     "",
     " two  blanks ",
@@ -179,19 +177,22 @@ each_launcher = pytest.mark.parametrize("launcher", [one.name for one in LAUNCHE
 
 @each_launcher
 def test_scripts_see_the_same_as_under_plain_python(reports: Reports, launcher: str) -> None:
-    compared = [item for item in ITEMS if item not in {*DRAWN_BY_LOT, *COMPARED_IN_ANOTHER_WAY}]
+    not_compared = {*DRAWN_BY_LOT, *COMPARED_IN_ANOTHER_WAY, *LEGITIMATE.get(launcher, {})}
+    for key, report in reports.of(launcher).items():
+        assert report.keys() == reports.expected(key).keys()
     differences = [
         f"{item} of {key}: {report[item]!r}\nunder python -u: {reports.expected(key)[item]!r}"
         for key, report in reports.of(launcher).items()
-        for item in compared
-        if report[item] != reports.expected(key)[item] and item not in LEGITIMATE.get(launcher, {})
+        for item in report.keys() - not_compared
+        if report[item] != reports.expected(key)[item]
     ]
     assert not differences, "\n".join(differences)
 
 
 def test_there_is_something_to_compare(reports: Reports) -> None:
     seen = reports.of(BARE.name)[BARE.name, 0, 0]
-    assert seen.keys() == {*ITEMS}
+    assert len(seen) > 100
+    assert {*DRAWN_BY_LOT, *COMPARED_IN_ANOTHER_WAY} <= seen.keys()
     failed = [item for item, told in seen.items() if isinstance(told, dict) and "the probe failed" in told]
     assert failed == []
 

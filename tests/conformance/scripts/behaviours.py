@@ -13,7 +13,6 @@ import multiprocessing.shared_memory
 import os
 import pathlib
 import pickle
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -42,18 +41,11 @@ if __name__ == "__main__":  # children that are spawned or forked from a server 
 
 
 things = {}
-seldom = {}
 
 
 def thing(function):
     """Something to do; what it returns must be the same as under bare Python."""
     things[function.__name__] = function
-    return function
-
-
-def seldom_thing(function):
-    """The same, but done only with the argument "all"."""
-    seldom[function.__name__] = function
     return function
 
 
@@ -193,11 +185,6 @@ def objects_from_a_loader_with_fork():
     return objects_from_a_loader("fork")
 
 
-@seldom_thing
-def objects_from_loaders_that_import_torch_again():
-    return [objects_from_a_loader(method) for method in ("spawn", "forkserver")]
-
-
 @thing
 def data_loader_by_default():
     return batches(num_workers=2, persistent_workers=True)
@@ -220,34 +207,12 @@ def pickling_of_its_own_classes():
 
 
 @thing
-def pickling_in_a_thread():
-    found = []
-    thread = threading.Thread(target=lambda: found.append(pickle.loads(pickle.dumps(Point(1, [])))))
-    thread.start()
-    thread.join()
-    return str(found), thread.name.partition("-")[0]
-
-
-@thing
 def saving_and_loading_a_model():
     with tempfile.TemporaryDirectory() as folder:
         torch.save(Net(), f"{folder}/net")
         net = torch.load(f"{folder}/net", weights_only=False)
         torch.save(net.state_dict(), f"{folder}/state")
         return type(net) is Net, sorted(torch.load(f"{folder}/state"))
-
-
-@thing
-def training_a_model():
-    torch.manual_seed(1)
-    net = Net()
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = (net(torch.ones(16, 2)) - 1).square().mean()
-        loss.backward()
-        optimizer.step()
-    return loss.item()
 
 
 @thing
@@ -336,23 +301,6 @@ def stack_of_a_thread():
 
 
 @thing
-def exceptions_in_a_recursion():
-    def deeper(n):
-        return deeper(n + 1)
-
-    try:
-        deeper(0)
-    except RecursionError as error:
-        return str(error)
-
-
-@thing
-def running_another_script():
-    path = pathlib.Path(__file__).with_name("sibling.py")
-    return runpy.run_path(str(path), run_name="another")["WHO_IMPORTS"]
-
-
-@thing
 def a_child_that_runs_python():
     ran = subprocess.run(
         [sys.executable, "-u", "-c", "import sys; print(sys.argv, sys.path[0])", "a"],
@@ -378,15 +326,6 @@ def a_child_in_a_shell():
     return os.popen("ls /proc/self/fd; umask").read()
 
 
-@thing
-def changing_the_recursion_limit_and_trace():
-    lines = []
-    sys.settrace(lambda frame, *_: lines.append(frame.f_code.co_name))
-    double(torch.ones(1))
-    sys.settrace(None)
-    return "double" in lines
-
-
 def act(do):
     try:
         return do()
@@ -395,8 +334,7 @@ def act(do):
 
 
 def main():
-    chosen = {**things, **seldom} if sys.argv[1:] == ["all"] else things
-    found = {name: act(do) for name, do in chosen.items()}
+    found = {name: act(do) for name, do in things.items()}
     place = os.path.join(os.environ["CONFORMANCE_FOLDER"], "things.json")
     with open(place, "w") as file:
         json.dump(found, file, default=str)

@@ -52,24 +52,6 @@ def random_numbers():
     return drawn
 
 
-def held_tensors_and_generators():
-    """Those that modules have made when they were imported, as attributes of modules or of their classes."""
-    found = set()
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("elastic_agent", "__main__", "__mp_main__"):
-            continue
-        for owner in (module, *(one for one in list(vars(module).values()) if isinstance(one, type))):
-            for attribute, value in list(getattr(owner, "__dict__", {}).items()):
-                kind = type(value)
-                if str(kind.__module__).startswith(("torch", "numpy")) and kind.__name__ in KINDS:
-                    facts = [str(getattr(value, one, "")) for one in ("dtype", "device", "shape")]
-                    found.add(" ".join((name, str(attribute), kind.__name__, *facts)))
-    return sorted(found)
-
-
-KINDS = ("Tensor", "Parameter", "Generator", "RandomState", "ndarray")
-
-
 def loggers():
     import logging
 
@@ -109,19 +91,12 @@ def state():
         "loggers": loggers(),
         "exit functions": atexit._ncallbacks() - agents_functions(),
         "signals": {one.name: str(signal.getsignal(one)) for one in signal.Signals},
-        "hooks": [
-            str(one).partition(" at ")[0] for one in (sys.excepthook, sys.displayhook, sys.unraisablehook)
-        ],
         "finders": [type(one).__name__ for one in sys.meta_path],
         "path hooks": len(sys.path_hooks),
         "sys.path": sys.path,
-        "sys.argv": sys.argv,
-        "recursion limit": sys.getrecursionlimit(),
-        "threads": len(os.listdir("/proc/self/task")),
         "kinds of files": sorted(
             os.path.basename(one) for one in files if not one.startswith(("pipe:", "socket:", "/proc/"))
         ),
-        "umask": [os.umask(0o022), os.umask(0o022)],
         "start method": __import__("multiprocessing").get_start_method(allow_none=True),
         "class of warnings": str(warnings.formatwarning.__module__),
     }
@@ -151,7 +126,7 @@ def import_and_tell(package):
     if package in ("numpy", "torch"):
         seed()
     found = {"modules": modules()}
-    return {**found, "random numbers": random_numbers(), "held": held_tensors_and_generators(), **state()}
+    return {**found, "random numbers": random_numbers(), **state()}
 
 
 def main():

@@ -23,18 +23,6 @@ def step(model):
     optimizer.step()
 
 
-def with_ddp():
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    model = DistributedDataParallel(torch.nn.Linear(2, 1))
-    step(model)
-    dist.destroy_process_group()
-    return model
-
-
 def with_lightning():
     import lightning
     import torch
@@ -62,26 +50,6 @@ def with_lightning():
     )
     trainer.fit(module := Module(), torch.utils.data.DataLoader(data))
     return module
-
-
-def with_transformers():
-    import torch
-    from transformers import Trainer, TrainingArguments
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 1)
-
-        def forward(self, x):
-            return {"loss": self.layer(x).sum()}
-
-    arguments = TrainingArguments(
-        FOLDER, max_steps=2, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no"
-    )
-    trainer = Trainer(Model(), arguments, train_dataset=[{"x": torch.ones(2)}] * 8)
-    trainer.train()
-    return trainer
 
 
 def falls_off_the_end():

@@ -93,10 +93,8 @@ import multiprocessing
 import platform
 import random
 import resource
-import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 import threading
 import time
@@ -163,21 +161,6 @@ def prctl_get(option):
     value = ctypes.c_int()
     libc.prctl(option, ctypes.byref(value))
     return value.value
-
-
-def ps(*arguments):
-    if shutil.which("ps") is None:
-        return "there is no ps"
-    return subprocess.run(["ps", *arguments, "-p", str(os.getpid())], capture_output=True).stdout.decode(
-        errors="surrogateescape"
-    )
-
-
-def found_by_pgrep():
-    if shutil.which("pgrep") is None:
-        return "there is no pgrep"
-    found = subprocess.run(["pgrep", "-f", "probe_package.probe"], capture_output=True, text=True).stdout
-    return str(os.getpid()) in found.split()
 
 
 def parent_is_alive():
@@ -365,11 +348,7 @@ AT_START = {
     "command line in /proc": lambda: read("/proc/self/cmdline"),
     "name of the process": lambda: read("/proc/self/comm"),
     "program in /proc": lambda: os.readlink("/proc/self/exe"),
-    "arguments shown by ps": lambda: ps("-ww", "-o", "args="),
-    "name shown by ps": lambda: ps("-o", "comm="),
-    "found by pgrep -f": found_by_pgrep,
     "resource limits": limits,
-    "limits in /proc": lambda: read("/proc/self/limits"),
     "niceness": lambda: [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)],
     "CPUs it may run on": lambda: sorted(os.sched_getaffinity(0)),
     "who and what it may": lambda: status(
