@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from elastic_agent.linux import become_subreaper, boottime_s
-from elastic_agent.workers.guard.client import Guard, GuardLost, Launch, SpawnerConfig, kill_orphans
+from elastic_agent.workers.guard.client import Guard, GuardLost, Launch, kill_orphans
 
 PATIENCE_S = 300.0
 
@@ -26,9 +26,7 @@ def obey(guard: Guard, message: dict[str, Any]) -> None:
         say("DeadlineSet")
     elif command == "spawn":
         launches = [Launch(**{**fields, "argv": tuple(fields["argv"])}) for fields in message["launches"]]
-        guard.spawn(message["generation"], launches, warm_patience_s=PATIENCE_S)
-    elif command == "warm":
-        guard.keep_warm(SpawnerConfig(message["python"], message["folder"], (), {}, 2))
+        guard.spawn(message["generation"], launches)
     elif command == "stop":
         guard.stop(message["grace_s"])
     elif command == "fork":

@@ -243,3 +243,38 @@ class StandIn:
             assert stream is not None
             with suppress(BrokenPipeError):
                 stream.close()
+
+
+HOLDER = """
+import os, sys
+name = sys.argv[1].replace("PID", str(os.getpid()))
+held = open(f"/dev/shm/{name}", "x+b")
+held.write(b"tensor")
+held.flush()
+if "mapped" in sys.argv:
+    import mmap
+    memory = mmap.mmap(held.fileno(), 6)
+if "mapped" in sys.argv or "closed" in sys.argv:
+    held.close()
+print(name, flush=True)
+sys.stdin.read()
+"""
+
+
+class Holder:
+    """A process that makes a file and keeps it open, mapped or closed."""
+
+    def __init__(self, name: str, how: str = "open") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-c", HOLDER, name, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdout is not None
+        self.path = Path("/dev/shm") / self.process.stdout.readline().decode().strip()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()

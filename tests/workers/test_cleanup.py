@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
-import sys
 import threading
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +13,7 @@ from elastic_agent.workers.cleanup import generation, shm_cleanup
 from elastic_agent.workers.cleanup.generation import Cleanup
 from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from tests.waiting import GUARD_S
-
-HOLD = "import sys; held = open(sys.argv[1], 'x'); print(flush=True); sys.stdin.read()"
+from tests.workers.support import Holder
 
 
 @pytest.fixture
@@ -29,23 +25,12 @@ def cleanup(monkeypatch: pytest.MonkeyPatch) -> Cleanup:
 
 
 @pytest.fixture
-def shared(cleanup: Cleanup) -> Iterator[Path]:
-    """A name for a file of the generation; comes after ``cleanup``, which has seen what was there before."""
-    path = Path("/dev/shm") / f"psm_{secrets.token_hex(4)}"
-    yield path
-    path.unlink(missing_ok=True)
-
-
-@pytest.fixture
-def child(shared: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process below the guard that holds it."""
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", HOLD, str(shared)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process
-        process.kill()
+def holder(cleanup: Cleanup) -> Iterator[Holder]:
+    """A process below the guard that holds a file; comes after ``cleanup``, which has seen what was there before."""
+    holder = Holder(f"psm_{secrets.token_hex(4)}")
+    yield holder
+    holder.kill()
+    holder.path.unlink(missing_ok=True)
 
 
 def clear(cleanup: Cleanup, unkillable: Collection[int] = ()) -> SweepReport:
@@ -61,24 +46,21 @@ def clear(cleanup: Cleanup, unkillable: Collection[int] = ()) -> SweepReport:
     return found[0]
 
 
-def test_files_are_attributed_before_the_stop(
-    cleanup: Cleanup, shared: Path, child: subprocess.Popen[bytes]
-) -> None:
-    cleanup.started([child.pid])
+def test_files_are_attributed_before_the_stop(cleanup: Cleanup, holder: Holder) -> None:
+    cleanup.started([holder.pid])
     cleanup.inspect()
     looked = threading.Event()
     cleanup._jobs.put(looked.set)
     assert looked.wait(GUARD_S)
-    child.kill()
-    child.wait()
+    holder.kill()
     assert not cleanup.nothing_to_do
-    assert clear(cleanup).removed == (shared.name,)
-    assert not shared.exists()
+    assert clear(cleanup).removed == (holder.path.name,)
+    assert not holder.path.exists()
     assert cleanup.nothing_to_do
 
 
 def test_files_are_attributed_from_time_to_time(
-    cleanup: Cleanup, shared: Path, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    cleanup: Cleanup, holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker may be killed alone, so that nothing announces it."""
     monkeypatch.setattr(generation, "INSPECT_EVERY_S", 0.01)
@@ -90,22 +72,23 @@ def test_files_are_attributed_from_time_to_time(
         noted.set()
 
     monkeypatch.setattr(cleanup._sweep, "note", noting)
-    cleanup.started([child.pid])
+    cleanup.started([holder.pid])
     assert noted.wait(GUARD_S)
-    child.kill()
-    child.wait()
-    assert clear(cleanup).removed == (shared.name,)
+    holder.kill()
+    assert clear(cleanup).removed == (holder.path.name,)
 
 
 @pytest.mark.parametrize("is_stuck", [True, False], ids=["an unkillable worker", "a standby"])
 def test_unkillable_workers_that_hold_shared_memory_are_named(
-    cleanup: Cleanup, shared: Path, child: subprocess.Popen[bytes], is_stuck: bool
+    cleanup: Cleanup, holder: Holder, is_stuck: bool
 ) -> None:
-    cleanup.started([child.pid])
+    cleanup.started([holder.pid])
     cleanup.inspect()
-    held = clear(cleanup, {child.pid} if is_stuck else ()).held
-    assert [(holder.file, holder.pid) for holder in held] == ([(shared.name, child.pid)] if is_stuck else [])
-    assert shared.exists()
+    held = clear(cleanup, {holder.pid} if is_stuck else ()).held
+    assert [(holder.file, holder.pid) for holder in held] == (
+        [(holder.path.name, holder.pid)] if is_stuck else []
+    )
+    assert holder.path.exists()
 
 
 def test_a_generation_that_never_started_has_nothing_to_clean_up(cleanup: Cleanup) -> None:

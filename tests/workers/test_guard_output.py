@@ -9,8 +9,7 @@ import select
 import socket
 import struct
 import termios
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 from elastic_agent.workers.guard.client import Exited, Stopped
@@ -29,18 +28,9 @@ def read_until(fd: int, wanted: bytes) -> bytes:
     return seen
 
 
-@contextmanager
-def agent_writing_to(write_end: int) -> Iterator[StandIn]:
-    agent = StandIn(stderr=write_end)
-    try:
-        yield agent
-    finally:
-        agent.close()
-
-
 def test_stderr_without_a_final_newline_is_complete() -> None:
     read_end, write_end = os.pipe()
-    with agent_writing_to(write_end) as agent:
+    with closing(StandIn(stderr=write_end)) as agent:
         agent.spawn(python(0, BOOM))
         assert agent.until("Exited")["stderr_tail"] == "first line\nlast words"
         assert read_until(read_end, b"words") == b"first line\nlast words"
@@ -51,7 +41,7 @@ def test_stderr_without_a_final_newline_is_complete() -> None:
 def test_stderr_is_forwarded_while_the_worker_runs(news: News) -> None:
     """Progress bars end no line."""
     ours, theirs = socket.socketpair()
-    with agent_writing_to(theirs.fileno()) as agent:
+    with closing(StandIn(stderr=theirs.fileno())) as agent:
         agent.spawn(python(0, "import os, time; os.write(2, b'50 %\\r'); time.sleep(1000)"))
         assert read_until(ours.fileno(), b"50 %\r") == b"50 %\r"
     ours.close()
@@ -63,7 +53,7 @@ def test_output_of_a_grandchild_after_the_workers_exit_is_forwarded(news: News, 
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     speaks = f"open({str(gate)!r}).read(); os.write(2, b'late words')"
-    with agent_writing_to(write_end) as agent:
+    with closing(StandIn(stderr=write_end)) as agent:
         agent.spawn(daemonising(0, news, daemon=speaks, worker="sys.exit(0)"))
         agent.until("Exited")
         gate.write_text("")  # returns when the grandchild has opened it, too
@@ -77,7 +67,7 @@ def test_output_of_a_grandchild_after_the_workers_exit_is_forwarded(news: News, 
 def test_a_regular_file_takes_everything(tmp_path: Path) -> None:
     with open(tmp_path / "log", "ab", buffering=0) as log:
         log.write(b"before\n")
-        with agent_writing_to(log.fileno()) as agent:
+        with closing(StandIn(stderr=log.fileno())) as agent:
             agent.spawn(*(python(slot, "import os; os.write(2, b'x' * 300_000)") for slot in range(3)))
             for _ in range(3):
                 assert agent.until("Exited")["returncode"] == 0
@@ -143,7 +133,7 @@ def test_on_a_terminal_stderr_stays_a_terminal_of_the_same_size() -> None:
         os.write(2, f"{os.isatty(2)} {size.lines} {size.columns}\\r50 %\\nboom".encode())
         sys.exit(1)
     """
-    with agent_writing_to(slave) as agent:
+    with closing(StandIn(stderr=slave)) as agent:
         agent.spawn(python(0, code))
         assert agent.until("Exited")["stderr_tail"] == "True 33 77\r50 %\nboom"
         # The terminal itself, and only that, turns a line's end into what terminals want.
@@ -160,7 +150,7 @@ def test_workers_continue_when_the_reader_of_stderr_is_gone(news: News) -> None:
             os.write(2, b"x" * 65536)
         os.write(os.open(sys.argv[1], os.O_WRONLY), b"went on\\n")
     """
-    with agent_writing_to(write_end) as agent:
+    with closing(StandIn(stderr=write_end)) as agent:
         os.close(write_end)
         os.close(read_end)
         agent.spawn(python(0, code, str(news.path)))

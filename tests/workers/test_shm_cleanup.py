@@ -16,43 +16,7 @@ from elastic_agent.workers.cleanup import shm_cleanup
 from elastic_agent.workers.cleanup.shm_cleanup import _NAMES, Held, SharedMemorySweep
 from tests.processes import name_of
 from tests.waiting import GUARD_S
-
-SHM = Path("/dev/shm")
-
-HOLDER = """
-import os, sys
-name = sys.argv[1].replace("PID", str(os.getpid()))
-held = open(f"/dev/shm/{name}", "x+b")
-held.write(b"tensor")
-held.flush()
-if "mapped" in sys.argv:
-    import mmap
-    memory = mmap.mmap(held.fileno(), 6)
-if "mapped" in sys.argv or "closed" in sys.argv:
-    held.close()
-print(name, flush=True)
-sys.stdin.read()
-"""
-
-
-class Holder:
-    """A process that makes a file and keeps it open, mapped or closed."""
-
-    def __init__(self, name: str, how: str = "open") -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-S", "-c", HOLDER, name, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert self.process.stdout is not None
-        self.path = SHM / self.process.stdout.readline().decode().strip()
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
+from tests.workers.support import Holder
 
 MakeHolder = Callable[..., Holder]
 
@@ -255,40 +219,28 @@ def test_without_a_folder_there_is_nothing_to_do(tmp_path: Path) -> None:
 # --- the libraries' names -------------------------------------------------------------------------
 
 
-def test_pythons_names_of_shared_memory_are_known() -> None:
-    # In a process of its own: the helper process that Python starts for it would be ended by other tests.
-    code = (
-        "from multiprocessing.shared_memory import SharedMemory\n"
-        "memory = SharedMemory(create=True, size=8)\nmemory.close()\nmemory.unlink()\nprint(memory.name)"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert _NAMES.fullmatch(told.stdout.strip())
-
-
-def test_the_names_of_semaphores_of_python_and_joblib_are_known() -> None:
-    code = """
+NAMES = """
 import multiprocessing
-from multiprocessing.synchronize import SemLock
-from joblib.externals.loky.backend.synchronize import SemLock as LokySemLock
-assert multiprocessing.get_context("spawn").Lock()
-for kind in (SemLock, LokySemLock):
-    print("sem." + kind._make_name().removeprefix("/"))
-"""
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    names = said.split()
-    assert len(names) == 2, said
-    for name in names:
-        assert _NAMES.fullmatch(name), name
-
-
-def test_torchs_names_of_shared_tensors_are_known() -> None:
-    code = """
 import torch
-storage = torch.zeros(4).untyped_storage()
-print(storage._share_filename_cpu_()[1].decode())
+from joblib.externals.loky.backend.synchronize import SemLock as LokySemLock
+from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.synchronize import SemLock
+
+memory = SharedMemory(create=True, size=8)
+memory.close()
+memory.unlink()
+assert multiprocessing.get_context("spawn").Lock()
+semaphores = ["sem." + kind._make_name().removeprefix("/") for kind in (SemLock, LokySemLock)]
+tensor = torch.zeros(4).untyped_storage()._share_filename_cpu_()[1].decode()
+print(memory.name, *semaphores, tensor.removeprefix("/"))
 """
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    name = said.strip().removeprefix("/")
-    match = _NAMES.fullmatch(name)
-    assert match is not None, name
-    assert int(match["torch"]) > 0
+
+
+def test_the_names_that_python_joblib_and_torch_use_are_known() -> None:
+    """In a process of its own: the helper process that Python starts would be ended by other tests."""
+    told = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, check=True)
+    found = [_NAMES.fullmatch(name) for name in told.stdout.split()]
+    assert len(found) == 4
+    assert None not in found, told.stdout
+    assert found[-1] is not None
+    assert int(found[-1]["torch"]) > 0

@@ -74,39 +74,6 @@ def test_text_above_a_progress_bar_is_shown(output: Output) -> None:
     assert output.advance(1.5, b"\n") == []
 
 
-SCRIPT = """
-import os, sys
-rank = os.environ["RANK"]
-for step in range(1000):
-    os.write(1, f"\\r{step} of 1000".encode())
-os.write(1, f"\\n{'x' * 3_000_000}{rank}\\n".encode())
-os.write(1, f"no end {rank}".encode())
-"""
-
-
-@pytest.mark.prove
-def test_the_console_shows_whole_lines_of_each_worker(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    done = elastic_agent(
-        "--nproc-per-node",
-        "2",
-        "--tee",
-        "3",
-        "--log-dir",
-        str(tmp_path / "logs"),
-        str(script),
-        variables=LONG_LEASE,
-    )
-    assert done.returncode == 0, done.stderr
-    updates = [line for line in done.stdout.splitlines() if line.endswith("of 1000")]
-    others = [line for line in done.stdout.splitlines() if line not in updates]
-    assert {"[default0]:999 of 1000", "[default1]:999 of 1000"} <= set(updates)
-    assert sorted(others) == sorted(
-        f"[default{rank}]:{text}{rank}" for rank in (0, 1) for text in ("x" * 3_000_000, "no end ")
-    )
-
-
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("end", "said"),

@@ -28,7 +28,7 @@ from elastic_agent.workers.guard.client import (
     WarmLate,
 )
 from tests.waiting import wait_for
-from tests.workers.support import PATIENCE_S, Driver, News, StandIn, watching
+from tests.workers.support import PATIENCE_S, Driver, News, watching
 
 REPORT = """
 import os, sys
@@ -333,18 +333,6 @@ def test_no_spawner_process_outlives_a_killed_guard(warm: Driver, tmp_path: Path
     pids |= {spawner_of(warm.guard.pid)} | standbys_of(warm.guard.pid)
     with watching(*pids) as processes:
         os.kill(warm.guard.pid, signal.SIGKILL)
-        assert all(process.ended() for process in processes)
-
-
-@pytest.mark.prove
-def test_no_spawner_process_outlives_a_killed_agent(agent: StandIn, tmp_path: Path, news: News) -> None:
-    agent.do("warm", python=sys.executable, folder=str(tmp_path))
-    agent.until("Warm")
-    agent.spawn(script(tmp_path, news, STAY))
-    news.line()
-    with watching(*(process.pid for process in linux.descendants(agent.guard_pid))) as processes:
-        assert len(processes) >= 2
-        agent.process.kill()
         assert all(process.ended() for process in processes)
 
 
