@@ -7,8 +7,9 @@ waits for one of them may have a time-out.
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -45,3 +46,13 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Do what `asyncio.run` does, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in virtual time."""
+
+    @functools.wraps(test)
+    def run_test(*args: Any, **kwargs: Any) -> None:
+        run(test(*args, **kwargs))
+
+    return run_test

@@ -17,7 +17,7 @@ from elastic_agent.agent.signals import Meanings, SignalDesk
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import Cause, Notice
-from tests.agent.support import COMMAND, clean_environment
+from tests.agent.support import started
 from tests.names import unique
 from tests.waiting import wait_for
 
@@ -109,27 +109,13 @@ while True:
 
 def test_a_run_whose_workers_save_on_the_notice_signal_is_stopped_and_can_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SAVES)
-    options = [
-        "--standalone",
-        "--nproc-per-node",
-        "1",
-        "--worker-start",
-        "cold",
-        "--rdzv-id",
-        unique("saves"),
-    ]
-    agent = subprocess.Popen(
-        [*COMMAND, *options, "--state-dir", "state", "train.py"],
-        cwd=tmp_path,
-        env=clean_environment({"ELASTIC_AGENT_LEASE_TTL": "60"}),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for("the worker", (tmp_path / "ready").exists)
-    agent.send_signal(signal.SIGUSR1)
-    _, log = agent.communicate(timeout=300)
+    options = ["--standalone", "--nproc-per-node", "1", "--rdzv-id", unique("saves")]
+    with started(*options, "--state-dir", "state", "train.py", cwd=tmp_path) as agent:
+        wait_for("the worker", (tmp_path / "ready").exists)
+        agent.process.send_signal(signal.SIGUSR1)
+        code, log = agent.end()
     assert (tmp_path / "saved").exists(), log
-    assert agent.returncode == ExitCode.STOPPED, log
+    assert code == ExitCode.STOPPED, log
     assert "exited with code 0 after SIGUSR1, which its agent sent" in log
 
 

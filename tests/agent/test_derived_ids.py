@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.agent.identity import host_name
-from tests.agent.support import COMMAND, clean_environment
+from tests.agent.support import PATIENCE_S, started
 from tests.names import unique
 from tests.ports import free_port
-
-PATIENCE_S = 300.0
 
 
 @pytest.mark.prove
@@ -22,24 +19,13 @@ def test_two_machines_with_the_same_host_name_both_take_part(tmp_path: Path) -> 
     script.write_text("import os; print(os.environ['ELASTIC_AGENT_NODE_ID'], os.environ['WORLD_SIZE'])")
     endpoint = f"127.0.0.1:{free_port()}"
     options = ["--rdzv-endpoint", endpoint, "--rdzv-id", unique("twins"), "--nnodes", "2"]
-    options += ["--worker-start", "cold"]
     options += ["--lease-ttl", "10"]  # the refused agent's lease has to run out
-    agents = [
-        subprocess.Popen(
-            [*COMMAND, *options, "--state-dir", str(tmp_path / name), str(script)],
-            env=clean_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for name in ("one", "other")
-    ]
-    try:
+    first, second = (
+        started(*options, "--state-dir", str(tmp_path / name), str(script)) for name in ("one", "other")
+    )
+    with first as one, second as other:
+        agents = [one.process, other.process]
         said = [agent.communicate(timeout=PATIENCE_S)[0] for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.wait()
     # A stall of the machine may cost a lease, and the workers run again.
     different = sorted(line for lines in said for line in {*lines.splitlines()})
     assert different == [f"{host_name()} 2", f"{host_name()}-2 2"]

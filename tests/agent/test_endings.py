@@ -21,7 +21,7 @@ from elastic_agent.linux import boottime_s
 from elastic_agent.workers.failure import WorkerFailure, describe
 from elastic_agent.workers.guard.client import Exited
 from elastic_agent.workers.output.final_output import FinalOutput
-from tests.agent.support import COMMAND, clean_environment
+from tests.agent.support import clean_environment, elastic_agent
 
 # -- the note -------------------------------------------------------------------------------------
 
@@ -262,17 +262,10 @@ def test_of_two_failures_the_first_is_the_cause_although_its_process_lives_longe
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(TWO_FAIL)
-    done = subprocess.run(
-        [
-            *COMMAND,
-            *("run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0", "--worker-start", start),
-            *("--state-dir", str(tmp_path / "state"), "--log-dir", str(tmp_path / "logs")),
-            *(str(script), str(tmp_path / "mark"), how),
-        ],
-        capture_output=True,
-        text=True,
-        env=clean_environment(),
-        check=False,
+    done = elastic_agent(
+        *("run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0", "--worker-start", start),
+        *("--state-dir", str(tmp_path / "state"), "--log-dir", str(tmp_path / "logs")),
+        *(str(script), str(tmp_path / "mark"), how),
     )
     assert f"root cause: worker {os.uname().nodename}/1 (rank 1)" in done.stderr, done.stderr
     (line,) = [one for one in done.stderr.splitlines() if "root cause" in one]

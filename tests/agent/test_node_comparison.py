@@ -13,6 +13,7 @@ from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.protocol import Phase
 from elastic_agent.rendezvous.reports import RunReports
+from tests.agent.support import asynchronous
 from tests.transport.support import plan
 
 
@@ -31,22 +32,21 @@ class SlowStore:
         return RunReports()
 
 
-def test_a_plan_that_comes_during_a_comparison_begins_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_a_plan_that_comes_during_a_comparison_begins_no_second_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(node_comparison, "COMPARE_AFTER_S", 0.0)
-
-    async def story() -> None:
-        store: Any = SlowStore()
-        log, tasks = RunLog(), BackgroundTasks()
-        comparison = NodeComparison(log, store, tasks)
-        for version in range(1, 4):
-            log.see(plan(version, phase=Phase.FORMING), 0.0)
-            comparison.on_plan()
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert store.asked == 1
-        log.see(plan(4, phase=Phase.FAILED), 0.0)
-        store.answers.set()
-        async with asyncio.timeout(300):
-            await tasks.settle(1000)
-
-    asyncio.run(story())
+    store: Any = SlowStore()
+    log, tasks = RunLog(), BackgroundTasks()
+    comparison = NodeComparison(log, store, tasks)
+    for version in range(1, 4):
+        log.see(plan(version, phase=Phase.FORMING), 0.0)
+        comparison.on_plan()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert store.asked == 1
+    log.see(plan(4, phase=Phase.FAILED), 0.0)
+    store.answers.set()
+    async with asyncio.timeout(300):
+        await tasks.settle(1000)

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from tests.agent.support import COMMAND, clean_environment
-from tests.names import unique
+from tests.agent.support import Started, started
 
 pytestmark = pytest.mark.system
 
@@ -35,8 +33,6 @@ while not (folder / "finish").exists():
         client.leave()
     time.sleep(0.02)
 """
-RUNS = unique("run")
-OPTIONS = ["--log-format", "console", "--worker-start", "cold"]
 
 
 def start_of_job(job: str, requeues: int, node: str) -> dict[str, str]:
@@ -47,42 +43,29 @@ def start_of_job(job: str, requeues: int, node: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def agent(folder: Path, variables: Mapping[str, str], *options: str) -> Iterator[subprocess.Popen[str]]:
-    """An agent that runs the script, and logs to a file named after its node; it is killed if the test fails."""
+def agent(folder: Path, variables: Mapping[str, str], *options: str) -> Iterator[Started]:
+    """An agent that runs the script, and logs to a file named after its node."""
     script = folder / "train.py"
     script.write_text(SCRIPT)
+    argv = ["--state-dir", str(folder / "state"), "--log-format", "console", *options, str(script)]
     with (
         (folder / f"{variables['SLURMD_NODENAME']}.log").open("w") as log,
-        subprocess.Popen(
-            [*COMMAND, "--state-dir", str(folder / "state"), *OPTIONS, *options, str(script)],
-            env={**clean_environment(), **variables},
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        ) as process,
+        started(*argv, variables=variables, stderr=log) as running,
     ):
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().rstrip("\n")
+        yield running
 
 
 def test_the_next_start_of_a_job_waits_until_the_one_that_still_runs_has_saved(tmp_path: Path) -> None:
     """Each on a node of its own, so that the endpoints differ."""
     with agent(tmp_path, start_of_job("100", 0, "n1")) as first:
-        assert line(first) == "starts at step 0"
+        assert first.line() == "starts at step 0"
         with agent(tmp_path, start_of_job("100", 1, "n2")) as second:
-            saved = line(first).split()
+            saved = first.line().split()
             assert saved[:2] + saved[3:] == ["saved", "step", "operator"]
-            assert line(second) == f"starts at step {saved[2]}"
-            assert first.wait() == ExitCode.STOPPED
+            assert second.line() == f"starts at step {saved[2]}"
+            assert first.process.wait() == ExitCode.STOPPED
             (tmp_path / "finish").touch()
-            assert second.wait() == ExitCode.FINISHED
+            assert second.process.wait() == ExitCode.FINISHED
     said = {node: (tmp_path / f"{node}.log").read_text() for node in ("n1", "n2")}
     assert "job 100 was started again: stopping the run here after its workers have saved" in said["n1"]
     assert "to resume the run" not in said["n1"], "the other start does"
@@ -93,21 +76,10 @@ def test_the_next_start_of_a_job_waits_until_the_one_that_still_runs_has_saved(t
 
 def test_an_earlier_start_that_does_not_stop_is_named_when_the_time_to_join_is_over(tmp_path: Path) -> None:
     with agent(tmp_path, start_of_job("100", 0, "n1")) as first:
-        assert line(first) == "starts at step 0"
-        first.send_signal(signal.SIGSTOP)
+        assert first.line() == "starts at step 0"
+        first.process.send_signal(signal.SIGSTOP)
         with agent(tmp_path, start_of_job("100", 1, "n2"), "--join-timeout", "1") as second:
-            assert second.wait() == ExitCode.USAGE
+            assert second.process.wait() == ExitCode.USAGE
     said = (tmp_path / "n2.log").read_text()
     assert "an earlier start of job 100 still runs at a standalone endpoint on " in said
     assert " after 1 s (--join-timeout), although it was asked to stop; end its agents, then requeue" in said
-
-
-@pytest.mark.prove  # test_run_claim.py decides the same without agents
-def test_a_job_does_not_stop_the_run_of_another_one_with_the_same_id(tmp_path: Path) -> None:
-    with agent(tmp_path, start_of_job("100", 0, "n1"), "--rdzv-id", RUNS) as first:
-        assert line(first) == "starts at step 0"
-        with agent(tmp_path, start_of_job("101", 1, "n2"), "--rdzv-id", RUNS) as second:
-            assert second.wait() == ExitCode.USAGE
-        (tmp_path / "finish").touch()
-        assert first.wait() == ExitCode.FINISHED
-    assert f"run {RUNS} is already running at a standalone endpoint" in (tmp_path / "n2.log").read_text()

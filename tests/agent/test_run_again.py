@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 from msgspec.structs import replace
@@ -30,7 +28,7 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.values import Endpoint
-from tests.agent.support import COMMAND, clean_environment, elastic_agent
+from tests.agent.support import Started, elastic_agent, started
 from tests.loop_thread import Blocking, in_loop
 from tests.names import unique
 from tests.ports import free_port
@@ -100,74 +98,43 @@ def test_a_node_that_left_a_running_run_keeps_its_history(backend: C10dBackend) 
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2)
 
 
-def lines_until(stream: IO[str], words: str) -> Iterator[str]:
-    """Lines of a log, the one with these words included."""
-    for line in stream:
-        yield line
-        if words in line:
-            return
-
-
 @contextlib.contextmanager
-def started(script: Path, *options: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
+def training(script: Path, *options: str) -> Iterator[Started]:
     """An agent, from when its worker, which then waits, is up."""
     script.write_text("print('up', flush=True); input()\n")
-    with subprocess.Popen(
-        [*COMMAND, *options, str(script)],
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        **{"stderr": subprocess.DEVNULL, **streams},
-    ) as agent:
-        assert agent.stdout is not None
-        assert agent.stdout.readline() == "up\n"
+    with started(*options, str(script)) as agent:
+        assert agent.line() == "up"
         yield agent
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(
-    ("options", "left"),
-    [
-        pytest.param([], [], id="unnamed"),
-        pytest.param(["--rdzv-id", MINE], [f"{MINE}.run"], id="named"),
-    ],
-)
-def test_a_killed_single_agent_leaves_only_a_history_that_can_be_resumed(
-    tmp_path: Path, options: list[str], left: list[str]
-) -> None:
-    """Its port is a random one, so without a name its next life is another run in any case."""
-    with started(tmp_path / "train.py", "--state-dir", str(tmp_path / "state"), *options) as agent:
-        agent.kill()
-        assert agent.stdout is not None
-        agent.stdout.read()  # until its workers are gone, too
+def test_a_killed_single_agent_without_a_run_id_leaves_no_history(tmp_path: Path) -> None:
+    """Its port is a random one, so its next life is another run in any case."""
+    with training(tmp_path / "train.py", "--state-dir", str(tmp_path / "state")) as agent:
+        agent.process.kill()
+        agent.line()  # until its workers are gone, too
     kept = [path.name for folder in ("jobs", "runs") for path in (tmp_path / "state" / folder).glob("*")]
-    assert kept == left
+    assert kept == []
+
+
+RESUMED = r"to resume the run, start it again with the same command(?: and --rdzv-id (\S+))?$"
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param([], id="unnamed", marks=pytest.mark.prove),
-        pytest.param(["--rdzv-id", MINE], id="named"),
-    ],
+    "options", [pytest.param([], id="unnamed", marks=pytest.mark.prove), ["--rdzv-id", MINE]]
 )
 def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resume_it(
     tmp_path: Path, options: list[str]
 ) -> None:
     script = tmp_path / "train.py"
-    common = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--worker-start", "cold"]
-    with started(script, *common, *options, stderr=subprocess.PIPE) as agent:
-        agent.terminate()
-        assert agent.stderr is not None
-        log = agent.stderr.read()
-    assert agent.returncode == ExitCode.STOPPED, log
+    common = ["--state-dir", str(tmp_path / "state"), "--log-format", "console"]
+    with training(script, *common, *options) as agent:
+        agent.process.terminate()
+        code, log = agent.end()
+    assert code == ExitCode.STOPPED, log
     assert "is leaving (SIGTERM received); no other node can continue the run" in log
     assert "forming generation 2" not in log
-    last = log.splitlines()[-1]
-    resumed = re.search(
-        r"to resume the run, start it again with the same command(?: and --rdzv-id (\S+))?$", last
-    )
+    resumed = re.search(RESUMED, log.splitlines()[-1])
     assert resumed, log
     run_id = resumed[1] or MINE
     script.write_text("")
@@ -190,76 +157,33 @@ def test_a_node_on_standby_that_is_interrupted_with_all_others_is_stopped_with_t
         "print('up', flush=True)\n"
         "sys.stdin.read()\n"
     )
-    options = ["--nnodes", "1", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--log-format", "console"]
-    command = [
-        *COMMAND,
-        *options,
-        "--rdzv-id",
-        unique("both"),
-        "--state-dir",
-        str(tmp_path / "state"),
-        str(script),
-    ]
-    with agent_of(command) as seated:
-        assert seated.stdout is not None
-        assert seated.stdout.readline() == "up\n"
-        with agent_of(command) as spare:
-            assert spare.stderr is not None
-            log = "".join(lines_until(spare.stderr, "on standby"))
-            seated.terminate()
-            spare.terminate()
-            log += spare.stderr.read()
-        assert spare.returncode == ExitCode.STOPPED, log
-        assert "to resume the run, start it again with the same command" in log.splitlines()[-1]
-        _, log = seated.communicate()  # its worker has saved
-    assert seated.returncode == ExitCode.STOPPED, log
-    assert "to resume the run, start it again with the same command" in log.splitlines()[-1]
-
-
-def agent_of(command: list[str]) -> subprocess.Popen[str]:
-    """An agent that can be read and written."""
-    return subprocess.Popen(
-        command,
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    argv = ["--nnodes", "1", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--log-format", "console"]
+    argv += ["--rdzv-id", unique("both"), "--state-dir", str(tmp_path / "state"), str(script)]
+    with started(*argv) as seated:
+        assert seated.line() == "up"
+        with started(*argv) as spare:
+            spare.log_until("on standby")
+            seated.process.terminate()
+            spare.process.terminate()
+            ends = [spare.end()]
+        ends.append(seated.end())  # its worker has saved
+    for code, log in ends:
+        assert code == ExitCode.STOPPED, log
+        assert re.search(RESUMED, log.splitlines()[-1]), log
 
 
 @pytest.mark.prove
 def test_nothing_is_to_be_resumed_if_no_worker_was_started(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("")
-    options = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--nnodes", "2"]
-    with subprocess.Popen(
-        [*COMMAND, *options, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", str(script)],
-        env=clean_environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as agent:
-        assert agent.stderr is not None
-        log = "".join(lines_until(agent.stderr, "waiting for 1 more node"))
-        agent.terminate()
-        log += agent.stderr.read()
-    assert agent.returncode == ExitCode.STOPPED, log
+    argv = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--nnodes", "2"]
+    with started(*argv, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", str(script)) as agent:
+        agent.log_until("waiting for 1 more node")
+        agent.process.terminate()
+        code, log = agent.end()
+    assert code == ExitCode.STOPPED, log
     assert "the run was stopped" in log
     assert "to resume" not in log
-
-
-@pytest.mark.prove
-def test_a_single_agent_that_was_killed_resumes_its_run(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    options = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--rdzv-id", MINE]
-    options += ["--worker-start", "cold"]
-    with started(script, *options) as agent:
-        agent.kill()
-        assert agent.stdout is not None
-        agent.stdout.read()
-    script.write_text("")
-    again = elastic_agent(*options, str(script))
-    assert "generation 2: resuming the run after generation 1, which was interrupted" in again.stderr
 
 
 def test_agents_of_a_finished_run_exit_after_the_agent_that_hosted_the_store(

@@ -17,6 +17,7 @@ from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.transport import c10d
 from elastic_agent.workers.failure import WorkerFailure
+from tests.agent.support import asynchronous
 from tests.transport.support import C10dScene, plan, world
 from tests.waiting import GUARD_S
 
@@ -67,32 +68,30 @@ def fails(one: RunObserver, plans: tuple[Plan, ...], end: events.WorkerEnd) -> N
 
 
 @pytest.mark.parametrize("plans", ENDS.values(), ids=ENDS.keys())
-def test_the_host_waits_until_the_others_have_read_its_report(
+@asynchronous
+async def test_the_host_waits_until_the_others_have_read_its_report(
     scene: C10dScene, tmp_path: Path, plans: tuple[Plan, ...]
 ) -> None:
     def ended() -> events.WorkerEnd:
         failure = WorkerFailure(0, 1, "", "KeyError: 'learning_rate'", "")
         return events.WorkerEnd(0, 1, 1, 1.0, stopping=False, step=0, failure=failure)
 
-    async def story() -> None:
-        host, other = (observer(scene, node_id, tmp_path) for node_id in ("n0", "n1"))
-        store = reports_of(scene)
+    host, other = (observer(scene, node_id, tmp_path) for node_id in ("n0", "n1"))
+    store = reports_of(scene)
 
-        async def until_reported(*nodes: str) -> None:
-            while {one.node_id for one in (await store.read()).reports if one.is_final} != {*nodes}:
-                await asyncio.sleep(0)
+    async def until_reported(*nodes: str) -> None:
+        while {one.node_id for one in (await store.read()).reports if one.is_final} != {*nodes}:
+            await asyncio.sleep(0)
 
-        async with asyncio.timeout(GUARD_S):
-            fails(host, plans, ended())
-            waiting = asyncio.create_task(host.others_have_read(2 * GUARD_S))
-            await until_reported("n0")
-            assert not waiting.done()
-            fails(other, plans, ended())
-            await waiting
-            read = {one.node_id for one in (await store.read()).reports if one.has_read}
-        for one in (host, other):
-            one.close()
-        store.close()
-        assert "n1" in read
-
-    asyncio.run(story())
+    async with asyncio.timeout(GUARD_S):
+        fails(host, plans, ended())
+        waiting = asyncio.create_task(host.others_have_read(2 * GUARD_S))
+        await until_reported("n0")
+        assert not waiting.done()
+        fails(other, plans, ended())
+        await waiting
+        read = {one.node_id for one in (await store.read()).reports if one.has_read}
+    for one in (host, other):
+        one.close()
+    store.close()
+    assert "n1" in read

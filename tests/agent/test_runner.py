@@ -31,6 +31,7 @@ from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Guard, GuardLost, Signalled, Spawned, Stopped
 from elastic_agent.workers.output.final_output import FinalOutput
 from elastic_agent.workers.output.generation_logs import GenerationLogs
+from tests.agent.support import asynchronous
 from tests.waiting import wait_for_async
 
 PATIENCE_S = 300.0
@@ -138,43 +139,40 @@ def guard() -> Iterator[Guard]:
     guard.close()
 
 
-def test_a_late_answer_about_one_generation_does_not_end_the_next(guard: Guard, tmp_path: Path) -> None:
-    async def scene() -> Bench:
-        bench = Bench(guard, tmp_path)
-        bench.start(1, str(tmp_path / "no-such-program"))
-        await bench.until("failed", (1, FailureKind.START))
-        await bench.until("stopped", ())
-        bench.runner.stop(1.0)  # as an agent does that heard of the failure before it heard of the stop
-        bench.start(2, sys.executable, "-c", "import time; time.sleep(1000)")
-        await bench.until("started", 2)
-        await bench.until_answered(1, 1)
-        assert bench.reported.count(("stopped", ())) == 1, "generation 2 was taken for stopped"
-        assert len(bench.runner.pids) == 1
-        bench.runner.stop(0.0)
-        await bench.until_answered(1, 1, 2)
-        bench.close()
-        return bench
-
-    bench = asyncio.run(scene())
+@asynchronous
+async def test_a_late_answer_about_one_generation_does_not_end_the_next(guard: Guard, tmp_path: Path) -> None:
+    bench = Bench(guard, tmp_path)
+    bench.start(1, str(tmp_path / "no-such-program"))
+    await bench.until("failed", (1, FailureKind.START))
+    await bench.until("stopped", ())
+    bench.runner.stop(1.0)  # as an agent does that heard of the failure before it heard of the stop
+    bench.start(2, sys.executable, "-c", "import time; time.sleep(1000)")
+    await bench.until("started", 2)
+    await bench.until_answered(1, 1)
+    assert bench.reported.count(("stopped", ())) == 1, "generation 2 was taken for stopped"
+    assert len(bench.runner.pids) == 1
+    bench.runner.stop(0.0)
+    await bench.until_answered(1, 1, 2)
+    bench.close()
     assert bench.reported[-1] == ("stopped", ())
     assert bench.closer.drain_closing(PATIENCE_S)
 
 
-def test_workers_that_were_never_requested_count_as_stopped_at_once(guard: Guard, tmp_path: Path) -> None:
-    async def scene() -> Bench:
-        bench = Bench(guard, tmp_path)
-        bench.start_in_vain(3)
-        bench.runner.stop(1.0)  # as an agent does when a start has failed
-        await bench.until("stopped", ())
-        bench.close()
-        return bench
-
-    bench = asyncio.run(scene())
+@asynchronous
+async def test_workers_that_were_never_requested_count_as_stopped_at_once(
+    guard: Guard, tmp_path: Path
+) -> None:
+    bench = Bench(guard, tmp_path)
+    bench.start_in_vain(3)
+    bench.runner.stop(1.0)  # as an agent does when a start has failed
+    await bench.until("stopped", ())
+    bench.close()
     assert bench.reported == [("stopped", ())]
     assert not [*tmp_path.glob("*.beat")]
 
 
-def test_a_failure_is_reported_if_the_workers_files_cannot_be_read_in_time(
+@asynchronous
+async def test_a_failure_is_reported_if_the_workers_files_cannot_be_read_in_time(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a file server that hangs."""
@@ -186,47 +184,14 @@ def test_a_failure_is_reported_if_the_workers_files_cannot_be_read_in_time(
         return FinalOutput(stderr="too late")
 
     monkeypatch.setattr(WorkerContext, "final_output", hang)
-
-    async def scene() -> Bench:
-        bench = Bench(guard, tmp_path)
-        bench.start(1, sys.executable, "-I", "-S", "-c", "raise SystemExit(3)")
-        await bench.until("failed", (1, FailureKind.WORKER))
-        answers.set()
-        bench.runner.stop(0.0)
-        await bench.until("stopped", ())
-        bench.close()
-        return bench
-
-    bench = asyncio.run(scene())
+    bench = Bench(guard, tmp_path)
+    bench.start(1, sys.executable, "-I", "-S", "-c", "raise SystemExit(3)")
+    await bench.until("failed", (1, FailureKind.WORKER))
+    answers.set()
+    bench.runner.stop(0.0)
+    await bench.until("stopped", ())
+    bench.close()
     assert [what for what, _ in bench.reported].count("failed") == 1
-
-
-SETS_THE_CLOCK = """
-import sys, time
-from elastic_agent import client
-
-while client.notice() is None:
-    time.sleep(0.001)
-clock = time.time
-time.time = lambda: clock() + 86400
-with open(sys.argv[1], "w") as file:
-    file.write(str(client.notice().seconds_left))
-"""
-
-
-def test_setting_the_clock_does_not_change_the_time_left_after_a_notice(guard: Guard, tmp_path: Path) -> None:
-    async def scene() -> None:
-        bench = Bench(guard, tmp_path)
-        bench.start(1, sys.executable, "-c", SETS_THE_CLOCK, tmp_path / "left")
-        await bench.until("started", 1)
-        bench.runner.notify(Notice(1, Cause.DRAIN, 3600.0, "n1 leaves"), boottime_s() + 3600.0)
-        await bench.until("succeeded", 1)
-        bench.close()
-
-    asyncio.run(scene())
-    assert 0.0 < float((tmp_path / "left").read_text()) <= 3600.0, (
-        "less than the 86,400 s by which it was set"
-    )
 
 
 HANDLES_A_SIGNAL = """
@@ -244,28 +209,24 @@ signal.pause()
     ("handles", "cause", "told"),
     [("handles", Cause.PREEMPTED, 1), ("does not", Cause.PREEMPTED, 0), ("handles", Cause.DRAIN, 0)],
 )
-def test_a_worker_that_handles_only_the_notice_signal_gets_it_when_the_run_is_to_save_and_end(
+@asynchronous
+async def test_a_worker_that_handles_only_the_notice_signal_gets_it_when_the_run_is_to_save_and_end(
     handles: str, cause: Cause, told: int, guard: Guard, tmp_path: Path
 ) -> None:
-    async def scene() -> tuple[bool, int | None]:
-        bench = Bench(guard, tmp_path)
-        bench.start(1, sys.executable, "-c", HANDLES_A_SIGNAL, tmp_path / "file", handles)
-        await bench.until("started", 1)
-        await wait_for_async("the worker", (tmp_path / "file-ready").exists)
-        found = bench.runner.notify(
-            Notice(1, cause, 3600.0, "SIGUSR1 on n1", ends=True), boottime_s() + 3600.0
-        )
-        if told:
-            summary = "worker n1/0 exited with code 0 after SIGUSR1, which its agent sent"
-            await bench.until("interrupted", (1, summary))
-            await bench.until("saved", 1)
-        else:
-            bench.runner.stop(1.0)
-            await bench.until("stopped", ())
-        bench.close()
-        return found
-
-    assert asyncio.run(scene()) == (True, told)
+    bench = Bench(guard, tmp_path)
+    bench.start(1, sys.executable, "-c", HANDLES_A_SIGNAL, tmp_path / "file", handles)
+    await bench.until("started", 1)
+    await wait_for_async("the worker", (tmp_path / "file-ready").exists)
+    found = bench.runner.notify(Notice(1, cause, 3600.0, "SIGUSR1 on n1", ends=True), boottime_s() + 3600.0)
+    if told:
+        summary = "worker n1/0 exited with code 0 after SIGUSR1, which its agent sent"
+        await bench.until("interrupted", (1, summary))
+        await bench.until("saved", 1)
+    else:
+        bench.runner.stop(1.0)
+        await bench.until("stopped", ())
+    bench.close()
+    assert found == (True, told)
     assert (tmp_path / "file").exists() == bool(told)
 
 
@@ -275,19 +236,16 @@ def test_a_full_disk_affects_only_the_event_log() -> None:
     event_log.close()
 
 
-def test_workers_are_stopped_even_if_the_guard_is_frozen(guard: Guard, tmp_path: Path) -> None:
-    async def scene() -> int:
-        bench = Bench(guard, tmp_path)
-        bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
-        await bench.until("started", 1)
-        worker = os.pidfd_open(bench.runner.pids[0])
-        freeze(guard.pid)
-        bench.runner.stop(1.0)
-        await bench.until("guard lost", -signal.SIGKILL)
-        bench.runner.abandon(GuardLost(None))
-        return worker
-
-    worker = asyncio.run(scene())
+@asynchronous
+async def test_workers_are_stopped_even_if_the_guard_is_frozen(guard: Guard, tmp_path: Path) -> None:
+    bench = Bench(guard, tmp_path)
+    bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
+    await bench.until("started", 1)
+    worker = os.pidfd_open(bench.runner.pids[0])
+    freeze(guard.pid)
+    bench.runner.stop(1.0)
+    await bench.until("guard lost", -signal.SIGKILL)
+    bench.runner.abandon(GuardLost(None))
     ended, _, _ = select.select([worker], [], [], PATIENCE_S)
     os.close(worker)
     assert ended
@@ -311,46 +269,26 @@ time.sleep(1000)
 """
 
 
-class Gate:
-    """A pipe that a worker opens when it handles signals."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / f"gate-{secrets.token_hex(4)}"
-        os.mkfifo(self.path)
-        self._handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-
-    async def opened(self) -> None:
-        loop, opened = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._handle, opened.set)  # when the worker closes it again
-        async with asyncio.timeout(PATIENCE_S):
-            await opened.wait()
-        loop.remove_reader(self._handle)
-        os.close(self._handle)
-
-
 @pytest.mark.parametrize("agent_gets_it", ["before", "after", "never"])
-def test_a_worker_killed_by_a_signal_that_its_agent_received_has_not_failed(
+@asynchronous
+async def test_a_worker_killed_by_a_signal_that_its_agent_received_has_not_failed(
     guard: Guard, tmp_path: Path, agent_gets_it: str
 ) -> None:
-    async def scene() -> Bench:
-        bench = Bench(guard, tmp_path)
-        bench.start(1, sys.executable, "-I", "-S", "-c", DIES)
-        await bench.until("started", 1)
-        if agent_gets_it == "before":
-            bench.stop_signals.receive(signal.SIGUSR1)
-        os.kill(bench.runner.pids[0], signal.SIGUSR1)
-        if agent_gets_it == "after":
-            bench.stop_signals.receive(signal.SIGUSR1)
-        if agent_gets_it == "never":
-            await bench.until("failed", (1, FailureKind.WORKER))
-            bench.runner.stop(0.0)
-            await bench.until("stopped", ())
-        else:
-            await bench.until("saved", 1)
-        bench.close()
-        return bench
-
-    bench = asyncio.run(scene())
+    bench = Bench(guard, tmp_path)
+    bench.start(1, sys.executable, "-I", "-S", "-c", DIES)
+    await bench.until("started", 1)
+    if agent_gets_it == "before":
+        bench.stop_signals.receive(signal.SIGUSR1)
+    os.kill(bench.runner.pids[0], signal.SIGUSR1)
+    if agent_gets_it == "after":
+        bench.stop_signals.receive(signal.SIGUSR1)
+    if agent_gets_it == "never":
+        await bench.until("failed", (1, FailureKind.WORKER))
+        bench.runner.stop(0.0)
+        await bench.until("stopped", ())
+    else:
+        await bench.until("saved", 1)
+    bench.close()
     assert bench.ends == (["failed", "stopped"] if agent_gets_it == "never" else ["interrupted", "saved"])
     if agent_gets_it != "never":
         words = "worker n1/0 was terminated by SIGUSR1, which the agent also received"
@@ -358,23 +296,21 @@ def test_a_worker_killed_by_a_signal_that_its_agent_received_has_not_failed(
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_worker_that_exits_on_such_a_signal_has_neither_succeeded_nor_failed(
+@asynchronous
+async def test_a_worker_that_exits_on_such_a_signal_has_neither_succeeded_nor_failed(
     guard: Guard, tmp_path: Path, code: int
 ) -> None:
-    async def scene() -> Bench:
-        bench = Bench(guard, tmp_path)
-        gate = Gate(tmp_path)
-        bench.start(1, sys.executable, "-I", "-S", "-c", EXITS.format(code=code), gate.path)
-        await bench.until("started", 1)
-        await gate.opened()
-        bench.stop_signals.receive(signal.SIGUSR1)
-        for pid in (guard.pid, *bench.runner.pids):
-            os.kill(pid, signal.SIGUSR1)
-        await bench.until("saved", 1)
-        bench.close()
-        return bench
-
-    assert asyncio.run(scene()).ends == ["interrupted", "saved"]
+    bench = Bench(guard, tmp_path)
+    gate = tmp_path / f"gate-{secrets.token_hex(4)}"
+    bench.start(1, sys.executable, "-I", "-S", "-c", EXITS.format(code=code), gate)
+    await bench.until("started", 1)
+    await wait_for_async("the worker", gate.exists)
+    bench.stop_signals.receive(signal.SIGUSR1)
+    for pid in (guard.pid, *bench.runner.pids):
+        os.kill(pid, signal.SIGUSR1)
+    await bench.until("saved", 1)
+    bench.close()
+    assert bench.ends == ["interrupted", "saved"]
 
 
 @pytest.mark.parametrize(
@@ -388,11 +324,11 @@ def test_a_worker_that_did_not_receive_the_signal_succeeds_or_fails_as_usual(
 
     async def scene(generation: int, code: int) -> Bench:
         bench = Bench(guard, tmp_path)
-        gate = Gate(tmp_path)
-        bench.start(generation, sys.executable, "-I", "-S", "-c", program.format(code=code), gate.path)
+        gate = tmp_path / f"gate-{secrets.token_hex(4)}"
+        bench.start(generation, sys.executable, "-I", "-S", "-c", program.format(code=code), gate)
         await bench.until("started", generation)
         (worker,) = bench.runner.pids
-        await gate.opened()
+        await wait_for_async("the worker", gate.exists)
         bench.stop_signals.receive(signal.SIGUSR1)
         if to_all:
             for pid in (worker, guard.pid):
@@ -438,71 +374,62 @@ class SlowSweep(SharedMemorySweep):
         return SweepReport()
 
 
-def test_the_next_workers_wait_for_the_cleanup_of_the_last_generation(
+@asynchronous
+async def test_the_next_workers_wait_for_the_cleanup_of_the_last_generation(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "CLEANUP_LIMIT_S", PATIENCE_S)
-
-    async def scene() -> None:
-        bench = Bench(guard, tmp_path)
-        sweep = SlowSweep()
-        monkeypatch.setattr(runner, "Cleanup", partial(Cleanup, sweep=sweep))
-        bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
-        await bench.until("started", 1)
-        bench.runner.stop(0.0)
-        assert await asyncio.to_thread(sweep.begun.wait, PATIENCE_S)
-        bench.runner.stop(0.0)  # has an answer already, which is on its way
-        assert ("stopped", ()) not in bench.reported
-        sweep.may_end.set()
-        await bench.until("stopped", ())
-        assert bench.reported == [("started", 1), ("stopped", ())]
-        bench.close()
-
-    asyncio.run(scene())
+    bench = Bench(guard, tmp_path)
+    sweep = SlowSweep()
+    monkeypatch.setattr(runner, "Cleanup", partial(Cleanup, sweep=sweep))
+    bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
+    await bench.until("started", 1)
+    bench.runner.stop(0.0)
+    assert await asyncio.to_thread(sweep.begun.wait, PATIENCE_S)
+    bench.runner.stop(0.0)  # has an answer already, which is on its way
+    assert ("stopped", ()) not in bench.reported
+    sweep.may_end.set()
+    await bench.until("stopped", ())
+    assert bench.reported == [("started", 1), ("stopped", ())]
+    bench.close()
 
 
-def test_the_wait_for_the_cleanup_is_limited(
+@asynchronous
+async def test_the_wait_for_the_cleanup_is_limited(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "CLEANUP_LIMIT_S", 0.05)
-
-    async def scene() -> None:
-        bench = Bench(guard, tmp_path)
-        sweep = SlowSweep()
-        monkeypatch.setattr(runner, "Cleanup", partial(Cleanup, sweep=sweep))
-        bench.start(1, sys.executable, "-c", "")
-        await bench.until("succeeded", 1)
-        monkeypatch.setattr(runner, "Cleanup", Cleanup)
-        bench.start(2, sys.executable, "-c", "import time; time.sleep(1000)")
-        await bench.until("started", 2)
-        sweep.may_end.set()  # too late, and about others
-        bench.runner.stop(0.0)
-        await bench.until("stopped", ())
-        assert bench.reported == [("started", 1), ("succeeded", 1), ("started", 2), ("stopped", ())]
-        bench.close()
-
-    asyncio.run(scene())
+    bench = Bench(guard, tmp_path)
+    sweep = SlowSweep()
+    monkeypatch.setattr(runner, "Cleanup", partial(Cleanup, sweep=sweep))
+    bench.start(1, sys.executable, "-c", "")
+    await bench.until("succeeded", 1)
+    monkeypatch.setattr(runner, "Cleanup", Cleanup)
+    bench.start(2, sys.executable, "-c", "import time; time.sleep(1000)")
+    await bench.until("started", 2)
+    sweep.may_end.set()  # too late, and about others
+    bench.runner.stop(0.0)
+    await bench.until("stopped", ())
+    assert bench.reported == [("started", 1), ("succeeded", 1), ("started", 2), ("stopped", ())]
+    bench.close()
 
 
 @pytest.mark.parametrize("is_fenced", [False, True])
-def test_the_file_over_which_workers_met_stays_if_other_nodes_may_meet_over_it_again(
+@asynchronous
+async def test_the_file_over_which_workers_met_stays_if_other_nodes_may_meet_over_it_again(
     guard: Guard, tmp_path: Path, is_fenced: bool
 ) -> None:
     meeting_file = tmp_path / "meeting"
     meeting_file.touch()
-
-    async def scene() -> None:
-        collectives = Collectives()
-        bench = Bench(guard, tmp_path, collectives)
-        bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
-        await bench.until("started", 1)
-        collectives.meeting_files.add(str(meeting_file))
-        if is_fenced:
-            guard.set_deadline(boottime_s())
-        else:
-            bench.runner.stop(0.0)
-        await bench.until("stopped", ())
-        bench.close()
-
-    asyncio.run(scene())
+    collectives = Collectives()
+    bench = Bench(guard, tmp_path, collectives)
+    bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
+    await bench.until("started", 1)
+    collectives.meeting_files.add(str(meeting_file))
+    if is_fenced:
+        guard.set_deadline(boottime_s())
+    else:
+        bench.runner.stop(0.0)
+    await bench.until("stopped", ())
+    bench.close()
     assert meeting_file.exists() == is_fenced

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from elastic_agent.agent.slurm.nodes import parse_node, reachable_endpoint, with_missing_nodes
 from elastic_agent.protocol import Waiting
 from elastic_agent.values import Endpoint
-from tests.agent.support import COMMAND, clean_environment
+from tests.agent.support import started
 from tests.names import unique
 from tests.ports import free_port
 
@@ -81,26 +80,12 @@ def test_nodes_of_the_step_whose_agents_have_not_joined_are_named(tmp_path: Path
     step = {**STEP, "SLURM_STEP_NODELIST": "localhost,n[2-3].invalid", "SLURMD_NODENAME": "localhost"}
     script = tmp_path / "train.py"
     script.touch()
-    options = [
-        "--rdzv-endpoint",
-        f"127.0.0.1:{free_port()}",
-        "--rdzv-id",
-        unique("step"),
-        "--state-dir",
-        str(tmp_path),
-    ]
-    agent = subprocess.Popen(
-        [*COMMAND, *options, "--log-format", "console", str(script)],
-        env=clean_environment(step),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert agent.stderr is not None
-        line = next(line for line in agent.stderr if "waiting for 2 more nodes" in line)
-    finally:
-        agent.terminate()
-        agent.communicate()
+    options = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", unique("step")]
+    options += ["--state-dir", str(tmp_path), "--log-format", "console"]
+    with started(*options, str(script), variables=step) as agent:
+        line = agent.log_until("waiting for 2 more nodes")
+        agent.process.terminate()
+        agent.end()
     joined = "(at least 3 required); joined: localhost (1 worker)"
     assert f"{joined}; not joined: n2.invalid, n3.invalid (nodes of this Slurm step)" in line
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.support import COMMAND, clean_environment
+from tests.agent.support import started
 from tests.names import unique
 from tests.ports import free_port
 from tests.waiting import GUARD_S, wait_for
@@ -108,28 +108,15 @@ def test_a_signal_that_ends_the_agent_and_what_it_asks_is_no_fault_of_the_machin
     script = tmp_path / "train.py"
     script.write_text("")
     options = ["--rdzv-id", unique("job"), "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--nnodes", "2"]
-    agent = subprocess.Popen(
-        [
-            *COMMAND,
-            *options,
-            "--python-exec",
-            str(python),
-            "--state-dir",
-            str(tmp_path / "state"),
-            str(script),
-        ],
-        env=clean_environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    try:
-        wait_for("the interpreter to be asked", asked.exists)
-        os.killpg(agent.pid, signum)
-        _, said = agent.communicate(timeout=GUARD_S)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(agent.pid, signal.SIGKILL)
+    options += ["--python-exec", str(python), "--state-dir", str(tmp_path / "state")]
+    with started(*options, str(script), process_group=0) as agent:
+        try:
+            wait_for("the interpreter to be asked", asked.exists)
+            os.killpg(agent.process.pid, signum)
+            _, said = agent.end()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(agent.process.pid, signal.SIGKILL)
     assert f"{signum.name} received" in said
     assert "cannot be started" not in said
     assert "Remedy" not in said
@@ -152,14 +139,6 @@ def test_a_store_that_does_not_answer_is_left_to_the_line_that_waits_for_it(tmp_
     lines = logged("unreachable", tmp_path, "--rdzv-endpoint", "192.0.2.1:29400", "--nnodes", "2", source="")
     assert "Remedy" not in lines
     assert "run elastic-agent doctor with the same options" in lines
-
-
-@pytest.mark.prove
-def test_loopback_is_not_reported_when_another_agent_of_the_run_is_here(tmp_path: Path) -> None:
-    words = "means a different machine on every machine"
-    options = ("--rdzv-endpoint", ENDPOINT, "--nnodes", "2")
-    assert words in logged("waits", tmp_path, *options, source="")
-    assert words not in logged("another agent", tmp_path, *options, source="")
 
 
 @pytest.mark.prove

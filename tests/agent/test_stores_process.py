@@ -14,7 +14,7 @@ import pytest
 
 from elastic_agent.linux import descendants, mapped_files, process_ids
 from elastic_agent.testing.node import freeze
-from tests.agent.support import COMMAND, clean_environment, elastic_agent
+from tests.agent.support import elastic_agent, started
 from tests.names import unique
 from tests.ports import free_port
 from tests.waiting import wait_for
@@ -31,16 +31,8 @@ while not (folder / "may-end").exists():
 class Run:
     """A run on this machine whose worker ends when it is told to."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder = folder
-        (folder / "train.py").write_text(SCRIPT)
-        where = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--state-dir", str(folder / "state"))
-        self.agent = subprocess.Popen(
-            [*COMMAND, *where, "--rdzv-id", unique("run"), *options, str(folder)],
-            env=clean_environment(),
-            cwd=folder,
-        )
-        wait_for("the worker to start", lambda: self.starts)
+    def __init__(self, folder: Path, agent: subprocess.Popen[str]) -> None:
+        self.folder, self.agent = folder, agent
 
     @property
     def starts(self) -> list[str]:
@@ -68,12 +60,13 @@ def has_all_of_torch(pid: int) -> bool:
 
 @contextmanager
 def running(folder: Path, *options: str) -> Iterator[Run]:
-    run = Run(folder, *options)
-    try:
+    (folder / "train.py").write_text(SCRIPT)
+    argv = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--state-dir", str(folder / "state")]
+    argv += ["--rdzv-id", unique("run"), *options, str(folder)]
+    with started(*argv, cwd=folder, stdout=None, stderr=None) as agent:
+        run = Run(folder, agent.process)
+        wait_for("the worker to start", lambda: run.starts)
         yield run
-    finally:
-        run.agent.kill()
-        run.agent.wait()
 
 
 WARM = ("--worker-start", "warm")

@@ -92,36 +92,32 @@ class Agent:
         return loop.time() - start_s
 
 
-def test_it_is_ready_when_workers_run_and_not_before(manager: Manager) -> None:
-    async def story() -> None:
-        agent = Agent(manager)
-        agent.service.start()
-        await agent.until("STATUS=connecting to host0:29400")
-        await asyncio.sleep(2 * ANSWER_S)
-        assert "READY=1" not in manager.hear()
-        agent.run_workers()
-        await agent.until("READY=1")
-        assert "STATUS=generation 1: 2 nodes, 4 workers" in manager.heard
-
-    virtual_time.run(story())
+@virtual_time.asynchronous
+async def test_it_is_ready_when_workers_run_and_not_before(manager: Manager) -> None:
+    agent = Agent(manager)
+    agent.service.start()
+    await agent.until("STATUS=connecting to host0:29400")
+    await asyncio.sleep(2 * ANSWER_S)
+    assert "READY=1" not in manager.hear()
+    agent.run_workers()
+    await agent.until("READY=1")
+    assert "STATUS=generation 1: 2 nodes, 4 workers" in manager.heard
     assert manager.heard.count("STATUS=connecting to host0:29400") == 1
     assert [line for line in manager.heard if line.startswith("WATCHDOG")] == []
 
 
-def test_a_notification_that_systemd_did_not_accept_is_repeated(manager: Manager) -> None:
-    async def story() -> None:
-        agent = Agent(manager)
-        agent.run_workers()
-        sent = 0
-        while SystemdNotifier(manager.address).notify(f"NUMBER={sent}"):
-            sent += 1
-        agent.service.start()
-        await asyncio.sleep(2 * LOOK_EVERY_AT_START_S)
-        assert "READY=1" not in manager.hear()
-        await agent.until("READY=1")
-        assert "STATUS=generation 1: 2 nodes, 4 workers" in manager.heard
-
-    virtual_time.run(story())
+@virtual_time.asynchronous
+async def test_a_notification_that_systemd_did_not_accept_is_repeated(manager: Manager) -> None:
+    agent = Agent(manager)
+    agent.run_workers()
+    sent = 0
+    while SystemdNotifier(manager.address).notify(f"NUMBER={sent}"):
+        sent += 1
+    agent.service.start()
+    await asyncio.sleep(2 * LOOK_EVERY_AT_START_S)
+    assert "READY=1" not in manager.hear()
+    await agent.until("READY=1")
+    assert "STATUS=generation 1: 2 nodes, 4 workers" in manager.heard
 
 
 def test_a_status_is_one_line_for_any_text(manager: Manager) -> None:
@@ -129,73 +125,64 @@ def test_a_status_is_one_line_for_any_text(manager: Manager) -> None:
     assert manager.hear() == ["STATUS=/data/\\udcff READY=1 \\x1b[2J \\u202e"]
 
 
-def test_it_is_ready_when_it_waits_for_others_and_was_not_refused_at_once(manager: Manager) -> None:
-    async def story() -> None:
-        agent = Agent(manager)
-        agent.tell(REGISTERED)
-        agent.service.start()
-        assert await agent.until("READY=1") >= ANSWER_S
-
-    virtual_time.run(story())
+@virtual_time.asynchronous
+async def test_it_is_ready_when_it_waits_for_others_and_was_not_refused_at_once(manager: Manager) -> None:
+    agent = Agent(manager)
+    agent.tell(REGISTERED)
+    agent.service.start()
+    assert await agent.until("READY=1") >= ANSWER_S
 
 
-def test_the_timeout_is_extended_while_dialling_and_stopping_but_not_while_hosting(
+@virtual_time.asynchronous
+async def test_the_timeout_is_extended_while_dialling_and_stopping_but_not_while_hosting(
     manager: Manager,
 ) -> None:
     more = "EXTEND_TIMEOUT_USEC=60000000"
+    agent = Agent(manager)
+    agent.service.start()
+    await agent.until(more)
+    agent.run_workers()
+    await agent.until("READY=1")
+    manager.heard.clear()
+    agent.tell(LeaveSignalled("SIGTERM received"))
+    await agent.until("STATUS=SIGTERM received: generation 1: 2 nodes, 4 workers")
+    assert {"STOPPING=1", more} <= {*manager.heard}
 
-    async def story() -> None:
-        agent = Agent(manager)
-        agent.service.start()
-        await agent.until(more)
-        agent.run_workers()
-        await agent.until("READY=1")
-        manager.heard.clear()
-        agent.tell(LeaveSignalled("SIGTERM received"))
-        await agent.until("STATUS=SIGTERM received: generation 1: 2 nodes, 4 workers")
-        assert {"STOPPING=1", more} <= {*manager.heard}
-
-        manager.heard.clear()
-        host = Agent(manager)
-        host.run_workers()
-        host.tell(Hosting(("run",)))
-        host.tell(LeaveSignalled("SIGTERM received"))
-        await host.until("STOPPING=1")
-        assert more not in manager.hear()
-
-    virtual_time.run(story())
+    manager.heard.clear()
+    host = Agent(manager)
+    host.run_workers()
+    host.tell(Hosting(("run",)))
+    host.tell(LeaveSignalled("SIGTERM received"))
+    await host.until("STOPPING=1")
+    assert more not in manager.hear()
 
 
-def test_while_workers_run_only_their_end_is_reported_at_once(manager: Manager) -> None:
-    async def story() -> None:
-        agent = Agent(manager)
-        agent.run_workers()
-        agent.service.start()
-        await agent.until("READY=1")
-        manager.hear()
-        manager.heard.clear()
-        agent.headline = "generation 1: 2 nodes, 4 workers, step 17"
-        await asyncio.sleep(2 * LOOK_EVERY_S)
-        assert manager.hear() == []
-        agent.headline = "generation 2: forming"
-        agent.tell(WorkersStopping(1, "a worker failed", Grace.RESTART))
-        assert await agent.until("STATUS=generation 2: forming") < LOOK_EVERY_S
-
-    virtual_time.run(story())
+@virtual_time.asynchronous
+async def test_while_workers_run_only_their_end_is_reported_at_once(manager: Manager) -> None:
+    agent = Agent(manager)
+    agent.run_workers()
+    agent.service.start()
+    await agent.until("READY=1")
+    manager.hear()
+    manager.heard.clear()
+    agent.headline = "generation 1: 2 nodes, 4 workers, step 17"
+    await asyncio.sleep(2 * LOOK_EVERY_S)
+    assert manager.hear() == []
+    agent.headline = "generation 2: forming"
+    agent.tell(WorkersStopping(1, "a worker failed", Grace.RESTART))
+    assert await agent.until("STATUS=generation 2: forming") < LOOK_EVERY_S
 
 
-def test_a_hanging_loop_sends_no_keep_alive(manager: Manager) -> None:
-    async def story() -> None:
-        agent = Agent(manager, watchdog_s=2 * LOOK_EVERY_S)
-        agent.run_workers()
-        threads = {*threading.enumerate()}
-        agent.service.start()
-        await agent.until("WATCHDOG=1")
-        manager.heard.clear()
-        await agent.until("WATCHDOG=1")
-        assert {*threading.enumerate()} <= threads, "a thread would send keep-alives while the loop hangs"
-
-    virtual_time.run(story())
+@virtual_time.asynchronous
+async def test_a_hanging_loop_sends_no_keep_alive(manager: Manager) -> None:
+    agent = Agent(manager, watchdog_s=2 * LOOK_EVERY_S)
+    agent.run_workers()
+    threads = {*threading.enumerate()}
+    agent.service.start()
+    await agent.until("WATCHDOG=1")
+    manager.heard.clear()
+    await agent.until("WATCHDOG=1")
+    assert {*threading.enumerate()} <= threads, "a thread would send keep-alives while the loop hangs"
 
 
 @pytest.mark.parametrize(("in_order", "lines"), [(True, ["READY=1"]), (False, [])])
@@ -206,13 +193,11 @@ def test_an_agent_that_ends_well_before_it_is_ready_reports_readiness(
     assert manager.hear() == [*lines, "STOPPING=1", "STATUS=finished: every worker succeeded"]
 
 
-def test_without_systemd_nothing_is_sent() -> None:
-    async def story() -> None:
-        service = SystemdReporter(SystemdNotifier(), lambda: pytest.fail("the headline must not be computed"))
-        service.start()
-        service.ended("finished", in_order=True)
-
-    virtual_time.run(story())
+@virtual_time.asynchronous
+async def test_without_systemd_nothing_is_sent() -> None:
+    service = SystemdReporter(SystemdNotifier(), lambda: pytest.fail("the headline must not be computed"))
+    service.start()
+    service.ended("finished", in_order=True)
 
 
 def test_systemds_variables_are_not_inherited() -> None:

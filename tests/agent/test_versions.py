@@ -18,41 +18,38 @@ from tests.names import unique
 from tests.transport.support import PATIENCE_S, life_keys, plan
 
 
+def refused(endpoint: str, run_id: str, folder: Path) -> str:
+    """Return what an agent says that cannot take part."""
+    script = folder / "train.py"
+    script.write_text("")
+    options = ["--rdzv-endpoint", endpoint, "--rdzv-id", run_id, "--nnodes", "1:2"]
+    options += ["--state-dir", str(folder / "state"), "--log-format", "console"]
+    done = elastic_agent(*options, str(script))
+    assert done.returncode == ExitCode.NO_STORE, done.stderr
+    return done.stderr
+
+
 def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) -> None:
     host = in_loop(c10d.find_or_host(Endpoint("127.0.0.1", 0), PATIENCE_S))
     assert host is not None
     endpoint = Endpoint("127.0.0.1", host.port)
-    other = msgspec.json.encode(
-        msgspec.json.decode(encode(plan(1))) | {"format": RECORD_VERSION + 1, "new_field": 1}
-    )
+    newer = {"format": RECORD_VERSION + 1, "new_field": 1}
+    other = msgspec.json.encode(msgspec.json.decode(encode(plan(1))) | newer)
     run_id = unique("run")
     table = in_loop(c10d.open_table(endpoint, PATIENCE_S))
-    key = f"{life_keys(table, run_id).plans}1"
-    Blocking(table).put(key, b'{"plan": ' + other + b"}")
-    script = tmp_path / "train.py"
-    script.write_text("")
-    options = ["--rdzv-endpoint", str(endpoint), "--rdzv-id", run_id, "--nnodes", "1:2"]
-    done = elastic_agent(
-        *options, "--state-dir", str(tmp_path / "state"), "--log-format", "console", str(script)
-    )
+    Blocking(table).put(f"{life_keys(table, run_id).plans}1", b'{"plan": ' + other + b"}")
+    said = refused(str(endpoint), run_id, tmp_path)
     Blocking(host).close()
-    assert done.returncode == ExitCode.NO_STORE, done.stderr
     assert (
         "the run is coordinated by another version of elastic-agent "
         f"(records of version {RECORD_VERSION + 1}; this agent supports {RECORD_VERSION}); "
-        "install the same version on all machines" in done.stderr
+        "install the same version on all machines" in said
     )
 
 
 def test_an_agent_ends_if_another_version_created_the_store(tmp_path: Path) -> None:
     server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     server.set("elastic-agent/1/id", "0123456789abcdef")
-    script = tmp_path / "train.py"
-    script.write_text("")
     endpoint = f"127.0.0.1:{server.port}"
-    options = ["--rdzv-endpoint", endpoint, "--rdzv-id", unique("run"), "--nnodes", "1:2"]
-    done = elastic_agent(
-        *options, "--state-dir", str(tmp_path / "state"), "--log-format", "console", str(script)
-    )
-    assert done.returncode == ExitCode.NO_STORE, done.stderr
-    assert f"the store at {endpoint} was created by another version of elastic-agent" in done.stderr
+    said = refused(endpoint, unique("run"), tmp_path)
+    assert f"the store at {endpoint} was created by another version of elastic-agent" in said
