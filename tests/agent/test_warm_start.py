@@ -170,11 +170,3 @@ def test_a_spawner_that_dies_while_it_forks_leaves_no_traceback(tmp_path: Path, 
     assert seen["warm"], seen["said"]
     assert "the spawner died (signal 9)" in seen["said"]
     assert "Traceback" not in seen["said"]
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("closed", [0, 1])
-def test_an_agent_that_was_started_with_a_closed_stream_trains(tmp_path: Path, closed: int) -> None:
-    seen = run(tmp_path, "sh", "-c", f'exec "$@" {"<" if closed == 0 else ">"}&-', "sh", *AGENT)
-    assert seen["warm"], seen["said"]
-    assert seen["fds"] == [0, 1, 2, 3]
