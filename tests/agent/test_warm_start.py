@@ -6,14 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from tests.agent.support import clean_environment
+from tests.agent.support import COMMAND, elastic_agent
 
 REPORT = """
 import json, os, signal, sys
@@ -29,32 +27,21 @@ Path(sys.argv[1]).write_text(json.dumps(facts))
 """
 
 
-def environment(folder: Path) -> dict[str, str]:
-    return clean_environment(
-        {"ELASTIC_AGENT_STATE_DIR": str(folder / "state"), "ELASTIC_AGENT_WORKER_START": "warm"}
-    )
-
-
-def finish(
-    folder: Path, *command: str, variables: Mapping[str, str] = MappingProxyType({}), **how: Any
-) -> subprocess.CompletedProcess[str]:
-    """Run an agent to its end, which must be a good one."""
-    env = {**environment(folder), **variables}
-    done = subprocess.run([*command], env=env, capture_output=True, text=True, check=False, **how)
+def finish(folder: Path, *argv: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run an agent to its end, which must be a good one; its workers are warm unless told otherwise."""
+    state = ("--state-dir", str(folder / "state"))
+    done = elastic_agent(*state, *argv, variables={"ELASTIC_AGENT_WORKER_START": "warm"}, **how)
     assert done.returncode == 0, done.stderr
     return done
 
 
-def run(folder: Path, *command: str, **how: Any) -> dict[str, Any]:
+def run(folder: Path, *options: str, **how: Any) -> dict[str, Any]:
     """Start an agent whose worker reports what it sees; its report, and what the agent said."""
     script, report = folder / "script.py", folder / "report.json"
     script.write_text(REPORT)
-    done = finish(folder, *command, str(script), str(report), **how)
+    done = finish(folder, *options, str(script), str(report), **how)
     found: dict[str, Any] = json.loads(report.read_text())
     return {**found, "said": done.stderr}
-
-
-AGENT = (sys.executable, "-m", "elastic_agent")
 
 
 IGNORING_SIGNALS = ("sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh")
@@ -64,7 +51,7 @@ IGNORING_SIGNALS = ("sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh")
 @pytest.mark.prove
 @pytest.mark.parametrize("how", ["warm", "cold"])
 def test_signals_ignored_by_the_agent_are_not_ignored_by_its_workers(tmp_path: Path, how: str) -> None:
-    seen = run(tmp_path, *IGNORING_SIGNALS, *AGENT, "--worker-start", how)
+    seen = run(tmp_path, "--worker-start", how, under=IGNORING_SIGNALS)
     assert seen["warm"] == (how == "warm"), seen["said"]
     handlers = seen["handlers"]
     assert "default_int_handler" in handlers["SIGINT"]
@@ -79,7 +66,7 @@ def test_signals_ignored_by_the_agent_are_not_ignored_by_its_workers(tmp_path: P
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(AGENT, id="module"),
+        pytest.param(COMMAND, id="module"),
         pytest.param(
             (str(Path(sys.executable).with_name("elastic-agent")),), id="command", marks=pytest.mark.prove
         ),
@@ -94,7 +81,7 @@ def test_workers_are_warm_however_the_agent_was_started(tmp_path: Path, command:
     if not os.path.exists(command[0]):
         pytest.skip("the command is not installed beside this Python")
     with open(os.devnull) as of_the_agent:
-        seen = run(tmp_path, *command, pass_fds=(of_the_agent.fileno(),))
+        seen = run(tmp_path, command=command, pass_fds=(of_the_agent.fileno(),))
     assert seen["warm"], seen["said"]
     assert seen["parent"] == "elastic-guard"
     assert seen["fds"] == [0, 1, 2, 3]  # 3: the listing itself
@@ -104,7 +91,7 @@ def test_workers_are_warm_however_the_agent_was_started(tmp_path: Path, command:
 @pytest.mark.prove
 def test_the_reason_for_cold_starts_is_logged_once(tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text("")
-    seen = run(tmp_path, *AGENT)
+    seen = run(tmp_path)
     assert not seen["warm"]
     told = [line for line in seen["said"].splitlines() if "workers start cold" in line]
     assert len(told) == 1, seen["said"]
@@ -113,7 +100,7 @@ def test_the_reason_for_cold_starts_is_logged_once(tmp_path: Path) -> None:
 
 def test_a_failing_preload_is_reported_with_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text("raise LookupError('no weights')")
-    seen = run(tmp_path, *AGENT, "--preload", "my_model")
+    seen = run(tmp_path, "--preload", "my_model")
     assert not seen["warm"]
     assert "LookupError: no weights" in seen["said"]
     assert "workers start cold" in seen["said"]
@@ -121,7 +108,7 @@ def test_a_failing_preload_is_reported_with_its_traceback(tmp_path: Path) -> Non
 
 @pytest.mark.prove
 def test_a_preload_that_does_not_exist_is_named_in_one_line(tmp_path: Path) -> None:
-    seen = run(tmp_path, *AGENT, "--preload", "torch.nowhere")
+    seen = run(tmp_path, "--preload", "torch.nowhere")
     assert not seen["warm"]
     assert "--preload torch.nowhere: there is no module torch.nowhere, neither in " in seen["said"]
     assert "Traceback" not in seen["said"]
@@ -132,7 +119,7 @@ def test_preloaded_modules_are_available_at_once(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text("print('loaded')")
     script = tmp_path / "train.py"
     script.write_text("import my_model\nprint('trained', flush=True)")
-    done = finish(tmp_path, *AGENT, "--preload", "my_model", "--nproc-per-node", "3", str(script))
+    done = finish(tmp_path, "--preload", "my_model", "--nproc-per-node", "3", str(script))
     assert done.stdout.count("trained") == 3
     assert done.stdout.count("loaded") == 1
 
@@ -166,7 +153,7 @@ os.register_at_fork(after_in_parent=die)
 def test_a_spawner_that_dies_while_it_forks_leaves_no_traceback(tmp_path: Path, waits: bool) -> None:
     """As when it is replaced because it has not forked all workers in time."""
     (tmp_path / "dies.py").write_text(f"WAITS = {waits}\n{DIES}")
-    seen = run(tmp_path, *AGENT, "--preload", "dies", "--start-timeout", "100")
+    seen = run(tmp_path, "--preload", "dies", "--start-timeout", "100")
     assert seen["warm"], seen["said"]
     assert "the spawner died (signal 9)" in seen["said"]
     assert "Traceback" not in seen["said"]

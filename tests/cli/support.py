@@ -32,6 +32,7 @@ def elastic_agent(
     under: Sequence[str] = (),
     command: Sequence[str] = COMMAND,
     patience_s: float = GUARD_S,
+    pass_fds: tuple[int, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run ``elastic-agent`` to its end; ``under``: a command that runs the command that follows it."""
     return subprocess.run(
@@ -42,6 +43,7 @@ def elastic_agent(
         timeout=patience_s,
         check=False,
         stdin=subprocess.DEVNULL,
+        pass_fds=pass_fds,
     )
 
 

@@ -47,7 +47,10 @@ class Serving:
     def messages(self) -> list[str]:
         return [json.loads(line)["message"] for line in self.log.read_text().splitlines()]
 
-    def close(self) -> None:
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait(GUARD_S)
         self._manager.close()
@@ -55,12 +58,9 @@ class Serving:
 
 @contextmanager
 def serving(folder: Path, *argv: str, address: str = "") -> Iterator[Serving]:
-    server = Serving(folder, address or str(folder / "notify"), *argv)
-    try:
+    with Serving(folder, address or str(folder / "notify"), *argv) as server:
         server.hear("READY=1")
         yield server
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,10 @@ def test_serve_notifies_systemd_and_exits_with_0_on_a_signal(
 
 def test_serve_exits_on_a_signal_before_it_is_ready(tmp_path: Path) -> None:
     """At any time: while Python starts, there is no handler for the signal yet."""
-    server = Serving(tmp_path, str(tmp_path / "notify"), "--rdzv-endpoint", f"localhost:{free_port()}")
-    try:
+    endpoint = f"localhost:{free_port()}"
+    with Serving(tmp_path, str(tmp_path / "notify"), "--rdzv-endpoint", endpoint) as server:
         server.process.terminate()
         assert server.process.wait(GUARD_S) in (-signal.SIGTERM, 0)
-    finally:
-        server.close()
 
 
 def test_serve_is_reachable_under_the_name_it_was_given(tmp_path: Path) -> None:

@@ -45,9 +45,6 @@ class Writer:
         os.write(self._fd, lines(self.written, self.written + count))
         self.written += count
 
-    def close(self) -> None:
-        os.close(self._fd)
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
