@@ -5,14 +5,14 @@ A step takes a while until the file ``finish`` is there, so that a test has the 
 
 from __future__ import annotations
 
+from notes import note  # isort: skip
+
 import argparse
 import json
-import os
 import runpy
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn import functional
@@ -42,7 +42,8 @@ def record(folder: Path) -> None:
     class RecordingSampler(ElasticSampler):
         def advance(self, samples: int) -> None:
             super().advance(samples)
-            note(folder, step=self.samples_finished, epoch=self.epoch, targets=used)
+            rank = client.current().placement.rank
+            note(folder, "step", rank=rank, step=self.samples_finished, epoch=self.epoch, targets=used)
             used.clear()
             if not (folder / "finish").exists():
                 time.sleep(STEP_S)
@@ -50,24 +51,6 @@ def record(folder: Path) -> None:
     TensorDataset.__init__ = recording_init  # type: ignore[method-assign]
     functional.mse_loss = recording_loss  # type: ignore[assignment]
     elastic_agent.data.ElasticSampler = RecordingSampler  # type: ignore[misc]
-
-
-def note(folder: Path, **values: Any) -> None:
-    me = client.current()
-    line = {
-        "kind": "step",
-        "boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME),
-        "node_id": me.node_id,
-        "worker_id": me.worker_id,
-        "generation": me.placement.generation,
-        "restarts": me.placement.restarts,
-        "rank": me.placement.rank,
-        "pid": os.getpid(),
-        **values,
-    }
-    handle = os.open(folder / "steps.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(handle, (json.dumps(line) + "\n").encode())
-    os.close(handle)
 
 
 def main() -> None:

@@ -5,6 +5,8 @@ Each training is a process of its own, forked from one that has imported Lightni
 
 from __future__ import annotations
 
+from notes import ONE_WORKER, WORKER  # isort: skip
+
 import gc
 import json
 import os
@@ -44,23 +46,6 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
 NOT_SHUFFLED = "in-order"
 """The case whose loader uses the samples in their order."""
 
-WORKER = {
-    "ELASTIC_AGENT_GENERATION": "1",
-    "ELASTIC_AGENT_NODE_ID": "n",
-    "ELASTIC_AGENT_WORKER_ID": "n/0",
-    "ELASTIC_AGENT_SLOT": "0",
-    "ELASTIC_AGENT_INCARNATION": "x",
-    "ELASTIC_AGENT_RESTARTS": "0",
-    "ELASTIC_AGENT_FIRST_GENERATION": "1",
-    "TORCHELASTIC_RESTART_COUNT": "0",
-    "RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-    "GROUP_RANK": "0",
-    "GROUP_WORLD_SIZE": "1",
-}
-
 
 class Numbers(Dataset):  # type: ignore[type-arg]
     def __len__(self) -> int:
@@ -97,7 +82,7 @@ class Dropping(lightning.LightningModule):
 
 
 def fit(root: Path, cells: HeartbeatFile, notice_after: int | None, options: dict[str, Any]) -> None:
-    os.environ.update(WORKER, ELASTIC_AGENT_HEARTBEAT=cells.path, ELASTIC_AGENT_RUN_ID=root.name)
+    os.environ.update(WORKER | ONE_WORKER, ELASTIC_AGENT_HEARTBEAT=cells.path, ELASTIC_AGENT_RUN_ID=root.name)
     os.environ["TORCHELASTIC_RUN_ID"] = root.name
     lightning.seed_everything(3)
     options = {"enable_checkpointing": False, **options}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from notes import ONE_WORKER, WORKER  # isort: skip
+
 import contextlib
 import io
 import json
@@ -20,17 +22,6 @@ from elastic_agent.integrations.lightning import private_names
 from elastic_agent.integrations.patching import misfits
 
 FABRICS, PYTORCHES = private_names.FABRICS, private_names.PYTORCHES
-WORKER = {
-    "ELASTIC_AGENT_GENERATION": "1",
-    "ELASTIC_AGENT_RUN_ID": "probe",
-    "TORCHELASTIC_RUN_ID": "probe",
-    "RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-    "GROUP_RANK": "0",
-    "GROUP_WORLD_SIZE": "1",
-}
 
 
 def adapted() -> list[str]:
@@ -72,7 +63,7 @@ def main() -> None:
         "version": lightning.__version__,
     }
     result["without"] = {"callbacks": callbacks(), "adapted": adapted()}
-    os.environ.update(WORKER, ELASTIC_AGENT_LIGHTNING_DISABLE="sampler, sampels")
+    os.environ.update(WORKER | ONE_WORKER, ELASTIC_AGENT_LIGHTNING_DISABLE="sampler, sampels")
     for package in (pytorch_lightning, sys.modules["lightning_fabric"], lightning.pytorch, lightning.fabric):
         vars(package)["__version__"] = "2.9.1"
         loops = sys.modules.get(f"{package.__name__}.loops.training_epoch_loop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from notes import ONE_WORKER  # isort: skip
 from trainings import PAUSE_S, claim, crash, done, fail, in_another_run, main, note_step, save  # isort: skip
 
 import contextlib
@@ -34,12 +35,10 @@ class Numbers(Dataset[tuple[torch.Tensor, int]]):
 class Line(lightning.LightningModule):
     """Crashes after the given steps, once each, and in the given hook."""
 
-    def __init__(
-        self, folder: Path, name: str, crashes: tuple[int, ...] = (), hook: str = "", width: int = 1
-    ) -> None:
+    def __init__(self, folder: Path, name: str, crashes: tuple[int, ...] = (), hook: str = "") -> None:
         super().__init__()
         self.folder, self.name, self.crashes, self.hook = folder, name, crashes, hook
-        self.network = torch.nn.Linear(1, width)
+        self.network = torch.nn.Linear(1, 1)
         self.lr = 0.01
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -85,11 +84,10 @@ def trainer_in(root: Path, **options: Any) -> lightning.Trainer:
     )
 
 
-def fit(model: Line, trainer: lightning.Trainer, seed: int = 0, steps: int = STEPS, **options: Any) -> None:
+def fit(model: Line, trainer: lightning.Trainer, seed: int = 0, **options: Any) -> None:
     torch.manual_seed(seed)
     model.network.reset_parameters()
-    data = Numbers(steps)
-    loader = DataLoader(data, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(seed))
+    loader = DataLoader(Numbers(), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(seed))
     trainer.fit(model, loader, DataLoader(Numbers(), batch_size=12), **options)
 
 
@@ -116,25 +114,13 @@ def ended_training(folder: Path) -> None:
     save(folder, "one", model)
 
 
-def folds(folder: Path, crashes: dict[int, tuple[int, ...]], *, skip: bool, own: bool = False) -> None:
-    for fold in range(4):
-        if skip and done(folder, f"fold-{fold}"):
-            continue
-        model = Line(folder, f"fold-{fold}", crashes.get(fold, ()))
-        fit(model, trainer_in(folder / str(fold) if own else folder), seed=fold)
-        save(folder, f"fold-{fold}", model)
-
-
 def folds_that_are_skipped(folder: Path) -> None:
-    folds(folder, {0: (5,), 2: (5, 7)}, skip=True)
-
-
-def folds_that_are_repeated(folder: Path) -> None:
-    folds(folder, {2: (9,)}, skip=False)
-
-
-def folds_with_own_folders(folder: Path) -> None:
-    folds(folder, {2: (9,)}, skip=True, own=True)
+    for fold in range(4):
+        if done(folder, f"fold-{fold}"):
+            continue
+        model = Line(folder, f"fold-{fold}", {0: (5,), 2: (5, 7)}.get(fold, ()))
+        fit(model, trainer_in(folder), seed=fold)
+        save(folder, f"fold-{fold}", model)
 
 
 def folds_done_when_training_ends(folder: Path) -> None:
@@ -206,61 +192,19 @@ def pauses(folder: Path) -> None:
     save(folder, "one", model)
 
 
-def fabric(folder: Path) -> None:
-    """Its checkpoints and how it resumes are its own."""
-    fabric = lightning.Fabric(accelerator="cpu", devices=1)
-    fabric.launch()
-    fabric.seed_everything(5, verbose=False)
-    line = Line(folder, "one").network
-    model, optimizer = fabric.setup(line, torch.optim.SGD(line.parameters(), lr=0.1))
-    loader = fabric.setup_dataloaders(DataLoader(Numbers(), batch_size=2, shuffle=True))
-    state = {"model": model, "optimizer": optimizer, "step": 0}
-    if (folder / "state.ckpt").exists():
-        fabric.load(folder / "state.ckpt", state)
-    while state["step"] < 2 * STEPS:
-        for values, ids in loader:
-            note_step(folder, "one", state["step"], ids.tolist())
-            optimizer.zero_grad()
-            fabric.backward((model(values) - 2 * values).square().mean())
-            optimizer.step()
-            state["step"] += 1
-            if state["step"] % 4 == 0:
-                fabric.save(folder / "state.ckpt", state)
-            if state["step"] == 7:
-                crash(folder, "one")
-    save(folder, "one", line)
-
-
 def one_training_without_a_seed(folder: Path) -> None:
     """Its weights are never the same."""
     model = Line(folder, "one", crashes=(9,))
     trainer_in(folder, max_epochs=3).fit(model, DataLoader(Numbers(), batch_size=2, shuffle=True))
 
 
-def trials(folder: Path, *, lr: float = 0.01, width: int = 1, **options: Any) -> None:
-    """A queue, from which each trial is taken once; the first one is killed, and the others have other options."""
-    while (trial := claim(folder)) < 3:
-        changed = {"lr": lr, "width": width, **options} if trial > 0 else {"lr": 0.01, "width": 1}
-        model = Line(folder, "trial", (5,), width=changed.pop("width"))
-        model.lr = changed.pop("lr")
-        fit(model, trainer_in(folder), **changed)
-        save(folder, f"trial-{trial}", model)
-
-
 def trials_with_another_lr(folder: Path) -> None:
-    trials(folder, lr=0.1)
-
-
-def trials_with_another_seed(folder: Path) -> None:
-    trials(folder, seed=1)
-
-
-def trials_with_another_width(folder: Path) -> None:
-    trials(folder, width=2)
-
-
-def trials_with_other_data(folder: Path) -> None:
-    trials(folder, steps=4)
+    """A queue, from which each trial is taken once; the first one is killed."""
+    while (trial := claim(folder)) < 3:
+        model = Line(folder, "trial", (5,))
+        model.lr = 0.1 if trial > 0 else 0.01
+        fit(model, trainer_in(folder))
+        save(folder, f"trial-{trial}", model)
 
 
 def folds_that_are_claimed(folder: Path) -> None:
@@ -332,23 +276,17 @@ class Late(Line):
 SCRIPTS = [
     one_training_without_a_seed,
     trials_with_another_lr,
-    trials_with_another_seed,
-    trials_with_another_width,
-    trials_with_other_data,
     folds_that_are_claimed,
     handled_exception,
     exception_that_ends_the_process,
     exception_with_which_the_script_exits,
     overwritten_by_another_run,
     late_difference,
-    fabric,
     pauses,
     one_training,
     one_training_at_its_last_step,
     ended_training,
     folds_that_are_skipped,
-    folds_that_are_repeated,
-    folds_with_own_folders,
     folds_done_when_training_ends,
     fit_test_fit,
     alternating,
@@ -358,5 +296,4 @@ SCRIPTS = [
 
 
 if __name__ == "__main__":
-    one_worker = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
-    main(SCRIPTS, one_worker | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"})
+    main(SCRIPTS, ONE_WORKER)

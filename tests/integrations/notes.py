@@ -7,6 +7,28 @@ import os
 import time
 from pathlib import Path
 
+WORKER = {
+    "ELASTIC_AGENT_RUN_ID": "trainings",
+    "ELASTIC_AGENT_NODE_ID": "n",
+    "ELASTIC_AGENT_WORKER_ID": "n/0",
+    "ELASTIC_AGENT_SLOT": "0",
+    "ELASTIC_AGENT_INCARNATION": "x",
+    "ELASTIC_AGENT_RESTARTS": "0",
+    "ELASTIC_AGENT_GENERATION": "1",
+    "ELASTIC_AGENT_FIRST_GENERATION": "1",
+    "TORCHELASTIC_RUN_ID": "trainings",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+"""What an agent gives its only worker, and the world of that worker:"""
+ONE_WORKER = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+}
+
 
 def note(folder: Path, kind: str, **more: object) -> None:
     """Append one line to ``steps.jsonl``, in one write: several workers share the file."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ SCRIPT = Path(__file__).parent / "accelerate_train.py"
 SAMPLES = 4001
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, "1:4") as made:
-        yield made
 
 
 def start(cluster: Cluster, name: str, slots: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ EVERY = 5
 """Steps between two checkpoints."""
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, "1:4") as made:
-        yield made
 
 
 def start(cluster: Cluster, name: str, slots: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,9 @@ from tests.faults.cluster import Cluster
 
 SCRIPT = Path(__file__).parent / "lightly_pretrain.py"
 
+OPTIONS = ("--preload", "lightly_train")
+
 pytestmark = [pytest.mark.system, pytest.mark.prove]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    pytest.importorskip("lightly_train", exc_type=(ImportError, RuntimeError))
-    with Cluster(tmp_path, "1:4", ("--preload", "lightly_train")) as made:
-        yield made
 
 
 def start(cluster: Cluster, name: str, slots: int) -> None:
@@ -33,6 +27,7 @@ def steps(cluster: Cluster, generation: int) -> list[int]:
 
 
 def test_pretraining_continues_in_unequal_and_changed_worlds(cluster: Cluster) -> None:
+    pytest.importorskip("lightly_train", exc_type=(ImportError, RuntimeError))
     start(cluster, "a", 2)
     start(cluster, "b", 1)
     unequal = cluster.wait_training("a", "b", steps=9)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ SAMPLES = 2400
 SAMPLES_PER_STEP = 24
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, "1:4") as made:
-        yield made
 
 
 def start(cluster: Cluster, name: str, slots: int, samples: int = SAMPLES) -> None:

@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.records import Line
 from tests.faults.cluster import Cluster
 from tests.integrations.worlds import (
-    check_resumed_from_checkpoint,
-    first_step,
     history,
-    last_step,
     steps_of,
 )
 
@@ -32,12 +28,6 @@ CONSTANT = ("--batch-size", "1", "--samples-per-step", "12", "--no-dropout")
 ARGUMENTS = ("--samples", str(SAMPLES), "--epochs", "1", "--batch-size", "2", "--save-steps", str(EVERY))
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, "1:4", OPTIONS) as made:
-        yield made
 
 
 def start(cluster: Cluster, name: str, slots: int, *more: str) -> None:
@@ -58,35 +48,6 @@ def losses(cluster: Cluster) -> dict[tuple[int, int], list[float]]:
 def loss_of_steps(cluster: Cluster) -> list[float]:
     """The mean over all samples of each step whose effect lasted."""
     return [sum(sum(line["losses"]) for line in ranks) / len(ranks) for ranks in history(cluster)]
-
-
-@pytest.mark.prove
-def test_training_is_resumed_after_a_worker_was_killed_and_continues_in_a_smaller_world(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    (tmp_path / "undisturbed").mkdir()
-    with Cluster(tmp_path / "undisturbed", "1", OPTIONS) as undisturbed:
-        undisturbed.let_finish()
-        start(undisturbed, "a", 1, *CONSTANT)
-        start(cluster, "a", 1, *CONSTANT)
-        start(cluster, "b", 2, *CONSTANT)
-        unequal = cluster.wait_training("a", "b", steps=EVERY + 5)
-        assert {line["rank"] for line in steps_of(cluster, unequal)} == {0, 1, 2}
-
-        os.kill(cluster.pid_of("b/0"), signal.SIGKILL)
-        restarted = cluster.wait_training("a", "b", after=unequal, steps=3)
-        check_resumed_from_checkpoint(cluster, killed=unequal, restarted=restarted, every=EVERY)
-
-        cluster.agents["b"].terminate()
-        smaller = cluster.wait_training("a", after=restarted, steps=3)
-        assert first_step(cluster, smaller) == last_step(cluster, restarted) + 1
-        cluster.let_finish()
-        assert cluster.wait_end() == {"a": ExitCode.FINISHED, "b": ExitCode.DRAINED}, cluster.story()
-        assert undisturbed.wait_end() == {"a": ExitCode.FINISHED}, undisturbed.story()
-    # The last generation has one worker: no padding at the end of the epoch.
-    used = Counter(ids([line for ranks in history(cluster) for line in ranks]))
-    assert used == Counter(range(SAMPLES))
-    assert loss_of_steps(cluster) == pytest.approx(loss_of_steps(undisturbed), abs=1e-4)
 
 
 @pytest.mark.prove

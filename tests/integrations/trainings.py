@@ -8,6 +8,8 @@ in ``steps.jsonl``. With ``plain,worker``, FOLDER has a folder for each.
 
 from __future__ import annotations
 
+from notes import WORKER  # isort: skip
+
 import gc
 import json
 import os
@@ -25,17 +27,6 @@ PAUSE_S = 2.5
 
 Script = Callable[[Path], None]
 
-WORKER = {
-    "ELASTIC_AGENT_RUN_ID": "trainings",
-    "ELASTIC_AGENT_NODE_ID": "n",
-    "ELASTIC_AGENT_WORKER_ID": "n/0",
-    "ELASTIC_AGENT_SLOT": "0",
-    "ELASTIC_AGENT_INCARNATION": "x",
-    "ELASTIC_AGENT_RESTARTS": "0",
-    "ELASTIC_AGENT_GENERATION": "1",
-    "ELASTIC_AGENT_FIRST_GENERATION": "1",
-    "TORCHELASTIC_RUN_ID": "trainings",
-}
 
 _crashing = True
 """Whether scripts crash at all."""

@@ -6,9 +6,9 @@ time to change the world.
 
 from __future__ import annotations
 
+from notes import note  # isort: skip
+
 import argparse
-import json
-import os
 import runpy
 import sys
 import time
@@ -65,22 +65,8 @@ class Recorder(TrainerCallback):
             time.sleep(0.02)
 
     def note(self, kind: str, state: Any, **more: object) -> None:
-        line = {
-            "kind": kind,
-            "boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME),
-            "node_id": os.environ.get("ELASTIC_AGENT_NODE_ID"),
-            "worker_id": os.environ.get("ELASTIC_AGENT_WORKER_ID"),
-            "generation": int(os.environ.get("ELASTIC_AGENT_GENERATION", 0)),
-            "restarts": int(os.environ.get("ELASTIC_AGENT_RESTARTS", 0)),
-            "rank": self.trainer.args.process_index,
-            "pid": os.getpid(),
-            "epoch": state.epoch,
-            "step": state.global_step,
-            **more,
-        }
-        handle = os.open(self.folder / "steps.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(handle, (json.dumps(line) + "\n").encode())
-        os.close(handle)
+        place = {"rank": self.trainer.args.process_index, "epoch": state.epoch, "step": state.global_step}
+        note(self.folder, kind, **place, **more)
 
 
 def main() -> None:

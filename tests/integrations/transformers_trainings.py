@@ -31,10 +31,10 @@ class Numbers(Dataset[dict[str, torch.Tensor]]):
 
 
 class Line(torch.nn.Module):
-    def __init__(self, folder: Path, name: str, width: int = 1) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         super().__init__()
         self.folder, self.name, self.step = folder, name, 0
-        self.layer = torch.nn.Linear(1, width)
+        self.layer = torch.nn.Linear(1, 1)
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         note_step(self.folder, self.name, self.step, [int(value) for value in x.flatten().tolist()])
@@ -71,17 +71,15 @@ def train(
     *,
     crashes: tuple[int, ...] = (),
     hook: str = "",
-    root: Path | None = None,
     seed: int = 3,
     resume: Any = None,
-    width: int = 1,
     is_seeded: bool = True,
     data: Any = None,
     **options: Any,
 ) -> Line:
     settings: dict[str, Any] = {"num_train_epochs": 2, "save_steps": 2, **options}
     arguments = TrainingArguments(
-        output_dir=str(root or folder),
+        output_dir=str(folder),
         per_device_train_batch_size=2,
         seed=seed,
         report_to="none",
@@ -92,7 +90,7 @@ def train(
     )
     if is_seeded:
         torch.manual_seed(seed)
-    model = Line(folder, name, width)
+    model = Line(folder, name)
     callbacks = [Crashes(model, crashes, hook)]
     trainer = Trainer(model, arguments, train_dataset=data or Numbers(), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=resume)
@@ -132,24 +130,12 @@ def ended_training(folder: Path) -> None:
     save(folder, "one", model)
 
 
-def folds(folder: Path, crashes: dict[int, tuple[int, ...]], *, skip: bool, own: bool = False) -> None:
+def folds_that_are_skipped(folder: Path) -> None:
     for fold in range(4):
         name = f"fold-{fold}"
-        if not (skip and done(folder, name)):
-            root = folder / str(fold) if own else folder
-            save(folder, name, train(folder, name, crashes=crashes.get(fold, ()), root=root, seed=fold))
-
-
-def folds_that_are_skipped(folder: Path) -> None:
-    folds(folder, {0: (5,), 2: (5, 7)}, skip=True)
-
-
-def folds_that_are_repeated(folder: Path) -> None:
-    folds(folder, {2: (9,)}, skip=False)
-
-
-def folds_with_own_folders(folder: Path) -> None:
-    folds(folder, {2: (9,)}, skip=True, own=True)
+        if not done(folder, name):
+            crashes = {0: (5,), 2: (5, 7)}.get(fold, ())
+            save(folder, name, train(folder, name, crashes=crashes, seed=fold))
 
 
 def folds_done_when_training_ends(folder: Path) -> None:
@@ -228,27 +214,11 @@ def one_training_without_a_seed(folder: Path) -> None:
     train(folder, "one", crashes=(9,), num_train_epochs=3, is_seeded=False)
 
 
-def trials(folder: Path, **options: Any) -> None:
-    """A queue, from which each trial is taken once; the first one is killed, and the others have other options."""
-    while (trial := claim(folder)) < 3:
-        changed = options if trial > 0 else {}
-        save(folder, f"trial-{trial}", train(folder, "trial", crashes=(5,), **changed))
-
-
 def trials_with_another_lr(folder: Path) -> None:
-    trials(folder, learning_rate=0.1)
-
-
-def trials_with_another_seed(folder: Path) -> None:
-    trials(folder, seed=4)
-
-
-def trials_with_another_width(folder: Path) -> None:
-    trials(folder, width=2)
-
-
-def trials_with_other_data(folder: Path) -> None:
-    trials(folder, data=Numbers(4))
+    """A queue, from which each trial is taken once; the first one is killed."""
+    while (trial := claim(folder)) < 3:
+        changed = {"learning_rate": 0.1} if trial > 0 else {}
+        save(folder, f"trial-{trial}", train(folder, "trial", crashes=(5,), **changed))
 
 
 def folds_that_are_claimed(folder: Path) -> None:
@@ -289,9 +259,6 @@ def overwritten_by_another_run(folder: Path) -> None:
 SCRIPTS = [
     one_training_without_a_seed,
     trials_with_another_lr,
-    trials_with_another_seed,
-    trials_with_another_width,
-    trials_with_other_data,
     folds_that_are_claimed,
     handled_exception,
     exception_that_ends_the_process,
@@ -305,8 +272,6 @@ SCRIPTS = [
     one_training_at_the_end_of_a_part_of_an_epoch,
     ended_training,
     folds_that_are_skipped,
-    folds_that_are_repeated,
-    folds_with_own_folders,
     folds_done_when_training_ends,
     explicit,
     explicit_at_the_last_step,
