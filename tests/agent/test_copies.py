@@ -46,6 +46,12 @@ else:
     train(20)
     os._exit(0)
 """
+EXECUTES_ITSELF_AGAIN = """
+import os, sys
+if "READY" not in os.environ:
+    os.environ["READY"] = "1"
+    os.execv(sys.executable, sys.orig_argv)
+"""
 
 SCRIPTS = {
     "trains": (f"{STEPS}import time, torch\ntrain(25)", True),
@@ -164,6 +170,29 @@ def test_the_warning_is_given_once_if_all_workers_of_the_node_train_alone(
     for _ in range(2):
         warn(alone)
     assert "".join(capsys.readouterr()).count(WARNING) == is_told
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize(
+    ("script", "is_told"),
+    [
+        (f"{STEPS}import time, torch\ntrain(25)", True),
+        (f"{EXECUTES_ITSELF_AGAIN}{MEETS}{STEPS}train(25)", False),
+    ],
+    ids=["without a group", "with a group, made after they have executed themselves again"],
+)
+def test_what_is_said_of_workers_follows_from_what_they_did(
+    tmp_path: Path, script: str, start: str, is_told: bool
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    done = elastic_agent(
+        *("--nproc-per-node", "2", "--log-format", "console", "--state-dir", str(tmp_path / "state")),
+        *("--worker-start", start, str(tmp_path / "train.py"), "--from-the-environment"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(WARNING) == is_told, done.stderr
+    assert ("process group" in done.stderr) is is_told
 
 
 NEVER_CALLED = f"{STEPS}import torch\n"

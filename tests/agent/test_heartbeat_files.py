@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic_agent.agent.worker_group.heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
 from elastic_agent.client._cells import HeartbeatFile
-from tests.agent.support import COMMAND
+from tests.agent.support import COMMAND, clean_environment
+from tests.cli.support import command_of_another_user
+from tests.names import unique
 from tests.small_disk import run_on_small_disk
 
 MAKE = """
@@ -21,6 +25,18 @@ from elastic_agent.client._cells import HeartbeatFile
 file = HeartbeatFile.create(sys.argv[1], 1)
 print(file.path, flush=True)
 sys.stdin.read()
+"""
+
+TELLS_ITS_FILE = """
+import os, sys
+print(os.environ["ELASTIC_AGENT_HEARTBEAT"], flush=True)
+sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
+"""
+TAKES = """
+import os, sys
+os.setuid(int(sys.argv[1]))
+for path in sys.argv[2:]:
+    open(path, "x").close()
 """
 
 
@@ -63,6 +79,39 @@ def test_workers_start_if_shared_memory_is_full(tmp_path: Path) -> None:
         in done.stderr
     )
     assert not [*tmp_path.glob("*.beat")]
+
+
+@pytest.mark.prove
+def test_another_user_cannot_block_a_run_by_taking_the_names_of_earlier_files() -> None:
+    """Any user may make files there, and only their owner can remove them."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can act as two other users")
+    alice, mallory = 61_001, 65_534
+    run_id = unique("known")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chown(folder, alice, alice)
+        script = Path(folder) / "train.py"
+        script.write_text(TELLS_ITS_FILE)
+        command = [
+            *command_of_another_user(alice),
+            *("--state-dir", f"{folder}/state", "--rdzv-id", run_id, "--node-id", "known"),
+            *("--worker-start", "cold", "--max-restarts", "1", str(script)),
+        ]
+        taken: list[str] = []
+        options: dict[str, Any] = {"env": clean_environment(), "capture_output": True, "text": True}
+        try:
+            for _ in range(2):
+                done = subprocess.run(command, **options, cwd="/")
+                assert done.returncode == 0, done.stderr
+                told = done.stdout.split()
+                assert len(told) == 2, "one of each generation"
+                assert not {*told} & {*taken}
+                subprocess.run([sys.executable, "-c", TAKES, str(mallory), *told], check=True, cwd="/")
+                taken += told
+            assert all(Path(path).exists() for path in taken), "of another user: not swept"
+        finally:
+            for path in taken:
+                Path(path).unlink(missing_ok=True)
 
 
 def test_files_of_killed_agents_are_removed_and_no_others(tmp_path: Path) -> None:
