@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -37,27 +38,27 @@ def test_the_result_or_the_exception_is_that_of_the_call() -> None:
 
 def test_a_call_that_does_not_come_back_in_time_is_left_behind_and_its_result_released() -> None:
     async def story() -> None:
-        stuck, released = Stuck(), asyncio.get_running_loop().create_future()
+        stuck, released = Stuck(), Future[str]()
         with pytest.raises(StoreLostError, match=r"no answer within 0\.01 s"):
             await run_abandonable(stuck, 0.01, released.set_result)
         stuck.goes_on.set()
-        assert await released == "late"
+        assert await asyncio.wrap_future(released) == "late"
 
     asyncio.run(story())
 
 
 def test_the_result_of_a_call_that_nobody_waits_for_any_more_is_released() -> None:
     async def story() -> None:
-        stuck, released = Stuck(), asyncio.get_running_loop().create_future()
         waiting = asyncio.create_task(run_abandonable(stuck, GUARD_S, released.set_result))
         await asyncio.to_thread(stuck.begun.wait, GUARD_S)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        stuck.goes_on.set()
-        assert await released == "late"
 
+    stuck, released = Stuck(), Future[str]()
     asyncio.run(story())
+    stuck.goes_on.set()
+    assert released.result(GUARD_S) == "late", "though the loop has ended"
 
 
 def test_a_process_that_can_have_no_more_threads_loses_the_store_and_not_its_loop(

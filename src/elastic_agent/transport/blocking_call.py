@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,19 +24,17 @@ async def run_abandonable(
     Args:
         work: the call.
         timeout_s: how long to wait for it.
-        too_late: called, in the event loop, with a result for which nothing waits any more.
+        too_late: called with a result for which nothing waits any more, in any thread: the loop may have ended.
 
     Raises:
         StoreLostError: it did not come back in time, or no thread can be started at present.
     """
-    loop = asyncio.get_running_loop()
     outcome = _begun(work)
     answer = asyncio.wrap_future(outcome)
 
     def close_late(done: Future[T]) -> None:
         if done.exception() is None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(too_late, done.result())
+            too_late(done.result())
 
     try:
         await asyncio.wait([answer], timeout=timeout_s)
