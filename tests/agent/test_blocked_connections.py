@@ -59,7 +59,7 @@ def test_what_other_nodes_report_is_logged_once(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("store_answers", [True, False])
-@pytest.mark.parametrize("fate", ["there", "gone", "revoked"])
+@pytest.mark.parametrize("fate", ["there", "gone", "revoked", "there in the next generation"])
 def test_the_network_is_blamed_only_for_a_machine_that_is_there(
     monkeypatch: pytest.MonkeyPatch, fate: str, store_answers: bool
 ) -> None:
@@ -78,7 +78,10 @@ def test_the_network_is_blamed_only_for_a_machine_that_is_there(
                 f"i{n}": Member(1, f"n{n}", f"i{n}", f"10.0.0.{n}", 1, State.RUNNING, 1, Policy())
                 for n in (2, 3)
             }
-            theirs = Lease("i2", 5.0, beat if fate == "there" else 7, fate == "revoked" and beat > 3)
+            if fate == "there in the next generation" and beat > 3:
+                connections.on_end(1)
+            renews = fate == "there" or (fate == "there in the next generation" and beat > 3)
+            theirs = Lease("i2", 5.0, beat if renews else 7, fate == "revoked" and beat > 3)
             leases = {"i2": theirs, "i3": Lease("i3", 5.0, beat)}
             if fate == "gone" and beat > 3:
                 del leases["i2"]
@@ -87,7 +90,10 @@ def test_the_network_is_blamed_only_for_a_machine_that_is_there(
         def on_blocked(self, generation: int, line: str) -> None:
             self.blocked.append(line)
 
+    connections: Any = None
+
     async def send() -> list[str]:
+        nonlocal connections
         store: Any = Leases()
         tasks = BackgroundTasks()
         connections = BlockedConnections("n1", store, tasks)

@@ -64,6 +64,11 @@ def _read(file: Path, *, is_private: bool) -> bytes:
             if is_private:
                 _check_access(file, shown, found)
             return opened.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{shown}: No such file or directory; copy it from a machine that has it, as all need the same one "
+            "(elastic-agent secret FILE makes one)"
+        ) from None
     except OSError as error:
         raise UsageError(f"{shown}: {error.strerror}; expected a file that this user can read") from None
 

@@ -10,6 +10,8 @@ from .cause import CauseKind, RootCause
 
 _START_KINDS = frozenset({FailureKind.START, FailureKind.BOOTSTRAP, FailureKind.TOO_FEW})
 
+_WAITS = "see what the worker does at that line; if that may take so long, raise --hang-timeout"
+
 
 def is_hang(plan: Plan | None) -> bool:
     """Whether the generation was ended because its workers made no progress."""
@@ -33,6 +35,7 @@ def planned_failure(generation: int, seats: Sequence[Seat], plan: Plan | None) -
         node_id=node_id,
         slot=slot,
         rank=seat.first_rank + slot if seat is not None and slot is not None else None,
+        remedy=_WAITS if kind is CauseKind.HANG and slot is not None else "",
         tail=failure.tail,
         is_certain=failure.is_certain,
     )

@@ -35,7 +35,13 @@ class BlockedConnections:
         self._told: set[str] = set()
         self._looked_at = 0
         """The newest generation in which other nodes' reports were looked at."""
+        self._ended = 0
+        """The newest generation of which the workers have ended, and their connections with them."""
         self._is_over = asyncio.Event()
+
+    def on_end(self, generation: int) -> None:
+        """Say no more of connections of this generation."""
+        self._ended = max(self._ended, generation)
 
     def on_blocked(self, blocked: events.ConnectionBlocked) -> None:
         """Log and report it; if the machine at the other end may simply be gone, only once it is known to be there."""
@@ -60,9 +66,12 @@ class BlockedConnections:
         self._is_over.set()
 
     async def _report_if_there(self, blocked: events.ConnectionBlocked) -> None:
-        """Report it when the other node has renewed its lease since; not at all if that is revoked or gone first."""
+        """Report it when the other node has renewed its lease since.
+
+        Not at all if that is revoked or gone first, or the generation is over.
+        """
         ages = LeaseAges()
-        while not self._is_over.is_set():
+        while not self._is_over.is_set() and blocked.generation > self._ended:
             with contextlib.suppress(TransportError):
                 snapshot = (await self._reports.read()).view.snapshot
                 leases = {
@@ -73,7 +82,7 @@ class BlockedConnections:
                     and snapshot.members[name].node_id == blocked.node
                 }
                 ages.see(leases, 0.0)
-                if ages.ages_s(0.0):
+                if ages.ages_s(0.0) and blocked.generation > self._ended:
                     self._report(blocked)
                 if ages.ages_s(0.0) or not leases:
                     return

@@ -133,6 +133,7 @@ class RunObserver:
                 )
                 self._seen = {generation: frozenset(shown)}
                 self._reports.on_ended(event)
+                self._blocked.on_end(generation)
 
     def _plan_seen(self, plan: Plan) -> None:
         change = self._log.see(plan, time.time())
