@@ -22,6 +22,12 @@ batch_sizes = st.integers(1, 8)
 seeds = st.integers(0, 2**31)
 
 
+def loader_of(numbers: range, *args: Any, workers: int, **options: Any) -> DataLoader[Any]:
+    """A loader whose processes are not forked from this one, where gRPC and an event loop may run by other tests."""
+    context = "forkserver" if workers else None
+    return DataLoader(numbers, *args, num_workers=workers, multiprocessing_context=context, **options)  # type: ignore[arg-type]
+
+
 def samplers(world: int, length: int, state: State | None, **options: Any) -> list[ElasticSampler]:
     """One for each rank, as the workers of a generation make them."""
     made = [ElasticSampler(range(length), world, rank, **options) for rank in range(world)]
@@ -157,7 +163,7 @@ def test_a_state_of_a_complete_epoch_continues_with_the_next() -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_samples_that_a_loader_fetched_ahead_do_not_count(persistent: bool) -> None:
     sampler = ElasticSampler(range(60), 1, 0)
-    loader = DataLoader(range(60), 5, sampler=sampler, num_workers=2, persistent_workers=persistent)  # type: ignore[arg-type]
+    loader = loader_of(range(60), 5, sampler=sampler, workers=2, persistent_workers=persistent)
     assert len(loader) == 12
     used: list[int] = []
     batches = iter(loader)
@@ -187,10 +193,10 @@ def test_an_epoch_left_early_continues_whatever_the_loader_fetched(workers: int,
     sampler: ElasticSampler | ElasticBatchSampler
     if batches:
         sampler = ElasticBatchSampler(range(8), batch_size=2, num_replicas=1, rank=0, shuffle=False)
-        loader = DataLoader(range(8), batch_sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+        loader = loader_of(range(8), batch_sampler=sampler, workers=workers)
     else:
         sampler = ElasticSampler(range(8), 1, 0, shuffle=False)
-        loader = DataLoader(range(8), 2, sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+        loader = loader_of(range(8), 2, sampler=sampler, workers=workers)
 
     def steps(most: int) -> list[int]:
         used: list[int] = []
@@ -332,7 +338,7 @@ def test_equal_batches_are_those_of_the_sampler(length: int, world: int, batch_s
 
 def test_batches_with_a_prefetching_loader() -> None:
     sampler = ElasticBatchSampler(range(50), global_batch_size=12, micro_batch_size=5, num_replicas=1, rank=0)
-    loader = DataLoader(range(50), batch_sampler=sampler, num_workers=2, persistent_workers=True)  # type: ignore[arg-type]
+    loader = loader_of(range(50), batch_sampler=sampler, workers=2, persistent_workers=True)
     assert (len(loader), sampler.steps_per_epoch) == (13, 5)
     for epoch in range(2):
         used: list[int] = []
