@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from elastic_agent.diagnosis.cause import CauseKind, RootCause
 from elastic_agent.monitoring.run_log import (
@@ -16,7 +17,8 @@ from elastic_agent.monitoring.run_log import (
     Change,
     RunLog,
 )
-from elastic_agent.monitoring.status import GenerationStatus
+from elastic_agent.monitoring.status import GenerationStatus, RunStatus, of_ended_agent, run_status
+from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
 
 
@@ -71,19 +73,39 @@ def test_the_history_of_a_run_that_restarts_for_ever_stays_small() -> None:
     assert log.world(1) is None
 
 
-def test_a_generation_ends_because_of_its_root_cause_and_not_of_what_was_noticed_first() -> None:
-    victim = "worker n0/0: connection closed by peer"
+VICTIM = "worker n0/0: connection closed by peer"
+
+
+def status(log: RunLog) -> RunStatus:
+    return run_status(run_id="r", endpoint="h:1", asked_s=30.0, plan=log.plan, generations=log.generations)
+
+
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_the_victim_that_was_noticed_first_is_never_named_as_the_cause(is_certain: bool) -> None:
+    log = RunLog()
+    log.see(running(1), 10.0)
+    log.see(forming(2, VICTIM, Failure(FailureKind.WORKER, VICTIM)), 20.0)
+    before = status_text(status(log))
+    assert "workers failed; the root cause is being determined" in before.splitlines()[0]
+    assert before.count("; the root cause is being determined") == 2, "in the table, too"
     lost = RootCause(1, CauseKind.NODE_LOST, "node n1 was lost", node_id="n1", host="lab3")
-    for cause, end in (
-        (lost, "node n1 was lost (lab3)"),
-        (msgspec.structs.replace(lost, is_certain=False), victim),
-    ):
-        log = RunLog()
-        log.see(running(1), 10.0)
-        log.see(forming(2, victim, Failure(FailureKind.WORKER, victim)), 20.0)
-        assert log.generations[0].end == victim
-        log.explain(1, cause)
-        assert log.generations[0].end == end
+    log.explain(1, msgspec.structs.replace(lost, is_certain=is_certain))
+    after = status_text(status(log))
+    words = f"{'' if is_certain else 'probable root cause: '}node n1 was lost (lab3)"
+    assert after.count(words) == 2
+    assert log.generations[0].cause.partition("\n")[0].endswith(words), "as elastic-agent why says it"
+    assert VICTIM not in before + after
+
+
+def test_nobody_determines_a_root_cause_any_more_when_the_agent_is_gone() -> None:
+    log = RunLog()
+    log.see(running(1), 10.0)
+    log.see(forming(2, VICTIM, Failure(FailureKind.WORKER, VICTIM)), 20.0)
+    resumed = RunLog()
+    resumed.recall(log.generations)
+    end = "workers failed; the root cause was not recorded"
+    assert resumed.generations[0].end_words == end
+    assert [one.end_words for one in of_ended_agent(status(log)).generations] == [end]
 
 
 def recorded(*numbers: int, **changes: Any) -> list[GenerationStatus]:

@@ -121,7 +121,7 @@ def _standstill(run: RunStatus, standstill: Standstill) -> str:
 def _cause(one: GenerationStatus) -> str:
     """The report on its root cause; without one, why it ended, such as that the store was lost."""
     where = f"\nwhere the workers were:\n{one.stacks}" if one.stacks else ""
-    return f"{one.cause or f'generation {one.generation}: {one.end}'}{where}"
+    return f"{one.cause or f'generation {one.generation}: {one.end_words}'}{where}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import msgspec
 
 from elastic_agent.diagnosis.cause import RootCause
-from elastic_agent.diagnosis.render import described, render
-from elastic_agent.protocol import Phase, Plan, World
+from elastic_agent.diagnosis.render import described, headline, render
+from elastic_agent.protocol import FailureKind, Phase, Plan, World, names
 
-from .status import Departure, GenerationStatus
+from .status import Departure, GenerationStatus, unexplained
 
 KEPT_GENERATIONS = 1000
 KEPT_WORLDS = 3
@@ -21,6 +21,14 @@ KEPT_STACKS = 10
 """Of so many generations, the newest that hung, the stacks are kept: those of a large world take a megabyte."""
 
 NOT_RECORDED = "not recorded (an agent that is killed records nothing, others do when they have explained it)"
+
+
+_SYMPTOMS = {
+    FailureKind.WORKER: "workers failed",
+    FailureKind.START: "workers did not start",
+    FailureKind.BOOTSTRAP: "workers did not start",
+}
+"""What is certain of a failure before all nodes have reported: the node that noticed it may be a victim of another."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class RunLog:
 
     def recall(self, recorded: Iterable[GenerationStatus]) -> None:
         """Put these generations, which earlier agents of the run have recorded, before those that are seen."""
-        self._earlier = {row.generation: row for row in recorded}
+        self._earlier = {row.generation: unexplained(row) for row in recorded}
         for number, row in self._earlier.items():
             if row.is_running:
                 text = f"generation {number}: its end was {NOT_RECORDED}"
@@ -120,9 +128,13 @@ class RunLog:
         """
         known = self._generations.get(generation)
         if known is not None:
-            end = described(cause) if cause.is_certain else known.end
             self._generations[generation] = msgspec.structs.replace(
-                known, end=end, cause=render(cause), culprit=cause.worker, stacks=stacks
+                known,
+                end=described(cause) if cause.is_certain else headline(cause),
+                cause=render(cause),
+                culprit=cause.worker,
+                stacks=stacks,
+                is_pending=False,
             )
             self._forget_stacks()
 
@@ -132,10 +144,14 @@ class RunLog:
             for number, one in self._generations.items()
             if one.ended_s is None and (plan.generation > number or plan.phase is not Phase.RUNNING)
         )
-        failed = is_failure(plan)
+        failed, symptom = is_failure(plan), _symptom(plan)
         for number in ended:
             self._generations[number] = msgspec.structs.replace(
-                self._generations[number], ended_s=now_s, end=plan.reason, failed=failed
+                self._generations[number],
+                ended_s=now_s,
+                end=symptom or plan.reason,
+                failed=failed,
+                is_pending=bool(symptom),
             )
             if failed:
                 self._failures[number] = plan
@@ -178,6 +194,12 @@ class RunLog:
             oldest = min(self._worlds)
             self._worlds.pop(oldest)
             self._failures.pop(oldest, None)
+
+
+def _symptom(plan: Plan) -> str:
+    """Return what is certain of a failure that ended a generation; empty: the plan says why it ended."""
+    symptom = _SYMPTOMS.get(plan.failure.kind, "") if plan.failure is not None else ""
+    return f"{symptom}, {names(plan.lost)} lost" if symptom and plan.lost else symptom
 
 
 def is_failure(plan: Plan) -> bool:

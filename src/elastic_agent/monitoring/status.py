@@ -39,7 +39,7 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     nodes: tuple[str, ...] = ()
     workers: int = 0
     end: str = ""
-    """Why it ended, in words: the root cause, as soon as that is certain."""
+    """Why it ended, in words: the root cause, as soon as it is determined."""
     cause: str = ""
     """The report on its root cause, if it failed."""
     culprit: str = ""
@@ -48,6 +48,13 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     """Where its workers were, with their stacks, if they hung."""
     failed: bool = False
     """It ended because of a failure, or of the loss of a node."""
+    is_pending: bool = False
+    """Its root cause is being determined."""
+
+    @property
+    def end_words(self) -> str:
+        """Return why it ended, as far as that is certain."""
+        return f"{self.end}; the root cause is being determined" if self.is_pending else self.end
 
     @property
     def is_running(self) -> bool:
@@ -180,8 +187,15 @@ def outdated(status: RunStatus) -> RunStatus:
     )
 
 
+def unexplained(row: GenerationStatus) -> GenerationStatus:
+    """Return a generation as an agent recorded it that has ended, so that it determines no root cause any more."""
+    end = f"{row.end}; the root cause was not recorded" if row.is_pending else row.end
+    return replace(row, end=end, is_pending=False)
+
+
 def of_ended_agent(status: RunStatus) -> RunStatus:
     """Return a status that an agent saved before it ended without the ages of what it saw, if the run may go on."""
+    status = replace(status, generations=tuple(map(unexplained, status.generations)))
     if status.is_over:
         return status
     last = status.generations[-1].nodes if status.left and status.generations else ()
@@ -268,7 +282,7 @@ def _planned(
         status,
         phase=plan.phase.value,
         generation=_shown_generation(plan, generations),
-        reason=plan.reason,
+        reason=_reason(plan, generations),
         waiting_for=status.waiting_for if forms else "",
         common_causes=status.common_causes if forms and plan.world is None else "",
         notice=plan.notice.words if plan.notice is not None and not plan.is_terminal else "",
@@ -280,6 +294,14 @@ def _planned(
         stragglers=tuple(one.words for one in find_stragglers(present)) if running is not None else (),
         standstill=_standstill(present, running.world_size, status.asked_s) if running is not None else None,
     )
+
+
+def _reason(plan: Plan, generations: Sequence[GenerationStatus]) -> str:
+    """Return why the run is in its phase; of a failure the root cause, and not what was noticed first."""
+    last, failure = generations[-1] if generations else None, plan.failure
+    if last is None or failure is None or not last.failed or plan.phase is Phase.RUNNING:
+        return plan.reason
+    return plan.reason.replace(failure.summary, last.end_words, 1)
 
 
 def _shown_generation(plan: Plan, generations: Sequence[GenerationStatus]) -> int:

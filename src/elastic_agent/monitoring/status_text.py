@@ -243,7 +243,7 @@ def generation_row(one: GenerationStatus, phase: str) -> Row:
     else:
         lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else "-"
     world = f"{count(len(one.nodes), 'node')}, {count(one.workers, 'worker')}"
-    return str(one.generation), _clock(one.began_s), lasted, world, one.end or "-"
+    return str(one.generation), _clock(one.began_s), lasted, world, one.end_words or "-"
 
 
 def _clock(moment_s: float) -> str:

@@ -16,6 +16,9 @@ from elastic_agent.transport import ReportRecords, TransportError
 KEPT_RUNS = 200
 """Of so many runs, the newest, the history is kept; those that are over are forgotten first."""
 
+REPORTED_S = 10.0
+"""How long the reports of all nodes on a failure are waited for: those of some may show its consequences alone."""
+
 
 class HostedRuns:
     """The history of each run, and its status."""
@@ -77,7 +80,13 @@ class HostedRuns:
 
 def _explain(log: RunLog, known: RunReports) -> None:
     """Explain the failures of the last generations by the reports that there are by now."""
+    rows = {one.generation: one for one in log.generations}
     for generation, plan in log.failures.items():
-        world, reports = log.world(generation), known.of(generation)
-        if world is not None and reports and (cause := root_cause(reports.values(), plan, world)):
+        world, reports, row = log.world(generation), known.of(generation), rows[generation]
+        final = {node_id for node_id, one in reports.items() if one.is_final}
+        has_all = world is not None and final >= {seat.node_id for seat in world.seats}
+        is_late = row.ended_s is not None and time.time() > row.ended_s + REPORTED_S
+        if not has_all and not (is_late and (reports or row.is_pending)):
+            continue
+        if cause := root_cause(reports.values(), plan, world):
             log.explain(generation, cause)
