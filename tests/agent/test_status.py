@@ -156,7 +156,7 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
             rf"^run {RUN_ID} at \S+: finished .* ago: generation 2 succeeded on 2 nodes", ended
         ), ended
         assert re.search(r"^n2 +127.0.0.1 +1 worker +ended ", ended, re.MULTILINE), ended
-        assert "no agent of the run is running on this machine any more" in ended
+        assert "no agent of the run answers on this machine any more" in ended
         assert "bad sample" in ended
         assert re.search(r"goodput \d+ % over ", ended), ended
 
@@ -176,9 +176,39 @@ def test_nothing_is_said_to_run_where_the_agent_was_killed(tmp_path: Path) -> No
         words = "status", RUN_ID, "--state-dir", str(run.state_dir)
         said = elastic_agent(*words).stdout
         assert "state unknown; generation" in said.splitlines()[0]
-        assert re.search(r"no agent of the run is running on this machine; this was its status .* ago", said)
-        assert "running" not in said.replace("no agent of the run is running", "")
+        age = r"no agent of the run answers on this machine; this was known .* ago\n$"
+        assert re.search(age, said)
+        assert "running" not in said
+        explained_before = elastic_agent("why", *words[1:]).stdout
+        assert explained_before.startswith("generation 1: root cause: ")
+        assert re.search(age, explained_before)
         assert json.loads(elastic_agent(*words, "--json").stdout)["phase"] == "unknown"
+
+
+def test_an_outage_of_the_store_hides_and_costs_nothing_of_what_was_known_before(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        run = Agents(tmp_path, stack)
+        agent = start_alone(run)
+        answer(agent, "fail")
+        line_with(agent, "generation 1: root cause: ")
+        assert worker_is_up(agent)
+        stop(agent)
+        with socket.create_server(("127.0.0.1", int(run.endpoint.rpartition(":")[2]))) as silent:
+            threading.Thread(target=answer_all, args=(silent, b""), daemon=True).start()
+            agent = run.start("n1", "--nnodes", "1")
+            wait_for("the outage to be noticed", lambda: "has not answered since" in asked("status"))
+            said, explained_then = status().splitlines(), why().split("\n\n")
+            agent.terminate()
+            agent.wait()
+            silent.shutdown(socket.SHUT_RDWR)
+        outage = "training is paused on this machine: the store at"
+        assert re.match(
+            rf"run {RUN_ID} at \S+: {outage} \S+ has not answered since [-\d]+ [:\d]+ \(", said[0]
+        )
+        assert said[1] == "known from before: generation 2 ran with 1 node, 1 worker"
+        assert explained_then[0].startswith("generation 1: root cause: worker n1/0 ")
+        assert explained_then[-1].startswith(outage)
+        assert why("--state-dir", str(run.state_dir)).startswith("generation 1: root cause: worker n1/0 ")
 
 
 @pytest.mark.prove
@@ -205,6 +235,10 @@ def test_a_machine_whose_node_was_drained_says_so_and_names_another_node(tmp_pat
     assert re.search("^n1 .* in the last world ", said, re.MULTILINE), said
     assert re.search("^n2 .* left ", said, re.MULTILINE), said
     assert not re.search("^n[12] .* ago$", said, re.MULTILINE), said
+
+
+def asked(command: str) -> str:
+    return elastic_agent(command, RUN_ID).stdout
 
 
 def why(*more: str) -> str:
@@ -325,7 +359,7 @@ def test_the_status_of_a_run_that_another_program_kept_from_forming_says_so(tmp_
     script, run_id = tmp_path / "train.py", unique("blocked")
     script.write_text("")
     with socket.create_server(("127.0.0.1", 0)) as other:
-        threading.Thread(target=answer_all, args=(other,), daemon=True).start()
+        threading.Thread(target=answer_all, args=(other, b"SSH-2.0-other\r\n"), daemon=True).start()
         endpoint = f"127.0.0.1:{other.getsockname()[1]}"
         where = ["--rdzv-endpoint", endpoint, "--rdzv-id", run_id, "--node-id", "lab1"]
         done = elastic_agent(*where, "--nnodes", "2", "--state-dir", str(tmp_path), str(script))
@@ -339,9 +373,9 @@ def test_the_status_of_a_run_that_another_program_kept_from_forming_says_so(tmp_
     )
 
 
-def answer_all(other: socket.socket) -> None:
+def answer_all(other: socket.socket, words: bytes) -> None:
     with suppress(OSError):
         while True:
             connection, _ = other.accept()
-            connection.sendall(b"SSH-2.0-other\r\n")
+            connection.sendall(words)
             connection.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.reporting.status_files import READ_FILES, StatusFiles
+from elastic_agent.agent.reporting.status_files import READ_FILES, StatusFiles, saved_statuses
 from elastic_agent.monitoring.status import GenerationStatus, RunStatus
 from tests.waiting import GUARD_S
 
@@ -59,6 +59,15 @@ def test_that_an_agent_did_not_record_an_end_hides_no_end_that_another_one_recor
     record(tmp_path, "n1", ENDED)
     record(tmp_path, "n2", NOT_RECORDED)
     assert recorded(tmp_path) == ([ENDED], [])
+
+
+def test_nobody_determines_a_root_cause_any_more_when_the_agent_that_did_is_gone(tmp_path: Path) -> None:
+    record(
+        tmp_path, "n1", GenerationStatus(1, 100.0, 160.0, end="workers failed", failed=True, is_pending=True)
+    )
+    ((row,), _), (status,) = recorded(tmp_path), saved_statuses(tmp_path)
+    assert row.end_words == "workers failed; the root cause was not recorded"
+    assert status.generations == (row,)
 
 
 def test_the_generations_of_an_earlier_run_of_this_name_are_not_taken_for_the_runs(tmp_path: Path) -> None:

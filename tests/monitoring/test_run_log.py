@@ -17,7 +17,7 @@ from elastic_agent.monitoring.run_log import (
     Change,
     RunLog,
 )
-from elastic_agent.monitoring.status import GenerationStatus, RunStatus, of_ended_agent, run_status
+from elastic_agent.monitoring.status import GenerationStatus, RunStatus, run_status
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
 
@@ -95,17 +95,6 @@ def test_the_victim_that_was_noticed_first_is_never_named_as_the_cause(is_certai
     assert after.count(words) == 2
     assert log.generations[0].cause.partition("\n")[0].endswith(words), "as elastic-agent why says it"
     assert VICTIM not in before + after
-
-
-def test_nobody_determines_a_root_cause_any_more_when_the_agent_is_gone() -> None:
-    log = RunLog()
-    log.see(running(1), 10.0)
-    log.see(forming(2, VICTIM, Failure(FailureKind.WORKER, VICTIM)), 20.0)
-    resumed = RunLog()
-    resumed.recall(log.generations)
-    end = "workers failed; the root cause was not recorded"
-    assert resumed.generations[0].end_words == end
-    assert [one.end_words for one in of_ended_agent(status(log)).generations] == [end]
 
 
 def recorded(*numbers: int, **changes: Any) -> list[GenerationStatus]:

@@ -129,6 +129,14 @@ def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() ->
     assert '<span class="phase unknown">unknown</span>' in page
     assert 'class="dot up"' not in page
     assert '<i class="now"' not in page
+    silent = replace(status, silent_since_s=900.0)
+    assert re.match(
+        r"run r at host0:29400: the store at host0:29400 has not answered since [-\d]+ [:\d]+ "
+        r"\(no answer within 2 s\)\n"
+        "known from before: generation 3 ran with 2 nodes, 2 workers\n",
+        status_text(silent),
+    )
+    assert "0: training is paused on this machine: the" in status_text(replace(silent, is_paused=True))
     forming = text(replace(PLAN, phase=Phase.FORMING, generation=4, world=None), "no answer")[1]
     assert "state unknown; generation 4 was forming when the run was last heard of" in forming
     over, finished = text(replace(PLAN, phase=Phase.FINISHED), "no answer")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from elastic_agent.monitoring.status import GenerationStatus, RunStatus, Standstill
 
 WATCH_EVERY_S = 2.0
+NO_AGENT = "no agent of the run answers on this machine"
 
 STATUS_PAGE = """\
 Usage: elastic-agent status [RUN] [--json] [--watch]
@@ -107,6 +108,8 @@ def why(argv: Sequence[str]) -> int:
         texts.append(_standstill(run, run.standstill))
     if not texts:
         texts = [f"run {run.run_id}: no generation has failed, as far as is known on this machine"]
+    if found[0].is_saved and not run.is_over:
+        texts.append(_age(run))
     print(escaped("\n\n".join(texts), keep_lines=True), flush=True)
     return ExitCode.FINISHED
 
@@ -122,6 +125,17 @@ def _cause(one: GenerationStatus) -> str:
     """The report on its root cause; without one, why it ended, such as that the store was lost."""
     where = f"\nwhere the workers were:\n{one.stacks}" if one.stacks else ""
     return f"{one.cause or f'generation {one.generation}: {one.end_words}'}{where}"
+
+
+def _age(run: RunStatus) -> str:
+    """How old a status is that an agent saved, and who knows more."""
+    from elastic_agent.monitoring.status_text import duration
+
+    others = [one for one in (run.generations[-1].nodes if run.generations else ()) if one != run.node_id]
+    where = (
+        f"; for its present status, run this command on another node, such as {others[0]}" if others else ""
+    )
+    return f"{NO_AGENT}; this was known {duration(time.time() - run.asked_s)} ago{where}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:
@@ -221,15 +235,14 @@ def _show_status(found: Found, wanted: Request, *, is_first: bool) -> None:
 
         print(msgspec.json.encode(run).decode(), flush=True)
         return
-    from elastic_agent.monitoring.status_text import duration, status_text
+    from elastic_agent.monitoring.status_text import status_text
 
     if not is_first:
         print()
     now_s = time.time()
     text = status_text(run, now_s)
     if found.is_saved and run.is_over:
-        text = f"{text}\nno agent of the run is running on this machine any more"
+        text = f"{text}\n{NO_AGENT} any more"
     elif found.is_saved:
-        age = duration(now_s - run.asked_s)
-        text = f"{text}\nno agent of the run is running on this machine; this was its status {age} ago"
+        text = f"{text}\n{_age(run)}"
     print(escaped(text, keep_lines=True), flush=True)

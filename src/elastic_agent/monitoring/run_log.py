@@ -11,7 +11,7 @@ from elastic_agent.diagnosis.cause import RootCause
 from elastic_agent.diagnosis.render import described, headline, render
 from elastic_agent.protocol import FailureKind, Phase, Plan, World, names
 
-from .status import Departure, GenerationStatus, unexplained
+from .status import Departure, GenerationStatus
 
 KEPT_GENERATIONS = 1000
 KEPT_WORLDS = 3
@@ -84,7 +84,7 @@ class RunLog:
 
     def recall(self, recorded: Iterable[GenerationStatus]) -> None:
         """Put these generations, which earlier agents of the run have recorded, before those that are seen."""
-        self._earlier = {row.generation: unexplained(row) for row in recorded}
+        self._earlier = {row.generation: row for row in recorded}
         for number, row in self._earlier.items():
             if row.is_running:
                 text = f"generation {number}: its end was {NOT_RECORDED}"

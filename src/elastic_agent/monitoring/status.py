@@ -166,11 +166,20 @@ class RunStatus(Struct, frozen=True):
     """The node whose agent determined the status."""
     left: str = ""
     """Why that node has left the run or could not take part; the run may go on without it."""
+    silent_since_s: float | None = None
+    """Since when the store has not answered that node's agent, if it could not be read; seconds since 1970."""
+    is_paused: bool = False
+    """The store does not answer, and no worker of the node that has trained before runs meanwhile."""
 
     @property
     def is_over(self) -> bool:
         """The run has ended."""
         return self.phase in ("finished", "failed", "stopped")
+
+    @property
+    def has_plan(self) -> bool:
+        """A plan of the run is known, and not only what earlier agents have recorded."""
+        return bool(self.phase) and (self.phase != UNKNOWN or bool(self.reason))
 
 
 def outdated(status: RunStatus) -> RunStatus:
@@ -195,7 +204,6 @@ def unexplained(row: GenerationStatus) -> GenerationStatus:
 
 def of_ended_agent(status: RunStatus) -> RunStatus:
     """Return a status that an agent saved before it ended without the ages of what it saw, if the run may go on."""
-    status = replace(status, generations=tuple(map(unexplained, status.generations)))
     if status.is_over:
         return status
     last = status.generations[-1].nodes if status.left and status.generations else ()
@@ -267,10 +275,25 @@ def run_status(
         problem=problem,
     )
     if plan is None:
-        return status
+        return _recorded(status, generations)
     present = [one for one in reports if one.generation == plan.generation]
     known = replace(_planned(status, plan, present, generations), since_s=since_s)
     return outdated(known) if problem else known
+
+
+def _recorded(status: RunStatus, generations: Sequence[GenerationStatus]) -> RunStatus:
+    """The status with what earlier agents have recorded, where no plan is known."""
+    if not generations:
+        return status
+    last = generations[-1]
+    phase = UNKNOWN if status.problem else ""
+    return replace(
+        status,
+        phase=phase,
+        generation=last.generation,
+        world_size=last.workers if phase else 0,
+        generations=tuple(generations),
+    )
 
 
 def _planned(

@@ -69,7 +69,18 @@ def standstill_text(standstill: Standstill, now_s: float) -> str:
 
 def problem_text(status: RunStatus) -> str:
     """One line about a store that does not answer."""
-    return f"the store at {status.endpoint} cannot be read ({status.problem}); this is what was known before"
+    known = "this is what was known before"
+    if status.silent_since_s is None:
+        return f"the store at {status.endpoint} cannot be read ({status.problem}); {known}"
+    return f"{outage_text(status)}; {known}"
+
+
+def outage_text(status: RunStatus) -> str:
+    """Since when the store has not answered, and what this means for the workers of this node."""
+    assert status.silent_since_s is not None  # an outage
+    since = f"the store at {status.endpoint} has not answered since {_clock(status.silent_since_s)}"
+    paused = "training is paused on this machine: " if status.is_paused else ""
+    return f"{paused}{since} ({status.problem})"
 
 
 def status_text(status: RunStatus, now_s: float | None = None) -> str:
@@ -81,16 +92,14 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
             given as of now; otherwise as of the status, because it is not known what has happened since.
     """
     now_s = now_s if now_s is not None and status.is_over else status.asked_s
-    lines = [_headline(status, now_s)]
-    if status.problem:
-        lines.append(problem_text(status))
+    lines = [_headline(status, now_s), *_from_before(status)]
     if status.waiting_for and status.phase in ("", "forming"):
         lines += [one for one in (status.waiting_for, status.common_causes) if one]
     if status.notice:
         lines.append(f"notice: {status.notice}; workers are saving and exiting")
     if status.standstill is not None:
         lines.append(standstill_text(status.standstill, now_s))
-    if status.phase:
+    if status.has_plan:
         lines.append(f"restarts: {status.restarts} of {status.max_restarts} used")
     if status.goodput is not None and status.goodput.share is not None:
         lines.append(f"this node: {goodput_text(status.goodput)}")
@@ -112,9 +121,12 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
 
 def _headline(status: RunStatus, now_s: float) -> str:
     head = f"run {status.run_id} at {status.endpoint}:"
+    if _is_outage(status):
+        return f"{head} {outage_text(status)}"
     if not status.phase:
         own = f"node {status.node_id} of this machine ended at {_clock(status.asked_s)}"
-        return f"{head} not formed yet{f'; {own}: {status.left}' if status.left else ''}"
+        formed = f"not formed again yet after {_known(status)}" if status.generations else "not formed yet"
+        return f"{head} {formed}{f'; {own}: {status.left}' if status.left else ''}"
     since = f" for {duration(now_s - status.since_s)}" if status.since_s is not None else ""
     if status.left and status.phase == UNKNOWN:
         others = [one.node_id for one in status.nodes if one.role == IN_LAST_WORLD]
@@ -122,8 +134,7 @@ def _headline(status: RunStatus, now_s: float) -> str:
         such = f", such as {others[0]}" if others else ""
         return f"{head} {left}; for its status, run this command on another node{such}"
     if status.phase == UNKNOWN:
-        did = f"ran with {_size(status)}" if status.world_size else "was forming"
-        return f"{head} state unknown; generation {status.generation} {did} when the run was last heard of"
+        return f"{head} state unknown; {_known(status)} when the run was last heard of"
     if status.phase == "running":
         return f"{head} generation {status.generation} running{since}, {_size(status)}"
     if status.phase == "forming":
@@ -133,9 +144,32 @@ def _headline(status: RunStatus, now_s: float) -> str:
     return f"{head} {verb}{since}: {status.reason}"
 
 
+def _from_before(status: RunStatus) -> list[str]:
+    """A line if the present status is not known."""
+    if _is_outage(status):
+        return [f"known from before: {_known(status)}"]
+    return [problem_text(status)] if status.problem else []
+
+
+def _is_outage(status: RunStatus) -> bool:
+    return bool(status.problem) and status.silent_since_s is not None and not status.is_over
+
+
+def _known(status: RunStatus) -> str:
+    """What the newest generation did that is known of a run whose present state is not."""
+    if not status.generation:
+        return "nothing of the run"
+    if status.world_size:
+        return f"generation {status.generation} ran with {_size(status)}"
+    if status.phase:
+        return f"generation {status.generation} was forming"
+    return f"generation {status.generation}, which began at {_clock(status.generations[-1].began_s)}"
+
+
 def _size(status: RunStatus) -> str:
     """The nodes and workers of the world."""
-    nodes = sum(1 for one in status.nodes if one.first_rank is not None)
+    ranks = sum(1 for one in status.nodes if one.first_rank is not None)
+    nodes = ranks or len(status.generations[-1].nodes if status.generations else ())
     shown = (
         f"{nodes} of {status.desired_nodes} desired nodes"
         if nodes < status.desired_nodes

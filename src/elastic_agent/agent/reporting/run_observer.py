@@ -26,7 +26,7 @@ from elastic_agent.monitoring.run_log import RunLog, is_failure
 from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.monitoring.status_text import run_goodput_text
 from elastic_agent.protocol import Phase, Plan, Waiting
-from elastic_agent.rendezvous.events import PlanSeen
+from elastic_agent.rendezvous.events import Disconnected, PlanSeen, Registered, Renewed
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import TransportError
 from elastic_agent.workers.guard.client import Spawned
@@ -100,6 +100,8 @@ class RunObserver:
         self._shown_tail = ""
         """The end of the output of this node's failed worker, which was logged when it failed."""
         self._left = ""
+        self._silent_since_s: float | None = None
+        """Since when the store has not answered."""
         self._is_recalled = not observed.goes_on
         """What earlier agents have recorded is known; before that, it must not be replaced by less."""
         self._save_timer: asyncio.TimerHandle | None = None
@@ -108,6 +110,11 @@ class RunObserver:
 
     def on_event(self, event: events.Event) -> None:
         """Take note of it."""
+        match event:
+            case Disconnected():
+                self._silent_since_s = self._silent_since_s or time.time()
+            case Registered() | Renewed() | PlanSeen():  # a store that is full answers, but takes no records
+                self._silent_since_s = None
         match event:
             case events.AgentStarted(incarnation=incarnation):
                 self._reports.incarnation = incarnation
@@ -221,7 +228,14 @@ class RunObserver:
             goodput=self._observed.goodput(),
             problem=problem,
         )
-        return replace(status, node_id=self._observed.node_id, left=self._left)
+        is_silent = bool(problem) and self._silent_since_s is not None
+        return replace(
+            status,
+            node_id=self._observed.node_id,
+            left=self._left,
+            silent_since_s=self._silent_since_s if is_silent else None,
+            is_paused=is_silent and bool(status.generations) and self._observed.progress() is None,
+        )
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from elastic_agent.files import all_but_newest, write_atomically
-from elastic_agent.monitoring.status import GenerationStatus, RunStatus
+from elastic_agent.monitoring.status import GenerationStatus, RunStatus, unexplained
 from elastic_agent.protocol import Phase
 from elastic_agent.rendezvous.disk_thread import DiskThread
 
@@ -92,7 +92,8 @@ def saved_statuses(state_dir: Path, run_id: str | None = None) -> list[RunStatus
 def _status_in(path: Path) -> RunStatus:
     if path.stat().st_size > LONGEST_FILE:
         raise ValueError("the file is too long")
-    return msgspec.json.decode(path.read_bytes(), type=RunStatus)
+    status = msgspec.json.decode(path.read_bytes(), type=RunStatus)
+    return msgspec.structs.replace(status, generations=tuple(map(unexplained, status.generations)))
 
 
 def _known_of(row: GenerationStatus) -> tuple[bool, bool]:
