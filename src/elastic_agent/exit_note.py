@@ -25,6 +25,9 @@ NOTE_BYTES = 1024
 UNKNOWN_CODE = 255
 """Stands for an exit code that is not known, and for 255 itself."""
 
+WANTS_COLD = 7
+"""The word of a worker's cell in the heartbeat file by which it asks for a cold start next time."""
+
 _HEAD_BYTES = 8
 _MOST_LINES = 3
 _MOST_LINKS = 20
@@ -65,6 +68,15 @@ class Writer:
             if self._slot < slots and not any(os.pread(fd, _HEAD_BYTES, start)):
                 os.pwrite(fd, head.to_bytes(_HEAD_BYTES, sys.byteorder) + _text_of(error), start)
         except Exception:  # never the script's problem, even if an exception cannot be printed
+            pass
+
+    def want_cold(self) -> None:
+        """Ask for a cold start of the next worker. Never raises."""
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)  # not closed, as above
+            if self._slot < os.fstat(fd).st_size // (self._cell_bytes + NOTE_BYTES):
+                os.pwrite(fd, (1).to_bytes(8, sys.byteorder), self._slot * self._cell_bytes + 8 * WANTS_COLD)
+        except Exception:  # the next one says again what it could not do
             pass
 
 

@@ -106,6 +106,26 @@ def test_a_failing_preload_is_reported_with_its_traceback(tmp_path: Path) -> Non
     assert "workers start cold" in seen["said"]
 
 
+SET_TOO_LATE = """
+import os, settle, torch
+print(type(torch.jit.script(torch.nn.Linear(1, 1))).__name__, flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("the next attempt")
+"""
+
+
+def test_where_a_warm_worker_is_not_what_a_cold_one_would_be_the_next_ones_start_cold(tmp_path: Path) -> None:
+    (tmp_path / "settle.py").write_text("import os\nos.environ['PYTORCH_JIT'] = '0'\n")
+    (tmp_path / "train.py").write_text(SET_TOO_LATE)
+    done = finish(tmp_path, "--max-restarts", "1", str(tmp_path / "train.py"))
+    assert done.stdout.split() == ["RecursiveScriptModule", "Linear"]
+    assert done.stderr.count("PYTORCH_JIT was changed after torch was preloaded, which has no effect") == 1
+    assert (
+        done.stderr.count("workers start cold, which takes longer: a line in the output of warm ones says")
+        == 1
+    )
+
+
 @pytest.mark.prove
 def test_a_preload_that_does_not_exist_is_named_in_one_line(tmp_path: Path) -> None:
     seen = run(tmp_path, "--preload", "torch.nowhere")

@@ -11,7 +11,7 @@ order:
     word 4   when workers are stopped, in nanoseconds of CLOCK_BOOTTIME
     word 5   handles notices: 1 once the worker has checked for notices
     word 6   left: the serial number of the notice after which the worker has saved and left
-    word 7   zero, kept for later
+    word 7   wants a cold start: 1 once something that the script did came too late for what was preloaded
 
 Behind the cells, each slot has room for a note, which its worker writes when its script ends
 (:mod:`elastic_agent.exit_note`).
@@ -31,7 +31,7 @@ import mmap
 import os
 
 from elastic_agent.client._notice import CAUSE, CAUSES, DEADLINE_NS, LEFT, LOOKS, NOTICE
-from elastic_agent.exit_note import NOTE_BYTES, Note, read_note
+from elastic_agent.exit_note import NOTE_BYTES, WANTS_COLD, Note, read_note
 
 PREFIX, SUFFIX = "elastic-agent.", ".beat"
 """Of a file's name; what stands between them is random."""
@@ -105,6 +105,10 @@ class HeartbeatFile:
     def left(self, slot: int) -> bool:
         """Whether the worker reported that it saved and leaves after a notice."""
         return self._words[slot * CELL_WORDS + LEFT] != 0
+
+    def wants_cold(self, slot: int) -> bool:
+        """Whether something that the worker's script did came too late for what was preloaded."""
+        return self._words[slot * CELL_WORDS + WANTS_COLD] != 0
 
     def read(self, slot: int) -> tuple[int, int]:
         """``(beats, step)`` of ``slot`` as of now; (0, 0) while its worker has never reported.

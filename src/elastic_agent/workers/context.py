@@ -106,7 +106,7 @@ class WorkerContext:
         self._guard = guard
         self._closer = closer
         self._numa_options = numa_options
-        self._warm = warm
+        self.warm = warm
         self._warm_patience_s = warm_patience_s
         self.ignored_signals = ignored_signals
         self._startup_hook = startup_hook
@@ -207,7 +207,7 @@ class WorkerContext:
             env={**os.environ, **{name: str(value) for name, value in self._envs[slot].items()}},
             stdout=self.stdouts[slot] or None,
             stderr=self.stderrs[slot] or None,
-            warm=self._warm,
+            warm=self.warm,
             ignored=self.ignored_signals,
             startup_hook=self._startup_hook,
         )

@@ -53,6 +53,8 @@ ANSWERED_S = 0.02
 STACKS_TIME_S = 0.3
 """How long workers get to write their stacks before they are stopped."""
 
+_TOO_LATE = "a line in the output of warm ones says what had no effect on preloaded packages"
+
 
 class Runner:
     """The workers of this node, at most one generation at a time."""
@@ -81,6 +83,8 @@ class Runner:
         self._running: RunningWorkers | None = None
         self._highest_step = 0
         """That a worker of an earlier generation reported by its heartbeats."""
+        self._wants_cold = self._starts_cold = False
+        """A worker of an earlier generation was not what a cold one would be; later ones start cold."""
         self._timer: asyncio.TimerHandle | None = None
         """The stop that lets the workers write their stacks first, or the end of the cleanup."""
         self._notice_poll_timer: asyncio.TimerHandle | None = None
@@ -115,6 +119,10 @@ class Runner:
     def start(self, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         """Have the guard start the workers; ``Spawned`` or ``WorkersFailed`` follows."""
         cleanup = Cleanup(self._guard.pid)
+        if self._wants_cold and context.warm and not self._starts_cold:
+            self._starts_cold = True
+            self._report(guard_events.Cold(_TOO_LATE, ""))
+        context.warm = context.warm and not self._starts_cold
         try:
             context.start()
         except BaseException:
@@ -456,6 +464,7 @@ class Runner:
     def _close_heartbeats(self, running: RunningWorkers) -> None:
         steps = [step for _, step in map(running.heartbeats.read, running.pids)]
         self._highest_step = max(self._highest_step, *steps, 0)
+        self._wants_cold |= any(map(running.heartbeats.wants_cold, running.pids))
         running.heartbeats.close()
 
     def _stopped(self, event: guard_events.Stopped) -> None:

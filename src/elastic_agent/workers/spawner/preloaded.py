@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from itertools import takewhile
 from types import ModuleType
@@ -38,6 +38,9 @@ _THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 class Preloaded:
     """The modules that the spawner has imported. In a worker it is the first finder of `sys.meta_path`."""
+
+    on_no_effect: Callable[[], object] = bool
+    """Called in a worker when something that its script did came too late for these modules."""
 
     def __init__(self, recorder: Recorder, generators: Generators, folder: str) -> None:
         """Take them all out of `sys.modules`. `folder`: where modules of the user were found."""
@@ -257,6 +260,8 @@ class Preloaded:
         line = f"elastic-agent: {reason} after {package} was preloaded, which has no effect; use --worker-start cold"
         if line not in self._said and sys.stderr is not None:
             print(line, file=sys.stderr)
+        if not self._said:
+            self.on_no_effect()
         self._said.add(line)
         return True
 

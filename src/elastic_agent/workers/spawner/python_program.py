@@ -119,6 +119,7 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
     exit_note = Writer.of_worker(env)
     if exit_note is not None:
         note_immediate_exits(exit_note)
+        preloaded.on_no_effect = exit_note.want_cold
     if reason := preloaded.begin():
         print(f"elastic-agent: this worker starts cold: {reason} after torch was preloaded", file=sys.stderr)
         _execute(launch, folder)
