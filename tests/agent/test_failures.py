@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -18,6 +19,46 @@ def run(folder: Path, script: str, *options: str) -> tuple[int, str]:
     state = ("--state-dir", str(folder / "state"), "--worker-start", "cold", "--log-format", "json")
     result = elastic_agent(*state, *options, str(folder / "train.py"))
     return result.returncode, result.stderr
+
+
+ERROR_WITH_A_FILE_NAME = """
+    import json, os, sys
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        path = os.fsdecode(b"caf\\xe9.jpg")
+        error = {"message": f"ValueError: cannot read {path}", "extraInfo": {"py_callstack": path}}
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:  # as torch's `@record` writes it
+            json.dump({"message": error}, file)
+        sys.exit(1)
+"""
+PIPES = """
+    import os, sys
+    error_file = os.environ["TORCHELASTIC_ERROR_FILE"]
+    stderr_log = os.path.join(os.path.dirname(error_file), "stderr.log")
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.unlink(stderr_log)
+        for path in (error_file, stderr_log):
+            os.mkfifo(path)
+        sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        pytest.param(
+            ERROR_WITH_A_FILE_NAME,
+            r"exited with code 1: ValueError: cannot read caf\udce9.jpg",
+            id="not UTF-8",
+        ),
+        pytest.param(PIPES, "exited with code 7", id="pipes"),
+    ],
+)
+def test_an_odd_error_file_costs_one_restart(tmp_path: Path, script: str, said: str) -> None:
+    logs = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    code, log = run(tmp_path, script, "--max-restarts", "1", *logs)
+    assert code == 0, log
+    messages = [json.loads(line)["message"] for line in log.splitlines() if line.startswith("{")]
+    assert any(said in message for message in messages), log
 
 
 def test_a_hanging_worker_whose_name_was_cut_within_a_character_is_restarted(tmp_path: Path) -> None:

@@ -182,6 +182,38 @@ def test_ctrl_c_lets_workers_save_that_except_keyboard_interrupt(tmp_path: Path)
     assert "may not have saved" not in here.shown
 
 
+FLAG_AND_LOADER = """
+import signal, torch
+from torch.utils.data import DataLoader
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1_000_000
+    def __getitem__(self, index):
+        return index
+
+stopping = []
+signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
+batches = iter(DataLoader(Numbers(), num_workers=2))
+for step, _ in enumerate(batches):
+    if step == 20:
+        print("training", flush=True)
+    if stopping:
+        torch.save([next(batches) for _ in range(50)], "saved.pt")  # the rest of the step
+        break
+"""
+
+
+@pytest.mark.prove
+def test_a_worker_whose_handler_sets_a_flag_completes_its_step_with_its_data_loader(tmp_path: Path) -> None:
+    with Terminal(tmp_path, FLAG_AND_LOADER, options=("--worker-start", "warm")) as here:
+        here.wait_shown("training")
+        os.kill(here.agent.pid, signal.SIGTERM)
+        assert here.ended() == ExitCode.STOPPED
+    assert (tmp_path / "saved.pt").exists(), here.shown
+    assert "may not have saved" not in here.shown
+
+
 # -- those that cannot ------------------------------------------------------------------------------
 
 FAILS = """

@@ -334,7 +334,9 @@ def act(do):
 
 
 def main():
-    found = {name: act(do) for name, do in things.items()}
+    methods = sys.argv[1:]  # given: of loaders that start Python, and import torch, once more
+    found = {one: objects_from_a_loader(one) for one in methods}
+    found = found or {name: act(do) for name, do in things.items()}
     place = os.path.join(os.environ["CONFORMANCE_FOLDER"], "things.json")
     with open(place, "w") as file:
         json.dump(found, file, default=str)
