@@ -215,10 +215,11 @@ def test_the_details_show_every_rank_once_and_equal_stacks_together() -> None:
     waiting = [msgspec.structs.replace(one, stack=stack) for one in others(3)]
     late = worker(3, group(4710, 4710), line="train.py:70", stack="/job/train.py:70 in load")
     lines = hang_of([*waiting, late]).details.splitlines()
+    call = "waits in all_reduce of 25 MB, sequence number 4711"
     assert lines == [
-        "ranks 0-2, 4-5: waits in all_reduce of 25 MB, sequence number 4711, at train.py:88",
+        f"workers n1/0, n1/1, n2/0, n3/0, n3/1 (ranks 0-2, 4-5): {call}, at train.py:88",
         *(f"    {line}" for line in stack.splitlines()),
-        "rank 3: has completed 4710 collectives, at train.py:70",
+        "worker n2/1 (rank 3): has completed 4710 collectives, at train.py:70",
         "    /job/train.py:70 in load",
     ]
 

@@ -36,6 +36,8 @@ _ON_ONE_MACHINE = (
 )
 
 _SHOWN_WORKERS = 4
+_SHOWN_NAMES = 16
+"""Before a stack."""
 _SHOWN_PIDS = 8
 """In a line."""
 
@@ -382,9 +384,18 @@ class _Comparison:
             places.setdefault(place, []).append(rank)
         lines = []
         for (where, stack), ranks in places.items():
-            lines.append(f"{rank_words(ranks)}: {where}")
+            lines.append(f"{self._whose(ranks)}: {where}")
             lines.extend(f"    {line}" for line in stack.splitlines()[-SHOWN_FRAMES:])
         return "\n".join(lines)
+
+    def _whose(self, ranks: list[int]) -> str:
+        """The workers of a stack by name, and all their ranks."""
+        names = [f"{self.nodes[rank]}/{self.workers[rank].slot}" for rank in ranks if rank in self.workers]
+        if not names:
+            return rank_words(ranks)
+        more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+        plural = "s" if len(names) > 1 else ""
+        return f"worker{plural} {', '.join(names[:_SHOWN_NAMES])}{more} ({rank_words(ranks)})"
 
 
 def _as_known(one: GroupProgress, worker: WorkerReport) -> GroupProgress:
