@@ -8,6 +8,8 @@ does not show it (``raise … from None``, ``sys.exit(1)`` or ``os._exit(1)`` in
 The notes are behind the cells of the heartbeat file (:mod:`elastic_agent.client._cells`), :data:`NOTE_BYTES` for each
 slot: eight bytes in the machine's own byte order, which are the microseconds of CLOCK_BOOTTIME times 256 plus the exit
 code, and up to three lines of UTF-8, filled up with zeros. The standard library alone is used, and little of it.
+
+While its script runs, a warm worker may also note that the next one is to start cold.
 """
 
 import os

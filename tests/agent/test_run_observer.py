@@ -11,8 +11,10 @@ import pytest
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.run_observer import Observed, RunObserver
 from elastic_agent.agent.reporting.status_files import StatusFiles
+from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
 from elastic_agent.monitoring.goodput import Account
 from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
+from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.transport import c10d
@@ -95,3 +97,25 @@ async def test_the_host_waits_until_the_others_have_read_its_report(
         one.close()
     store.close()
     assert "n1" in read
+
+
+@asynchronous
+async def test_a_server_names_no_victim_while_a_node_has_not_reported(scene: C10dScene) -> None:
+    def report(node: int, returncode: int, error: str = "", known: str = "") -> NodeReport:
+        end = WorkerReport(0, 2 * node, WorkerState.FAILED, returncode=returncode, error=error, known=known)
+        return NodeReport(f"n{node}", f"i{node}-1", 1, 1.0, workers=(end,), is_final=True)
+
+    runs = HostedRuns("127.0.0.1", lambda run_id: c10d.dial_reports(scene.endpoint, run_id, GUARD_S))
+    lost = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
+    victim = Failure(FailureKind.WORKER, f"worker n1/0 exited with code 1: {lost}", slot=0, returncode=1)
+    runs.on_plan("run", plan(1, phase=Phase.RUNNING, world=world(2)))
+    runs.on_plan("run", plan(2, victim.summary, failure=victim, failed_node="n1", generation=2))
+    store = reports_of(scene)
+    await store.write("n1", [report(1, 1, lost, "gloo-peer")])
+    (row,) = (await runs.status("run")).generations
+    assert (row.end_words, row.cause) == ("workers failed; the root cause is being determined", "")
+    await store.write("n0", [report(0, -9)])
+    (row,) = (await runs.status("run")).generations
+    store.close()
+    assert (row.culprit, row.is_pending) == ("n0/0", False)
+    assert "n1/0" not in row.end_words
