@@ -131,7 +131,9 @@ def _age(run: RunStatus) -> str:
     """How old a status is that an agent saved, and who knows more."""
     from elastic_agent.monitoring.status_text import duration
 
-    others = [one for one in (run.generations[-1].nodes if run.generations else ()) if one != run.node_id]
+    is_told = run.left and run.phase  # by the first line of the status
+    last = run.generations[-1].nodes if run.generations and not is_told else ()
+    others = [one for one in last if one != run.node_id]
     where = (
         f"; for its present status, run this command on another node, such as {others[0]}" if others else ""
     )

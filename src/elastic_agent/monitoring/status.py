@@ -324,6 +324,8 @@ def _reason(plan: Plan, generations: Sequence[GenerationStatus]) -> str:
     last, failure = generations[-1] if generations else None, plan.failure
     if last is None or failure is None or not last.failed or plan.phase is Phase.RUNNING:
         return plan.reason
+    if plan.phase is Phase.FORMING and plan.reason.startswith(failure.summary):
+        return last.end_words  # also of nodes that were lost with it
     return plan.reason.replace(failure.summary, last.end_words, 1)
 
 
