@@ -234,6 +234,11 @@ class Agent:
         """Whether it holds a lease."""
         return self.session.deadline_s is not None
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it stops its workers, however long that takes."""
+        return self._stopping is not None
+
     # -- the main loop --------------------------------------------------------------------------
 
     def post(self, event: Callable[[], list[Action]]) -> None:

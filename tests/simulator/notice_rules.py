@@ -290,6 +290,8 @@ class NoticeRules:
     def _should_know(group: Group, since_s: float) -> bool:
         agent = group.agent
         present = group.alive and not group.dying and agent.process.alive and not agent.process.frozen
+        if agent.stopping:
+            return False  # SIGTERM tells them more
         seat = group.world.seat_of(agent.incarnation)
         return present and seat is not None and group.born_s < since_s
 
