@@ -133,8 +133,9 @@ async def main(scene):
         tell(WorkersFailed(4, boom))
         tell(WorkersFailed(5, replace(boom, tail="another traceback")))
     elif scene == "hangs":
-        words = "the workers made no progress for 21 s (--hang-timeout): worker n1/0 is one all_reduce behind"
-        hang = replace(boom, kind=FailureKind.HANG, summary=words, tail="")
+        words = "the workers made no progress for 21 s (--hang-timeout)"
+        waits = "worker n1/0 is one all_reduce behind"
+        hang = replace(boom, kind=FailureKind.HANG, summary=words, detail=waits, tail="")
         tell(WorkersFailed(3, hang))
         tell(PlanSeen(replace(after, failure=hang, reason=f"{words}; restarting in 1 s")))
         await asked.wait()
@@ -343,12 +344,9 @@ def losses() -> dict[str, str]:
 
 def test_a_lease_that_runs_out_for_want_of_the_store_is_told_in_the_words_of_that() -> None:
     trains = losses()["trains"]
-    paused = r"training is paused: the store has not answered since \d\d:\d\d:\d\d: if lab1, lab2 is down, switch it on"
+    paused = r"training is paused: the store has not answered since \d\d:\d\d:\d\d, as told above"
     assert len(re.findall(paused, trains)) == 1
     assert losses()["trains for a while"].count("if it is up, open the port") == 1
-    assert re.search(
-        r"training is paused: .* is down, switch it on.*there$", losses()["trains for a while"], re.M
-    )
     for name in ("trains", "trains for a while", "waits"):
         assert not re.search(r"lease\b(?<!--lease)|incarnation", losses()[name])
         assert "switch it on" in losses()[name]

@@ -80,7 +80,7 @@ def doctor_request(
     )
 
 
-def _refusals(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+def _refusals(settings: Settings, environ: Mapping[str, str]) -> Iterator[UsageError]:
     """For what an agent would end at once on this machine; takes seconds where torch has to count the GPUs."""
 
     def check_state_dir() -> None:
@@ -98,7 +98,7 @@ def _refusals(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
         try:
             check()
         except UsageError as refusal:
-            yield str(refusal)
+            yield refusal
 
 
 def _compared(settings: Settings) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastic_agent.config.errors import UsageError
 from elastic_agent.transport import Secret
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
@@ -41,7 +42,7 @@ class Request:
     environ: Mapping[str, str]
     folders: Mapping[str, Path] = field(default_factory=dict)
     """Folders that the agent writes to, by the option that names them."""
-    refusals: Callable[[], Iterable[str]] = tuple
+    refusals: Callable[[], Iterable[UsageError]] = tuple
     """Finds for what an agent would end at once on this machine, each with what to do about it after a semicolon."""
     paths: tuple[Path, ...] = ()
     """Folders that all machines share."""
