@@ -496,13 +496,15 @@ class Agent:
         if done is not None:
             self._publish(events.Requeued(done.level == "error", done.text))
         plan = ending.plan
-        has_run = plan is not None and (plan.world is not None or plan.generation > 1)
-        resumes = decision.requeued or await self._is_to_stop()
-        if ending.outcome is Outcome.STOPPED and has_run and not resumes:
-            self._log.info(
-                f"{how_to_resume(self._settings, self._backend.run_id or '', self._job)}: it goes on as generation "
-                f"{plan.generation + 1}, from the last checkpoint that the script has written"
-            )
+        if (
+            ending.outcome is not Outcome.STOPPED
+            or plan is None
+            or (plan.world is None and plan.generation < 2)
+        ):
+            return
+        if not decision.requeued and not await self._is_to_stop():
+            how = how_to_resume(self._settings, self._backend.run_id or "", self._job)
+            self._log.info(f"{how}: it goes on from the last checkpoint that the script has written")
 
     async def _status(self) -> Waiting:
         status = await self._session.status() if self._session is not None else Waiting()

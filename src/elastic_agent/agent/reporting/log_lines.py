@@ -67,10 +67,11 @@ def _log_notice(event: events.NoticeGiven) -> None:
     elif workers.told is None:
         what = f"workers that handle notices have {left} to save and exit, {after}"
     elif workers.catching:
-        handled = "" if workers.stop is signal.SIGINT else f", which {workers.catching} of them handle"
+        handlers = f"{count(workers.catching, 'worker')} handle{'s' * (workers.catching == 1)}"
+        handled = "" if workers.stop is signal.SIGINT else f", which {handlers}"
         what = (
-            f"no worker here handles notices: they get {workers.stop.name}{handled}, and end, {after}; to have all of "
-            "them save first, see docs/notices.md"
+            f"no worker here handles notices: they get {workers.stop.name}{handled}, {after}; to have all of them "
+            "save first, see docs/notices.md"
         )
     else:
         what = (
