@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 import structlog
@@ -15,6 +17,7 @@ from elastic_agent.agent import events
 from elastic_agent.agent.events import Notified
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.signals import Meanings, SignalDesk
+from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import Cause, Notice
@@ -123,12 +126,17 @@ def test_a_notice_that_no_worker_hears_is_said(workers: Notified, cause: Cause, 
     assert [line in entry["event"] for entry in logs] == [True]
 
 
+class Leaves:
+    """Stands for a supervisor."""
+
+    def drain(self, reason: str) -> None:
+        assert reason == "SIGTERM received"
+
+
 @pytest.mark.parametrize("depending", [(), ("b", "c")])
 def test_an_interrupted_agent_says_which_nodes_cannot_go_on_without_its_store(
     depending: tuple[str, ...],
 ) -> None:
-    supervisor = Mock(spec=Supervisor)
-
     async def interrupt() -> None:
         desk = SignalDesk(
             Meanings(("SIGTERM",), "none", 60.0),
@@ -139,7 +147,7 @@ def test_an_interrupted_agent_says_which_nodes_cannot_go_on_without_its_store(
             depending=lambda node_id: depending if node_id == "a" else (),
         )
         desk.open()
-        desk.attend(supervisor, "a")
+        desk.attend(cast("Supervisor", Leaves()), "a")
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.sleep(0)
