@@ -50,7 +50,7 @@ class Request:
     folders: Mapping[str, Path] = field(default_factory=dict)
     """Folders that the agent writes to, by the option that names them."""
     refusals: Callable[[], Iterable[Refusal]] = tuple
-    """Finds for what an agent would end at once on this machine, each with what to do about it after a semicolon."""
+    """Finds for what an agent would end at once on this machine, each with what to do about it."""
     paths: tuple[Path, ...] = ()
     """Folders that all machines share."""
     port_range: PortRange | None = None

@@ -306,7 +306,7 @@ class ConsoleReporter:
             f"{count(world.world_size, 'worker')}"
         )
         if plan.notice is not None:
-            self._notice = f"{plan.notice.words}: workers are saving and exiting"
+            self._notice = f"{plan.notice.words}: workers may save and exit"
         # The world is the same, only the plan is newer.
         if self._announced == (plan.generation, self._incarnation):
             if plan.notice is None and is_changed:  # the notice is shown instead
