@@ -94,6 +94,7 @@ def test_stop_ends_the_run_on_all_nodes_with_the_state_saved(make_cluster: MakeC
     said = ask(cluster, "stop", "--deadline", "40")
     assert said.returncode == 0, said.stderr
     assert f"stopping run {cluster.run_id}; workers that handle notices have 40 s to save" in said.stdout
+    assert said.stdout.endswith("to resume it, start it again with this run id\n")
     assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
     check_all_told_and_left(cluster, first, "operator")
     left = [one for one in cluster.notes("left") if one["generation"] == first]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -153,7 +154,7 @@ class Agent:
             stop_signals,
             publish=self._publish,
             end_at_once=self._end_at_once,
-            depending=backend.depending,
+            depending=self._depending,
         )
         self._main_task: asyncio.Task[Ending] | None = None
 
@@ -372,7 +373,7 @@ class Agent:
             settings.shutdown_timeout,
             settings.notice_time,
             hosts_store=lambda: bool(self._backend.busy_with),
-            depending=lambda: self._backend.depending(lock.node_id),
+            depending=lambda: self._depending(lock.node_id),
             is_at_store=self._backend.is_at_store,
             store_problem=self._store_problem,
             status=observation.status,
@@ -470,13 +471,17 @@ class Agent:
             )
             return None
 
+    def _depending(self, node_id: str) -> Sequence[str]:
+        """Return the nodes that cannot go on without the store here; a Slurm job without its store is requeued."""
+        return self._backend.depending(node_id) if self._job is None else ()
+
     async def _host_on(self) -> None:
         """A host keeps serving until no run needs its store any more."""
         self._signals.hosting_on = True
         node_id = self._console.node_id if self._console is not None else ""
         while True:
-            runs, nodes = tuple(self._backend.busy_with), self._backend.depending(node_id)
-            self._publish(events.Hosting(runs, nodes))
+            runs, nodes = tuple(self._backend.busy_with), self._depending(node_id)
+            self._publish(events.Hosting(runs, tuple(nodes)))
             if not runs:
                 return
             await self._backend.changed()
