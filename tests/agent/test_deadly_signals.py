@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 import structlog
 
 from elastic_agent.agent import events
+from elastic_agent.agent.events import Notified
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.signals import Meanings, SignalDesk
+from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import Cause, Notice
@@ -79,18 +83,80 @@ def test_signals_of_errors_and_those_that_end_nothing_stay_as_they_are(signum: s
 
 
 @pytest.mark.parametrize(
-    ("told", "cause", "line"),
+    ("workers", "cause", "line"),
     [
-        (0, Cause.PREEMPTED, "no worker here has asked for notices so far, or handles the notice signal"),
-        (1, Cause.PREEMPTED, "all workers have 60 s to save and exit, then the run ends"),
-        (0, Cause.DRAIN, "all workers have 60 s to save and exit, then the run ends"),
+        (
+            Notified(True, 0),
+            Cause.PREEMPTED,
+            "no worker here has asked for notices so far, or handles the notice",
+        ),
+        (Notified(True, 1), Cause.PREEMPTED, "all workers have 60 s to save and exit, then the run ends"),
+        (
+            Notified(True, 0),
+            Cause.DRAIN,
+            "no worker here handles notices or SIGTERM: they end without saving, then",
+        ),
+        (
+            Notified(True, 0, catching=1),
+            Cause.DRAIN,
+            "handles notices: they get SIGTERM, which 1 worker handles, then",
+        ),
+        (
+            Notified(True, 0, signal.SIGINT, 2),
+            Cause.DRAIN,
+            "no worker here handles notices: they get SIGINT, then",
+        ),
+        (Notified(True, 1), Cause.DRAIN, "all workers have 60 s to save and exit, then the run ends"),
+        (
+            Notified(True),
+            Cause.DRAIN,
+            "workers that handle notices have 60 s to save and exit, then the run ends",
+        ),
+        (
+            Notified(False),
+            Cause.DRAIN,
+            "workers that handle notices have 60 s to save and exit, then the run ends",
+        ),
     ],
 )
-def test_a_notice_that_no_worker_hears_is_said(told: int, cause: Cause, line: str) -> None:
+def test_a_notice_that_no_worker_hears_is_said(workers: Notified, cause: Cause, line: str) -> None:
     notice = Notice(1, cause, 60.0, "SIGUSR1 on a", ends=True)
     with structlog.testing.capture_logs() as logs:
-        log_event(events.NoticeGiven(3, notice, delivered=True, told=told))
+        log_event(events.NoticeGiven(3, notice, workers))
     assert [line in entry["event"] for entry in logs] == [True]
+
+
+class Leaves:
+    """Stands for a supervisor."""
+
+    def drain(self, reason: str) -> None:
+        assert reason == "SIGTERM received"
+
+
+@pytest.mark.parametrize("depending", [(), ("b", "c")])
+def test_an_interrupted_agent_says_which_nodes_cannot_go_on_without_its_store(
+    depending: tuple[str, ...],
+) -> None:
+    async def interrupt() -> None:
+        desk = SignalDesk(
+            Meanings(("SIGTERM",), "none", 60.0),
+            None,
+            StopSignals(),
+            publish=lambda _: None,
+            end_at_once=lambda: None,
+            depending=lambda node_id: depending if node_id == "a" else (),
+        )
+        desk.open()
+        desk.attend(cast("Supervisor", Leaves()), "a")
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0)
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(interrupt())
+    leaves, exits = (entry["event"] for entry in logs)
+    assert ("its agent stays to serve the store to b, c; send a second signal" in leaves) == bool(depending)
+    assert ("b, c cannot go on until the same command is started here again" in exits) == bool(depending)
 
 
 SAVES = """

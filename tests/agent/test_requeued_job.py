@@ -67,7 +67,7 @@ def test_the_next_start_of_a_job_waits_until_the_one_that_still_runs_has_saved(t
             (tmp_path / "finish").touch()
             assert second.process.wait() == ExitCode.FINISHED
     said = {node: (tmp_path / f"{node}.log").read_text() for node in ("n1", "n2")}
-    assert "job 100 was started again: stopping the run here after its workers have saved" in said["n1"]
+    assert "job 100 was started again: stopping the run here; its workers get a notice to save" in said["n1"]
     assert "to resume the run" not in said["n1"], "the other start does"
     assert said["n2"].count("an earlier start of job 100 still runs at a standalone endpoint on ") == 1
     assert "; it was asked to save and stop; waiting up to 600 s for its end" in said["n2"]

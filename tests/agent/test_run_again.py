@@ -117,7 +117,7 @@ def test_a_killed_single_agent_without_a_run_id_leaves_no_history(tmp_path: Path
     assert kept == []
 
 
-RESUMED = r"to resume the run, start it again with the same command(?: and --rdzv-id (\S+))?$"
+RESUMED = r"to resume the run, start it again with the same command(?: and --rdzv-id (\S+))?: it goes on from the last "
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from elastic_agent.agent.events import (
     DrainRequested,
     Event,
     NoticeGiven,
+    Notified,
     Publisher,
     StopRequested,
     Subscriber,
@@ -237,7 +238,9 @@ async def test_workers_whose_start_waits_for_the_disk_get_the_notice_that_came_m
         assert cell is not None
         assert cell[NOTICE] > 0
         assert stopped_s <= cell[DEADLINE_NS] / 1e9 <= came_s + 60.0, "the wait is not added to the time"
-        assert [event.delivered for event in here.events if isinstance(event, NoticeGiven)] == [True]
+        assert [event.workers.is_delivered for event in here.events if isinstance(event, NoticeGiven)] == [
+            True
+        ]
         life.cancel()
         await asyncio.gather(life, return_exceptions=True)
 
@@ -282,8 +285,8 @@ def test_records_of_the_event_log_contain_all_fields_of_their_events(tmp_path: P
         DrainRequested(None, "SIGTERM received"),
         DrainRequested("b", "b is leaving"),
         StopRequested(Cause.OPERATOR, 5.0, "stop"),
-        NoticeGiven(3, Notice(1, Cause.DRAIN, 60.0, "b leaves"), delivered=True),
-        NoticeGiven(3, Notice(2, Cause.DRAIN, 60.0, "b leaves"), delivered=False),
+        NoticeGiven(3, Notice(1, Cause.DRAIN, 60.0, "b leaves"), Notified(is_delivered=True)),
+        NoticeGiven(3, Notice(2, Cause.DRAIN, 60.0, "b leaves"), Notified(is_delivered=False)),
         WorkersStopping(3, "b leaves", Grace.RESTART),
         Exited(3, 0, 100, -9, 1.5, "the last lines"),
         Stopped(3, (100,)),

@@ -29,7 +29,7 @@ from elastic_agent.doctor.interpreter import ask_interpreter
 from elastic_agent.doctor.local import LocalResult
 from elastic_agent.doctor.network import check_endpoint, foreign_port_holder
 from elastic_agent.doctor.report import as_text
-from elastic_agent.doctor.request import Request
+from elastic_agent.doctor.request import Refusal, Request
 from elastic_agent.doctor.script import check_source, top_level_imports
 from elastic_agent.doctor.system import (
     LEAST_SHM,
@@ -37,6 +37,7 @@ from elastic_agent.doctor.system import (
     check_limits,
     check_shared_memory,
     check_shared_memory_size,
+    check_start,
 )
 from elastic_agent.transport import UnreachableError, holder_of
 from elastic_agent.values import Endpoint
@@ -127,6 +128,15 @@ def test_an_interpreter_that_cannot_be_started_is_reported(
     monkeypatch.setattr(interpreter, "TIMEOUT_S", GUARD_S)
     assert ask_interpreter(str(tmp_path / "python"), "/", []).problem == "No such file or directory"
     assert ask_interpreter("/bin/false", "/", []).problem == "exit code 1"
+
+
+# -- start ----------------------------------------------------------------------------------------
+
+
+def test_a_start_that_would_be_refused_is_reported_with_its_remedy() -> None:
+    refusal = Refusal("torch cannot count the GPUs (no such file; no such device)", "reinstall the driver")
+    (found,) = check_start(request(refusals=lambda: [refusal]))
+    assert (found.cause, found.remedy) == refusal
 
 
 # -- environment ----------------------------------------------------------------------------------

@@ -93,7 +93,8 @@ def test_stop_ends_the_run_on_all_nodes_with_the_state_saved(make_cluster: MakeC
     first = train(cluster, "a", "b")
     said = ask(cluster, "stop", "--deadline", "40")
     assert said.returncode == 0, said.stderr
-    assert f"stopping run {cluster.run_id}; workers have 40 s to save" in said.stdout
+    assert f"stopping run {cluster.run_id}; workers that handle notices have 40 s to save" in said.stdout
+    assert said.stdout.endswith("to resume it, start it again with this run id\n")
     assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
     check_all_told_and_left(cluster, first, "operator")
     left = [one for one in cluster.notes("left") if one["generation"] == first]
@@ -208,7 +209,7 @@ def test_a_drained_node_that_returns_is_let_in_with_a_notice(make_cluster: MakeC
     first = train(cluster, "a", "b")
     said = ask(cluster, "drain", "b")
     assert (said.returncode, said.stderr) == (0, "")
-    assert f"run {cluster.run_id}: draining b; workers have 30 s to save" in said.stdout
+    assert f"run {cluster.run_id}: draining b; workers that handle notices have 30 s to save" in said.stdout
     assert f"run {cluster.run_id}: b has left; the other nodes continue" in said.stdout
     assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
     second = cluster.wait_training("a", after=first)

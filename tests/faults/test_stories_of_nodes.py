@@ -127,7 +127,9 @@ def test_nodes_with_different_numbers_of_workers_join_and_leave_without_a_charge
     b.terminate()
     third = cluster.wait_training("a", "c", after=second)
     assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
-    assert b.lines("this node has left the run", "SIGTERM"), cluster.story()
+    assert b.lines("this node has left the run", "SIGTERM", "start the same command here again"), (
+        cluster.story()
+    )
     assert cluster.world(third) == {"a": (2, 0), "c": (2, 2)}
     assert_order(cluster, ("workers_stopped", "b", second), ("born", "a", third))
     assert not cluster.journal("lease_lost"), "the others did not wait for its lease"

@@ -130,16 +130,17 @@ class Participant:
         state_dir: Path,
         run_id: str = "run",
         *,
+        address: str | None = None,
         through: Callable[[StoreDialer], StoreDialer] = lambda backend: backend,
     ) -> None:
-        """``through``: what stands between the session and its store."""
+        """``through``: what stands between the session and its store; ``address``: the one that others are told."""
         self.name = name
         self.told: list[events.SessionEvent] = []
         self.lives = 1
         backend = C10dBackend(endpoint, state_dir, port_range=None, port_rest_s=0.0)
         backend.run_id = run_id
         member = Member(RECORD_VERSION, name, f"{name}-1", "127.0.0.1", 1, State.READY, 0, rules)
-        self.session = Session(through(backend), member, rules.lease_ttl_s)
+        self.session = Session(through(backend), member, rules.lease_ttl_s, address)
         self.session.listen(self._event)
         self._part = participant.Participant(
             self.session,

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -125,3 +125,28 @@ def test_a_run_goes_on_while_the_loop_of_the_agent_that_hosts_its_store_hangs(tm
     finally:
         goes_on.set()
         Blocking(host).close()
+
+
+@pytest.mark.parametrize(
+    ("address", "depending"),
+    [("198.51.100.9", ("b", "c")), ("127.0.0.1", ())],
+    ids=["on other machines", "on this machine"],
+)
+def test_the_host_of_the_store_knows_which_nodes_cannot_go_on_without_it(
+    address: str, depending: tuple[str, ...], tmp_path: Path
+) -> None:
+    """An agent on the machine of the store takes over."""
+    endpoint = Endpoint("127.0.0.1", free_port())
+
+    async def story() -> None:
+        async with opened(Stores(), tmp_path, endpoint.port) as host:
+            (await host.connect()).close()
+            assert host.depending("a") == ()
+            async with AsyncExitStack() as stack:
+                for name, at in (("a", "127.0.0.1"), ("b", address), ("c", address)):
+                    node = Participant(name, endpoint, policy(3, 3), tmp_path / name, address=at)
+                    await stack.enter_async_context(node)
+                await wait_for_async("the world", lambda: (plan := host._plans.get("run")) and plan.world)
+                assert host.depending("a") == depending
+
+    run(story())

@@ -85,7 +85,7 @@ def test_a_stopped_run_resumes_and_a_stop_waits_for_workers_to_save(machine: Con
     (job.folder / "slow").write_text("2.5")
     machine.systemctl("stop", "--no-block", job.unit)
     job.wait_status(
-        r"SIGTERM received: generation \d: 1 node, 1 worker, step \d+; .*: workers are saving and exiting"
+        r"SIGTERM received: generation \d: 1 node, 1 worker, step \d+; .*: workers may save and exit"
     )
     machine.wait_state(job.unit, "inactive", "failed")
     assert job.checkpoint() == {"step": job.steps(second)[-1], "why": "drain"}

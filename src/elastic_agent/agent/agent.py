@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,15 @@ from elastic_agent.agent.reporting.start_check import StartCheck
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.nodes import with_missing_nodes
-from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
+from elastic_agent.agent.slurm.requeue import (
+    Done,
+    Stop,
+    decide,
+    how_to_join_again,
+    how_to_resume,
+    requeue,
+    rescue,
+)
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.command import command_on_this_machine, job_fingerprint, job_of
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, numa_options
@@ -145,6 +154,7 @@ class Agent:
             stop_signals,
             publish=self._publish,
             end_at_once=self._end_at_once,
+            depending=self._depending,
         )
         self._main_task: asyncio.Task[Ending] | None = None
 
@@ -193,6 +203,9 @@ class Agent:
                     await in_time(self._backend.release(), RELEASE_S)
             if ending.outcome is Outcome.DRAINED:
                 self._release_node_id()
+                self._log.info(
+                    f"this node has left the run: {ending.reason}{how_to_join_again(ending.plan, self._job, 'here')}"
+                )
             await self._host_on()
             self._backend.run_ended()
             await self._requeue(ending)
@@ -317,7 +330,7 @@ class Agent:
         while not await self._is_to_stop():
             await asyncio.sleep(LOOK_EVERY_S)
         words = f"job {self._runs.scheduled} was started again"
-        self._log.info(f"{words}: stopping the run here after its workers have saved")
+        self._log.info(f"{words}: stopping the run here; its workers get a notice to save")
         supervisor.stop(Cause.OPERATOR, self._settings.notice_time, words)
 
     async def _is_to_stop(self) -> bool:
@@ -360,9 +373,11 @@ class Agent:
             settings.shutdown_timeout,
             settings.notice_time,
             hosts_store=lambda: bool(self._backend.busy_with),
+            depending=lambda: self._depending(lock.node_id),
             is_at_store=self._backend.is_at_store,
             store_problem=self._store_problem,
             status=observation.status,
+            join_again=how_to_join_again(None, self._job, "there"),
         )
         control = await self._listen(commands)
         observation.open_page()
@@ -456,13 +471,20 @@ class Agent:
             )
             return None
 
+    def _depending(self, node_id: str) -> Sequence[str]:
+        """Return the nodes that cannot go on without the store here; a Slurm job without its store is requeued."""
+        return self._backend.depending(node_id) if self._job is None else ()
+
     async def _host_on(self) -> None:
         """A host keeps serving until no run needs its store any more."""
         self._signals.hosting_on = True
-        self._publish(events.Hosting(tuple(self._backend.busy_with)))
-        while self._backend.busy_with:
+        node_id = self._console.node_id if self._console is not None else ""
+        while True:
+            runs, nodes = tuple(self._backend.busy_with), self._depending(node_id)
+            self._publish(events.Hosting(runs, tuple(nodes)))
+            if not runs:
+                return
             await self._backend.changed()
-            self._publish(events.Hosting(tuple(self._backend.busy_with)))
 
     async def _requeue(self, ending: Ending) -> None:
         """Requeue the job, if it is to be requeued and this agent is the one to do it."""
@@ -479,10 +501,15 @@ class Agent:
         if done is not None:
             self._publish(events.Requeued(done.level == "error", done.text))
         plan = ending.plan
-        has_run = plan is not None and (plan.world is not None or plan.generation > 1)
-        resumes = decision.requeued or await self._is_to_stop()
-        if ending.outcome is Outcome.STOPPED and has_run and not resumes:
-            self._log.info(how_to_resume(self._settings, self._backend.run_id or "", self._job))
+        if (
+            ending.outcome is not Outcome.STOPPED
+            or plan is None
+            or (plan.world is None and plan.generation < 2)
+        ):
+            return
+        if not decision.requeued and not await self._is_to_stop():
+            how = how_to_resume(self._settings, self._backend.run_id or "", self._job)
+            self._log.info(f"{how}: it goes on from the last checkpoint that the script has written")
 
     async def _status(self) -> Waiting:
         status = await self._session.status() if self._session is not None else Waiting()

@@ -124,16 +124,17 @@ def _ask_torch() -> _Accelerators:
         get_logger().warning(complaints.strip())
     counts = printed.split()[-2:]
     if process.returncode != 0 or len(counts) < 2:
-        raise UsageError(_no_answer(process.returncode, complaints))
+        raise _no_answer(process.returncode, complaints)
     return _Accelerators(int(counts[0]), int(counts[1]))
 
 
-def _no_answer(returncode: int, complaints: str) -> str:
+def _no_answer(returncode: int, complaints: str) -> UsageError:
     last = complaints.strip().splitlines()[-1:]
-    return (
+    return UsageError(
         f"torch cannot count the GPUs of this machine: the process that asked it {ending(returncode)}"
-        f"{f' ({plain(last[0]).strip()})' if last else ''}; expected that {sys.executable} can import torch and use "
-        "the GPUs; repair that, or give --nproc-per-node a number and leave out --numa-binding"
+        f"{f' ({plain(last[0]).strip()})' if last else ''}",
+        f"expected that {sys.executable} can import torch and use the GPUs; repair that, or give --nproc-per-node a "
+        "number and leave out --numa-binding",
     )
 
 
@@ -145,8 +146,8 @@ def check_numa_binding(wanted: str | None) -> None:
     """
     if wanted is not None and not _accelerators().gpus:
         raise UsageError(
-            f"--numa-binding {wanted}: torch finds no GPU on this machine; expected one, because each "
-            "worker is bound to the CPUs near its GPU; remove --numa-binding"
+            f"--numa-binding {wanted}: torch finds no GPU on this machine",
+            "expected one, because each worker is bound to the CPUs near its GPU; remove --numa-binding",
         )
 
 
@@ -154,6 +155,6 @@ def _at_least_one(count: int, wanted: str, what: str) -> int:
     if count:
         return count
     raise UsageError(
-        f"--nproc-per-node {wanted}: torch finds no {what} on this machine; give a number, or cpu for "
-        "one worker per CPU"
+        f"--nproc-per-node {wanted}: torch finds no {what} on this machine",
+        "give a number, or cpu for one worker per CPU",
     )

@@ -13,7 +13,7 @@ from elastic_agent.config.etcd_password import etcd_access
 from elastic_agent.config.settings import Settings, specs
 from elastic_agent.config.value_types import ETCD
 from elastic_agent.diagnosis.compared import POLICY_OPTIONS
-from elastic_agent.doctor.request import Request
+from elastic_agent.doctor.request import Refusal, Request
 
 from .devices import check_numa_binding, count_slots, likely_slots
 from .limits import check_limits
@@ -80,7 +80,7 @@ def doctor_request(
     )
 
 
-def _refusals(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+def _refusals(settings: Settings, environ: Mapping[str, str]) -> Iterator[Refusal]:
     """For what an agent would end at once on this machine; takes seconds where torch has to count the GPUs."""
 
     def check_state_dir() -> None:
@@ -97,8 +97,8 @@ def _refusals(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
     for check in checks:
         try:
             check()
-        except UsageError as refusal:
-            yield str(refusal)
+        except UsageError as error:
+            yield Refusal(error.problem, error.remedy)
 
 
 def _compared(settings: Settings) -> dict[str, str]:

@@ -79,6 +79,8 @@ class Hosting(AgentEvent):
     """The node's part is over, but these runs still need the store that it hosts; none: it is free to exit."""
 
     runs: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+    """Those that cannot go on without it."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,27 @@ class StopRequested(AgentEvent):
 
 
 @dataclass(frozen=True)
+class Notified:
+    """What is known of the workers of this node when they get a notice."""
+
+    is_delivered: bool
+    """Workers run here."""
+    told: int | None = None
+    """How many of them handle notices, or the notice signal; None: not known, as they are being started or have
+    exited."""
+    stop: signal.Signals = signal.SIGTERM
+    """The signal by which they are stopped if this node leaves; if it stays, they get SIGTERM."""
+    catching: int = 0
+    """How many of them handle it. Python handles SIGINT in each: it raises KeyboardInterrupt."""
+
+
+@dataclass(frozen=True)
 class NoticeGiven(AgentEvent):
     """The workers are to save and exit."""
 
     generation: int
     notice: Notice
-    delivered: bool
-    """Workers run here."""
-    told: int | None = None
-    """How many of them handle notices, or the notice signal; None: not known yet."""
+    workers: Notified
 
 
 # -- workers ------------------------------------------------------------------------------------

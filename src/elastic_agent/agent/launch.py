@@ -111,7 +111,6 @@ def _exit_code(ending: Ending) -> int:
             too_few = ending.failure is not None and ending.failure.kind is FailureKind.TOO_FEW
             return ExitCode.TOO_FEW_NODES if too_few else ExitCode.FAILED
         case Outcome.DRAINED:
-            log.info(f"this node has left the run: {ending.reason}")
             return ExitCode.DRAINED
         case Outcome.STOPPED:
             return ExitCode.STOPPED

@@ -29,8 +29,8 @@ def check_limits(slots: int) -> None:
     wanted = AGENT_TASKS + TASKS_PER_WORKER * slots
     if os.geteuid() != 0 and limit != resource.RLIM_INFINITY and limit < wanted:  # root is exempt
         raise UsageError(
-            f"this user can have only {limit} processes and threads; expected at least {wanted} for "
-            f"{_workers(slots)}: raise the limit (ulimit -u)"
+            f"this user can have only {limit} processes and threads",
+            f"expected at least {wanted} for {_workers(slots)}: raise the limit (ulimit -u)",
         )
 
 
@@ -41,8 +41,8 @@ def check_open_files(slots: int) -> None:
     if limit != resource.RLIM_INFINITY and limit < wanted:
         needed_for = f" for {_workers(slots)}" if slots else ""
         raise UsageError(
-            f"a process of this user can have only {limit} open files; expected at least {wanted}{needed_for}: "
-            "raise the limit (ulimit -n; in a service LimitNOFILE)"
+            f"a process of this user can have only {limit} open files",
+            f"expected at least {wanted}{needed_for}: raise the limit (ulimit -n; in a service LimitNOFILE)",
         )
 
 
@@ -55,6 +55,6 @@ def _check_interpreter() -> None:
     if not sys.executable or not os.access(sys.executable, os.X_OK):
         raise UsageError(
             f"this user (id {os.geteuid()}) cannot execute the Python interpreter "
-            f"{quoted(sys.executable)}, which the agent needs to start more processes; expected an "
-            "interpreter that this user can execute"
+            f"{quoted(sys.executable)}, which the agent needs to start more processes",
+            "expected an interpreter that this user can execute",
         )

@@ -16,7 +16,7 @@ from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.diagnosis.signals import signal_name
 from elastic_agent.linux import catches
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Cause, Notice
+from elastic_agent.protocol import Cause, Notice, names
 
 from .supervisor import Supervisor
 from .tasks import BackgroundTasks
@@ -34,6 +34,8 @@ _HARMLESS = {
     "SIGKILL",
 }
 """Signals that do not end a process, or that no process can handle."""
+
+_AGAIN = "the same command is started here again"
 
 FIRST_ONE_S = 2.0
 """How long the first agent of a Slurm step may take to publish what a signal means."""
@@ -74,6 +76,7 @@ class SignalDesk:
         *,
         publish: Callable[[LeaveSignalled], None],
         end_at_once: Callable[[], None],
+        depending: Callable[[str], Sequence[str]] = lambda node_id: (),
     ) -> None:
         """Prepare; no signal is handled before :meth:`open`.
 
@@ -83,6 +86,7 @@ class SignalDesk:
             stop_signals: those received, among them a notice that came before.
             publish: called when a signal makes this agent leave.
             end_at_once: called when there is nothing to shut down gracefully, or no time for it.
+            depending: gives the nodes that cannot go on without the store of this process, from this node's id.
         """
         self.leave_signals: list[int] = []
         """Signals to leave that have come."""
@@ -94,6 +98,7 @@ class SignalDesk:
         self._job = job
         self._publish = publish
         self._end_at_once = end_at_once
+        self._depending = depending
         self._supervisor: Supervisor | None = None
         self._node_id = ""
         self._notice = ""
@@ -138,11 +143,11 @@ class SignalDesk:
         self.leave_signals.append(int(signum))
         self._publish(LeaveSignalled(f"{signal_name(-signum)} received"))
         if self._supervisor is None or len(self.leave_signals) > 1:
-            self._log.warning(f"{signal_name(-signum)} received: exiting immediately")
-            self._end_at_once()
+            self._exit_now(signum)
         elif self.hosting_on:
+            who = names(self._depending(self._node_id)) or "other nodes"
             self._log.info(
-                f"{signal_name(-signum)} received while other nodes need the store; send a second signal to exit "
+                f"{signal_name(-signum)} received while {who} need the store here; send a second signal to exit "
                 "immediately"
             )
         elif self._job is not None and signum == signal.SIGTERM:
@@ -150,9 +155,21 @@ class SignalDesk:
         else:
             self._leave(self._supervisor, signum)
 
+    def _exit_now(self, signum: int) -> None:
+        depending = names(self._depending(self._node_id))
+        follows = (
+            f"; this machine hosted the store: {depending} cannot go on until {_AGAIN}" if depending else ""
+        )
+        self._log.warning(f"{signal_name(-signum)} received: exiting immediately{follows}")
+        self._end_at_once()
+
     def _leave(self, supervisor: Supervisor, signum: int) -> None:
+        depending = names(self._depending(self._node_id))
+        stays = f", and its agent stays to serve the store to {depending}" if depending else ""
+        follows = f" (they cannot go on then until {_AGAIN})" if depending else ""
         self._log.info(
-            f"{signal_name(-signum)} received: this node is leaving the run; send a second signal to exit immediately"
+            f"{signal_name(-signum)} received: this node is leaving the run{stays}; send a second signal to exit "
+            f"immediately{follows}"
         )
         supervisor.drain(f"{signal_name(-signum)} received")
 
@@ -170,7 +187,7 @@ class SignalDesk:
 
     def _notice_signalled(self, signum: int) -> None:
         self._stop_signals.receive(signum)
-        self._log.info(f"{signal_name(-signum)} received: stopping the run after its workers have saved")
+        self._log.info(f"{signal_name(-signum)} received: stopping the run; its workers get a notice to save")
         self._notice = f"{signal_name(-signum)} on {self._node_id or 'a node'}"
         if self._supervisor is not None:
             self._give_notice(self._supervisor)

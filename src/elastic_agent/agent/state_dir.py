@@ -22,9 +22,7 @@ def using_state_dir(state_dir: Path) -> Iterator[None]:
         where = f" {error.filename}:" if error.filename is not None else ""
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         wanted = "free space there, or pass another one" if is_full else "expected a writable directory"
-        raise UsageError(
-            f"--state-dir {state_dir} is not usable:{where} {error.strerror}; {wanted}"
-        ) from None
+        raise UsageError(f"--state-dir {state_dir} is not usable:{where} {error.strerror}", wanted) from None
 
 
 def try_state_dir(state_dir: Path) -> None:

@@ -403,8 +403,8 @@ class Supervisor:
 
     def _give(self, notice: Notice, stopped_s: float) -> None:
         self._noticed = self.node.generation
-        delivered, told = self._runner.notify(notice, stopped_s)
-        self._publish(events.NoticeGiven(self.node.generation, notice, delivered, told))
+        workers = self._runner.notify(notice, stopped_s)
+        self._publish(events.NoticeGiven(self.node.generation, notice, workers))
 
     def _stop_workers(self, action: machine.StopWorkers) -> None:
         self._publish(events.WorkersStopping(self.node.generation, action.reason, action.grace))

@@ -17,6 +17,7 @@ from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.parser import HelpRequested
 from elastic_agent.config.settings import spec_by_name
+from elastic_agent.config.sources.base import Layer
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.values import Endpoint
@@ -50,8 +51,7 @@ def serve(argv: Sequence[str]) -> int:
     _check(line)
     check_working_directory()
     resolved = resolve(line, os.environ, script_needed=False, only=OPTIONS)
-    if resolved.settings.standalone and resolved.settings.rdzv_endpoint is None:
-        _check_port(resolved)
+    _check_port(resolved)
     make_state_dir(resolved.settings.state_dir, os.environ)
     return _serve(resolved)
 
@@ -69,9 +69,9 @@ def _check(line: CommandLine) -> None:
 
 def _check_port(resolved: Resolved) -> None:
     source = resolved.sources["rdzv_endpoint"]
-    if resolved.sources["standalone"].name.endswith("with port 0"):
+    if resolved.settings.rdzv_endpoint is None and source.layer is not Layer.DEFAULT:
         raise UsageError(
-            f"{source}: got port 0; expected a fixed port, 1 to 65535, that the agents can connect to"
+            f"{source}: got port 0", "expected a fixed port, 1 to 65535, that the agents can connect to"
         )
 
 

@@ -70,7 +70,9 @@ class SettingsBuilder:
         text = self.texts.get(name, spec.kind.show(self.values[name]))
         given = Given(text, self.sources[name])
         source = f"{spec.flag} (by default)" if given.source.layer is Layer.DEFAULT else given.source
-        return UsageError(f"{source}: got {quoted(text)}, {wrong}; expected {expected or spec.kind.accepted}")
+        return UsageError(
+            f"{source}: got {quoted(text)}, {wrong}", f"expected {expected or spec.kind.accepted}"
+        )
 
 
 def default_of(name: str) -> Any:
@@ -81,8 +83,6 @@ def default_of(name: str) -> Any:
 
 def usage_error(given: Given, spec: Spec, bad: BadValueError) -> UsageError:
     """One line: where it came from, what was given, what is wrong with it, what is accepted."""
-    parts = [f"{given.source}: got {quoted(given.text)}" + (f", {bad.wrong}" if bad.wrong else "")]
-    parts.append(f"expected {spec.kind.accepted}")
-    if bad.hint:
-        parts.append(bad.hint)
-    return UsageError("; ".join(parts))
+    problem = f"{given.source}: got {quoted(given.text)}" + (f", {bad.wrong}" if bad.wrong else "")
+    hint = f"; {bad.hint}" if bad.hint else ""
+    return UsageError(problem, f"expected {spec.kind.accepted}{hint}")

@@ -55,7 +55,9 @@ def make_state_dir(folder: Path, environ: Mapping[str, str]) -> None:
     except OSError as error:
         problem = f"which cannot be created: {error.strerror}"
     if problem:
-        raise UsageError(f"--state-dir (by default): got {quoted(folder)}, {problem}; expected {OWN_FOLDER}")
+        raise UsageError(
+            f"--state-dir (by default): got {quoted(folder)}, {problem}", f"expected {OWN_FOLDER}"
+        )
 
 
 OWN_FOLDER = (

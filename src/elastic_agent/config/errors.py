@@ -16,7 +16,16 @@ class UsageError(Exception):
     """Something the user gave is wrong. ``str()`` is one line: what, from where, and what is accepted.
 
     The command line prints it and exits with code 2; other callers of ``load_settings`` may catch it.
+
+    Attributes:
+        problem: what is wrong, and from where.
+        remedy: what is accepted, or what to do; empty: the problem says it.
     """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.problem = problem
+        self.remedy = remedy
 
 
 class MissingScriptError(UsageError):

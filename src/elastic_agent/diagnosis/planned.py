@@ -31,7 +31,7 @@ def planned_failure(generation: int, seats: Sequence[Seat], plan: Plan | None) -
     return RootCause(
         generation,
         kind,
-        failure.summary,
+        failure.words,
         node_id=node_id,
         slot=slot,
         rank=seat.first_rank + slot if seat is not None and slot is not None else None,

@@ -185,8 +185,13 @@ def _next_step(first: Finding) -> str:
             f"the output of worker {first.id} was not kept (--local-ranks-filter); start with --redirects 3 and "
             "--log-dir DIR, and read its files there"
         )
-    file = f", {first.worker.stdout}," if first.worker.stdout else ""
-    return f"read the end of the output of worker {first.id}{file} on {_host(first.report)}"
+    host = _host(first.report)
+    if not first.worker.stdout:
+        return (
+            f"read the end of the output of worker {first.id}: it is in that of its agent on {host} (the terminal, or "
+            "the journal of its service); --tee 3 keeps it in a file, too"
+        )
+    return f"read the end of the output of worker {first.id}, {first.worker.stdout}, on {host}"
 
 
 def _exited_early(first: Finding, consequences: list[Finding], findings: list[Finding]) -> RootCause:

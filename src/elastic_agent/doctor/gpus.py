@@ -27,6 +27,8 @@ class Gpus:
     """Processes with memory on a GPU, as "GPU 0: python (pid 4711)"."""
     problem: str = ""
     """The first error of NVML, word for word."""
+    lacks_library: bool = False
+    """There is a driver, and no library to ask it."""
 
     @property
     def described(self) -> str:
@@ -47,9 +49,7 @@ def find_gpus(nvml: Any = None, driver: str = _DRIVER) -> Gpus:
     try:
         nvml = nvml or importlib.import_module("pynvml")
     except ImportError:
-        return Gpus(
-            problem="not examined: the package nvidia-ml-py is not installed (pip install nvidia-ml-py)"
-        )
+        return Gpus(lacks_library=True)
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
@@ -73,8 +73,12 @@ def _holders(nvml: Any, handles: Collection[Any]) -> Iterator[str]:
 
 def check_gpus(gpus: Gpus, request: Request) -> Iterator[Finding]:
     """The driver works, the GPUs are free, and there is one for each worker."""
-    if gpus.problem.startswith("not examined"):
-        yield warning("gpus", f"the GPUs of this machine were {gpus.problem}", "install it")
+    if gpus.lacks_library:
+        yield warning(
+            "gpus",
+            "the GPUs of this machine were not examined: the package nvidia-ml-py is not installed",
+            "pip install nvidia-ml-py",
+        )
     elif gpus.problem:
         yield error(
             "gpus",

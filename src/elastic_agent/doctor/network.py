@@ -93,7 +93,7 @@ def _check_resolution(host: str, *, is_etcd: bool) -> Iterator[Finding]:
     except UnreachableError as failure:
         yield error(
             "endpoint-name",
-            str(failure).partition(";")[0],
+            failure.problem,
             "add the name to the DNS or to /etc/hosts, or pass the machine's address as --rdzv-endpoint",
         )
         return

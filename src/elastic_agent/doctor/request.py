@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from elastic_agent.transport import Secret
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
+
+
+class Refusal(NamedTuple):
+    """Why an agent would end at once, and what to do; the remedy may be empty."""
+
+    problem: str
+    remedy: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +49,8 @@ class Request:
     environ: Mapping[str, str]
     folders: Mapping[str, Path] = field(default_factory=dict)
     """Folders that the agent writes to, by the option that names them."""
-    refusals: Callable[[], Iterable[str]] = tuple
-    """Finds for what an agent would end at once on this machine, each with what to do about it after a semicolon."""
+    refusals: Callable[[], Iterable[Refusal]] = tuple
+    """Finds for what an agent would end at once on this machine, each with what to do about it."""
     paths: tuple[Path, ...] = ()
     """Folders that all machines share."""
     port_range: PortRange | None = None

@@ -29,8 +29,7 @@ def soft_limit(which: int) -> int:
 def check_start(request: Request) -> Iterator[Finding]:
     """Report for what an agent would end at once."""
     for refusal in request.refusals():
-        cause, _, remedy = refusal.partition("; ")
-        yield error("start", cause, remedy)
+        yield error("start", refusal.problem, refusal.remedy)
 
 
 def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) -> Iterator[Finding]:

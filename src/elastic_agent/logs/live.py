@@ -27,6 +27,8 @@ class StatusLine:
         self._stream = stream
         self._lock = threading.Lock()
         self._status = ""
+        self.is_cut = False
+        """The terminal is too narrow for the status that was shown last."""
 
     def write_line(self, text: str) -> None:
         """Write a line for good, above the status."""
@@ -38,7 +40,8 @@ class StatusLine:
         """Replace the status by this one; if the terminal is too narrow, it is cut before the ending."""
         with self._lock:
             room = self._columns() - 1 - len(ending)
-            if len(status) > room:
+            self.is_cut = len(status) > room
+            if self.is_cut:
                 status = status[: max(0, room - len(_CUT))] + _CUT
             line = (status + ending)[: self._columns() - 1]
             if line != self._status:
@@ -111,6 +114,11 @@ class WaitingReporter:
     def is_live(self) -> bool:
         """Whether a live line shows the wait, and nothing is logged."""
         return self._status is not None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a live line had no room for the whole text."""
+        return self._status is not None and self._status.is_cut
 
     def clear(self) -> None:
         """The wait is over; the next ``update`` starts a new one."""

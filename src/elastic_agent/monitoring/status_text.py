@@ -96,7 +96,7 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
     if status.waiting_for and status.phase in ("", "forming"):
         lines += [one for one in (status.waiting_for, status.common_causes) if one]
     if status.notice:
-        lines.append(f"notice: {status.notice}; workers are saving and exiting")
+        lines.append(f"notice: {status.notice}; workers may save and exit")
     if status.standstill is not None:
         lines.append(standstill_text(status.standstill, now_s))
     if status.has_plan:

@@ -126,7 +126,7 @@ def _budget_spent(now: ClusterView) -> Decision:
     used = {0: "no restarts are allowed", 1: "the only restart is used"}.get(
         most, f"all {most} restarts are used"
     )
-    return _fail(now, _sentence("", failure.summary, f"; {used}"), failure)
+    return _fail(now, _sentence("", failure.words, f"; {used}"), failure)
 
 
 def _repeated(now: ClusterView) -> Decision:
@@ -134,16 +134,16 @@ def _repeated(now: ClusterView) -> Decision:
     assert failure is not None  # only a failure repeats
     reason = _sentence(
         "the same failure repeated without progress: ",
-        failure.summary,
+        failure.words,
         "; remove the cause, then start the run again",
     )
     return _fail(now, reason, failure)
 
 
-def _sentence(before: str, summary: str, after: str) -> str:
-    """A failure's summary in a sentence; the summary is shortened if there is no room for all."""
+def _sentence(before: str, failure: str, after: str) -> str:
+    """A failure's words in a sentence; they are shortened if there is no room for all."""
     room = LONGEST_REASON - len(before) - len(after)
-    return before + (summary if len(summary) <= room else summary[: room - 1] + "…") + after
+    return before + (failure if len(failure) <= room else failure[: room - 1] + "…") + after
 
 
 def _fail(now: ClusterView, reason: str, failure: Failure | None) -> Decision:

@@ -24,7 +24,7 @@ from elastic_agent.values import (
     smallest_world,
 )
 
-RECORD_VERSION = 5
+RECORD_VERSION = 6
 """Version of the record formats; a record of another version is rejected by name. As unknown fields are rejected, it
 changes with every field (a test says so)."""
 
@@ -142,6 +142,13 @@ class Failure(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     culprit_slot: Count | None = None
     is_certain: bool = True
     """For a hang: the worker that it is attributed to is known to be the cause."""
+    detail: Text = ""
+    """What follows the summary where there is room: for a hang, the worker that the others wait for."""
+
+    @property
+    def words(self) -> str:
+        """The summary and the detail."""
+        return f"{self.summary}: {self.detail}" if self.detail else self.summary
 
 
 class Address(Struct, frozen=True, array_like=True):

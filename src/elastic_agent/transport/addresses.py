@@ -35,16 +35,16 @@ def resolve(host: str) -> list[Address]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise UnreachableError(
-            f"the host name {host} does not resolve on this machine ({error.strerror}); give an address, "
-            "or a name that resolves on every machine",
+            f"the host name {host} does not resolve on this machine ({error.strerror})",
             Obstacle.UNKNOWN_NAME,
+            "give an address, or a name that resolves on every machine",
         ) from None
     except OSError as error:  # no descriptor is left to read the resolver's files with
         problem = f"cannot look up the host name {host} ({error.strerror})"
         raise UnreachableError(problem, Obstacle.EXPLAINED) from None
     except UnicodeError:
         raise UnreachableError(
-            f"{host!r} is not a host name; give an address, or a name that resolves"
+            f"{host!r} is not a host name", remedy="give an address, or a name that resolves"
         ) from None
     known = [(int(family), str(sockaddr[0])) for family, _, _, _, sockaddr in found]
     return [one for one in dict.fromkeys(known) if one[0] in (socket.AF_INET, socket.AF_INET6)]

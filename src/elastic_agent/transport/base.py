@@ -32,10 +32,11 @@ class Obstacle(enum.Enum):
 
 
 class TransportError(Exception):
-    """Base of all errors of a store; the message is one line."""
+    """Base of all errors of a store; the message is one line: the problem, and the remedy if there is one."""
 
-    def __init__(self, message: str = "", obstacle: Obstacle = Obstacle.OTHER) -> None:
-        super().__init__(message)
+    def __init__(self, problem: str = "", obstacle: Obstacle = Obstacle.OTHER, remedy: str = "") -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.problem = problem
         self.obstacle = obstacle
 
 

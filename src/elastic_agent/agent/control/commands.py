@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from elastic_agent.agent.supervisor import Ending, Supervisor
 from elastic_agent.monitoring.status import RunStatus
-from elastic_agent.protocol import Cause, Outcome, Seat, names
+from elastic_agent.protocol import Cause, Outcome, Phase, Seat, names
 
 from .socket import Answer, Command
 
@@ -22,6 +22,10 @@ T = TypeVar("T")
 LOOK_EVERY_S = 2.5
 SILENT_LOOKS = 2
 """A command gives up when it has found so often in a row that the store does not answer."""
+
+
+_AGAIN = "the same command is started"
+_RESUME = "to resume it, start it again with this run id"
 
 
 class StoreSilentError(Exception):
@@ -39,9 +43,11 @@ class Commands:
         drain_s: float,
         stop_s: float,
         hosts_store: Callable[[], bool],
+        depending: Callable[[], Sequence[str]],
         is_at_store: Callable[[Seat], bool],
         store_problem: Callable[[], str],
         status: Callable[[], Awaitable[RunStatus]],
+        join_again: str = "",
     ) -> None:
         """Serve commands.
 
@@ -52,17 +58,21 @@ class Commands:
             drain_s: how long workers have after ``drain``.
             stop_s: the same after ``stop``.
             hosts_store: whether the run needs this agent's store.
+            depending: gives the nodes that cannot go on without that store.
             is_at_store: whether a node is on the machine of the store.
             store_problem: why the store does not answer, in words; empty: it does.
             status: determines the status of the run.
+            join_again: what to do to have a node that has left join again, as a clause.
         """
         self._supervisor = supervisor
         self._run_id = run_id
         self._node_id = node_id
         self._hosts_store = hosts_store
+        self._depending = depending
         self._is_at_store = is_at_store
         self._store_problem = store_problem
         self._status = status
+        self._join_again = join_again
         self._times = {"drain": drain_s, "stop": stop_s}
 
     async def act(self, command: Command) -> AsyncIterator[Answer]:
@@ -132,7 +142,10 @@ class Commands:
             )
             return
         left_s = command.left_s if command.left_s is not None else self._times["drain"]
-        yield Answer(f"run {self._run_id}: draining {node}; workers have {left_s:g} s to save", done=False)
+        yield Answer(
+            f"run {self._run_id}: draining {node}; workers that handle notices have {left_s:g} s to save",
+            done=False,
+        )
         if node == self._node_id:
             self._supervisor.drain(command.words, left_s)
         else:
@@ -142,22 +155,25 @@ class Commands:
         ending = await self._unless_silent(self._supervisor.node_left(node))
         if ending is None or (node == self._node_id and ending.outcome is Outcome.DRAINED):
             if node == self._node_id and self._hosts_store():
+                depending = names(self._depending())
+                follows = (
+                    f": without it, {depending} cannot go on until {_AGAIN} here again" if depending else ""
+                )
                 yield Answer(
                     f"run {self._run_id}: the agent of {node} keeps running until the run ends, because it hosts the "
-                    "rendezvous store: if it or its machine is stopped, training stops on all nodes",
+                    f"rendezvous store{follows}",
                     done=False,
                 )
             elif is_at_store:
                 yield Answer(
                     f"run {self._run_id}: the machine of {node} hosts the store; keep it up until the run ends: "
-                    "without it, training stops on all nodes",
+                    f"without it, training stops on all nodes until {_AGAIN} there again",
                     done=False,
                 )
-            yield Answer(has_left)
+            yield Answer(f"{has_left}{self._join_again}")
         elif node == self._node_id and ending.outcome is Outcome.STOPPED:
             yield Answer(
-                f"run {self._run_id}: the workers of {node} have exited, and the run is stopped; to resume it, start "
-                "it again with this run id"
+                f"run {self._run_id}: the workers of {node} have exited, and the run is stopped; {_RESUME}"
             )
         elif node == self._node_id and ending.outcome is not Outcome.STUCK:
             yield Answer(f"run {self._run_id}: the workers of {node} have exited ({_how(ending)})")
@@ -166,7 +182,9 @@ class Commands:
 
     async def _stop(self, command: Command) -> AsyncIterator[Answer]:
         left_s = command.left_s if command.left_s is not None else self._times["stop"]
-        yield Answer(f"stopping run {self._run_id}; workers have {left_s:g} s to save", done=False)
+        yield Answer(
+            f"stopping run {self._run_id}; workers that handle notices have {left_s:g} s to save", done=False
+        )
         self._supervisor.stop(Cause.OPERATOR, left_s, command.words)
         yield self._end_of_run(await self._unless_silent(self._supervisor.over()), "every node")
 
@@ -174,7 +192,8 @@ class Commands:
         """The last answer where this agent's part is over: whether it is known that the workers have exited."""
         plan = ending.plan
         if plan is not None and plan.is_terminal and not plan.uncleared:
-            return Answer(f"run {self._run_id} {Outcome(plan.phase.value)}: {plan.reason}")
+            resume = f"; {_RESUME}" if plan.phase is Phase.STOPPED else ""
+            return Answer(f"run {self._run_id} {Outcome(plan.phase.value)}: {plan.reason}{resume}")
         awaited = plan.uncleared if plan is not None and plan.is_terminal else ()
         if awaited:
             others = (seat.node_id for seat in awaited if seat.node_id != self._node_id)

@@ -13,7 +13,6 @@ from elastic_agent.monitoring.status import join_causes
 from elastic_agent.protocol import (
     Depart,
     Failure,
-    FailureKind,
     Growth,
     Phase,
     Plan,
@@ -21,6 +20,7 @@ from elastic_agent.protocol import (
     Waiting,
     World,
     count,
+    names,
     readmission_delay_s,
 )
 from elastic_agent.rendezvous.events import (
@@ -131,11 +131,11 @@ class ConsoleReporter:
                 self._plan(plan)
             case LeaseLost():
                 self._lease_lost(event)
-            case events.Hosting(runs=runs) if runs:
-                self._hosting(runs)
+            case events.Hosting(runs=runs, nodes=nodes) if runs:
+                self._hosting(runs, nodes)
             case events.WorkersFailed(failure=failure, is_shown=is_shown):
                 tail = {} if is_shown and is_console() else self._new_tail(failure)
-                self._log.error(_first_words(failure, failure.summary), kind=failure.kind.value, **tail)
+                self._log.error(failure.summary, kind=failure.kind.value, **tail)
             case events.DrainRequested(node=None):
                 self._leaves = True
             case Depart():
@@ -204,9 +204,10 @@ class ConsoleReporter:
                 "this node lost its lease; stopping its workers immediately", reason=lost.reason
             )
         elif self._world:
-            shown = causes.partition("; ")[0] if causes in self._told_causes else causes
+            is_told = causes in self._told_causes
             self._told_causes.add(causes)
-            self._log.warning(f"training is paused: {shown}")
+            since = f"the store has not answered since {self._problem.lost_at}, as told above"
+            self._log.warning(f"training is paused: {since if is_told else causes}")
         self._world = self._notice = ""
 
     def _store_causes(self) -> str:
@@ -261,7 +262,7 @@ class ConsoleReporter:
     def _forming(self, plan: Plan) -> None:
         """Log it now, or after a failure when it is likely that the run continues."""
         self._release_held()
-        self._held = f"forming generation {plan.generation}: {_first_words(plan.failure, plan.reason)}"
+        self._held = f"forming generation {plan.generation}: {plan.reason}"
         if plan.failure is None:
             self._release_held()
         else:
@@ -305,7 +306,7 @@ class ConsoleReporter:
             f"{count(world.world_size, 'worker')}"
         )
         if plan.notice is not None:
-            self._notice = f"{plan.notice.words}: workers are saving and exiting"
+            self._notice = f"{plan.notice.words}: workers may save and exit"
         # The world is the same, only the plan is newer.
         if self._announced == (plan.generation, self._incarnation):
             if plan.notice is None and is_changed:  # the notice is shown instead
@@ -322,9 +323,15 @@ class ConsoleReporter:
             restarts=plan.charged,
         )
 
-    def _hosting(self, runs: Sequence[str]) -> None:
+    def _hosting(self, runs: Sequence[str], nodes: Sequence[str]) -> None:
         self._text = (
             f"local workers are done; keeping the rendezvous store up for run {', '.join(runs)} until it ends"
+        )
+        self._causes = (
+            f"if this agent or its machine is stopped, {names(nodes)} cannot go on until the same command is started "
+            "here again"
+            if nodes
+            else ""
         )
         self._facts = {"runs": len(runs)}
         self._await_soon(False)
@@ -372,6 +379,9 @@ class ConsoleReporter:
             self._causes = self._store_causes()
         self._reporter.update(self._text, self._facts, already_s=PATIENCE_S)
         self._tell_problem()
+        if self._awaits_status and self._reporter.is_cut and self._text not in self._told_causes:
+            self._told_causes.add(self._text)
+            self._log.info(self._text)
         if self._causes and self._causes not in self._told_causes:
             self._told_causes.add(self._causes)
             self._log.info(self._causes)
@@ -393,13 +403,6 @@ class ConsoleReporter:
         self._rest()
         self._drop_held()
         self._tasks.cancel()
-
-
-def _first_words(failure: Failure | None, text: str) -> str:
-    """Without the worker that the others waited for: that was told, and the report on the root cause names it again."""
-    if failure is None or failure.kind is not FailureKind.HANG or not failure.is_certain:
-        return text
-    return text.replace(failure.summary, failure.summary.partition(": ")[0])
 
 
 def _standby_causes(world: World) -> str:

@@ -78,7 +78,9 @@ class EventLog:
                 self.write("state", state=event.state, generation=event.generation, **handles_notices)
             case events.DrainRequested(node=node, reason=reason):
                 self.write("drain", **({"node": node} if node is not None else {}), reason=reason)
-            case events.NoticeGiven(generation=generation, notice=notice, delivered=True):
+            case events.NoticeGiven(generation=generation, notice=notice, workers=workers) if (
+                workers.is_delivered
+            ):
                 fields = {name: getattr(notice, name) for name in ("serial", "cause", "left_s", "ends")}
                 self.write("notice", generation=generation, **fields)
             case Exited():

@@ -69,6 +69,7 @@ class HangJudge:
         failure = Failure(
             FailureKind.HANG,
             self._summary(stall, hang)[:512],
+            detail=hang.summary[:512] if hang is not None else "",
             slot=own[0].slot if own else stall.silent_slot if hang is None else None,
             stalled_s=stall.stalled_s,
             culprit=blamed.node_id if blamed is not None else None,
@@ -105,7 +106,7 @@ class HangJudge:
     def _summary(self, stall: events.Stalled, hang: Hang | None) -> str:
         shown = _shown(stall.stalled_s)
         if hang is not None:
-            return f"the workers made no progress for {shown} s (--hang-timeout): {hang.summary}"
+            return f"the workers made no progress for {shown} s (--hang-timeout)"
         return (
             f"worker {self._node_id}/{stall.silent_slot} made no progress for {shown} s "
             f"(--hang-timeout); its last heartbeat was at step {stall.step}; it may have been waiting for "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+import signal
 from collections.abc import Sequence
 
 from elastic_agent.agent import events
@@ -51,17 +52,33 @@ def _log_agent(event: events.Event) -> None:
 
 
 def _log_notice(event: events.NoticeGiven) -> None:
-    log, notice = get_logger(), event.notice
+    log, notice, workers = get_logger(), event.notice, event.workers
     left = f"{round(notice.left_s, 1):g} s"
-    if notice.cause not in PROMPT and event.delivered and event.told == 0:
+    after = "then the run ends" if notice.ends else "then a new generation starts"
+    if notice.cause not in PROMPT and workers.told == 0:
         log.warning(
             f"{notice.words}: no worker here has asked for notices so far, or handles the notice signal; those that do "
             f"not get SIGTERM in {left}, then the run ends",
             cause=notice.cause.value,
         )
         return
-    after = "then the run ends" if notice.ends else "then a new generation starts"
-    log.info(f"{notice.words}: all workers have {left} to save and exit, {after}", cause=notice.cause.value)
+    if workers.told:
+        what = f"all workers have {left} to save and exit, {after}"
+    elif workers.told is None:
+        what = f"workers that handle notices have {left} to save and exit, {after}"
+    elif workers.catching:
+        handlers = f"{count(workers.catching, 'worker')} handle{'s' * (workers.catching == 1)}"
+        handled = "" if workers.stop is signal.SIGINT else f", which {handlers}"
+        what = (
+            f"no worker here handles notices: they get {workers.stop.name}{handled}, {after}; to have all of them "
+            "save first, see docs/notices.md"
+        )
+    else:
+        what = (
+            f"no worker here handles notices or {workers.stop.name}: they end without saving, {after}; to have all of "
+            "them save first, see docs/notices.md"
+        )
+    log.info(f"{notice.words}: {what}", cause=notice.cause.value)
 
 
 def _log_workers(event: events.Event) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from elastic_agent.config.settings import Settings
-from elastic_agent.protocol import Cause, Outcome
+from elastic_agent.protocol import Cause, Outcome, Plan
 
 from .job import SlurmJob, run_requeue_command
 from .scontrol import SlurmError
@@ -82,6 +82,16 @@ def how_to_resume(settings: Settings, run_id: str, job: SlurmJob | None) -> str:
         return f"to resume the run, start it again with the same command and --rdzv-id {run_id}"
     where = " on every node" if settings.nnodes.most > 1 else ""
     return f"to resume the run, start it again with the same command{where}"
+
+
+def how_to_join_again(plan: Plan | None, job: SlurmJob | None, where: str) -> str:
+    """What a user does to have a node that has left a run take part again, as a clause; empty: the run is over.
+
+    In a Slurm job, another step has another run id and other nodes.
+    """
+    if job is not None or (plan is not None and plan.is_terminal):
+        return ""
+    return f"; to have it join again, start the same command {where} again"
 
 
 def _not(why: str) -> Decision:

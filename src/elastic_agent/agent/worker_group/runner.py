@@ -166,23 +166,26 @@ class Runner:
         else:
             self._guard.stop(grace_s, signum, idle_s=idle_s)
 
-    def notify(self, notice: Notice, stopped_s: float) -> tuple[bool, int | None]:
+    def notify(self, notice: Notice, stopped_s: float) -> events.Notified:
         """Give the workers the notice; they are stopped at ``stopped_s`` (CLOCK_BOOTTIME).
 
         Workers that do not handle notices, but the notice signal, get that if the run has to end at that time. Others
         are not affected.
 
         Returns:
-            Whether there are workers, and how many handle one of the two; None: not known, as they are being started or
-            have exited.
+            What is known of the workers here.
         """
         running = self._running
         if running is None or running.gone:
-            return False, None
+            return events.Notified(is_delivered=False)
         running.heartbeats.notify(notice.serial, notice.cause.value, int(stopped_s * 1e9))
         alive = {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}
         told = [self._tell(running, slot, pid, notice) for slot, pid in alive.items()]
-        return True, sum(told) if told else None
+        if not told:
+            return events.Notified(is_delivered=True)
+        stop = self._stop_signals.for_workers
+        catching = sum(catches(pid, stop) for pid in alive.values())
+        return events.Notified(True, sum(told), stop, catching)
 
     def _tell(self, running: RunningWorkers, slot: int, pid: int, notice: Notice) -> bool:
         """Send the notice signal to a worker that handles it, and no notices; return whether it handles either."""

@@ -135,6 +135,10 @@ class RendezvousBackend(abc.ABC):
     def busy_with(self) -> list[str]:
         """Runs that still depend on this process, besides its own part."""
 
+    def depending(self, node_id: str) -> tuple[str, ...]:
+        """Return the nodes that cannot go on without the store of this process, in which ``node_id`` is the node."""
+        return ()
+
     async def changed(self) -> None:
         """Wait until ``busy_with`` may have changed."""
         self._changed.clear()

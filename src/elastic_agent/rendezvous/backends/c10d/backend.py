@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from elastic_agent.protocol import Seat
+from elastic_agent.protocol import Plan, Seat
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.run_history import RunHistoryStore, new_run_id
 from elastic_agent.transport import (
@@ -81,6 +82,8 @@ class C10dBackend(RendezvousBackend):
         """Finds out whether to host the store."""
         self._coordinator: StoreCoordinator | None = None
         self._coordination: CoordinatorThread | None = None
+        self._plans: dict[str, Plan] = {}
+        """The newest plan of each run of the store that this process hosts; written by the coordinator's thread."""
         self._fingerprint: str | None = None
         self._store_addresses: list[tuple[int, str]] = []
         """Of the store's machine, as last dialled."""
@@ -214,6 +217,7 @@ class C10dBackend(RendezvousBackend):
             host.inbox,
             self.history_store,
             changed,
+            on_plan=self._plans.__setitem__,
             compares=not self.nodes_compare_themselves,
         )
         self._coordination = CoordinatorThread(self._coordinator)
@@ -230,6 +234,18 @@ class C10dBackend(RendezvousBackend):
         """Runs that still need the store this process hosts."""
         coordinator = self._coordinator
         return coordinator.busy_with if coordinator is not None else []
+
+    def depending(self, node_id: str) -> tuple[str, ...]:
+        """On other machines only: an agent on the machine of the store takes over."""
+        nodes: list[str] = []
+        for run_id in self.busy_with:
+            plan = self._plans.get(run_id)
+            if plan is None or plan.is_terminal or plan.world is None:
+                continue
+            seats = [seat for seat in plan.world.seats if run_id != self.run_id or seat.node_id != node_id]
+            if not any(is_local([_address_of(seat)]) for seat in seats):
+                nodes.extend(seat.node_id for seat in seats)
+        return tuple(nodes)
 
     def _poke(self) -> None:
         if self._coordinator is not None and self._coordinator.failed:
@@ -248,12 +264,17 @@ class C10dBackend(RendezvousBackend):
         if self._host is not None:
             self._host.close()
         self._host = self._coordinator = self._coordination = None
+        self._plans.clear()
 
 
 def _addresses_of(host: str) -> tuple[list[tuple[int, str]], bool]:
     """Return the addresses of a machine, and whether it is this one."""
     addresses = resolve(host)
     return addresses, is_local(addresses)
+
+
+def _address_of(seat: Seat) -> tuple[int, str]:
+    return socket.AF_INET6 if ":" in seat.address else socket.AF_INET, seat.address
 
 
 def _look_at(hosting: asyncio.Task[None]) -> None:
