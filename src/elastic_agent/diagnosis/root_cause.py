@@ -2,7 +2,7 @@
 
 By causality rather than by the order in which ends were observed: an error of its own, a signal, a hang or a lost node
 comes before a worker that exited early, that before time-outs, and those before broken connections and stops. Time
-decides among equals. See `docs/diagnosis.md`.
+decides among equals. See `docs/look.md`.
 """
 
 from __future__ import annotations
