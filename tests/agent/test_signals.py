@@ -1,4 +1,4 @@
-"""What workers get when they are stopped: the table in docs/workers.md, on real agents.
+"""What workers get when they are stopped: the table in docs/script.md, on real agents.
 
 The other rows of that table: `tests/faults/test_notices.py` (notices, and signals to all processes of a job),
 `tests/workers/test_guard_progress.py` (a restart), `tests/workers/test_guard_fence.py` (a lost lease, an agent that is

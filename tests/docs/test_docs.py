@@ -122,14 +122,6 @@ def test_modules_that_the_architecture_page_names_exist() -> None:
             folders.append(f"{found[0]}/{name.rpartition('/')[0]}".strip("/"))
 
 
-@pytest.mark.parametrize(
-    ("page", "script"),
-    [("data", "elastic_ddp"), ("transformers", "transformers_train"), ("transformers", "accelerate_train")],
-)
-def test_scripts_on_the_pages_are_the_tested_ones(page: str, script: str) -> None:
-    assert f"```python\n{text_of(f'examples/{script}.py')}```" in text_of(f"docs/{page}.md")
-
-
 # -- commands and options -----------------------------------------------------------------------
 
 
@@ -263,7 +255,7 @@ def test_exit_codes_on_the_troubleshooting_page_match_the_program() -> None:
 
 
 def test_variables_of_workers_are_those_that_the_agent_sets() -> None:
-    section = text_of("docs/concepts.md").partition("## In the environment")[2].partition("\n## ")[0]
+    section = text_of("docs/script.md").partition("## In the environment")[2].partition("\n## ")[0]
     named = {
         name
         for row in section.splitlines()

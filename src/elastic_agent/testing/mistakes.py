@@ -207,7 +207,7 @@ def _notice_ignored(seen: Evidence) -> Iterable[Mistake]:
             f"a graceful shutdown was requested in generation {earlier} (cause: {noticed(seen.journal)[earlier]}), but "
             f"{later.lost} steps were lost",
             "check for notices after each step (client.Agreement().notice()), then save and call client.leave(); see "
-            "docs/notices.md",
+            "docs/script.md, Notices",
         )
 
 

@@ -71,12 +71,12 @@ def _log_notice(event: events.NoticeGiven) -> None:
         handled = "" if workers.stop is signal.SIGINT else f", which {handlers}"
         what = (
             f"no worker here handles notices: they get {workers.stop.name}{handled}, {after}; to have all of them "
-            "save first, see docs/notices.md"
+            "save first, see docs/script.md, Notices"
         )
     else:
         what = (
             f"no worker here handles notices or {workers.stop.name}: they end without saving, {after}; to have all of "
-            "them save first, see docs/notices.md"
+            "them save first, see docs/script.md, Notices"
         )
     log.info(f"{notice.words}: {what}", cause=notice.cause.value)
 

@@ -1,7 +1,7 @@
 """Runs unmodified LightlyTrain scripts in elastic worlds, on top of the integration for Lightning.
 
 Workers call :func:`install` when the script imports ``lightly_train``. Outside of elastic-agent it changes nothing.
-docs/transformers.md describes the features.
+docs/frameworks.md describes the features.
 """
 
 from __future__ import annotations
