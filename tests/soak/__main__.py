@@ -1,4 +1,4 @@
-"""``python -m tests.soak --backend c10d --hours 1 --seed 1``: see docs/soak.md."""
+"""``python -m tests.soak --backend c10d --hours 1 --seed 1``: see docs/chaos.md."""
 
 from __future__ import annotations
 
