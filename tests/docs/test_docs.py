@@ -113,7 +113,7 @@ def test_files_that_are_named_exist(page: str) -> None:
 def test_modules_that_the_architecture_page_names_exist() -> None:
     """A name without a folder belongs to the folder of a name before it."""
     package = ROOT / "src/elastic_agent"
-    for paragraph in re.split(r"\n(?=\d\. |\||\n)", text_of("docs/architecture.md")):
+    for paragraph in re.split(r"\n(?=\d\. |\||\n)", text_of("docs/internals.md")):
         folders = [""]
         for name in re.findall(r"`([a-z][a-z0-9_/]*(?:\.py|/))`", paragraph):
             found = [folder for folder in folders if (package / folder / name).exists()]

@@ -5,7 +5,7 @@ directly"), unless protobuf is slowed down to its pure Python implementation by 
 modules carry their descriptors as serialized bytes, though. Those are read out of the installed files, and the modules
 built from them with what protobuf offers for this since 3.20, before etcd3 is imported.
 
-Only its messages and stubs are used. "Dependencies" in docs/architecture.md explains why its client is not used,
+Only its messages and stubs are used. "Dependencies" in docs/internals.md explains why its client is not used,
 and why the stubs are not generated from etcd's own files.
 """
 
