@@ -174,8 +174,9 @@ def is_the_scripts(words: str, option: str) -> bool:
 
 def test_stated_defaults_are_correct() -> None:
     defaults = {spec.flag: spec.default for spec in specs()}
-    stated = re.findall(r"`(--[a-z-]+)(?: [A-Z]+)?`\s*\((\d+)(?: m?s)?\b", text_of("docs/troubleshooting.md"))
-    stated += re.findall(r"^\| `(--[a-z-]+)` \| (\d+)(?: s)? \|", text_of("docs/troubleshooting.md"), re.M)
+    text = "".join(text_of(f"docs/{page}.md") for page in ("troubleshooting", "start", "protocol"))
+    stated = re.findall(r"`(--[a-z-]+)(?: [A-Z]+)?`\s*\((\d+)(?: m?s)?\b", text)
+    stated += re.findall(r"^\| `(--[a-z-]+)` \| (\d+)(?: s)? \|", text, re.M)
     assert len(stated) > 15
     wrong = [(flag, told) for flag, told in stated if float(defaults[flag] or "nan") != float(told)]
     assert wrong == []
