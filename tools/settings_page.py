@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from elastic_agent.config.settings import GROUPS, Spec, specs
 from elastic_agent.config.sources.rdzv_conf import MEANING, NO_EFFECT
-from elastic_agent.exit_codes import MEANINGS
 
 _HEAD = """\
 # Settings
@@ -78,8 +77,6 @@ def settings_page() -> str:
         )
         if group.startswith("Rendezvous"):
             parts += [_conf_tables(), _MEETING]
-    parts.append("## Exit codes\n")
-    parts.append(_table(("Code", "Meaning"), ((str(int(code)), text) for code, text in MEANINGS.items())))
     return "\n".join(parts)
 
 

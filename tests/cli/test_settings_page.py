@@ -19,7 +19,7 @@ def test_the_page_is_the_one_made_from_the_settings() -> None:
 
 
 def test_exit_codes_do_not_change() -> None:
-    assert set(MEANINGS) == set(ExitCode), "the page lists these"
+    assert set(MEANINGS) == set(ExitCode), "docs/troubleshooting.md lists these"
     assert {code.name: code.value for code in ExitCode} == {
         "FINISHED": 0,
         "FAILED": 1,
