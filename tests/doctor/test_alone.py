@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import platform
 import re
 import resource
 import socket
@@ -11,26 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from elastic_agent.cli.doctor import doctor
 from elastic_agent.config.errors import UsageError
 from elastic_agent.diagnosis.compared import compared_variables
 from elastic_agent.doctor import interpreter, network
 from elastic_agent.doctor.environment import (
-    check_interface_variables,
+    check_gloo_interface,
     check_launcher_variables,
+    check_nccl_interface,
     check_proxies,
-    nccl_interfaces,
 )
 from elastic_agent.doctor.examination import report_alone
 from elastic_agent.doctor.findings import Finding, error, grouped, warning
 from elastic_agent.doctor.gpus import check_gpus, find_gpus
-from elastic_agent.doctor.interpreter import ask_interpreter
-from elastic_agent.doctor.local import LocalResult
+from elastic_agent.doctor.interpreter import Installed, Interpreter
 from elastic_agent.doctor.network import check_endpoint, foreign_port_holder
 from elastic_agent.doctor.report import as_text
 from elastic_agent.doctor.request import Request
-from elastic_agent.doctor.script import check_source, top_level_imports
+from elastic_agent.doctor.script import check_source
 from elastic_agent.doctor.system import (
     LEAST_SHM,
     check_folders,
@@ -70,12 +72,6 @@ def checks(found: Any) -> list[tuple[str, str]]:
         ("import os\nif 'MASTER_ADDR' not in os.environ:\n    os.environ['MASTER_ADDR'] = 'localhost'\n", []),
         ("import os\nos.environ['MASTER_PORT'] = str(1)\n", [("warning", "script-master-address")]),
         ("import os\nos.environ.setdefault('MASTER_ADDR', 'localhost')\n", []),
-        (
-            "r = int(os.environ['LOCAL_RANK'])\ninit_process_group('nccl', rank=r)\n",
-            [("error", "script-rank")],
-        ),
-        ("dist.init_process_group(rank=int(os.getenv('LOCAL_RANK')))\n", [("error", "script-rank")]),
-        ("dist.init_process_group(rank=int(os.environ['RANK']))\n", []),
         ("def f(:\n", [("error", "script")]),
         ("os" + ".deep" * 2000 + "['MASTER_ADDR'] = 'localhost'\n", []),
     ],
@@ -84,49 +80,50 @@ def test_what_a_script_should_leave_to_the_agent(source: str, expected: list[tup
     assert checks(check_source(source.encode(), "train.py")) == expected
 
 
-def test_only_imports_that_the_script_cannot_do_without_have_to_be_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(interpreter, "TIMEOUT_S", GUARD_S)
-    source = b"""
-import os, torch.nn
-from . import sibling
-from mymodel import net
-import absent
-try:
-    import apex
-except ImportError:
-    apex = None
-"""
-    (tmp_path / "mymodel.py").touch()
-    modules = top_level_imports(source)
-    assert modules == ["os", "torch", "mymodel", "absent"]
-    installed = ask_interpreter(sys.executable, str(tmp_path), modules)
-    assert installed.missing == ("absent",)
-    assert installed.python.startswith("3.")
-    assert "torch" in installed.versions
+# -- interpreter ----------------------------------------------------------------------------------
 
 
+def installed_for(python: str, **environ: str) -> Installed:
+    async def ask() -> Installed:
+        asked = Interpreter(python, {**os.environ, **environ})
+        try:
+            return await asked.ask(None, hosts_store=False)
+        finally:
+            await asked.close()
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "START_S", GUARD_S)
+
+
+@pytest.mark.usefixtures("_slow_machine")
 def test_an_interpreter_is_usable_in_a_folder_whose_files_have_names_of_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("types", "json", "re", "os", "platform", "hashlib", "importlib"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('mine')")
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "mymodel.py").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(interpreter, "TIMEOUT_S", GUARD_S)
-    installed = ask_interpreter(sys.executable, str(tmp_path / "code"), ["mymodel", "torch"])
-    assert (installed.problem, installed.missing) == ("", ())
-    assert "torch" in installed.versions
+    installed = installed_for(sys.executable)
+    assert (installed.start_problem, installed.problem) == ("", "")
+    assert installed.python == platform.python_version()
+    assert installed.versions["torch"] == torch.__version__
 
 
-def test_an_interpreter_that_cannot_be_started_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(interpreter, "TIMEOUT_S", GUARD_S)
-    assert ask_interpreter(str(tmp_path / "python"), "/", []).problem == "No such file or directory"
-    assert ask_interpreter("/bin/false", "/", []).problem == "exit code 1"
+@pytest.mark.usefixtures("_slow_machine")
+def test_an_interpreter_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
+    assert installed_for(str(tmp_path / "python")).start_problem == "No such file or directory"
+    assert installed_for("/bin/false").start_problem == "exit code 1"
+
+
+@pytest.mark.usefixtures("_slow_machine")
+def test_a_torch_that_cannot_be_imported_is_reported_with_its_error(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
+    installed = installed_for(sys.executable, PYTHONPATH=str(tmp_path))
+    assert installed.problem == "libcudart.so.12: cannot open shared object file"
+    assert installed.python == platform.python_version()
 
 
 # -- environment ----------------------------------------------------------------------------------
@@ -167,14 +164,9 @@ def test_passwords_and_bytes_that_are_no_text_stay_out_of_what_is_compared() -> 
 def test_interface_variables_name_interfaces_of_this_machine(
     variables: dict[str, str], expected: list[tuple[str, str]]
 ) -> None:
-    found = check_interface_variables(variables, ["eth0", "lo"], "eth0", has_gpus=False)
-    assert checks(found) == expected
-
-
-def test_the_interface_that_nccl_chooses() -> None:
-    assert nccl_interfaces(None, ["lo", "docker0", "eth0", "ib0"]) == ["ib0"]
-    assert nccl_interfaces(None, ["lo", "docker0", "veth1", "eth0"]) == ["veth1", "eth0"]
-    assert nccl_interfaces("^veth,lo", ["lo", "veth1", "eth0"]) == ["eth0"]
+    gloo = check_gloo_interface(variables, ["eth0", "lo"], "eth0")
+    nccl = check_nccl_interface(variables, ["eth0", "lo"], "eth0", has_gpus=False)
+    assert checks([*gloo, *nccl]) == expected
 
 
 # -- machine --------------------------------------------------------------------------------------
@@ -267,7 +259,7 @@ def test_gpus_in_use_and_workers_without_a_gpu_are_reported(tmp_path: Path) -> N
     ids=["healthy", "warning", "error"],
 )
 def test_the_report_on_a_machine_alone(findings: tuple[Finding, ...], code: int, said: str) -> None:
-    report = report_alone(request(), LocalResult(findings))
+    report = report_alone(request(), findings)
     assert (report.exit_code, as_text(report, "n1").splitlines()[-1]) == (code, said)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,16 +18,17 @@ from elastic_agent.config.settings import Settings
 from elastic_agent.diagnosis.compared import POLICY_OPTIONS
 from elastic_agent.doctor import meeting, pairs
 from elastic_agent.doctor.connections import connection_findings
-from elastic_agent.doctor.differences import clock_findings, difference_findings, differing
-from elastic_agent.doctor.examination import Report, _Dialled
+from elastic_agent.doctor.differences import clock_findings, difference_findings
+from elastic_agent.doctor.examination import MeetingPoint
+from elastic_agent.doctor.findings import Finding
 from elastic_agent.doctor.meeting import FOLDER, Meeting
 from elastic_agent.doctor.pairs import EchoServer, Problem, connect_to_all, targets
 from elastic_agent.doctor.paths import SharedFolders, path_findings
 from elastic_agent.doctor.records import Attendance, Connection, MachineFacts
-from elastic_agent.doctor.report import as_text
+from elastic_agent.doctor.report import Report, as_json, as_text
 from elastic_agent.doctor.request import Request
 from elastic_agent.protocol import Policy
-from elastic_agent.transport import Secret, c10d
+from elastic_agent.transport import Exchange, Secret, c10d
 from elastic_agent.values import Endpoint, PortRange
 from tests.loop_thread import in_loop
 from tests.ports import free_port
@@ -38,7 +40,7 @@ def _machines_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """No limit of time decides here."""
     for limit in ("SETTLE_S", "SETTLE_SINGLE_S"):
         monkeypatch.setattr(meeting, limit, GUARD_S)
-    for limit in ("CONNECT_S", "ANSWER_S", "LOOKUP_S"):
+    for limit in ("CONNECT_S", "ANSWER_S"):
         monkeypatch.setattr(pairs, limit, GUARD_S)
 
 
@@ -96,17 +98,19 @@ def test_all_machines_know_the_same_members(store: Store) -> None:
 def test_machines_of_a_run_with_a_secret_meet_and_one_without_it_is_told() -> None:
     endpoint, secret = Endpoint("127.0.0.1", free_port()), Secret((b"a secret of this run",))
 
-    def dialled(secret: Secret | None) -> _Dialled:
-        return _Dialled(
+    def point(secret: Secret | None) -> MeetingPoint:
+        return MeetingPoint(
             Request(machine="m", endpoint=endpoint, secret=secret, python=sys.executable, environ={})
         )
 
     async def meet() -> None:
-        hosting, joining, without = dialled(secret), dialled(secret), dialled(None)
-        assert await hosting.reach(GUARD_S, silent) is None
-        assert await joining.reach(GUARD_S, silent) is None
+        hosting, joining, without = point(secret), point(secret), point(None)
+        links = [await hosting.reach(GUARD_S, silent), await joining.reach(GUARD_S, silent)]
+        for link in links:
+            assert isinstance(link, Exchange)
+            link.close()
         finding = await without.reach(GUARD_S, silent)
-        assert finding is not None
+        assert isinstance(finding, Finding)
         assert (finding.check, secret.ids[0] in finding.cause) == ("secret", True)
         hosting.close()
 
@@ -268,13 +272,6 @@ def test_lost_large_packets_to_one_machine_are_one_finding() -> None:
     assert "64 kB from any other machine to c (10.0.0.3) are lost" in cause
 
 
-def test_slow_lookups_of_host_names_are_reported_for_the_machine_that_waits() -> None:
-    made = {"a": [Connection("b", lookup_s=2.0), Connection("c", lookup_s=2.5)]}
-    ((machine, cause),) = causes(made)
-    assert machine == "a"
-    assert "10.0.0.3 takes 2.5 s" in cause
-
-
 # -- differences ----------------------------------------------------------------------------------
 
 
@@ -282,26 +279,28 @@ def facts(machine: str, environment: dict[str, str] | None = None, **values: str
     return MachineFacts(machine, "10.0.0.1", facts=values, environment=environment or {})
 
 
-def test_the_machine_that_differs_is_named_and_marked() -> None:
+def test_the_machine_that_differs_is_named() -> None:
     machines = [facts("a", torch="2.13.0"), facts("b", torch="2.14.0"), facts("c", torch="2.13.0")]
-    (column,) = differing(machines)
-    assert [column.is_odd(number) for number in range(3)] == [False, True, False]
-    (finding,) = difference_findings(machines, [column])
+    (finding,) = difference_findings(machines)
     assert (finding.machine, finding.severity) == ("b", "error")
-    assert "2.14.0 here, 2.13.0 on most machines" in finding.cause
-    text = as_text(Report(tuple(machines), columns=(column,)), "a")
-    assert "Differences (* marks what differs from most machines):\nmachine  torch" in text
-    assert "2.14.0 *" in text
+    assert "machines differ in torch: 2.14.0 on b; 2.13.0 on a, c; workers hang" in finding.cause
+    assert json.loads(as_json(Report(tuple(machines))))["differences"] == {
+        "torch": {"a": "2.13.0", "b": "2.14.0", "c": "2.13.0"}
+    }
+
+
+def test_machines_that_differ_alike_are_named_in_one_line() -> None:
+    machines = [facts(name, lightning="2.5") for name in "abc"]
+    machines += [facts("d"), facts("e")]
+    text = as_text(Report(tuple(machines), tuple(difference_findings(machines))), "a")
+    assert text.startswith("warning  d, e: machines differ in lightning: none on d, e; 2.5 on a, b, c; ")
 
 
 def test_of_two_machines_that_differ_none_is_the_odd_one() -> None:
     machines = [facts("a", {"NCCL_ALGO": "Ring"}), facts("b")]
-    (finding,) = difference_findings(machines, differing(machines))
+    (finding,) = difference_findings(machines)
     assert finding.machine == ""
-    assert "NCCL_ALGO differs: Ring on a; - on b" in finding.cause
-    text = as_text(Report(tuple(machines), columns=tuple(differing(machines))), "a")
-    assert "Differences:\n" in text
-    assert "*" not in text
+    assert "machines differ in NCCL_ALGO: none on b; Ring on a; " in finding.cause
 
 
 @pytest.mark.parametrize("field", sorted({*Policy.__struct_fields__} - {"min_nodes", "max_nodes", "job"}))
@@ -313,16 +312,15 @@ def test_options_of_which_the_run_uses_one_value_are_compared(field: str) -> Non
     machines = [
         MachineFacts(name, "10.0.0.1", facts=values) for name, values in (("a", compared), ("b", other))
     ]
-    (finding,) = difference_findings(machines, differing(machines))
-    assert finding.cause.startswith(f"{option} differs: {compared[option]} on a; another on b")
+    (finding,) = difference_findings(machines)
+    assert finding.cause.startswith(f"machines differ in {option}: another on b; {compared[option]} on a; ")
     assert finding.remedy == "start all agents with the same command"
 
 
-def test_differences_that_are_usual_are_only_shown() -> None:
+def test_differences_that_are_usual_are_notes() -> None:
     machines = [facts("a", {"NCCL_SOCKET_IFNAME": "ib0"}, memory="64 GiB"), facts("b", memory="32 GiB")]
-    columns = differing(machines)
-    assert [one.name for one in columns] == ["memory", "$NCCL_SOCKET_IFNAME"]
-    assert list(difference_findings(machines, columns)) == []
+    found = [(one.severity, one.cause.partition(":")[0]) for one in difference_findings(machines)]
+    assert found == [("note", "machines differ in memory"), ("note", "machines differ in NCCL_SOCKET_IFNAME")]
 
 
 def test_of_two_machines_whose_clocks_differ_one_finding_names_both() -> None:
@@ -343,11 +341,9 @@ def test_a_wrong_clock_is_reported() -> None:
 
 def test_a_shared_folder_has_no_findings_and_nothing_stays_in_it(tmp_path: Path) -> None:
     one, two = SharedFolders([tmp_path], "one"), SharedFolders([tmp_path], "two")
-    shared = {"one": one.describe(), "two": two.describe()}
-    one.mark()
-    two.mark()
+    shared = {"one": one.mark(), "two": two.mark()}
     seen = {"one": one.look(["one", "two"]), "two": two.look(["one", "two"])}
-    assert seen["one"].seen == seen["two"].seen == (("one", "two"),)
+    assert seen["one"] == seen["two"] == (("one", "two"),)
     one.remove_marks()
     two.remove_marks()
     assert list(tmp_path.iterdir()) == []
@@ -360,9 +356,7 @@ def test_a_folder_that_is_missing_or_another_one_is_reported(tmp_path: Path) -> 
     for folder in folders[:2]:
         folder.mkdir()
     each = {str(number): SharedFolders([folder], str(number)) for number, folder in enumerate(folders)}
-    shared = {one: folder.describe() for one, folder in each.items()}
-    for one in each.values():
-        one.mark()
+    shared = {one: folder.mark() for one, folder in each.items()}
     seen = {name: one.look(list(each)) for name, one in each.items()}
     for one in each.values():
         one.remove_marks()

@@ -8,18 +8,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elastic_agent.config.checks import check_working_directory
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.parser import HelpRequested
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
-
-if TYPE_CHECKING:
-    from elastic_agent.doctor.examination import Report
-    from elastic_agent.doctor.local import LocalResult
-    from elastic_agent.doctor.request import Request
 
 DOCTOR_PAGE = """\
 Usage: elastic-agent doctor [OPTIONS OF RUN] [--paths DIR,DIR] [--wait SECONDS] [--alone] [--json] [SCRIPT [ARGUMENTS]]
@@ -28,10 +22,10 @@ Examines the machines of a run before it starts. Run it on every machine at the 
 
     elastic-agent doctor --rdzv-endpoint HOST:29400 --nnodes 4 train.py
 
-Each machine first examines itself: endpoint, names, network interfaces, limits, folders, script and its imports, GPUs.
+Each machine first examines itself: endpoint, names, network interfaces, limits, folders, script, torch, GPUs.
 Then the machines meet at the endpoint, compare versions, settings and environment, connect to each other, and perform
-an all-reduce. All of them print the same report: problems with machine, cause and remedy, the worst first, and a table
-of what differs. A run that uses the endpoint is not disturbed. The script is read, but not executed.
+an all-reduce. All of them print the same report: problems with machine, cause and remedy, the worst first.
+A run that uses the endpoint is not disturbed. The script is read, but not executed.
 
   --paths DIR,DIR   folders that all machines share (data, checkpoints): a file written on one is read on all
   --wait SECONDS    how long to wait for the other machines [default: 60]
@@ -104,11 +98,10 @@ def _resolve(line: CommandLine) -> tuple[Resolved, str]:
 
 
 def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
-    # Imported late: torch alone takes a second, and a mistake must be answered before that.
+    # Imported late: a mistake is to be answered at once.
     from elastic_agent.agent.doctor_request import doctor_request
     from elastic_agent.config.secret_variables import take_secret_variables
-    from elastic_agent.doctor.examination import meets_others, report_alone
-    from elastic_agent.doctor.local import examine_alone
+    from elastic_agent.doctor.examination import examine
     from elastic_agent.doctor.report import as_json, as_text
     from elastic_agent.logs import configure_logging
     from elastic_agent.name_lookups import shorten_lookups
@@ -116,6 +109,9 @@ def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
     settings = resolved.settings
     variables = take_secret_variables()
     environ = dict(os.environ)
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # a store in this process would tell of each connection
     configure_logging(settings.log_format, "warning", sys.stderr)
     shorten_lookups()
     request = doctor_request(
@@ -128,37 +124,9 @@ def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
         wait_s=given.wait_s,
         alone=given.has(_ALONE),
     )
-    local = asyncio.run(examine_alone(request))
-    report = _together(request, local) if meets_others(request, local) else report_alone(request, local)
+    report = asyncio.run(examine(request, _show))
     print(as_json(report) if given.has(_JSON) else as_text(report, request.machine), flush=True)
     return report.exit_code
-
-
-def _together(request: Request, local: LocalResult) -> Report:
-    from elastic_agent.doctor.collective import CollectiveProcess
-    from elastic_agent.doctor.examination import examine_together
-
-    _import_torch_quietly()
-    helper = CollectiveProcess()  # before anything starts threads
-    try:
-        return asyncio.run(examine_together(request, local, helper, _show))
-    finally:
-        helper.close()
-
-
-def _import_torch_quietly() -> None:
-    """Import torch so that its store client does not warn of every wait that ends by its time-out.
-
-    The variable is read once, at import, and is gone before any process could inherit it.
-    """
-    name = "TORCH_CPP_LOG_LEVEL"
-    is_set = name in os.environ
-    os.environ.setdefault(name, "ERROR")
-    try:
-        import torch  # noqa: F401
-    finally:
-        if not is_set:
-            del os.environ[name]
 
 
 def _show(line: str) -> None:

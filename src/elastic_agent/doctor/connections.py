@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from .findings import Finding, error
-from .network import SLOW_LOOKUP_S, slow_reverse_lookup
 from .pairs import Problem
 from .records import Attendance, Connection
 
@@ -34,7 +33,7 @@ _MOST_NAMED = 4
 def connection_findings(
     machines: Mapping[str, Attendance], made: Mapping[str, Sequence[Connection]]
 ) -> Iterator[Finding]:
-    """The problems of the test connections; those that share their cause in one.
+    """Yield the problems of the test connections; those that share their cause in one.
 
     Args:
         machines: by id.
@@ -45,13 +44,12 @@ def connection_findings(
         some = [(source, one) for source, one in tests if one.is_ranged is is_ranged]
         yield from _blocked(machines, some, is_ranged)
     yield from _lost(machines, tests)
-    yield from _slow_lookups(machines, made)
 
 
 def _blocked(
     machines: Mapping[str, Attendance], tests: Sequence[tuple[str, Connection]], is_ranged: bool
 ) -> Iterator[Finding]:
-    """Connections that could not be made."""
+    """Yield connections that could not be made."""
     tested = {(source, one.to) for source, one in tests}
     failed: dict[tuple[str, str], set[Edge]] = {}
     for source, one in tests:
@@ -70,7 +68,7 @@ def _blocked(
 
 
 def _lost(machines: Mapping[str, Attendance], tests: Sequence[tuple[str, Connection]]) -> Iterator[Finding]:
-    """Large messages that did not arrive, although small ones did."""
+    """Yield large messages that did not arrive, although small ones did."""
     lost, tested = set(), set()
     for source, one in tests:
         if one.problem == Problem.LARGE_LOST:
@@ -92,7 +90,7 @@ def _lost(machines: Mapping[str, Attendance], tests: Sequence[tuple[str, Connect
 def _attributed(
     machines: Mapping[str, Attendance], edges: Collection[Edge], tested: Collection[Edge]
 ) -> Iterator[tuple[str, str, str]]:
-    """Machine, origin and target of each problem, in words: all that goes to or from one machine is one problem."""
+    """Yield machine, origin and target of each problem; all that goes to or from one machine is one problem."""
     left = set(edges)
     for end in (1, 0):
         for member in machines:
@@ -109,13 +107,3 @@ def _attributed(
 
 def _shown(machine: Attendance) -> str:
     return f"{machine.machine} ({machine.address})"
-
-
-def _slow_lookups(
-    machines: Mapping[str, Attendance], made: Mapping[str, Sequence[Connection]]
-) -> Iterator[Finding]:
-    for source, each in made.items():
-        slowest = max(each, key=lambda one: one.lookup_s, default=None)
-        if slowest is not None and slowest.lookup_s > SLOW_LOOKUP_S and slowest.to in machines:
-            found = slow_reverse_lookup(machines[slowest.to].address, slowest.lookup_s)
-            yield Finding(found.severity, found.check, found.cause, found.remedy, machines[source].machine)

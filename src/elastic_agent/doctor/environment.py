@@ -14,7 +14,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
 def check_launcher_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Variables that another launcher, or a shell in a Slurm job, left behind."""
+    """Report variables that another launcher, or a shell in a Slurm job, left behind."""
     names = [name for name in _LAUNCHER if name in environ]
     if names:
         shown = ", ".join(f"{name}={environ[name]}" for name in names)
@@ -35,10 +35,10 @@ def check_launcher_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_proxies(environ: Mapping[str, str], host: str) -> Iterator[Finding]:
-    """Proxies that the endpoint is not exempt from."""
+    """Report proxies that the endpoint is not exempt from."""
     names = [name for name in environ if name.lower() in _PROXIES and environ[name]]
     exempt = ",".join(environ.get(name, "") for name in ("no_proxy", "NO_PROXY")).split(",")
-    if names and not any(one.strip() in ("*", host) for one in exempt):
+    if names and not any(entry.strip() in ("*", host) for entry in exempt):
         yield note(
             "proxy",
             f"{', '.join(sorted(names))} set, and no_proxy does not list {host}; elastic-agent uses no proxy, but "
@@ -47,69 +47,65 @@ def check_proxies(environ: Mapping[str, str], host: str) -> Iterator[Finding]:
         )
 
 
-def check_interface_variables(
-    environ: Mapping[str, str], interfaces: Collection[str], suggested: str | None, has_gpus: bool
+def check_gloo_interface(
+    environ: Mapping[str, str], interfaces: Collection[str], suggested: str | None
 ) -> Iterator[Finding]:
-    """``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` name interfaces that exist.
+    """Check that ``GLOO_SOCKET_IFNAME`` names an interface at which other machines reach this one.
 
     Args:
         environ: the environment.
         interfaces: this machine's.
         suggested: the interface of the route to the other machines, if it is known.
-        has_gpus: NCCL will be used.
     """
-    has = ", ".join(sorted(interfaces)) or "none"
-    set_it = f"={suggested}" if suggested else " to one of them"
     gloo = environ.get("GLOO_SOCKET_IFNAME")
-    if gloo is not None and gloo not in interfaces:
-        if gloo[:1] in ("^", "=") or "," in gloo:
-            cause = (
-                f"GLOO_SOCKET_IFNAME={gloo} is a list as NCCL takes it; gloo takes the name of one interface, and "
-                'ends with "Unable to find address for"'
-            )
-        else:
-            cause = f"GLOO_SOCKET_IFNAME={gloo} names no interface of this machine (it has {has})"
-        yield error(
-            "gloo-interface",
-            cause,
-            f"set GLOO_SOCKET_IFNAME{set_it}, or unset it: elastic-agent then sets the right one",
+    if gloo is None:
+        return
+    if gloo not in interfaces and (gloo[:1] in ("^", "=") or "," in gloo):
+        cause = (
+            "is a list as NCCL takes it; gloo takes the name of one interface, and ends with "
+            '"Unable to find address for"'
         )
-    elif gloo is not None and suggested not in (None, gloo) and gloo.startswith(_LOCAL_BRIDGES):
-        yield error(
-            "gloo-interface",
-            f"GLOO_SOCKET_IFNAME={gloo} is an interface for containers or virtual machines of this machine; the route "
-            f"to the other machines is over {suggested}",
-            f"set GLOO_SOCKET_IFNAME={suggested}, or unset it: elastic-agent then sets the right one",
+    elif gloo not in interfaces:
+        cause = f"names no interface of this machine (it has {_listed(interfaces)})"
+    elif suggested not in (None, gloo) and gloo.startswith(_LOCAL_BRIDGES):
+        cause = (
+            "is an interface for containers or virtual machines of this machine; the route to the other machines "
+            f"is over {suggested}"
         )
-    nccl = environ.get("NCCL_SOCKET_IFNAME")
-    if nccl and nccl_interfaces(nccl, list(interfaces)) == []:
+    else:
+        return
+    yield error(
+        "gloo-interface",
+        f"GLOO_SOCKET_IFNAME={gloo} {cause}",
+        f"set GLOO_SOCKET_IFNAME{_value(suggested)}, or unset it: elastic-agent then sets the right one",
+    )
+
+
+def check_nccl_interface(
+    environ: Mapping[str, str], interfaces: Collection[str], suggested: str | None, *, has_gpus: bool
+) -> Iterator[Finding]:
+    """Check that ``NCCL_SOCKET_IFNAME`` matches an interface; arguments as for :func:`check_gloo_interface`.
+
+    Its value is a list of prefixes; of whole names after ``=``, and of exceptions, which are not checked, after ``^``.
+    """
+    nccl = environ.get("NCCL_SOCKET_IFNAME", "")
+    names = tuple(name for name in nccl.removeprefix("=").split(",") if name)
+    is_exact = nccl.startswith("=")
+    if not nccl or nccl.startswith("^"):
+        return
+    if not any(one in names if is_exact else one.startswith(names) for one in interfaces):
         make = error if has_gpus else warning
         yield make(
             "nccl-interface",
-            f"NCCL_SOCKET_IFNAME={nccl} matches no interface of this machine (it has {has}); NCCL ends with "
-            '"no socket interface found"',
-            f"set NCCL_SOCKET_IFNAME{set_it}",
+            f"NCCL_SOCKET_IFNAME={nccl} matches no interface of this machine (it has {_listed(interfaces)}); NCCL "
+            'ends with "no socket interface found"',
+            f"set NCCL_SOCKET_IFNAME{_value(suggested)}",
         )
 
 
-def nccl_interfaces(wanted: str | None, interfaces: list[str]) -> list[str]:
-    """The interfaces that NCCL would use, the preferred one first.
+def _listed(interfaces: Collection[str]) -> str:
+    return ", ".join(sorted(interfaces)) or "none"
 
-    ``wanted`` is the value of ``NCCL_SOCKET_IFNAME``: prefixes, exact names after ``=``, exceptions after ``^``.
-    Without it NCCL prefers ``ib*``, then everything but ``docker*`` and ``lo``, then these.
-    """
-    if not wanted:
-        preferred = [name for name in interfaces if name.startswith("ib")]
-        usual = [name for name in interfaces if not name.startswith(("docker", "lo"))]
-        return preferred or usual or [name for name in interfaces if name.startswith("docker")] or interfaces
-    negated = wanted.startswith("^")
-    text = wanted.removeprefix("^")
-    exact = text.startswith("=")
-    names = [name for name in text.removeprefix("=").split(",") if name]
 
-    def matches(interface: str) -> bool:
-        if exact:
-            return interface in names
-        return interface.startswith(tuple(names))
-
-    return [name for name in interfaces if matches(name) is not negated]
+def _value(suggested: str | None) -> str:
+    return f"={suggested}" if suggested else " to one of them"

@@ -30,13 +30,13 @@ class Gpus:
 
     @property
     def described(self) -> str:
-        """Such as "8 x NVIDIA H100"."""
+        """Return such as "8 x NVIDIA H100"."""
         kinds = dict.fromkeys(self.names)
         return ", ".join(f"{self.names.count(kind)} x {kind}" for kind in kinds) or "none"
 
 
 def find_gpus(nvml: Any = None, driver: str = _DRIVER) -> Gpus:
-    """Ask the driver; no GPUs where there is none.
+    """Ask the driver; there are no GPUs where there is none.
 
     Args:
         nvml: the library; None: ``pynvml``, if it is installed.
@@ -72,7 +72,7 @@ def _holders(nvml: Any, handles: Collection[Any]) -> Iterator[str]:
 
 
 def check_gpus(gpus: Gpus, request: Request) -> Iterator[Finding]:
-    """The driver works, the GPUs are free, and there is one for each worker."""
+    """Check that the driver works, the GPUs are free, and there is one for each worker."""
     if gpus.problem.startswith("not examined"):
         yield warning("gpus", f"the GPUs of this machine were {gpus.problem}", "install it")
     elif gpus.problem:

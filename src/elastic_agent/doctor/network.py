@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import psutil
 
@@ -27,38 +26,32 @@ from elastic_agent.values import Endpoint
 from .findings import Finding, error, warning
 
 SLOW_LOOKUP_S = 1.0
+MOST_ADDRESSES = 3
+"""Of which the names are looked up, one after the other."""
 
 
-@dataclass(frozen=True)
-class Interface:
-    """A network interface that is up."""
-
-    name: str
-    addresses: tuple[str, ...]
-
-
-def interfaces() -> dict[str, Interface]:
-    """The interfaces of this machine that are up and have an address."""
+def interfaces() -> dict[str, tuple[str, ...]]:
+    """Return the addresses of this machine's interfaces that are up and have any, by the name of the interface."""
     stats, found = psutil.net_if_stats(), {}
     for name, entries in psutil.net_if_addrs().items():
         addresses = tuple(
-            one.address.partition("%")[0]
-            for one in entries
-            if one.family in (socket.AF_INET, socket.AF_INET6)
+            entry.address.partition("%")[0]
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
         )
         if addresses and name in stats and stats[name].isup:
-            found[name] = Interface(name, addresses)
+            found[name] = addresses
     return found
 
 
-def other_addresses(found: dict[str, Interface]) -> list[str]:
-    """Addresses at which other machines could reach this one."""
-    every = [ipaddress.ip_address(one) for interface in found.values() for one in interface.addresses]
+def other_addresses(found: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return the addresses at which other machines could reach this one."""
+    every = [ipaddress.ip_address(address) for addresses in found.values() for address in addresses]
     return [str(one) for one in every if not (one.is_loopback or one.is_link_local)]
 
 
 def route_interface(host: str) -> str | None:
-    """The interface of the route to a host; None: there is no route, or it is this machine itself."""
+    """Return the interface of the route to a host; None: there is no route, or it is this machine itself."""
     with contextlib.suppress(UnreachableError, OSError):
         for family, address in resolve(host):
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -71,7 +64,7 @@ def route_interface(host: str) -> str | None:
 
 
 def check_endpoint(endpoint: Endpoint, *, is_etcd: bool) -> Iterator[Finding]:
-    """The endpoint's name: whether it means the same machine everywhere, and resolves here."""
+    """Check that the endpoint's name means the same machine everywhere, and resolves here."""
     for member in endpoint.members:
         if is_loopback_name(member.host):
             own = other_addresses(interfaces())
@@ -104,9 +97,7 @@ def _check_resolution(host: str, *, is_etcd: bool) -> Iterator[Finding]:
             f"looking up {host} takes {took_s:.1f} s on this machine",
             "repair the name servers in /etc/resolv.conf, or pass an address as --rdzv-endpoint",
         )
-    if all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for _, one in found) and not _is_own_name(
-        host
-    ):
+    if all(_is_loopback(address) for _, address in found) and not _is_own_name(host):
         yield error(
             "loopback-endpoint",
             f"the endpoint's name {host} resolves to {found[0][1]} on this machine, although it is not its name",
@@ -144,7 +135,7 @@ def explain_unreachable(endpoint: Endpoint, problem: str, obstacle: Obstacle) ->
 
 
 def foreign_port_holder(endpoint: Endpoint, problem: str) -> Finding:
-    """Something that is no store of elastic-agent has the endpoint's port."""
+    """Report that something that is no store of elastic-agent has the endpoint's port."""
     holder = holder_of(endpoint.port) if is_local(_resolved(endpoint.host)) else ""
     who = f": on this machine, {holder} listens there" if holder else f": {problem}"
     return error(
@@ -161,55 +152,36 @@ def _resolved(host: str) -> list[tuple[int, str]]:
         return []
 
 
-# -- this machine's own name ----------------------------------------------------------------------
+# -- name servers ---------------------------------------------------------------------------------
 
 
-def check_own_name(*, is_used: bool) -> Iterator[Finding]:
-    """This machine's own name resolves quickly and, if the script uses it (``is_used``), to a real address."""
+def check_lookups(endpoint: Endpoint) -> Iterator[Finding]:
+    """Check how long looking up names takes: torch looks up the peer's name of every connection to a store."""
     name = os.uname().nodename
     begun_s = time.monotonic()
-    addresses = [one for _, one in _resolved(name)]
+    own = _resolved(name)
     took_s = time.monotonic() - begun_s
-    plain = [ipaddress.ip_address(one.partition("%")[0]) for one in addresses]
     if took_s > SLOW_LOOKUP_S:
         yield warning(
             "slow-lookup",
             f"looking up this machine's own name {name} takes {took_s:.1f} s",
             f"add {name} with the machine's address to /etc/hosts, or repair the name servers in /etc/resolv.conf",
         )
-    if is_used and not addresses:  # elastic-agent itself needs neither this nor the next one
-        yield warning(
-            "host-name",
-            f"the script uses this machine's own name, {name}, which does not resolve",
-            f"add {name} with the machine's address to /etc/hosts",
-        )
-    elif is_used and all(one.is_loopback for one in plain):
-        yield warning(
-            "host-name",
-            f"the script uses this machine's own name, {name}, which resolves to {addresses[0]}: passed to other "
-            "machines, it means themselves",
-            f"give {name} the machine's address in /etc/hosts",
-        )
-    yield from check_reverse_lookups([str(one) for one in plain if not one.is_loopback])
-
-
-def check_reverse_lookups(addresses: list[str]) -> Iterator[Finding]:
-    """Looking up the names of addresses: torch does it for the peer of every connection to a store."""
     slowest_s, slowest = 0.0, ""
-    for address in addresses[:4]:
+    addresses = dict.fromkeys(address for _, address in (*own, *_resolved(endpoint.host)))
+    for address in [one for one in addresses if not _is_loopback(one)][:MOST_ADDRESSES]:
         begun_s = time.monotonic()
         with contextlib.suppress(OSError):
             socket.getnameinfo((address, 0), 0)
         slowest_s, slowest = max((slowest_s, slowest), (time.monotonic() - begun_s, address))
     if slowest_s > SLOW_LOOKUP_S:
-        yield slow_reverse_lookup(slowest, slowest_s)
+        yield warning(
+            "slow-reverse-lookup",
+            f"looking up the host name of {slowest} takes {slowest_s:.1f} s, by which every connection to a store of "
+            "torch is delayed",
+            "add the machines to /etc/hosts, or repair the name servers in /etc/resolv.conf",
+        )
 
 
-def slow_reverse_lookup(address: str, took_s: float) -> Finding:
-    """Every connection to torch's store looks up its peer's name, and waits for it."""
-    return warning(
-        "slow-reverse-lookup",
-        f"looking up the host name of {address} takes {took_s:.1f} s, by which every connection to a store of torch "
-        "is delayed",
-        "add the machines to /etc/hosts, or repair the name servers in /etc/resolv.conf",
-    )
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

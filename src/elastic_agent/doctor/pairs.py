@@ -22,7 +22,8 @@ SIZE = 64 * 1024
 CONNECT_S = 3.5
 """Long enough for two lost packets (the system repeats after 1 and after 3 s)."""
 ANSWER_S = 3.0
-LOOKUP_S = 6.0
+TEST_S = CONNECT_S + 3 * ANSWER_S
+"""How long a test may take: a small message, and a large one in each direction."""
 ALL_PAIRS_UP_TO = 32
 """Machines; of more, each one connects to its neighbour and to some others at random."""
 RANDOM_PAIRS = 8
@@ -105,7 +106,7 @@ class Target:
 
 
 def targets(me: str, members: Sequence[str], machines: Mapping[str, Attendance]) -> list[Target]:
-    """The machines that this one connects to: all; of more than 32, its neighbour and eight at random."""
+    """Return the machines that this one connects to: all; of more than 32, its neighbour and eight at random."""
     others = [one for one in members if one != me and one in machines]
     if len(members) > ALL_PAIRS_UP_TO and others:
         after = members.index(me) + 1
@@ -127,18 +128,17 @@ async def connect_to_all(found: Iterable[Target]) -> list[Connection]:
 
 
 async def _test(target: Target, port: int, is_ranged: bool) -> Connection:
-    looked_up = asyncio.ensure_future(_lookup_time(target.address))
     try:
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection(target.address, port, limit=2 * SIZE)
     except OSError as failure:
         kind, detail = _connect_problem(failure)
-        return Connection(target.id, kind, detail, port, is_ranged, lookup_s=await looked_up)
+        return Connection(target.id, kind, detail, is_ranged)
     try:
-        problem, ahead_s, round_trip_s = await _converse(reader, writer)
+        problem, ahead_s = await _converse(reader, writer)
     finally:
         writer.close()
-    return Connection(target.id, problem or "", "", port, is_ranged, ahead_s, round_trip_s, await looked_up)
+    return Connection(target.id, problem or "", "", is_ranged, ahead_s)
 
 
 def _connect_problem(failure: OSError) -> tuple[Problem, str]:
@@ -154,18 +154,16 @@ def _connect_problem(failure: OSError) -> tuple[Problem, str]:
 
 async def _converse(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> tuple[Problem | None, float, float]:
-    """Problem, how far the other clock is ahead, round trip."""
+) -> tuple[Problem | None, float]:
+    """Return the problem, and how far the other clock is ahead, seconds."""
     stage = Problem.NO_ANSWER
-    ahead_s = round_trip_s = 0.0
+    ahead_s = 0.0
     try:
         async with asyncio.timeout(ANSWER_S):
-            sent_s = time.time()
-            begun_s = time.monotonic()
+            sent_s, begun_s = time.time(), time.monotonic()
             writer.write(_HELLO)
             (theirs_s,) = _TIME.unpack(await reader.readexactly(_TIME.size))
-            round_trip_s = time.monotonic() - begun_s
-            ahead_s = theirs_s - sent_s - round_trip_s / 2
+            ahead_s = theirs_s - sent_s - (time.monotonic() - begun_s) / 2
         stage = Problem.LARGE_LOST
         async with asyncio.timeout(ANSWER_S):
             writer.write(bytes(SIZE))
@@ -174,14 +172,5 @@ async def _converse(
         async with asyncio.timeout(ANSWER_S):
             await reader.readexactly(SIZE)
     except (OSError, asyncio.IncompleteReadError, TimeoutError):
-        return stage, ahead_s, round_trip_s
-    return None, ahead_s, round_trip_s
-
-
-async def _lookup_time(address: str) -> float:
-    """How long the resolver takes for the name of this address, at most :data:`LOOKUP_S`."""
-    begun_s = time.monotonic()
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(LOOKUP_S):
-            await asyncio.get_running_loop().getnameinfo((address, 0))
-    return time.monotonic() - begun_s
+        return stage, ahead_s
+    return None, ahead_s

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from elastic_agent.printable import without_surrogates
 
 from .findings import Finding, error, warning
-from .records import SeenPaths, Shared
+from .records import Shared
 from .system import LEAST_FREE, size
 
 ENTRIES = 200
@@ -28,25 +28,21 @@ class SharedFolders:
         self._marked: list[Path] = []
         """The folders that this machine has written a file to."""
 
-    def describe(self) -> tuple[Shared, ...]:
-        """Look at each folder, without writing."""
-        return tuple(_describe(path) for path in self._paths)
-
-    def mark(self) -> None:
-        """Write a small file to each folder."""
+    def mark(self) -> tuple[Shared, ...]:
+        """Look at each folder, then write a small file to it."""
+        shared = tuple(_describe(path) for path in self._paths)
         for path in self._paths:
             with contextlib.suppress(OSError), open(_mark(path, self._me), "xb", opener=_private) as file:
                 self._marked.append(path)
                 file.write(self._me.encode())
                 file.flush()
                 os.fsync(file.fileno())
+        return shared
 
-    def look(self, members: Sequence[str]) -> SeenPaths:
-        """Find which machines' files are here."""
-        return SeenPaths(
-            tuple(
-                tuple(member for member in members if _is_there(_mark(path, member))) for path in self._paths
-            )
+    def look(self, members: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Return for each folder which machines' files are in it."""
+        return tuple(
+            tuple(member for member in members if _is_there(_mark(path, member))) for path in self._paths
         )
 
     def remove_marks(self) -> None:
@@ -91,14 +87,16 @@ def _describe(path: Path) -> Shared:
 
 
 def path_findings(
-    names: dict[str, str], shared: dict[str, tuple[Shared, ...]], seen: dict[str, SeenPaths]
+    names: Mapping[str, str],
+    shared: Mapping[str, tuple[Shared, ...]],
+    seen: Mapping[str, tuple[tuple[str, ...], ...]],
 ) -> Iterator[Finding]:
-    """What is wrong with the folders.
+    """Yield what is wrong with the folders.
 
     Args:
         names: the machines' names, by id.
         shared: what each machine found, by id.
-        seen: what each machine saw of the others' files, by id.
+        seen: for each folder whose files a machine saw in it, by id.
     """
     count = min((len(one) for one in shared.values()), default=0)
     for number in range(count):
@@ -122,14 +120,11 @@ def path_findings(
                     names[one],
                 )
         yield from _read_only(names, usable)
-        yield from _not_shared(names, usable, {one: _nth(seen.get(one), number) for one in usable})
+        sees = {one: frozenset().union(*seen.get(one, ())[number : number + 1]) for one in usable}
+        yield from _not_shared(names, usable, sees)
 
 
-def _nth(seen: SeenPaths | None, number: int) -> frozenset[str]:
-    return frozenset(seen.seen[number]) if seen is not None and number < len(seen.seen) else frozenset()
-
-
-def _read_only(names: dict[str, str], usable: dict[str, Shared]) -> Iterator[Finding]:
+def _read_only(names: Mapping[str, str], usable: Mapping[str, Shared]) -> Iterator[Finding]:
     writable = [one for one, folder in usable.items() if folder.is_writable]
     for one, folder in usable.items():
         if writable and not folder.is_writable:
@@ -143,7 +138,7 @@ def _read_only(names: dict[str, str], usable: dict[str, Shared]) -> Iterator[Fin
 
 
 def _not_shared(
-    names: dict[str, str], usable: dict[str, Shared], sees: dict[str, frozenset[str]]
+    names: Mapping[str, str], usable: Mapping[str, Shared], sees: Mapping[str, frozenset[str]]
 ) -> Iterator[Finding]:
     """Machines whose folder is another one than that of most machines."""
     groups: dict[object, list[str]] = {}

@@ -58,3 +58,8 @@ class Request:
     def is_distributed(self) -> bool:
         """Whether the run has several nodes."""
         return self.most > 1
+
+    @property
+    def meets_others(self) -> bool:
+        """Whether other machines are to be examined together with this one."""
+        return self.is_distributed and self.endpoint is not None and not self.alone
