@@ -28,7 +28,7 @@ from elastic_agent.doctor.records import Attendance, Connection, MachineFacts
 from elastic_agent.doctor.report import Report, as_json, as_text
 from elastic_agent.doctor.request import Request
 from elastic_agent.protocol import Policy
-from elastic_agent.transport import Exchange, Secret, c10d
+from elastic_agent.transport import Secret, c10d
 from elastic_agent.values import Endpoint, PortRange
 from tests.loop_thread import in_loop
 from tests.ports import free_port
@@ -38,8 +38,7 @@ from tests.waiting import GUARD_S
 @pytest.fixture(autouse=True)
 def _machines_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """No limit of time decides here."""
-    for limit in ("SETTLE_S", "SETTLE_SINGLE_S"):
-        monkeypatch.setattr(meeting, limit, GUARD_S)
+    monkeypatch.setattr(meeting, "SETTLE_S", GUARD_S)
     for limit in ("CONNECT_S", "ANSWER_S"):
         monkeypatch.setattr(pairs, limit, GUARD_S)
 
@@ -60,8 +59,8 @@ class Store:
     host: c10d.C10dHost
 
     async def meeting(self, name: str, *, most: int = 2) -> Meeting:
-        exchange = await c10d.dial_exchange(Endpoint("127.0.0.1", self.host.port), FOLDER, GUARD_S)
-        return Meeting(exchange, attendance(name, most=most))
+        table = await c10d.open_table(Endpoint("127.0.0.1", self.host.port), GUARD_S, root=f"{FOLDER}/")
+        return Meeting(table, attendance(name, most=most))
 
 
 @pytest.fixture
@@ -107,7 +106,7 @@ def test_machines_of_a_run_with_a_secret_meet_and_one_without_it_is_told() -> No
         hosting, joining, without = point(secret), point(secret), point(None)
         links = [await hosting.reach(GUARD_S, silent), await joining.reach(GUARD_S, silent)]
         for link in links:
-            assert isinstance(link, Exchange)
+            assert not isinstance(link, Finding)
             link.close()
         finding = await without.reach(GUARD_S, silent)
         assert isinstance(finding, Finding)
@@ -117,10 +116,10 @@ def test_machines_of_a_run_with_a_secret_meet_and_one_without_it_is_told() -> No
     asyncio.run(meet())
 
 
-def test_a_machine_that_forgot_the_number_of_nodes_waits_for_what_the_others_expect(store: Store) -> None:
+def test_a_machine_with_a_smaller_number_of_nodes_waits_for_what_the_others_expect(store: Store) -> None:
     async def meet() -> None:
         three = [
-            await store.meeting("a", most=1),
+            await store.meeting("a", most=2),
             await store.meeting("b", most=3),
             await store.meeting("c", most=3),
         ]

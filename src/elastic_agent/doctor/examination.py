@@ -9,11 +9,10 @@ from collections.abc import Callable
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.rendezvous.asyncio_runner import in_time
 from elastic_agent.transport import (
-    Exchange,
     NotAStoreError,
     Obstacle,
+    Table,
     TransportError,
-    UnreachableError,
     WrongKeyError,
     c10d,
 )
@@ -32,6 +31,8 @@ from .together import Together
 
 DIAL_TIMEOUT_S = 4.0
 REDIAL_S = 0.5
+KEPT_S = 600.0
+"""What is written to etcd disappears after this time, should the doctors be killed."""
 
 
 async def examine(request: Request, show: Callable[[str], None]) -> Report:
@@ -74,7 +75,7 @@ async def _examine_all(
 
 
 async def _examine_at(
-    link: Exchange,
+    link: Table,
     request: Request,
     local: LocalResult,
     interpreter: Interpreter,
@@ -121,7 +122,7 @@ class MeetingPoint:
         self._secret = request.secret
         self._host: c10d.C10dHost | None = None
 
-    async def reach(self, wait_s: float, show: Callable[[str], None]) -> Exchange | Finding:
+    async def reach(self, wait_s: float, show: Callable[[str], None]) -> Table | Finding:
         """Connect; what is wrong if that is not possible in time."""
         begun_s = time.monotonic()
         shown = ""
@@ -147,27 +148,25 @@ class MeetingPoint:
                     show(f"cannot reach the endpoint {self._endpoint} yet: {problem}")
                 await asyncio.sleep(REDIAL_S)
 
-    async def _dial(self) -> Exchange:
+    async def _dial(self) -> Table:
         if self._access is not None:
             return await in_time(self._dial_etcd(self._access), 3 * DIAL_TIMEOUT_S)
         if self._host is None:  # imports torch if there is none yet: that takes its time
             self._host = await c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._secret)
-        dialled = c10d.dial_exchange(self._endpoint, FOLDER, DIAL_TIMEOUT_S, self._secret)
+        dialled = c10d.open_table(self._endpoint, DIAL_TIMEOUT_S, self._secret, f"{FOLDER}/")
         return await in_time(dialled, 3 * DIAL_TIMEOUT_S)
 
-    async def _dial_etcd(self, access: EtcdAccess) -> Exchange:
+    async def _dial_etcd(self, access: EtcdAccess) -> Table:
+        from elastic_agent.rendezvous.backends.etcd.backend import Members
         from elastic_agent.transport import etcd
 
-        problems, obstacles = [], set()
-        for member in self._endpoint.members:
-            try:
-                return await etcd.dial_exchange(member, access, FOLDER, self._secret)
-            except UnreachableError as failure:
-                problems.append(str(failure))
-                obstacles.add(failure.obstacle)
-        raise UnreachableError(
-            "; ".join(problems), obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER
-        )
+        members = Members(self._endpoint, access, DIAL_TIMEOUT_S, self._secret)
+        try:
+            client, _ = await members.dial()
+        finally:
+            members.close()
+        root = f"{access.prefix.rstrip('/')}/{FOLDER}/"
+        return etcd.EtcdTable(client, root, lease=etcd.KeptLease(KEPT_S))
 
     def close(self) -> None:
         """Close the store, if this process hosts it."""

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from elastic_agent.transport import Exchange
+from elastic_agent.transport import Table
 
 from .records import Attendance, decode_all
 
@@ -31,8 +31,6 @@ EARLY_S = 2.0
 """After this time it is shown for which machines the others wait."""
 SETTLE_S = 15.0
 """How long to wait for more once the smallest number of nodes is there."""
-SETTLE_SINGLE_S = 3.0
-"""The same where every machine expects a single node."""
 
 _MEMBERS = "members"
 
@@ -40,8 +38,13 @@ _MEMBERS = "members"
 class Meeting:
     """One machine's place in it."""
 
-    def __init__(self, exchange: Exchange, attendance: Attendance) -> None:
-        """``attendance``: what the others are to know of this machine from the start."""
+    def __init__(self, table: Table, attendance: Attendance) -> None:
+        """Nobody is met yet.
+
+        Args:
+            table: of a folder other than that of the runs; closed with the meeting.
+            attendance: what the others are to know of this machine from the start.
+        """
         self.id = secrets.token_hex(6)
         self.members: tuple[str, ...] = ()
         """The ids of all machines that take part, in the same order on all of them; set by :meth:`join`."""
@@ -53,7 +56,7 @@ class Meeting:
         """How many machines the settings of those that wait require."""
         self.least = attendance.least
         """How many they require at least."""
-        self._exchange = exchange
+        self._table = table
         self._attendance = attendance
         self._round = 0
         self._changed_s: dict[str, tuple[int, float]] = {}
@@ -75,21 +78,21 @@ class Meeting:
             self.expected = max(attendance.most for attendance in alive.values())
             self.least = max(attendance.least for attendance in alive.values())
             if self._is_enough(len(alive), now_s - begun_s, now_s - arrived_s, wait_s):
-                await self._exchange.decide(self._topic(_MEMBERS), " ".join(sorted(alive)).encode())
+                await self._table.swap(self._decision(), None, " ".join(sorted(alive)).encode())
                 continue
             line = self._waiting_for()
             if now_s - begun_s > EARLY_S and line != shown:
                 shown = line
                 show(line)
             await asyncio.sleep(POLL_S)
-        found = decode_all(Attendance, await self._exchange.read(self._topic(_MEMBERS)))
+        found = await self._read(_MEMBERS, Attendance)
         self.members = members
         self.attendances = {member: found[member] for member in members if member in found}
 
     async def _decided(self) -> tuple[str, ...]:
         """Return the members, if this machine is among them; goes to the first round that is not decided yet."""
         self._round = 0
-        while data := await self._exchange.decide(self._topic(_MEMBERS), b""):
+        while data := (await self._table.read([self._decision()])).get(self._decision()):
             members = tuple(data.decode("ascii", "replace").split())
             if self.id in members:
                 return members
@@ -99,9 +102,8 @@ class Meeting:
     async def _look(self, now_s: float) -> dict[str, Attendance]:
         """Write that this machine waits, and return those that do, by id."""
         self._attendance = replace(self._attendance, beat=self._attendance.beat + 1)
-        topic = self._topic(_MEMBERS)
-        await self._exchange.write(topic, self.id, msgspec.json.encode(self._attendance))
-        found = decode_all(Attendance, await self._exchange.read(topic))
+        await self._write(_MEMBERS, self._attendance)
+        found = await self._read(_MEMBERS, Attendance)
         found[self.id] = self._attendance
         for machine, attendance in found.items():
             before = self._changed_s.get(machine)
@@ -117,17 +119,12 @@ class Meeting:
         }
 
     def _is_enough(self, count: int, waited_s: float, settled_s: float, wait_s: float) -> bool:
-        if waited_s >= wait_s:
+        if waited_s >= wait_s or count >= self.expected:
             return True
-        if self.expected == 1:
-            return settled_s >= SETTLE_SINGLE_S
-        return count >= self.expected or (count >= max(self.least, 2) and settled_s >= min(SETTLE_S, wait_s))
+        return count >= max(self.least, 2) and settled_s >= SETTLE_S
 
     def _waiting_for(self) -> str:
-        missing = self.expected - len(self.present)
-        here = ", ".join(self.present)
-        if missing <= 0:
-            return f"{len(self.present)} machines are here ({here}); waiting for more"
+        missing, here = self.expected - len(self.present), ", ".join(self.present)
         return f"waiting for {missing} of {self.expected} machines; here: {here}. Run the same command on the others"
 
     async def exchange(self, phase: str, record: R, timeout_s: float) -> dict[str, R]:
@@ -136,25 +133,32 @@ class Meeting:
         Raises:
             StoreLostError: the store does not answer any more.
         """
-        topic = self._topic(phase)
-        await self._exchange.write(topic, self.id, msgspec.json.encode(record))
+        await self._write(phase, record)
         until_s = time.monotonic() + timeout_s
         while True:
-            found = decode_all(type(record), await self._exchange.read(topic))
+            found = await self._read(phase, type(record))
             theirs = {member: found[member] for member in self.members if member in found}
             if len(theirs) == len(self.members) or time.monotonic() > until_s:
                 return theirs
             await asyncio.sleep(POLL_S / 4)
 
-    async def leave(self, phases: tuple[str, ...]) -> None:
-        """Have the first member remove what was exchanged in these phases, once all have read it."""
+    async def leave(self) -> None:
+        """Have the first member remove what was exchanged, once all have read it."""
         if self.id == self.members[0]:
-            for phase in (_MEMBERS, *phases):
-                await self._exchange.remove(self._topic(phase))
+            await self._table.delete((), f"{self._round}/")
 
-    def _topic(self, phase: str) -> str:
-        return f"{self._round}-{phase}"
+    async def _write(self, phase: str, record: Struct) -> None:
+        await self._table.put(f"{self._round}/{phase}/{self.id}", msgspec.json.encode(record))
+
+    async def _read(self, phase: str, kind: type[R]) -> dict[str, R]:
+        """Return the records of this phase, by the id of the machine."""
+        folder = f"{self._round}/{phase}/"
+        found = await self._table.read_folders(folder)
+        return decode_all(kind, {key.removeprefix(folder): data for key, data in found.items()})
+
+    def _decision(self) -> str:
+        return f"{self._round}/decision"
 
     def close(self) -> None:
         """Release the connection."""
-        self._exchange.close()
+        self._table.close()

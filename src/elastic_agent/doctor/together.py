@@ -232,7 +232,7 @@ class Together:
             await self._meeting.exchange(_END, Left(), LEAVE_S)
             if is_last:
                 await asyncio.sleep(max(0.0, min(1.0, LEAVE_S - (time.monotonic() - begun_s))))
-            await self._meeting.leave((_FACTS, _RESULTS, _END))
+            await self._meeting.leave()
 
 
 def _has_endpoint(request: Request) -> bool:
