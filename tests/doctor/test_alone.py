@@ -10,6 +10,7 @@ import resource
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +19,11 @@ import torch
 from elastic_agent.cli.doctor import doctor
 from elastic_agent.config.errors import UsageError
 from elastic_agent.diagnosis.compared import compared_variables
-from elastic_agent.doctor import interpreter, network
+from elastic_agent.doctor import interpreter, network, system
 from elastic_agent.doctor.environment import (
     check_gloo_interface,
     check_launcher_variables,
     check_nccl_interface,
-    check_proxies,
 )
 from elastic_agent.doctor.examination import report_alone
 from elastic_agent.doctor.findings import Finding, error, grouped, warning
@@ -38,7 +38,6 @@ from elastic_agent.doctor.system import (
     check_folders,
     check_limits,
     check_shared_memory,
-    check_shared_memory_size,
 )
 from elastic_agent.transport import UnreachableError, holder_of
 from elastic_agent.values import Endpoint
@@ -135,12 +134,6 @@ def test_variables_of_other_launchers_are_reported() -> None:
     assert checks(check_launcher_variables({"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"})) == []
 
 
-def test_proxies_matter_only_where_the_endpoint_is_not_exempt() -> None:
-    proxy = {"https_proxy": "http://proxy:3128"}
-    assert checks(check_proxies(proxy, "host0")) == [("note", "proxy")]
-    assert checks(check_proxies({**proxy, "no_proxy": "localhost,host0"}, "host0")) == []
-
-
 def test_passwords_and_bytes_that_are_no_text_stay_out_of_what_is_compared() -> None:
     found = compared_variables(
         {"http_proxy": "http://me:secret@proxy:1", "NCCL_X": "\udcff", "HOME": "/root"}
@@ -185,10 +178,8 @@ def test_an_endpoint_on_loopback_or_without_an_address_is_an_error(monkeypatch: 
         raise UnreachableError(f"{host} does not resolve")
 
     monkeypatch.setattr(network, "resolve", find_none)
-    assert checks(check_endpoint(Endpoint("localhost"), is_etcd=False)) == [("error", "loopback-endpoint")]
-    assert checks(check_endpoint(Endpoint("no-such-host.invalid"), is_etcd=False)) == [
-        ("error", "endpoint-name")
-    ]
+    assert checks(check_endpoint(Endpoint("localhost"))) == [("error", "loopback-endpoint")]
+    assert checks(check_endpoint(Endpoint("no-such-host.invalid"))) == [("error", "endpoint-name")]
 
 
 def test_folders_that_cannot_be_written_are_reported(tmp_path: Path) -> None:
@@ -210,11 +201,18 @@ def test_the_number_of_open_files_has_to_suffice_for_all_workers(
     assert checks(found) == expected
 
 
-def test_shared_memory_has_to_be_there_and_large_enough(tmp_path: Path) -> None:
+def test_shared_memory_has_to_be_there_and_large_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert checks(check_shared_memory(str(tmp_path / "missing"))) == [("error", "shared-memory")]
-    assert list(check_shared_memory_size("/dev/shm", LEAST_SHM, LEAST_SHM)) == []
-    for total, free in ((LEAST_SHM // 8, LEAST_SHM // 8), (LEAST_SHM, LEAST_SHM // 4)):
-        assert checks(check_shared_memory_size("/dev/shm", total, free)) == [("warning", "shared-memory")]
+    for total, free, expected in (
+        (LEAST_SHM, LEAST_SHM, []),
+        (LEAST_SHM // 8, LEAST_SHM // 8, [("warning", "shared-memory")]),
+        (LEAST_SHM, LEAST_SHM // 4, [("warning", "shared-memory")]),
+    ):
+        usage = SimpleNamespace(total=total, free=free)
+        monkeypatch.setattr(system.shutil, "disk_usage", lambda _, usage=usage: usage)
+        assert checks(check_shared_memory()) == expected
 
 
 class Nvml:

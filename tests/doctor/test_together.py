@@ -170,12 +170,9 @@ def test_connections_between_machines_work_in_both_directions_and_on_the_port_ra
     async def connect() -> list[Connection]:
         server = EchoServer()
         await server.start(PortRange(low, low))
-        machines = {
-            "me": attendance("a"),
-            "it": Attendance("b", 1, 2, "127.0.0.1", server.port, server.ranged_port),
-        }
+        machine = Attendance("b", 1, 2, "127.0.0.1", server.port, server.ranged_port)
         try:
-            return await connect_to_all(targets("me", ["me", "it"], machines))
+            return await connect_to_all({"it": machine})
         finally:
             server.close()
 
@@ -190,9 +187,8 @@ def test_the_clock_of_the_other_machine_is_compared_with_the_own_one(monkeypatch
     async def connect() -> list[Connection]:
         server = EchoServer()
         await server.start(None)
-        machines = {"me": attendance("a"), "it": attendance("b", port=server.port)}
         try:
-            return await connect_to_all(targets("me", ["me", "it"], machines))
+            return await connect_to_all({"it": attendance("b", port=server.port)})
         finally:
             server.close()
 
@@ -204,9 +200,9 @@ def test_a_program_that_is_no_doctor_is_recognised() -> None:
     async def connect() -> tuple[Connection, Connection]:
         other = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
         machines = {"it": attendance("b", port=int(other.sockets[0].getsockname()[1]))}
-        (silent_one,) = await connect_to_all(targets("me", ["me", "it"], machines))
+        (silent_one,) = await connect_to_all(machines)
         other.close()
-        (refused,) = await connect_to_all(targets("me", ["me", "it"], machines))
+        (refused,) = await connect_to_all(machines)
         return silent_one, refused
 
     silent_one, refused = asyncio.run(connect())
@@ -215,8 +211,7 @@ def test_a_program_that_is_no_doctor_is_recognised() -> None:
 
 def test_in_large_runs_every_machine_has_a_few_connections() -> None:
     members = [f"{number:02}" for number in range(40)]
-    machines = {one: attendance(one) for one in members}
-    found = {one: [target.id for target in targets(one, members, machines)] for one in members}
+    found = {member: targets(member, members) for member in members}
     assert all(8 <= len(each) <= 9 for each in found.values())
     assert all(after in found[before] for before, after in pairwise(members))
 

@@ -1,16 +1,15 @@
-"""Checks of the environment: variables of other launchers, proxies, names of network interfaces."""
+"""Checks of the environment: variables of other launchers, names of network interfaces."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from .findings import Finding, error, note, warning
+from .findings import Finding, error, warning
 
 _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 _SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _LOCAL_BRIDGES = ("docker", "virbr", "br-", "veth", "cni", "lo")
 """Beginnings of names of interfaces that no other machine reaches."""
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
 def check_launcher_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -31,19 +30,6 @@ def check_launcher_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
             f"{', '.join(slurm)} set, but this is not a Slurm step; Lightning and other frameworks conclude that "
             "srun has started the workers",
             f"start the agents with srun, or unset {' '.join(slurm)}",
-        )
-
-
-def check_proxies(environ: Mapping[str, str], host: str) -> Iterator[Finding]:
-    """Report proxies that the endpoint is not exempt from."""
-    names = [name for name in environ if name.lower() in _PROXIES and environ[name]]
-    exempt = ",".join(environ.get(name, "") for name in ("no_proxy", "NO_PROXY")).split(",")
-    if names and not any(entry.strip() in ("*", host) for entry in exempt):
-        yield note(
-            "proxy",
-            f"{', '.join(sorted(names))} set, and no_proxy does not list {host}; elastic-agent uses no proxy, but "
-            "libraries of the script that speak HTTP or gRPC to other machines of the run do",
-            f"add {host} and the other machines to no_proxy",
         )
 
 

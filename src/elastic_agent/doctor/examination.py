@@ -130,9 +130,8 @@ class MeetingPoint:
             try:
                 return await self._dial()
             except WrongKeyError as failure:
-                return error(
-                    "secret", str(failure), "start every agent, and every doctor, with the same --secret-file"
-                )
+                others = "doctor" if self._access is None else "doctor and etcd"
+                return error("secret", str(failure), f"use the same secret for every agent, {others}")
             except NotAStoreError as failure:
                 if self._access is None:
                     return network.foreign_port_holder(self._endpoint, str(failure))
@@ -142,7 +141,8 @@ class MeetingPoint:
                 problem = str(failure)
                 if waited_s > wait_s:
                     obstacle = getattr(failure, "obstacle", Obstacle.OTHER)
-                    return network.explain_unreachable(self._endpoint, problem, obstacle)
+                    store = "the same command" if self._access is None else "etcd"
+                    return network.explain_unreachable(self._endpoint, problem, obstacle, store)
                 if waited_s > EARLY_S and problem != shown:
                     shown = problem
                     show(f"cannot reach the endpoint {self._endpoint} yet: {problem}")

@@ -70,10 +70,8 @@ def _checks(request: Request) -> dict[str, Callable[[], Iterable[Finding]]]:
     }
     if request.endpoint is not None and request.is_distributed:
         endpoint = request.endpoint
-        is_etcd = request.access is not None
-        checks["endpoint"] = lambda: network.check_endpoint(endpoint, is_etcd=is_etcd)
+        checks["endpoint"] = lambda: network.check_endpoint(endpoint)
         checks["name servers"] = lambda: network.check_lookups(endpoint)
-        checks["proxies"] = lambda: environment.check_proxies(request.environ, endpoint.host)
     return checks
 
 
@@ -153,5 +151,5 @@ def _facts(request: Request, installed: Installed, gpus: Gpus) -> dict[str, str]
 
 def stops_meeting(findings: Iterable[Finding]) -> bool:
     """Return whether this machine cannot meet the others, so that there is no point in waiting for them."""
-    fatal = ("loopback-endpoint", "endpoint-name", "ipv6-only")
+    fatal = ("loopback-endpoint", "endpoint-name")
     return any(one.check in fatal and one.severity is Severity.ERROR for one in findings)

@@ -60,13 +60,14 @@ def route_interface(host: str) -> str | None:
     return None
 
 
-# -- the endpoint ---------------------------------------------------------------------------------
+# -- names ----------------------------------------------------------------------------------------
 
 
-def check_endpoint(endpoint: Endpoint, *, is_etcd: bool) -> Iterator[Finding]:
+def check_endpoint(endpoint: Endpoint) -> Iterator[Finding]:
     """Check that the endpoint's name means the same machine everywhere, and resolves here."""
     for member in endpoint.members:
-        if is_loopback_name(member.host):
+        host = member.host
+        if is_loopback_name(host):
             own = other_addresses(interfaces())
             hint = f" (this machine's: {', '.join(own[:3])})" if own else ""
             yield error(
@@ -76,41 +77,52 @@ def check_endpoint(endpoint: Endpoint, *, is_etcd: bool) -> Iterator[Finding]:
                 "run on this machine",
             )
             continue
-        yield from _check_resolution(member.host, is_etcd=is_etcd)
-
-
-def _check_resolution(host: str, *, is_etcd: bool) -> Iterator[Finding]:
-    begun_s = time.monotonic()
-    try:
-        found = resolve(host)
-    except UnreachableError as failure:
-        yield error(
-            "endpoint-name",
-            str(failure).partition(";")[0],
-            "add the name to the DNS or to /etc/hosts, or pass the machine's address as --rdzv-endpoint",
-        )
-        return
-    took_s = time.monotonic() - begun_s
-    if took_s > SLOW_LOOKUP_S:
-        yield warning(
-            "slow-lookup",
-            f"looking up {host} takes {took_s:.1f} s on this machine",
-            "repair the name servers in /etc/resolv.conf, or pass an address as --rdzv-endpoint",
-        )
-    if all(_is_loopback(address) for _, address in found) and not _is_own_name(host):
-        yield error(
-            "loopback-endpoint",
-            f"the endpoint's name {host} resolves to {found[0][1]} on this machine, although it is not its name",
-            f"remove {host} from the line of {found[0][1]} in /etc/hosts",
-        )
-    if not is_etcd and all(family == socket.AF_INET6 for family, _ in found):
-        own = [ipaddress.ip_address(one) for one in other_addresses(interfaces())]
-        if not any(one.version == 6 for one in own):
+        try:
+            found = [address for _, address in resolve(host)]
+        except UnreachableError as failure:
             yield error(
-                "ipv6-only",
-                f"{host} has only IPv6 addresses ({found[0][1]}), and this machine has none",
-                "give this machine an IPv6 address, or pass an IPv4 address as --rdzv-endpoint",
+                "endpoint-name",
+                str(failure).partition(";")[0],
+                "add the name to the DNS or to /etc/hosts, or pass the machine's address as --rdzv-endpoint",
             )
+            continue
+        if all(_is_loopback(address) for address in found) and not _is_own_name(host):
+            yield error(
+                "loopback-endpoint",
+                f"the endpoint's name {host} resolves to {found[0]} on this machine, although it is not its name",
+                f"remove {host} from the line of {found[0]} in /etc/hosts",
+            )
+
+
+def check_lookups(endpoint: Endpoint) -> Iterator[Finding]:
+    """Check how long looking up names takes: torch looks up the peer's name of every connection to a store."""
+    addresses: dict[str, None] = {}
+    for name in dict.fromkeys((os.uname().nodename, *(member.host for member in endpoint.members))):
+        begun_s = time.monotonic()
+        addresses |= dict.fromkeys(address for _, address in _resolved(name))
+        took_s = time.monotonic() - begun_s
+        if took_s > SLOW_LOOKUP_S:
+            yield warning(
+                "slow-lookup",
+                f"looking up {name} takes {took_s:.1f} s on this machine",
+                f"add {name} with its address to /etc/hosts, or repair the name servers in /etc/resolv.conf",
+            )
+    for address in [one for one in addresses if not _is_loopback(one)][:MOST_ADDRESSES]:
+        begun_s = time.monotonic()
+        with contextlib.suppress(OSError):
+            socket.getnameinfo((address, 0), 0)
+        took_s = time.monotonic() - begun_s
+        if took_s > SLOW_LOOKUP_S:
+            yield warning(
+                "slow-reverse-lookup",
+                f"looking up the host name of {address} takes {took_s:.1f} s, by which every connection to a store "
+                "of torch is delayed",
+                "add the machines to /etc/hosts, or repair the name servers in /etc/resolv.conf",
+            )
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _is_own_name(host: str) -> bool:
@@ -118,18 +130,20 @@ def _is_own_name(host: str) -> bool:
     return host.lower().partition(".")[0] == own
 
 
-def explain_unreachable(endpoint: Endpoint, problem: str, obstacle: Obstacle) -> Finding:
+# -- the port of the endpoint ---------------------------------------------------------------------
+
+
+def explain_unreachable(endpoint: Endpoint, problem: str, obstacle: Obstacle, store: str) -> Finding:
     """Explain why nothing answers at the endpoint, seen from this machine.
 
     Args:
         endpoint: of the run.
         problem: what the connection ended with, in words.
         obstacle: the same as a kind.
+        store: what is to be started there.
     """
     first = endpoint.members[0]
-    remedy = how_to_reach(obstacle, first.host, first.port)
-    if is_local(_resolved(first.host)) and obstacle is not Obstacle.SILENT:
-        remedy = "look at the problem reported for the port"
+    remedy = how_to_reach(obstacle, first.host, first.port, store)
     cause = f"cannot reach the endpoint {endpoint}: {problem}"
     return error("endpoint-unreachable", cause, remedy or "remove that cause, then run the doctor again")
 
@@ -150,38 +164,3 @@ def _resolved(host: str) -> list[tuple[int, str]]:
         return resolve(host)
     except UnreachableError:
         return []
-
-
-# -- name servers ---------------------------------------------------------------------------------
-
-
-def check_lookups(endpoint: Endpoint) -> Iterator[Finding]:
-    """Check how long looking up names takes: torch looks up the peer's name of every connection to a store."""
-    name = os.uname().nodename
-    begun_s = time.monotonic()
-    own = _resolved(name)
-    took_s = time.monotonic() - begun_s
-    if took_s > SLOW_LOOKUP_S:
-        yield warning(
-            "slow-lookup",
-            f"looking up this machine's own name {name} takes {took_s:.1f} s",
-            f"add {name} with the machine's address to /etc/hosts, or repair the name servers in /etc/resolv.conf",
-        )
-    slowest_s, slowest = 0.0, ""
-    addresses = dict.fromkeys(address for _, address in (*own, *_resolved(endpoint.host)))
-    for address in [one for one in addresses if not _is_loopback(one)][:MOST_ADDRESSES]:
-        begun_s = time.monotonic()
-        with contextlib.suppress(OSError):
-            socket.getnameinfo((address, 0), 0)
-        slowest_s, slowest = max((slowest_s, slowest), (time.monotonic() - begun_s, address))
-    if slowest_s > SLOW_LOOKUP_S:
-        yield warning(
-            "slow-reverse-lookup",
-            f"looking up the host name of {slowest} takes {slowest_s:.1f} s, by which every connection to a store of "
-            "torch is delayed",
-            "add the machines to /etc/hosts, or repair the name servers in /etc/resolv.conf",
-        )
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -10,8 +10,7 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from elastic_agent.values import PortRange
 
@@ -95,50 +94,37 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-@dataclass(frozen=True)
-class Target:
-    """A machine to connect to."""
-
-    id: str
-    address: str
-    ports: tuple[tuple[int, bool], ...]
-    """Each with whether it belongs to ``--port-range``."""
-
-
-def targets(me: str, members: Sequence[str], machines: Mapping[str, Attendance]) -> list[Target]:
+def targets(me: str, members: Sequence[str]) -> list[str]:
     """Return the machines that this one connects to: all; of more than 32, its neighbour and eight at random."""
-    others = [one for one in members if one != me and one in machines]
-    if len(members) > ALL_PAIRS_UP_TO and others:
-        after = members.index(me) + 1
-        neighbour = next(one for one in (*members[after:], *members[:after]) if one in others)
-        drawn = random.Random(me).sample(others, min(RANDOM_PAIRS, len(others)))
-        others = list(dict.fromkeys((neighbour, *drawn)))
-    return [_target(one, machines[one]) for one in others]
+    others = [member for member in members if member != me]
+    if len(members) <= ALL_PAIRS_UP_TO:
+        return others
+    neighbour = members[(members.index(me) + 1) % len(members)]
+    return list(dict.fromkeys((neighbour, *random.Random(me).sample(others, RANDOM_PAIRS))))
 
 
-def _target(member: str, machine: Attendance) -> Target:
-    ranged = ((machine.ranged_port, True),) if machine.ranged_port is not None else ()
-    return Target(member, machine.address, ((machine.port, False), *ranged))
-
-
-async def connect_to_all(found: Iterable[Target]) -> list[Connection]:
-    """Test all of them at once."""
-    tests = [_test(target, *port) for target in found for port in target.ports]
+async def connect_to_all(machines: Mapping[str, Attendance]) -> list[Connection]:
+    """Test connections to all of these machines at once; they are given by their ids."""
+    tests = []
+    for member, machine in machines.items():
+        tests.append(_test(member, machine.address, machine.port, is_ranged=False))
+        if machine.ranged_port is not None:
+            tests.append(_test(member, machine.address, machine.ranged_port, is_ranged=True))
     return list(await asyncio.gather(*tests))
 
 
-async def _test(target: Target, port: int, is_ranged: bool) -> Connection:
+async def _test(member: str, address: str, port: int, *, is_ranged: bool) -> Connection:
     try:
         async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(target.address, port, limit=2 * SIZE)
+            reader, writer = await asyncio.open_connection(address, port, limit=2 * SIZE)
     except OSError as failure:
         kind, detail = _connect_problem(failure)
-        return Connection(target.id, kind, detail, is_ranged)
+        return Connection(member, kind, detail, is_ranged)
     try:
         problem, ahead_s = await _converse(reader, writer)
     finally:
         writer.close()
-    return Connection(target.id, problem or "", "", is_ranged, ahead_s)
+    return Connection(member, problem or "", "", is_ranged, ahead_s)
 
 
 def _connect_problem(failure: OSError) -> tuple[Problem, str]:

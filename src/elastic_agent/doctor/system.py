@@ -18,7 +18,6 @@ LEAST_SHM = 512 * 2**20
 """Bytes of /dev/shm: data loaders and NCCL pass their data through it; Docker's default of 64 MiB is not enough."""
 FILES_BESIDE_PEERS = 256
 """Descriptors of a worker besides three for each other worker: libraries, data loaders, logs."""
-LEAST_TASKS = 1024
 
 
 def soft_limit(which: int) -> int:
@@ -34,7 +33,7 @@ def check_start(request: Request) -> Iterator[Finding]:
 
 
 def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) -> Iterator[Finding]:
-    """Check the limits of open files and processes."""
+    """Check the limit of open files."""
     files = limit_of(resource.RLIMIT_NOFILE)
     needed = 3 * request.most * (request.slots or 8) + FILES_BESIDE_PEERS
     if files != resource.RLIM_INFINITY and files < needed:
@@ -43,13 +42,6 @@ def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) 
             f"a process can have only {files} open files; about {needed} are needed for this number of workers "
             'and data loaders ("Too many open files")',
             "raise the limit: ulimit -n, in a service LimitNOFILE",
-        )
-    tasks = limit_of(resource.RLIMIT_NPROC)
-    if tasks != resource.RLIM_INFINITY and tasks < LEAST_TASKS and os.geteuid() != 0:
-        yield warning(
-            "processes",
-            f"this user can have only {tasks} processes and threads",
-            "raise the limit: ulimit -u, in a service TasksMax",
         )
 
 
@@ -60,15 +52,10 @@ def check_shared_memory(folder: str = "/dev/shm") -> Iterator[Finding]:
     except OSError as failure:
         yield error("shared-memory", f"{folder}: {failure.strerror}", "mount a tmpfs there")
         return
-    yield from check_shared_memory_size(folder, usage.total, usage.free)
-
-
-def check_shared_memory_size(folder: str, total: int, free: int) -> Iterator[Finding]:
-    """Check these numbers of bytes."""
-    if total < LEAST_SHM or free < LEAST_SHM // 2:
+    if usage.total < LEAST_SHM or usage.free < LEAST_SHM // 2:
         yield warning(
             "shared-memory",
-            f"{folder} has {size(free)} free of {size(total)}; data loaders with workers, and NCCL, "
+            f"{folder} has {size(usage.free)} free of {size(usage.total)}; data loaders with workers, and NCCL, "
             'fail when it is full ("Bus error", "No space left on device")',
             "enlarge it: docker run --shm-size=8g, in Kubernetes an emptyDir with medium Memory, else mount -o "
             "remount,size=8G; or remove old files from it",
@@ -76,7 +63,7 @@ def check_shared_memory_size(folder: str, total: int, free: int) -> Iterator[Fin
 
 
 def check_folders(request: Request) -> Iterator[Finding]:
-    """The agent's own folders are writable and have space."""
+    """Check that the agent's own folders are writable and have space."""
     for option, folder in request.folders.items():
         place = _existing(folder)
         if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK) or _is_read_only(place):
@@ -104,28 +91,26 @@ def _existing(folder: Path) -> Path:
 
 
 def size(number: float) -> str:
-    """Bytes in the largest fitting unit."""
+    """Return bytes in the largest fitting unit."""
     for unit, factor in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= factor:
-            return (
-                f"{number / factor:.3g} {unit}" if number < 1000 * factor else f"{number / factor:.0f} {unit}"
-            )
+            return f"{number / factor:.{1 if number < 10 * factor else 0}f} {unit}"
     return f"{number:.0f} bytes"
 
 
 def limit_text(which: int) -> str:
-    """A soft limit of this process, as text."""
+    """Return a soft limit of this process, as text."""
     value = soft_limit(which)
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
 
 
 def memory_text() -> str:
-    """The machine's memory in whole GiB."""
+    """Return the machine's memory in whole GiB."""
     return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / GIB:.0f} GiB"
 
 
 def shm_text(folder: str = "/dev/shm") -> str:
-    """The size of /dev/shm."""
+    """Return the size of /dev/shm."""
     try:
         return size(shutil.disk_usage(folder).total)
     except OSError:

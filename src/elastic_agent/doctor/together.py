@@ -68,10 +68,12 @@ class Together:
     async def run(self) -> list[Finding]:
         """Do all of it, and return the findings of all machines. Raises ``StoreLostError``."""
         meeting, folders = self._meeting, self._folders
+        others = targets(meeting.id, [*meeting.attendances])
+        to_test = {member: meeting.attendances[member] for member in others}
         try:
             shared, self._own_connections = await asyncio.gather(
                 self._in_time(folders.mark, _unanswered(self._request)),
-                connect_to_all(targets(meeting.id, meeting.members, self._attendances)),
+                connect_to_all(to_test),
             )
             facts = await meeting.exchange(_FACTS, await self._own_facts(shared), TEST_S + EXCHANGE_S)
             self._order(facts)
@@ -157,8 +159,9 @@ class Together:
         for connection in (one for made in each.values() for one in made if not one.problem):
             if connection.to in ahead_s:
                 ahead_s[connection.to].append(connection.ahead_s)
-        if not any(one.problem for made in each.values() for one in made):
-            self.tested.append(counted(sum(map(len, each.values())), "connection"))
+        count = sum(map(len, each.values()))
+        if count and not any(one.problem for made in each.values() for one in made):
+            self.tested.append(counted(count, "connection"))
         return [*connection_findings(self._attendances, each), *clock_findings(self._names, ahead_s)]
 
     def _compare_folders(self, results: dict[str, Results]) -> list[Finding]:

@@ -169,9 +169,8 @@ class StartCheck:
 
     async def _tell_of(self, endpoint: Endpoint) -> None:
         """Report an endpoint that means another machine here than elsewhere, or none."""
-        is_etcd = self._settings.rdzv_backend == ETCD
         with contextlib.suppress(StoreLostError):  # look-ups that take this long were reported
-            found = await run_abandonable(lambda: _endpoint_findings(endpoint, is_etcd), PREPARATION_S)
+            found = await run_abandonable(lambda: _endpoint_findings(endpoint), PREPARATION_S)
             errors = [one for one in found if one.severity == "error"]
             if any(one.check == LOOPBACK for one in errors) and await self._loopback_is_meant():
                 errors = [one for one in errors if one.check != LOOPBACK]
@@ -208,10 +207,10 @@ def _interface_findings(environ: Mapping[str, str], host: str) -> list[Finding]:
     return list(check_gloo_interface(environ, interfaces(), route_interface(host)))
 
 
-def _endpoint_findings(endpoint: Endpoint, is_etcd: bool) -> list[Finding]:
+def _endpoint_findings(endpoint: Endpoint) -> list[Finding]:
     from elastic_agent.doctor.network import check_endpoint
 
-    return list(check_endpoint(endpoint, is_etcd=is_etcd))
+    return list(check_endpoint(endpoint))
 
 
 def _resolved(host: str) -> list[str]:
