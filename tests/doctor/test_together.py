@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ import pytest
 from elastic_agent.agent.doctor_request import doctor_request
 from elastic_agent.config.settings import Settings
 from elastic_agent.diagnosis.compared import POLICY_OPTIONS
-from elastic_agent.doctor import meeting, pairs
+from elastic_agent.doctor import interpreter, meeting, pairs
 from elastic_agent.doctor.connections import connection_findings
 from elastic_agent.doctor.differences import clock_findings, difference_findings
 from elastic_agent.doctor.examination import MeetingPoint
 from elastic_agent.doctor.findings import Finding
+from elastic_agent.doctor.interpreter import Interpreter
 from elastic_agent.doctor.meeting import FOLDER, Meeting
 from elastic_agent.doctor.pairs import EchoServer, Problem, connect_to_all, targets
 from elastic_agent.doctor.paths import SharedFolders, path_findings
@@ -39,6 +41,8 @@ from tests.waiting import GUARD_S
 def _machines_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """No limit of time decides here."""
     monkeypatch.setattr(meeting, "SETTLE_S", GUARD_S)
+    monkeypatch.setattr(interpreter, "START_S", GUARD_S)
+    monkeypatch.setitem(interpreter.REDUCE_S, "gloo", GUARD_S)
     for limit in ("CONNECT_S", "ANSWER_S"):
         monkeypatch.setattr(pairs, limit, GUARD_S)
 
@@ -264,6 +268,46 @@ def test_lost_large_packets_to_one_machine_are_one_finding() -> None:
     ((machine, cause),) = causes(made)
     assert machine == "c"
     assert "64 kB from any other machine to c (10.0.0.3) are lost" in cause
+
+
+# -- all-reduces ----------------------------------------------------------------------------------
+
+
+def reduced(other: str = "") -> list[str]:
+    """Return the problems of two interpreters that take part; the second one runs this program if it is given."""
+
+    async def run() -> list[str]:
+        pair = Interpreter(sys.executable, os.environ), Interpreter(other or sys.executable, os.environ)
+        try:
+            first, second = await asyncio.gather(*(one.ask(None, hosts_store=True) for one in pair))
+            assert (first.start_problem, second.start_problem) == ("", "")
+            store = "127.0.0.1", first.store_port
+            interface = {"GLOO_SOCKET_IFNAME": "lo"}
+            ended = await asyncio.gather(
+                *(one.reduce("gloo", (rank, 2), store, interface) for rank, one in enumerate(pair))
+            )
+            return [one.problem for one in ended]
+        finally:
+            await asyncio.gather(*(one.close() for one in pair))
+
+    return asyncio.run(run())
+
+
+def test_the_interpreters_of_the_script_perform_an_all_reduce() -> None:
+    assert reduced() == ["", ""]
+
+
+def test_an_all_reduce_that_a_process_does_not_survive_names_what_it_said_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(interpreter.REDUCE_S, "gloo", 1.0)
+    program = tmp_path / "python"
+    answer = '{"python": "3.11", "store_port": 1}'
+    program.write_text(f"#!/bin/sh\necho '{answer}'\nread line\necho 'Fatal: no memory' >&2\nexit 1\n")
+    program.chmod(0o755)
+    first, second = reduced(str(program))
+    assert first
+    assert second == "its process did not answer: Fatal: no memory"
 
 
 # -- differences ----------------------------------------------------------------------------------

@@ -114,11 +114,10 @@ def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
     )  # a store in this process would tell of each connection
     configure_logging(settings.log_format, "warning", sys.stderr)
     shorten_lookups()
-    request = doctor_request(
-        settings,
-        environ,
-        password=variables.etcd_password(),
-        secret_variable=variables.secret(),
+    request = replace(
+        doctor_request(
+            settings, environ, password=variables.etcd_password(), secret_variable=variables.secret()
+        ),
         script_problem=script_problem,
         paths=given.paths,
         wait_s=given.wait_s,

@@ -11,22 +11,18 @@ from .records import Attendance, Connection
 Edge = tuple[str, str]
 """The ids of two machines: from, to."""
 
-_CAUSES = {
+_OPEN = (
+    "allow TCP between all machines of the run on all ports (gloo and NCCL use the ports of "
+    "net.ipv4.ip_local_port_range)"
+)
+_OPEN_RANGE = "allow the ports of --port-range between all machines of the run"
+_BLOCKED = {
     Problem.REJECTED: "refused, although a program listens there: a firewall rejects it, or another machine has "
     "this address",
     Problem.DROPPED: "not answered: a firewall drops the packets",
     Problem.UNROUTED: "not possible",
     Problem.NO_ANSWER: "accepted, but nothing arrives: another program or a proxy answers",
 }
-_OPEN = (
-    "allow TCP between all machines of the run on all ports (gloo and NCCL use the ports of "
-    "net.ipv4.ip_local_port_range)"
-)
-_OPEN_RANGE = "allow the ports of --port-range between all machines of the run"
-_SAME_MTU = (
-    "set the same MTU on all interfaces and switches between them (test: ping -M do -s SIZE), or allow ICMP "
-    '"fragmentation needed"'
-)
 _MOST_NAMED = 4
 
 
@@ -39,52 +35,36 @@ def connection_findings(
         machines: by id.
         made: the connections that each machine has tested, by its id.
     """
-    tests = [(source, one) for source, each in made.items() for one in each if one.to in machines]
     for is_ranged in (False, True):
-        some = [(source, one) for source, one in tests if one.is_ranged is is_ranged]
-        yield from _blocked(machines, some, is_ranged)
-    yield from _lost(machines, tests)
-
-
-def _blocked(
-    machines: Mapping[str, Attendance], tests: Sequence[tuple[str, Connection]], is_ranged: bool
-) -> Iterator[Finding]:
-    """Yield connections that could not be made."""
-    tested = {(source, one.to) for source, one in tests}
-    failed: dict[tuple[str, str], set[Edge]] = {}
-    for source, one in tests:
-        if one.problem in _CAUSES:
-            failed.setdefault((one.problem, one.detail), set()).add((source, one.to))
-    port = "a port of --port-range" if is_ranged else "an ephemeral port"
-    for (problem, detail), edges in failed.items():
-        reason = f" ({detail})" if problem == Problem.UNROUTED and detail else ""
-        for machine, origin, target in _attributed(machines, edges, tested):
+        tested, arrived = set[Edge](), set[Edge]()
+        blocked: dict[tuple[Problem, str], set[Edge]] = {}
+        lost: set[Edge] = set()
+        for source, test in ((member, one) for member, each in made.items() for one in each):
+            edge, back = (source, test.to), (test.to, source)
+            if test.to not in machines or test.is_ranged is not is_ranged:
+                continue
+            tested.add(edge)
+            if test.problem in _BLOCKED:
+                blocked.setdefault((Problem(test.problem), test.detail), set()).add(edge)
+                continue
+            arrived |= {edge, back}
+            if test.problem:
+                lost.add(edge if test.problem == Problem.LARGE_LOST else back)
+        port = "a port of --port-range" if is_ranged else "an ephemeral port"
+        for (problem, detail), edges in blocked.items():
+            reason = f" ({detail})" if problem is Problem.UNROUTED and detail else ""
+            for machine, origin, target in _attributed(machines, edges, tested):
+                cause = f"TCP from {origin} to {target} on {port} is {_BLOCKED[problem]}{reason}"
+                yield error("connection", cause, _OPEN_RANGE if is_ranged else _OPEN, machine)
+        for machine, origin, target in _attributed(machines, lost, arrived):
             yield error(
-                "connection",
-                f"TCP from {origin} to {target} on {port} is {_CAUSES[Problem(problem)]}{reason}",
-                _OPEN_RANGE if is_ranged else _OPEN,
+                "large-messages",
+                f"64 kB from {origin} to {target} are lost, although small messages arrive: large packets are "
+                "dropped on the way",
+                "set the same MTU on all interfaces and switches between them (test: ping -M do -s SIZE), or allow "
+                'ICMP "fragmentation needed"',
                 machine,
             )
-
-
-def _lost(machines: Mapping[str, Attendance], tests: Sequence[tuple[str, Connection]]) -> Iterator[Finding]:
-    """Yield large messages that did not arrive, although small ones did."""
-    lost, tested = set(), set()
-    for source, one in tests:
-        if one.problem == Problem.LARGE_LOST:
-            lost.add((source, one.to))
-        elif one.problem == Problem.LARGE_LOST_BACK:
-            lost.add((one.to, source))
-        if one.problem not in _CAUSES:
-            tested |= {(source, one.to), (one.to, source)}
-    for machine, origin, target in _attributed(machines, lost, tested):
-        yield error(
-            "large-messages",
-            f"64 kB from {origin} to {target} are lost, although small messages arrive: large packets are dropped "
-            "on the way",
-            _SAME_MTU,
-            machine,
-        )
 
 
 def _attributed(

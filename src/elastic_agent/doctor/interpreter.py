@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Mapping
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -58,7 +58,7 @@ class Interpreter:
         self._python = python
         self._environ = environ
         self._process: asyncio.subprocess.Process | None = None
-        self._errors: IO[bytes] | None = None
+        self._errors = os.memfd_create("errors of the doctor's interpreter")
 
     async def ask(self, ports: PortRange | None, *, hosts_store: bool) -> Installed:
         """Start it, and ask what it has. ``ports``: for its store; None: an ephemeral one."""
@@ -68,7 +68,6 @@ class Interpreter:
             "ports": offered if hosts_store else None,
             "signal": int(signal.SIGKILL),
         }
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         try:
             self._process = await asyncio.create_subprocess_exec(
                 self._python,
@@ -135,9 +134,8 @@ class Interpreter:
         if code is None:
             process.kill()
             return f"no answer within {waited_s:g} s"
-        assert self._errors is not None  # it was started
-        self._errors.seek(0)
-        last = self._errors.read().decode("utf-8", "replace").strip().splitlines()[-1:]
+        written = os.pread(self._errors, os.fstat(self._errors).st_size, 0)
+        last = written.decode("utf-8", "replace").strip().splitlines()[-1:]
         return last[0][:400] if last else f"exit code {code}"
 
     async def close(self) -> None:
@@ -146,8 +144,7 @@ class Interpreter:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
-        if self._errors is not None:
-            self._errors.close()
+        os.close(self._errors)
 
 
 def decoded(kind: type[T], line: bytes) -> T | None:

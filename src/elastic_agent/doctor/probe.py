@@ -6,6 +6,8 @@ wanted, the lowest and the highest of the ``ports`` of which one is for its stor
 ``signal`` it dies with its parent.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import importlib.metadata
@@ -38,16 +40,17 @@ def installed(packages: list[str]) -> dict[str, Any]:
         return found
     try:
         import torch
+
+        versions["torch"] = str(torch.__version__)
+        found["cuda"] = torch.version.cuda or ""
+        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+            version: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+            found["nccl"] = ".".join(map(str, version))
+            with open("/proc/self/maps") as maps:  # torch has loaded it
+                libraries = [line.split()[-1] for line in maps if "libnccl.so" in line]
+            found["nccl_library"] = libraries[0] if libraries else ""
     except Exception as failure:
-        return {**found, "problem": first_line(failure)}
-    versions["torch"] = str(torch.__version__)
-    found["cuda"] = torch.version.cuda or ""
-    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-        version: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        found["nccl"] = ".".join(map(str, version))
-        with open("/proc/self/maps") as maps:  # torch has loaded it
-            libraries = [line.split()[-1] for line in maps if "libnccl.so" in line]
-        found["nccl_library"] = libraries[0] if libraries else ""
+        found["problem"] = first_line(failure)
     return found
 
 
