@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed import TCPStore
 
 from elastic_agent.agent.doctor_request import doctor_request
 from elastic_agent.config.settings import Settings
@@ -118,6 +119,17 @@ def test_machines_of_a_run_with_a_secret_meet_and_one_without_it_is_told() -> No
         hosting.close()
 
     asyncio.run(meet())
+
+
+def test_a_store_that_another_version_created_is_reported_at_once() -> None:
+    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    server.set("elastic-agent/1/id", "0123456789abcdef")
+    endpoint = Endpoint("127.0.0.1", server.port)
+    request = Request(machine="m", endpoint=endpoint, python=sys.executable, environ={})
+    finding = asyncio.run(MeetingPoint(request).reach(GUARD_S, silent))
+    assert isinstance(finding, Finding)
+    assert finding.check == "other-version"
+    assert finding.remedy.startswith("install the same version on all machines")
 
 
 def test_a_machine_with_a_smaller_number_of_nodes_waits_for_what_the_others_expect(store: Store) -> None:

@@ -74,7 +74,9 @@ def _parse(argv: Sequence[str]) -> Given:
     except HelpRequested:
         raise HelpRequested(DOCTOR_PAGE) from None
     check_working_directory()
-    paths = tuple(Path(os.path.abspath(one)) for one in line.values.get(_PATHS, "").split(",") if one)
+    paths = tuple(
+        Path(os.path.abspath(folder)) for folder in line.values.get(_PATHS, "").split(",") if folder
+    )
     text = line.values.get(_WAIT, str(DEFAULT_WAIT_S))
     try:
         wait_s = float(text)

@@ -39,7 +39,7 @@ def connection_findings(
         tested, arrived = set[Edge](), set[Edge]()
         blocked: dict[tuple[Problem, str], set[Edge]] = {}
         lost: set[Edge] = set()
-        for source, test in ((member, one) for member, each in made.items() for one in each):
+        for source, test in ((source, test) for source, tests in made.items() for test in tests):
             edge, back = (source, test.to), (test.to, source)
             if test.to not in machines or test.is_ranged is not is_ranged:
                 continue

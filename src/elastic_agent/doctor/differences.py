@@ -60,16 +60,16 @@ _INTENDED = "", "none is needed if this is intended"
 
 def differing(machines: Sequence[MachineFacts]) -> dict[str, dict[str, str]]:
     """Return the facts and variables (after ``$``) that differ: for each the values, by machine."""
-    found: dict[str, dict[str, str]] = {}
-    for machine in machines:
-        for name, value in machine.facts.items():
-            found.setdefault(name, {})[machine.machine] = value
-    for machine in machines:
-        for name, value in sorted(machine.environment.items()):
-            found.setdefault(f"${name}", {})[machine.machine] = value
+    told = {
+        machine.machine: {
+            **machine.facts,
+            **{f"${name}": value for name, value in sorted(machine.environment.items())},
+        }
+        for machine in machines
+    }
     every = {
-        name: {one.machine: values.get(one.machine, ABSENT) for one in machines}
-        for name, values in found.items()
+        name: {machine: facts.get(name, ABSENT) for machine, facts in told.items()}
+        for name in dict.fromkeys(name for facts in told.values() for name in facts)
     }
     return {name: values for name, values in every.items() if len({*values.values()}) > 1}
 

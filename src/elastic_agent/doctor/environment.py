@@ -79,7 +79,7 @@ def check_nccl_interface(
     is_exact = nccl.startswith("=")
     if not nccl or nccl.startswith("^"):
         return
-    if not any(one in names if is_exact else one.startswith(names) for one in interfaces):
+    if not any(interface in names if is_exact else interface.startswith(names) for interface in interfaces):
         make = error if has_gpus else warning
         yield make(
             "nccl-interface",

@@ -6,11 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.rendezvous.asyncio_runner import in_time
 from elastic_agent.transport import (
     NotAStoreError,
     Obstacle,
+    OtherVersionError,
     Table,
     TransportError,
     WrongKeyError,
@@ -54,10 +57,7 @@ def report_alone(request: Request, findings: tuple[Finding, ...], code: int | No
     """Return the report on this machine. ``code``: the exit code; None: what the findings require."""
     if code is None:
         code = ExitCode.FINISHED if is_healthy(findings) else ExitCode.FAILED
-    named = tuple(
-        Finding(one.severity, one.check, one.cause, one.remedy, one.machine or request.machine)
-        for one in findings
-    )
+    named = tuple(replace(finding, machine=finding.machine or request.machine) for finding in findings)
     return Report((), named, (), request.most, code)
 
 
@@ -132,6 +132,9 @@ class MeetingPoint:
             except WrongKeyError as failure:
                 others = "doctor" if self._access is None else "doctor and etcd"
                 return error("secret", str(failure), f"use the same secret for every agent, {others}")
+            except OtherVersionError as failure:
+                cause, _, remedy = str(failure).partition("; ")
+                return error("other-version", cause, remedy)
             except NotAStoreError as failure:
                 if self._access is None:
                     return network.foreign_port_holder(self._endpoint, str(failure))

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from elastic_agent.protocol import Name, Text
 
@@ -63,15 +64,14 @@ def _bounded(text: str) -> str:
 
 def is_healthy(findings: Iterable[Finding]) -> bool:
     """Return whether there is no error among them."""
-    return all(one.severity is not Severity.ERROR for one in findings)
+    return all(found.severity is not Severity.ERROR for found in findings)
 
 
 def grouped(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
     """Return equal findings of several machines as one, with the machines' names; errors first."""
     machines: dict[Finding, list[str]] = {}
-    for one in findings:
-        same = Finding(one.severity, one.check, one.cause, one.remedy)
-        names = machines.setdefault(same, [])
-        if one.machine and one.machine not in names:
-            names.append(one.machine)
+    for found in findings:
+        names = machines.setdefault(replace(found, machine=""), [])
+        if found.machine and found.machine not in names:
+            names.append(found.machine)
     return sorted(machines.items(), key=lambda item: _ORDER.index(item[0].severity))

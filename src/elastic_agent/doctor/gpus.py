@@ -53,7 +53,7 @@ def find_gpus(nvml: Any = None, driver: str = _DRIVER) -> Gpus:
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-        names = tuple(_text(nvml.nvmlDeviceGetName(one)) for one in handles)
+        names = tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in handles)
         version = _text(nvml.nvmlSystemGetDriverVersion())
         return Gpus(names, version, tuple(_holders(nvml, handles)))
     except Exception as failure:  # the library's own kind, known only when it is there
@@ -66,9 +66,9 @@ def _text(value: Any) -> str:
 
 def _holders(nvml: Any, handles: Collection[Any]) -> Iterator[str]:
     for number, handle in enumerate(handles):
-        for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            if (one.usedGpuMemory or 0) > _BUSY_BYTES:
-                yield f"GPU {number}: {process_name(int(one.pid)) or 'a process'} (pid {one.pid})"
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if (process.usedGpuMemory or 0) > _BUSY_BYTES:
+                yield f"GPU {number}: {process_name(int(process.pid)) or 'a process'} (pid {process.pid})"
 
 
 def check_gpus(gpus: Gpus, request: Request) -> Iterator[Finding]:
@@ -100,4 +100,4 @@ def check_gpus(gpus: Gpus, request: Request) -> Iterator[Finding]:
 def _visible(count: int, variable: str | None) -> int:
     if variable is None:
         return count
-    return min(count, len([one for one in variable.split(",") if one.strip() not in ("", "-1")]))
+    return min(count, len([entry for entry in variable.split(",") if entry.strip() not in ("", "-1")]))

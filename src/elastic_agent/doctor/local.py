@@ -152,4 +152,4 @@ def _facts(request: Request, installed: Installed, gpus: Gpus) -> dict[str, str]
 def stops_meeting(findings: Iterable[Finding]) -> bool:
     """Return whether this machine cannot meet the others, so that there is no point in waiting for them."""
     fatal = ("loopback-endpoint", "endpoint-name")
-    return any(one.check in fatal and one.severity is Severity.ERROR for one in findings)
+    return any(finding.check in fatal and finding.severity is Severity.ERROR for finding in findings)

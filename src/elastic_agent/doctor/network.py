@@ -47,7 +47,7 @@ def interfaces() -> dict[str, tuple[str, ...]]:
 def other_addresses(found: dict[str, tuple[str, ...]]) -> list[str]:
     """Return the addresses at which other machines could reach this one."""
     every = [ipaddress.ip_address(address) for addresses in found.values() for address in addresses]
-    return [str(one) for one in every if not (one.is_loopback or one.is_link_local)]
+    return [str(address) for address in every if not (address.is_loopback or address.is_link_local)]
 
 
 def route_interface(host: str) -> str | None:
@@ -107,7 +107,7 @@ def check_lookups(endpoint: Endpoint) -> Iterator[Finding]:
                 f"looking up {name} takes {took_s:.1f} s on this machine",
                 f"add {name} with its address to /etc/hosts, or repair the name servers in /etc/resolv.conf",
             )
-    for address in [one for one in addresses if not _is_loopback(one)][:MOST_ADDRESSES]:
+    for address in [address for address in addresses if not _is_loopback(address)][:MOST_ADDRESSES]:
         begun_s = time.monotonic()
         with contextlib.suppress(OSError):
             socket.getnameinfo((address, 0), 0)

@@ -74,7 +74,7 @@ def _describe(path: Path) -> Shared:
         if not path.is_dir():
             return Shared(shown, "does not exist" if not os.path.lexists(path) else "is not a directory")
         with os.scandir(path) as entries:
-            names = sorted(os.fsencode(one.name) for one in islice(entries, ENTRIES))
+            names = sorted(os.fsencode(entry.name) for entry in islice(entries, ENTRIES))
         status = os.statvfs(path)
         identity = f"{path.stat().st_ino}:{hashlib.sha256(b'/'.join(names)).hexdigest()[:16]}"
     except OSError as failure:
@@ -98,11 +98,11 @@ def path_findings(
         shared: what each machine found, by id.
         seen: for each folder whose files a machine saw in it, by id.
     """
-    count = min((len(one) for one in shared.values()), default=0)
+    count = min(map(len, shared.values()), default=0)
     for number in range(count):
-        here = {one: folders[number] for one, folders in shared.items()}
-        usable = {one: folder for one, folder in here.items() if not folder.problem}
-        for one, folder in here.items():
+        here = {member: folders[number] for member, folders in shared.items()}
+        usable = {member: folder for member, folder in here.items() if not folder.problem}
+        for member, folder in here.items():
             if folder.problem:
                 yield error(
                     "path",
@@ -110,54 +110,54 @@ def path_findings(
                     "mount the shared storage on this machine, at the same path as on the others"
                     if usable
                     else "check the path, or create it",
-                    names[one],
+                    names[member],
                 )
             elif folder.free < LEAST_FREE:
                 yield warning(
                     "disk-space",
                     f"{folder.path} has only {size(folder.free)} free",
                     "free some space before the first checkpoint",
-                    names[one],
+                    names[member],
                 )
         yield from _read_only(names, usable)
-        sees = {one: frozenset().union(*seen.get(one, ())[number : number + 1]) for one in usable}
+        sees = {member: frozenset().union(*seen.get(member, ())[number : number + 1]) for member in usable}
         yield from _not_shared(names, usable, sees)
 
 
 def _read_only(names: Mapping[str, str], usable: Mapping[str, Shared]) -> Iterator[Finding]:
-    writable = [one for one, folder in usable.items() if folder.is_writable]
-    for one, folder in usable.items():
+    writable = [member for member, folder in usable.items() if folder.is_writable]
+    for member, folder in usable.items():
         if writable and not folder.is_writable:
             yield error(
                 "path-read-only",
                 f"{folder.path} is not writable, although it is on {names[writable[0]]}",
                 "check the owner of the folder, the mount options and root_squash; workers run as the user who "
                 "starts the agent",
-                names[one],
+                names[member],
             )
 
 
 def _not_shared(
     names: Mapping[str, str], usable: Mapping[str, Shared], sees: Mapping[str, frozenset[str]]
 ) -> Iterator[Finding]:
-    """Machines whose folder is another one than that of most machines."""
+    """Yield the machines whose folder is another one than that of most machines."""
     groups: dict[object, list[str]] = {}
-    for one, folder in usable.items():
-        visible = sees[one] | {other for other in usable if one in sees[other]}
+    for member, folder in usable.items():
+        visible = sees[member] | {other for other in usable if member in sees[other]}
         # A folder that no machine can write to is recognised by its inode and content.
         key: object = frozenset(visible) if visible else folder.identity
-        groups.setdefault(key, []).append(one)
+        groups.setdefault(key, []).append(member)
     if len(groups) < 2:
         return
     largest = max(groups.values(), key=len)
     for group in groups.values():
         if group is largest:
             continue
-        for one in group:
+        for member in group:
             yield error(
                 "path-not-shared",
-                f"{usable[one].path} is another folder here than on {names[largest[0]]}: a file written on one "
+                f"{usable[member].path} is another folder here than on {names[largest[0]]}: a file written on one "
                 "machine is not visible on the other",
                 "mount the shared storage at this path on all machines",
-                names[one],
+                names[member],
             )

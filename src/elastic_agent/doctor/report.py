@@ -65,13 +65,13 @@ def as_json(report: Report) -> str:
         "expected_machines": report.expected,
         "machines": [
             {
-                "machine": one.machine,
-                "address": one.address,
-                "interface": one.interface,
-                "facts": one.facts,
-                "environment": one.environment,
+                "machine": machine.machine,
+                "address": machine.address,
+                "interface": machine.interface,
+                "facts": machine.facts,
+                "environment": machine.environment,
             }
-            for one in report.machines
+            for machine in report.machines
         ],
         "findings": [
             {

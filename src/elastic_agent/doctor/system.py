@@ -87,7 +87,7 @@ def _is_read_only(place: Path) -> bool:
 
 
 def _existing(folder: Path) -> Path:
-    return next((one for one in (folder, *folder.parents) if os.path.lexists(one)), Path("/"))
+    return next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path("/"))
 
 
 def size(number: float) -> str:

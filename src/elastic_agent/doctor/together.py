@@ -78,7 +78,7 @@ class Together:
             facts = await meeting.exchange(_FACTS, await self._own_facts(shared), TEST_S + EXCHANGE_S)
             self._order(facts)
             machines = [*self.machines.values()]
-            findings = [*self._missing(), *(one for machine in machines for one in machine.findings)]
+            findings = [*self._missing(), *(finding for machine in machines for finding in machine.findings)]
             findings += [*difference_findings(machines), *self._compare_connections()]
             backends = self._backends(findings)
             seen = await self._in_time(lambda: folders.look(meeting.members), tuple[tuple[str, ...], ...]())
@@ -94,7 +94,7 @@ class Together:
     def own_findings(self) -> list[Finding]:
         """Return what this machine found without the records of the others."""
         me = self._meeting.id
-        named = [replace(one, machine=self._names[me]) for one in self._local.findings]
+        named = [replace(finding, machine=self._names[me]) for finding in self._local.findings]
         return [*connection_findings(self._attendances, {me: self._own_connections}), *named]
 
     async def _in_time(self, work: Callable[[], T], otherwise: T) -> T:
@@ -156,17 +156,21 @@ class Together:
     def _compare_connections(self) -> list[Finding]:
         each = {member: facts.connections for member, facts in self.machines.items()}
         ahead_s: dict[str, list[float]] = {member: [] for member in self._names}
-        for connection in (one for made in each.values() for one in made if not one.problem):
+        for connection in (
+            connection for made in each.values() for connection in made if not connection.problem
+        ):
             if connection.to in ahead_s:
                 ahead_s[connection.to].append(connection.ahead_s)
         count = sum(map(len, each.values()))
-        if count and not any(one.problem for made in each.values() for one in made):
+        if count and not any(connection.problem for made in each.values() for connection in made):
             self.tested.append(counted(count, "connection"))
         return [*connection_findings(self._attendances, each), *clock_findings(self._names, ahead_s)]
 
     def _compare_folders(self, results: dict[str, Results]) -> list[Finding]:
         shared = {member: facts.shared for member, facts in self.machines.items()}
-        found = [*path_findings(self._names, shared, {member: one.seen for member, one in results.items()})]
+        found = [
+            *path_findings(self._names, shared, {member: result.seen for member, result in results.items()})
+        ]
         if self._request.paths and not found:
             self.tested.append(counted(len(self._request.paths), "shared folder"))
         return found
@@ -177,10 +181,12 @@ class Together:
         """Return the backends of the all-reduces that all machines take part in."""
         machines = self.machines.values()
         errors = {finding.check for finding in findings if finding.severity == "error"}
-        is_possible = len(machines) == len(self._meeting.members) and all(one.store_port for one in machines)
+        is_possible = len(machines) == len(self._meeting.members) and all(
+            machine.store_port for machine in machines
+        )
         if len(machines) < 2 or not is_possible or errors & _USELESS:
             return []
-        return ["gloo", "nccl"] if all(one.gpus for one in machines) else ["gloo"]
+        return ["gloo", "nccl"] if all(machine.gpus for machine in machines) else ["gloo"]
 
     async def _reduce_over(self, backends: list[str]) -> dict[str, Reduced]:
         """Take part in one all-reduce after the other, until one of them fails."""
@@ -254,10 +260,10 @@ def _unanswered(request: Request) -> tuple[Shared, ...]:
 
 def _named(attendances: dict[str, Attendance]) -> dict[str, Attendance]:
     """Return them with different names: where several machines have one, the address is added."""
-    given = [one.machine for one in attendances.values()]
+    given = [attendance.machine for attendance in attendances.values()]
     return {
-        member: one
-        if given.count(one.machine) == 1
-        else replace(one, machine=f"{one.machine} ({one.address})")
-        for member, one in attendances.items()
+        member: attendance
+        if given.count(attendance.machine) == 1
+        else replace(attendance, machine=f"{attendance.machine} ({attendance.address})")
+        for member, attendance in attendances.items()
     }

@@ -171,9 +171,9 @@ class StartCheck:
         """Report an endpoint that means another machine here than elsewhere, or none."""
         with contextlib.suppress(StoreLostError):  # look-ups that take this long were reported
             found = await run_abandonable(lambda: _endpoint_findings(endpoint), PREPARATION_S)
-            errors = [one for one in found if one.severity == "error"]
-            if any(one.check == LOOPBACK for one in errors) and await self._loopback_is_meant():
-                errors = [one for one in errors if one.check != LOOPBACK]
+            errors = [finding for finding in found if finding.severity == "error"]
+            if any(finding.check == LOOPBACK for finding in errors) and await self._loopback_is_meant():
+                errors = [finding for finding in errors if finding.check != LOOPBACK]
             self._tell(errors)
 
     async def _loopback_is_meant(self) -> bool:
@@ -182,12 +182,12 @@ class StartCheck:
             return True
         from elastic_agent.agent.control.socket import agents_here, describe_all
 
-        others = [one for one in agents_here() if one.pid != os.getpid()]
-        return any(one.run_id == self._run_id for one in (await describe_all(others)).values())
+        others = [agent for agent in agents_here() if agent.pid != os.getpid()]
+        return any(agent.run_id == self._run_id for agent in (await describe_all(others)).values())
 
     def _tell(self, found: Iterable[Finding]) -> None:
-        for one in found:
-            self._log.warning(f"{one.cause}. Remedy: {one.remedy}", check=one.check)
+        for finding in found:
+            self._log.warning(f"{finding.cause}. Remedy: {finding.remedy}", check=finding.check)
 
 
 def _script_findings(script: str) -> list[Finding]:
