@@ -282,6 +282,14 @@ def test_a_missing_script_and_a_loopback_endpoint_are_found_at_once() -> None:
     assert re.search(r"^\d+ errors.* on n1 alone$", out, re.M)
 
 
+def test_a_module_that_a_run_would_refuse_is_reported(tmp_path: Path) -> None:
+    words = ["--node-id", "n1", "--state-dir", str(tmp_path), "-m", "no_such_module"]
+    done = elastic_agent("doctor", "--alone", *words)
+    assert done.returncode == 1
+    said = 'error    n1: module "no_such_module" was not found from .* Remedy: expected a module '
+    assert re.search(f"^{said}", done.stdout, re.M), done.stdout
+
+
 @pytest.mark.parametrize("wait", ["soon", "0", "-1", "1e9"])
 def test_the_time_to_wait_is_a_number_of_seconds(wait: str) -> None:
     with pytest.raises(UsageError, match="expected a number of seconds"):

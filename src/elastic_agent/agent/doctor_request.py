@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from elastic_agent.config.directories import make_state_dir, problem_with_folder
 from elastic_agent.config.errors import UsageError
@@ -48,10 +49,8 @@ def doctor_request(
         least=settings.nnodes.least,
         most=settings.nnodes.most,
         slots=likely_slots(settings.nproc_per_node),
-        script=settings.script,
+        source=_source(settings),
         script_args=settings.script_args,
-        is_module=settings.runs_module,
-        is_program=settings.runs_program,
         python=settings.python_exec or sys.executable,
         fingerprint=job_fingerprint(settings) if settings.script else "",
         environ=environ,
@@ -61,6 +60,11 @@ def doctor_request(
         local_addr=settings.local_addr,
         compared=_compared(settings),
     )
+
+
+def _source(settings: Settings) -> Path | None:
+    is_file = not (settings.runs_module or settings.runs_program)
+    return Path(settings.script) if is_file and settings.script.endswith(".py") else None
 
 
 def _refusals(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from elastic_agent.config.checks import check_working_directory
+from elastic_agent.config.checks import check_module, check_working_directory
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.parser import HelpRequested
@@ -90,7 +90,10 @@ def _parse(argv: Sequence[str]) -> Given:
 def _resolve(line: CommandLine) -> tuple[Resolved, str]:
     """The settings, and what is wrong with the script: the other machines are examined nevertheless."""
     try:
-        return resolve(line, os.environ, script_needed=False), ""
+        resolved = resolve(line, os.environ, script_needed=False)
+        if resolved.settings.runs_module and not resolved.settings.python_exec:
+            check_module(resolved.settings.script)
+        return resolved, ""
     except UsageError as problem:
         if line.script is None:
             raise

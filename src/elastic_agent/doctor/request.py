@@ -27,13 +27,11 @@ class Request:
     """The smallest and the largest number of nodes."""
     slots: int | None = None
     """Workers on this machine; None: as many as it has GPUs."""
-    script: str = ""
+    source: Path | None = None
+    """The script, if it is source code of Python and no module."""
     script_args: tuple[str, ...] = ()
     script_problem: str = ""
-    """Why the script cannot be started; then there is no ``script``."""
-    is_module: bool = False
-    is_program: bool = False
-    """The script is not started with Python."""
+    """Why the script cannot be started, and what to do about it after a semicolon."""
     python: str
     """The interpreter that runs the script."""
     fingerprint: str = ""

@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 import ast
-import os
-import shutil
 from collections.abc import Iterator
-from importlib.machinery import PathFinder
 
-from elastic_agent.printable import escaped
 from elastic_agent.python_source import parsed, problem_with_source
 
 from .findings import Finding, error, warning
 from .request import Request
 
 LONGEST_SOURCE = 4 * 2**20
-_COPY_IT = "copy the script to the same path on all machines, or pass a path on storage that they share"
 
 
 def check_script(request: Request) -> Iterator[Finding]:
-    """Check that the script is there and compiles, and leaves the address of the process group to the agent."""
-    shown = escaped(request.script)
+    """Check that the script can be started and compiles, and leaves the address of the process group to the agent."""
     if request.script_problem:
-        yield error("script", request.script_problem, _COPY_IT)
-    elif request.is_program:
-        if shutil.which(request.script) is None:
-            yield error("script", f"{shown} is not an executable program", "check the path")
-    elif request.script:
-        path = _module_file(request.script) if request.is_module else request.script
-        if path is None or os.path.isdir(path):
-            return
-        try:
-            with open(path, "rb") as file:
-                source = file.read(LONGEST_SOURCE)
-        except OSError as failure:
-            cause = f"the script {shown} cannot be read on this machine: {failure.strerror}"
-            yield error("script", cause, _COPY_IT)
-            return
-        yield from check_source(source, os.path.basename(request.script))
-
-
-def _module_file(name: str) -> str | None:
-    """Return the file of a top-level module of the working directory; others are found by the interpreter."""
-    spec = PathFinder.find_spec(name.partition(".")[0], [os.getcwd()])
-    return spec.origin if spec is not None and "." not in name else None
+        cause, _, remedy = request.script_problem.partition("; ")
+        yield error("script", cause, remedy or "copy the script to the same path on all machines")
+    elif request.source is not None:
+        with open(request.source, "rb") as file:
+            source = file.read(LONGEST_SOURCE)
+        yield from check_source(source, request.source.name)
 
 
 def check_source(source: bytes, name: str) -> Iterator[Finding]:

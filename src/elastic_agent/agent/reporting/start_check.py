@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elastic_agent.agent.events import Event, LeaveSignalled, RunAgreed
@@ -107,21 +107,17 @@ class StartCheck:
         if settings.nnodes.most < 2:
             return
         if not (settings.runs_program or settings.runs_module):
-            yield self._check_script(settings.script)
+            yield self._report(lambda: _script_findings(settings.script))
         if endpoint is not None and "GLOO_SOCKET_IFNAME" in self._environ:
-            yield self._check_interface(endpoint.members[0].host)
+            host = endpoint.members[0].host
+            yield self._report(lambda: _interface_findings(self._environ, host))
         if endpoint is not None and settings.rdzv_backend != ETCD and not is_loopback_name(endpoint.host):
             yield self._check_lookups(endpoint.host)
 
-    async def _check_script(self, script: str) -> None:
-        """Check that it leaves the address of the process group to the agent."""
+    async def _report(self, check: Callable[[], Iterable[Finding]]) -> None:
+        """Log what this check finds, unless it takes too long, or cannot read what it looks at."""
         with contextlib.suppress(StoreLostError, OSError):  # the workers report what is wrong with the file
-            self._tell(await run_abandonable(lambda: _script_findings(script), PREPARATION_S))
-
-    async def _check_interface(self, host: str) -> None:
-        """Check that gloo is told to use no interface at which other machines do not reach this one."""
-        with contextlib.suppress(StoreLostError, OSError):
-            self._tell(await run_abandonable(lambda: _interface_findings(self._environ, host), PREPARATION_S))
+            self._tell(await run_abandonable(check, PREPARATION_S))
 
     async def _check_lookups(self, host: str) -> None:
         """Check that names are looked up quickly: workers do so for each connection that they make."""
