@@ -20,11 +20,6 @@ from elastic_agent.cli.doctor import doctor
 from elastic_agent.config.errors import UsageError
 from elastic_agent.diagnosis.compared import compared_variables
 from elastic_agent.doctor import interpreter, network, system
-from elastic_agent.doctor.environment import (
-    check_gloo_interface,
-    check_launcher_variables,
-    check_nccl_interface,
-)
 from elastic_agent.doctor.examination import report_alone
 from elastic_agent.doctor.findings import Finding, error, grouped, warning
 from elastic_agent.doctor.gpus import check_gpus, find_gpus
@@ -36,14 +31,17 @@ from elastic_agent.doctor.script import check_source
 from elastic_agent.doctor.system import (
     LEAST_SHM,
     check_folders,
+    check_gloo_interface,
+    check_launcher_variables,
     check_limits,
+    check_nccl_interface,
     check_shared_memory,
 )
 from elastic_agent.transport import UnreachableError, holder_of
 from elastic_agent.values import Endpoint
 from tests.cli.support import elastic_agent
 from tests.ports import free_port
-from tests.waiting import GUARD_S
+from tests.waiting import GUARD_S, wait_for
 
 
 def request(**more: Any) -> Request:
@@ -115,6 +113,19 @@ def test_an_interpreter_is_usable_in_a_folder_whose_files_have_names_of_its_libr
 def test_an_interpreter_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     assert installed_for(str(tmp_path / "python")).start_problem == "No such file or directory"
     assert installed_for("/bin/false").start_problem == "exit code 1"
+
+
+def test_an_interpreter_that_does_not_answer_is_ended_with_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "START_S", 0.5)
+    program, started = tmp_path / "python", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\nsleep {GUARD_S} &\necho $! > {started}\nwait\n")
+    program.chmod(0o755)
+    assert installed_for(str(program)).start_problem == "no answer within 0.5 s (it imports torch)"
+    if started.exists():  # on a slow machine, it had started nothing yet
+        child = Path("/proc", started.read_text().strip(), "cmdline")
+        wait_for("what it has started to end", lambda: not child.exists() or not child.read_bytes())
 
 
 @pytest.mark.usefixtures("_slow_machine")

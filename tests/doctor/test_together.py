@@ -19,13 +19,12 @@ from elastic_agent.agent.doctor_request import doctor_request
 from elastic_agent.config.settings import Settings
 from elastic_agent.diagnosis.compared import POLICY_OPTIONS
 from elastic_agent.doctor import interpreter, meeting, pairs
-from elastic_agent.doctor.connections import connection_findings
 from elastic_agent.doctor.differences import clock_findings, difference_findings
 from elastic_agent.doctor.examination import MeetingPoint
 from elastic_agent.doctor.findings import Finding
 from elastic_agent.doctor.interpreter import Interpreter
 from elastic_agent.doctor.meeting import FOLDER, Meeting
-from elastic_agent.doctor.pairs import EchoServer, Problem, connect_to_all, targets
+from elastic_agent.doctor.pairs import EchoServer, Problem, connect_to_all, connection_findings, targets
 from elastic_agent.doctor.paths import SharedFolders, path_findings
 from elastic_agent.doctor.records import Attendance, Connection, MachineFacts
 from elastic_agent.doctor.report import Report, as_json, as_text

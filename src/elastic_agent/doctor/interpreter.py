@@ -20,7 +20,7 @@ from .records import Reduced
 
 T = TypeVar("T", bound=Struct)
 
-START_S = 30.0
+START_S = 60.0
 """How long the interpreter may take to import torch, from a slow disk."""
 REDUCE_S = {"gloo": 8.0, "nccl": 15.0}
 """How long an all-reduce may take, by its backend."""
@@ -82,7 +82,9 @@ class Interpreter:
         except OSError as failure:
             return Installed(start_problem=failure.strerror or str(failure))
         answer = await self._answer(Installed, START_S)
-        return answer if answer is not None else Installed(start_problem=await self._last_words(START_S))
+        if answer is None:
+            return Installed(start_problem=await self._last_words(START_S, " (it imports torch)"))
+        return answer
 
     async def reduce(
         self, backend: str, place: tuple[int, int], store: tuple[str, int], environment: Mapping[str, str]
@@ -123,8 +125,8 @@ class Interpreter:
                 return decoded(kind, await self._process.stdout.readline())
         return None
 
-    async def _last_words(self, waited_s: float) -> str:
-        """Return why the process has not answered; it ends."""
+    async def _last_words(self, waited_s: float, doing: str = "") -> str:
+        """Return why the process, which did this meanwhile, has not answered; it ends."""
         process = self._process
         assert process is not None  # it was started
         with contextlib.suppress(TimeoutError):
@@ -132,17 +134,22 @@ class Interpreter:
                 await process.wait()
         code = process.returncode
         if code is None:
-            process.kill()
-            return f"no answer within {waited_s:g} s"
+            self._kill()
+            return f"no answer within {waited_s:g} s{doing}"
         written = os.pread(self._errors, os.fstat(self._errors).st_size, 0)
         last = written.decode("utf-8", "replace").strip().splitlines()[-1:]
         return last[0][:400] if last else f"exit code {code}"
 
+    def _kill(self) -> None:
+        """Kill it, and what it has started: the interpreter may be a script that starts another one."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     async def close(self) -> None:
         """End the process."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._kill()
             await self._process.wait()
         os.close(self._errors)
 

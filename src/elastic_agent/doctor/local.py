@@ -14,7 +14,7 @@ from elastic_agent.installed import installed_version
 from elastic_agent.printable import escaped, without_surrogates
 from elastic_agent.transport import StoreLostError, run_abandonable
 
-from . import environment, network, system
+from . import network, system
 from .findings import Finding, Severity, error, warning
 from .gpus import Gpus, check_gpus, find_gpus
 from .interpreter import Installed, Interpreter
@@ -66,7 +66,7 @@ def _checks(request: Request) -> dict[str, Callable[[], Iterable[Finding]]]:
         "what an agent needs": lambda: [*system.check_folders(request), *system.check_start(request)],
         "limits": lambda: system.check_limits(request),
         "shared memory": system.check_shared_memory,
-        "variables": lambda: environment.check_launcher_variables(request.environ),
+        "variables": lambda: system.check_launcher_variables(request.environ),
     }
     if request.endpoint is not None and request.is_distributed:
         endpoint = request.endpoint
@@ -80,8 +80,8 @@ def _check_interfaces(request: Request, gpus: Gpus) -> Iterable[Finding]:
         return
     found = network.interfaces()
     route = network.route_interface(request.endpoint.host) if request.endpoint is not None else None
-    yield from environment.check_gloo_interface(request.environ, found, route)
-    yield from environment.check_nccl_interface(request.environ, found, route, has_gpus=bool(gpus.names))
+    yield from system.check_gloo_interface(request.environ, found, route)
+    yield from system.check_nccl_interface(request.environ, found, route, has_gpus=bool(gpus.names))
 
 
 def _check_interpreter(installed: Installed, request: Request) -> Iterable[Finding]:

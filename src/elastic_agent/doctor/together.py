@@ -21,13 +21,12 @@ from elastic_agent.transport import (
     run_abandonable,
 )
 
-from .connections import connection_findings
 from .differences import clock_findings, difference_findings
 from .findings import Finding, error, note
 from .interpreter import REDUCE_S, Interpreter
 from .local import LocalResult
 from .meeting import Meeting
-from .pairs import TEST_S, connect_to_all, targets
+from .pairs import TEST_S, connect_to_all, connection_findings, targets
 from .paths import SharedFolders, path_findings
 from .records import Attendance, Connection, Left, MachineFacts, Reduced, Results, Shared
 from .report import counted

@@ -197,8 +197,8 @@ def _script_findings(script: str) -> list[Finding]:
 
 
 def _interface_findings(environ: Mapping[str, str], host: str) -> list[Finding]:
-    from elastic_agent.doctor.environment import check_gloo_interface
     from elastic_agent.doctor.network import interfaces, route_interface
+    from elastic_agent.doctor.system import check_gloo_interface
 
     return list(check_gloo_interface(environ, interfaces(), route_interface(host)))
 
