@@ -123,8 +123,9 @@ def test_an_interpreter_that_does_not_answer_is_ended_with_what_it_started(
     program.write_text(f"#!/bin/sh\nsleep {GUARD_S} &\necho $! > {started}\nwait\n")
     program.chmod(0o755)
     assert installed_for(str(program)).start_problem == "no answer within 0.5 s (it imports torch)"
-    if started.exists():  # on a slow machine, it had started nothing yet
-        child = Path("/proc", started.read_text().strip(), "cmdline")
+    pid = started.read_text().strip() if started.exists() else ""
+    if pid:  # on a slow machine, it had started nothing yet
+        child = Path("/proc", pid, "cmdline")
         wait_for("what it has started to end", lambda: not child.exists() or not child.read_bytes())
 
 
