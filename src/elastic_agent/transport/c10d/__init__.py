@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .bootstrap import BootstrapStore, PortPicker, dial_bootstrap
-from .connection import agree_run_id, dial, dial_exchange, dial_reports, open_table, release_run_id
+from .connection import agree_run_id, dial, dial_reports, open_table, release_run_id
 from .host import C10dHost, find_or_host
 from .inbox import C10dInbox
 from .server_process import ServeStore, StoreServers, serve_here
@@ -23,7 +23,6 @@ __all__ = [
     "agree_run_id",
     "dial",
     "dial_bootstrap",
-    "dial_exchange",
     "dial_reports",
     "find_or_host",
     "open_table",
