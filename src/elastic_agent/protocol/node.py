@@ -1,7 +1,7 @@
 """One node's side of the protocol, without I/O: events in, actions out.
 
 All of a node's decisions are made here; its transitions are in :mod:`.activity`. ``rendezvous/participant.py``
-carries out the actions for the component that runs the workers (the agent, the sidecar of a stock torchrun, the
+carries out the actions for the component that runs the workers (the agent, the plug-in for a stock torchrun, the
 simulator), which reports the results.
 
 Invariants kept here: a node publishes ``ready(g)`` only when no worker of it runs; it starts generation g only from

@@ -107,7 +107,6 @@ class NodeSession:
         self._patience_s = lease_ttl_s / ANSWERS_PER_LEASE
         """An answer that takes longer is not waited for: a fresh connection may save the lease."""
         self._callback: Callable[[events.SessionEvent], None] = lambda event: None
-        self._may_renew: Callable[[], bool] = lambda: True
         self._lease: HeldLease | None = None
         self._first_sent = FirstSent()
         self._work = Signal()
@@ -140,10 +139,6 @@ class NodeSession:
     def listen(self, callback: Callable[[events.SessionEvent], None]) -> None:
         """Call ``callback`` with every event, in the loop."""
         self._callback = callback
-
-    def renew_only_if(self, test: Callable[[], bool]) -> None:
-        """Have the lease renewed only while ``test`` holds; without it, as long as the loop turns."""
-        self._may_renew = test
 
     # -- requests of the owner ------------------------------------------------------------------
 
@@ -247,9 +242,8 @@ class NodeSession:
                 self._expire(now_s)
             if now_s >= self._renew_at_s:
                 self._time_next_renewal(now_s)
-                if self._may_renew():
-                    self._renew_due = True
-                    self._work.set()
+                self._renew_due = True
+                self._work.set()
             deadline_s = self._lease.deadline_s if self._lease is not None else self._renew_at_s
             self._timer_due_s = min(self._renew_at_s, deadline_s)
             yield from Sleep(self._timer_due_s - now_s)
