@@ -34,7 +34,6 @@ from .node import (
     RequestStop,
     StartWorkers,
     StopWorkers,
-    misquoted,
 )
 from .notices import PROMPT
 from .records import (
@@ -134,7 +133,6 @@ __all__ = [
     "count",
     "decode",
     "encode",
-    "misquoted",
     "names",
     "next_renewal_s",
     "readmission_delay_s",

@@ -40,10 +40,10 @@ from elastic_agent.protocol import (
     StopRequest,
     Waiting,
     World,
-    misquoted,
     next_renewal_s,
 )
 from elastic_agent.transport import (
+    NodeRecords,
     NotAStoreError,
     Obstacle,
     OtherVersionError,
@@ -54,21 +54,13 @@ from elastic_agent.transport import (
 
 from . import events
 from .bootstrap_offers import BootstrapOffers
-from .effects import BackOff, Signal, Sleep, Steps, T, UntilOneEnds, Wait, back_offs
+from .effects import BackOff, Request, Signal, Sleep, Steps, T, UntilOneEnds, Wait, back_offs
 from .store_requests import (
     BootstrapOffer,
     Call,
     Connect,
     Connection,
     DialBootstrap,
-    NextPlan,
-    ReadLease,
-    ReadPlan,
-    ReadStatus,
-    Register,
-    Renew,
-    Request,
-    WriteMember,
 )
 
 REGISTRATIONS_PER_LEASE = 2
@@ -218,7 +210,7 @@ class NodeSession:
         if self._commands is None:
             return Waiting()
         try:
-            return Waiting.from_text((yield from self._ask(self._commands, ReadStatus())))
+            return Waiting.from_text((yield from self._ask(self._commands, Request(NodeRecords.read_status))))
         except StoreLostError:
             return Waiting()
 
@@ -352,7 +344,9 @@ class NodeSession:
                 raise StoreLostError("a different store answers at the endpoint now")
             while True:
                 after, wait_s = self._read_version, self._ttl_s
-                plan = yield from Call(connection, NextPlan(after, wait_s), 2 * wait_s + 1.0)
+                plan = yield from Call(
+                    connection, Request(NodeRecords.next_plan, after, wait_s), 2 * wait_s + 1.0
+                )
                 if plan is not None and plan.version > after:
                     self._saw(plan)
         finally:
@@ -360,9 +354,6 @@ class NodeSession:
 
     def _saw(self, plan: Plan) -> None:
         self._read_version = plan.version
-        if objection := misquoted(plan, self.member):
-            self._warn("ignored an invalid plan in the store", f"version {plan.version}: {objection}")
-            return
         self.plan = plan
         history = plan.history()
         if self.history is None or history.rank >= self.history.rank:
@@ -417,7 +408,8 @@ class NodeSession:
             member = yield from self._with_offer(member)
         lease = Lease(member.incarnation, self._ttl_s)
         sent_s = self._first_sent_s(store, lease)
-        granted = yield from Call(store, Register(member, lease), self._ttl_s / REGISTRATIONS_PER_LEASE)
+        request = Request(NodeRecords.register, member, lease)
+        granted = yield from Call(store, request, self._ttl_s / REGISTRATIONS_PER_LEASE)
         if self.member.incarnation != member.incarnation:
             return  # a new incarnation was taken meanwhile
         if granted is None:
@@ -452,7 +444,7 @@ class NodeSession:
 
     def _find_out_why_lost(self, store: Connection, incarnation: str) -> Steps[None]:
         """This incarnation may not register (again)."""
-        stored = yield from self._ask(store, ReadLease(incarnation))
+        stored = yield from self._ask(store, Request(NodeRecords.read_lease, incarnation))
         if self.member.incarnation == incarnation:
             self._lose(_revocation(stored))
 
@@ -471,7 +463,7 @@ class NodeSession:
             if not self._is_unchanged(member):
                 return  # overtaken while the store was being created
         if member != self._written:  # else there is still no offer, for the same reason
-            yield from self._ask(store, WriteMember(member))
+            yield from self._ask(store, Request(NodeRecords.write, member))
         self._written = member
 
     def _with_offer(self, member: Member) -> Steps[Member]:
@@ -494,7 +486,7 @@ class NodeSession:
             return
         renewed = held.record.renewed()
         sent_s = self._first_sent_s(store, renewed)
-        ok = yield from self._ask(store, Renew(held.record, renewed))
+        ok = yield from self._ask(store, Request(NodeRecords.renew, held.record, renewed))
         if self._lease is not held:
             return  # lost or replaced meanwhile
         if ok:
@@ -502,7 +494,7 @@ class NodeSession:
             self._offer_due = self._may_offer_again()
             self._callback(events.Renewed(deadline_s))
             return
-        stored = yield from self._ask(store, ReadLease(held.record.incarnation))
+        stored = yield from self._ask(store, Request(NodeRecords.read_lease, held.record.incarnation))
         if self._lease is not held:
             return  # lost or replaced meanwhile
         if stored is None or stored.revoked:
@@ -518,7 +510,7 @@ class NodeSession:
             yield from self._renew(store)
         if self._lease is None:
             return
-        plan = yield from self._ask(store, ReadPlan())
+        plan = yield from self._ask(store, Request(NodeRecords.read_plan))
         if self._prepare is not world:
             return
         self._prepare = None

@@ -16,9 +16,9 @@ from elastic_agent.protocol import Member, Waiting
 from elastic_agent.transport import NodeRecords, run_abandonable
 
 from .asyncio_runner import in_time, run_async, until_one_ends
-from .effects import BackOff, Effect, Signal, Sleep, UntilOneEnds, Wait
+from .effects import BackOff, Effect, Request, Signal, Sleep, UntilOneEnds, Wait
 from .node_session import NodeSession
-from .store_requests import Call, Connect, DialBootstrap, OfferBootstrap, Request, StoreDialer
+from .store_requests import Call, Connect, DialBootstrap, OfferBootstrap, StoreDialer
 
 DIAL_TIMEOUT_S = 30.0
 """An attempt to connect that takes longer than this is abandoned."""
