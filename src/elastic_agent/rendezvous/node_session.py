@@ -59,7 +59,6 @@ from .store_requests import (
     BootstrapOffer,
     Call,
     Connect,
-    Connection,
     DialBootstrap,
 )
 
@@ -125,7 +124,7 @@ class NodeSession:
         """The incarnation whose lease was lost: it is never registered again."""
         self._own_address, self._local_address = address, ""
         self._all_written = Signal()
-        self._commands: Connection | None = None
+        self._commands: NodeRecords | None = None
         self._problem = ""  # what went wrong with the store since the lease was renewed last
 
     def listen(self, callback: Callable[[events.SessionEvent], None]) -> None:
@@ -299,7 +298,7 @@ class NodeSession:
             self._commands = None
             commands.close()
 
-    def _dial(self) -> Steps[Connection]:
+    def _dial(self) -> Steps[NodeRecords]:
         """Dial until the store answers; with jitter, for a whole cluster may be dialling."""
         pauses_s = back_offs(REDIAL_MIN_S, REDIAL_MAX_S)
         while True:
@@ -315,7 +314,7 @@ class NodeSession:
         self._problem = str(error)
         self._callback(events.Disconnected.by(error))
 
-    def _connected(self, commands: Connection) -> None:
+    def _connected(self, commands: NodeRecords) -> None:
         replaced = self.store_id is not None and commands.store_id != self.store_id
         if replaced:
             self.plan, self._read_version = None, 0
@@ -330,7 +329,7 @@ class NodeSession:
             if self._lease is not None and self._lease.expired(self._clock()):
                 self._lose("the store was lost for longer than the lease")
 
-    def _ask(self, connection: Connection, request: Request[T]) -> Steps[T]:
+    def _ask(self, connection: NodeRecords, request: Request[T]) -> Steps[T]:
         """A request that is answered soon, or not at all."""
         return (yield from Call(connection, request, self._patience_s))
 
@@ -369,7 +368,7 @@ class NodeSession:
 
     # -- the pump -------------------------------------------------------------------------------
 
-    def _pump(self, store: Connection) -> Steps[None]:
+    def _pump(self, store: NodeRecords) -> Steps[None]:
         """Do what is due, in this order, and wait until anything is."""
         while True:
             if self._unregistered(store):
@@ -384,14 +383,14 @@ class NodeSession:
                 self._all_written.set()
                 yield from Wait(self._work)
 
-    def _unregistered(self, store: Connection) -> bool:
+    def _unregistered(self, store: NodeRecords) -> bool:
         key = (store.store_id, self.member.incarnation)
         return self._over != self.member.incarnation and self._registered_in != key
 
     def _unwritten(self) -> bool:
         return self._over != self.member.incarnation and self._written is not self.member
 
-    def _pending(self, store: Connection) -> bool:
+    def _pending(self, store: NodeRecords) -> bool:
         due = self._renew_due or self._prepare is not None
         return (
             self._unregistered(store)
@@ -400,7 +399,7 @@ class NodeSession:
             or (due and self._lease is not None)
         )
 
-    def _register(self, store: Connection) -> Steps[None]:
+    def _register(self, store: NodeRecords) -> Steps[None]:
         history = self.history if self._knows_more_than(self.plan) else None
         member = msgspec.structs.replace(self.member, address=self._local_address, history=history)
         self.member = member
@@ -428,7 +427,7 @@ class NodeSession:
             self._callback(events.PlanSeen(self.plan))
         self._retell = False
 
-    def _first_sent_s(self, store: Connection, lease: Lease) -> float:
+    def _first_sent_s(self, store: NodeRecords, lease: Lease) -> float:
         """From when the lease counts if the store takes this record: an earlier attempt may have written it."""
         return self._first_sent.of((store.store_id, lease), self._clock())
 
@@ -442,7 +441,7 @@ class NodeSession:
         """Whether a bootstrap store that could not be offered is to be tried again now."""
         return _lacks_offer(self.member) and self._prepare is None
 
-    def _find_out_why_lost(self, store: Connection, incarnation: str) -> Steps[None]:
+    def _find_out_why_lost(self, store: NodeRecords, incarnation: str) -> Steps[None]:
         """This incarnation may not register (again)."""
         stored = yield from self._ask(store, Request(NodeRecords.read_lease, incarnation))
         if self.member.incarnation == incarnation:
@@ -455,7 +454,7 @@ class NodeSession:
         self.member = member
         return True
 
-    def _write(self, store: Connection) -> Steps[None]:
+    def _write(self, store: NodeRecords) -> Steps[None]:
         self._offer_due = False
         member = self.member
         if _lacks_offer(member):
@@ -477,7 +476,7 @@ class NodeSession:
             return msgspec.structs.replace(member, failure=Failure(FailureKind.BOOTSTRAP, summary))
         return msgspec.structs.replace(member, bootstrap=offer.address, failure=None)
 
-    def _renew(self, store: Connection) -> Steps[None]:
+    def _renew(self, store: NodeRecords) -> Steps[None]:
         held = self._lease
         assert held is not None  # the caller looked
         self._renew_due = False
@@ -503,7 +502,7 @@ class NodeSession:
             self._lease = HeldLease(stored, held.deadline_s)
             self._renew_due = True
 
-    def _get_ready(self, store: Connection, world: World) -> Steps[None]:
+    def _get_ready(self, store: NodeRecords, world: World) -> Steps[None]:
         """The last check before workers are started. The lease continues to be renewed while the store is dialled."""
         self._renew_due = True
         while self._renew_due and self._lease is not None:

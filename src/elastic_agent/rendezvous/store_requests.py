@@ -51,36 +51,21 @@ class StoreDialer(Protocol):
         """
 
 
-class Connection(Protocol):
-    """A connection to the run's store, made by :class:`Connect`."""
-
-    @property
-    def store_id(self) -> str:
-        """Random name of this life of the store."""
-
-    @property
-    def local_address(self) -> str:
-        """The address of this machine on the way to the store."""
-
-    def close(self) -> None:
-        """Give it up, whatever is under way on it; returns at once."""
-
-
 @dataclass(frozen=True)
-class Connect(Effect[Connection]):
+class Connect(Effect[NodeRecords]):
     """Dial the store. Raises :class:`~elastic_agent.transport.base.TransportError` if that fails."""
 
 
 @dataclass(frozen=True)
 class Call(Effect[T_co]):
-    """Have a method of :class:`~elastic_agent.transport.NodeRecords` called over a connection.
+    """Call a method of a connection, which is occupied until that is answered.
 
     Raises:
         StoreLostError: there was no answer in time, or the connection broke. The request may or may not have been
         carried out, and the connection is of no use any more.
     """
 
-    connection: Connection
+    connection: NodeRecords
     request: Request[T_co]
     timeout_s: float
 
