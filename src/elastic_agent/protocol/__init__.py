@@ -5,11 +5,10 @@ Other packages import its names from here.
 
 from __future__ import annotations
 
-from .activity import TRANSITIONS, Activity, Event
+from .activity import Activity, Event
 from .budget import remaining as remaining_restarts
 from .cluster_view import Decision, count, names, readmission_delay_s
 from .codec import (
-    MAX_AHEAD,
     MAX_PLAN_BYTES,
     MAX_REPORTED_GENERATION,
     ForeignVersionError,
@@ -57,7 +56,6 @@ from .records import (
     Phase,
     Plan,
     Policy,
-    Refusal,
     Seat,
     Seconds,
     Signature,
@@ -72,13 +70,11 @@ from .waiting import Waiting
 __all__ = [
     "ANSWERS_PER_LEASE",
     "FINISHED_BEFORE",
-    "MAX_AHEAD",
     "MAX_PLAN_BYTES",
     "MAX_REPORTED_GENERATION",
     "PROMPT",
     "RECORD_VERSION",
     "RENEWALS_PER_LEASE",
-    "TRANSITIONS",
     "Action",
     "Activity",
     "Address",
@@ -114,7 +110,6 @@ __all__ = [
     "Policy",
     "Prepare",
     "RecordError",
-    "Refusal",
     "Rejoin",
     "RequestStop",
     "RevisionTimes",

@@ -45,6 +45,8 @@ from .node import TorchrunNode
 RESTART_GRACE_S, POLLS_S = 30.0, 5.0
 """torchrun gives its workers 30 s between SIGTERM and SIGKILL before a restart; how late it may notice anything."""
 
+LONGEST_NAME = 96
+
 SHUTDOWN_TIMEOUTS = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 """Variables by which workers get another time when torchrun itself is stopped; an option is not known here."""
 
@@ -159,9 +161,9 @@ def _secret_variables() -> tuple[str, str | None]:
     return variables.etcd_password(), variables.secret()
 
 
-def _safe(text: str, longest: int = 96) -> str:
+def _safe(text: str) -> str:
     """The text, if it may be part of a key and a file's name; else one like it that is as unique."""
-    if re.fullmatch(r"[A-Za-z0-9_@+-][A-Za-z0-9._:@+-]*", text) and len(text) <= longest:
+    if re.fullmatch(r"[A-Za-z0-9_@+-][A-Za-z0-9._:@+-]*", text) and len(text) <= LONGEST_NAME:
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return re.sub(r"[^A-Za-z0-9_@+-]", "-", text)[: longest - 13] + f"-{digest}"
+    return re.sub(r"[^A-Za-z0-9_@+-]", "-", text)[: LONGEST_NAME - 13] + f"-{digest}"
