@@ -170,6 +170,36 @@ def test_a_terminated_torchrun_leaves_at_once_and_so_does_one_that_gives_up(stag
     assert a.end() == 0, stage.story()
 
 
+LAUNCHING = """
+import asyncio, os, sys, threading
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+def work(number):
+    return number * (1 + int(os.environ["RANK"]))
+
+async def launch():
+    config = LaunchConfig(1, 1, 2, run_id="job", rdzv_backend="elastic", rdzv_endpoint=sys.argv[1], start_method="fork")
+    return elastic_launch(config, work)(21)
+
+print(asyncio.run(launch()), [thread.name for thread in threading.enumerate()])
+"""
+
+
+@pytest.mark.system
+@pytest.mark.prove
+def test_a_program_with_an_event_loop_and_forked_workers_launches(stage: Stage) -> None:
+    state = {"XDG_STATE_HOME": str(stage.folder / "state")}
+    ended = subprocess.run(
+        [sys.executable, "-c", LAUNCHING, stage.endpoint],
+        capture_output=True,
+        env={**os.environ, **state},
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert ended.stdout == b"{0: 21, 1: 42} ['MainThread']\n"
+    assert ended.stderr == b""
+
+
 FORKING = """
 import os, signal, sys
 from torch.distributed.elastic.rendezvous import RendezvousParameters
