@@ -5,7 +5,7 @@ Other packages import its names from here.
 
 from __future__ import annotations
 
-from .activity import Activity, Event
+from .activity import TRANSITIONS, Activity, Event
 from .budget import remaining as remaining_restarts
 from .cluster_view import Decision, count, names, readmission_delay_s
 from .codec import (
@@ -75,6 +75,7 @@ __all__ = [
     "PROMPT",
     "RECORD_VERSION",
     "RENEWALS_PER_LEASE",
+    "TRANSITIONS",
     "Action",
     "Activity",
     "Address",
