@@ -7,11 +7,10 @@ from .connection import agree_run_id, dial, dial_reports, open_table, release_ru
 from .host import C10dHost, find_or_host
 from .inbox import C10dInbox
 from .server_process import ServeStore, StoreServers, serve_here
-from .table import CALL_TIMEOUT_S, C10dTable
+from .table import C10dTable
 from .tcpstore import LOOK_UP_S
 
 __all__ = [
-    "CALL_TIMEOUT_S",
     "LOOK_UP_S",
     "BootstrapStore",
     "C10dHost",
