@@ -49,7 +49,10 @@ def test_a_preloaded_package_is_as_if_the_worker_imported_it(
     assert "error" not in expected
     seen["finders"] = [name for name in seen["finders"] if name not in FINDERS_OF_WORKERS]
     _compare_modules(seen.pop("modules"), expected.pop("modules"))
-    for found in (seen, expected):  # each package is imported for itself here, and those before it in the spawner
+    for found in (
+        seen,
+        expected,
+    ):  # each package is imported for itself here, and those before it in the spawner
         found["warning filters"].sort()
     for item, value in expected.items():
         assert seen[item] == value, item
