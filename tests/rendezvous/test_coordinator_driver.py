@@ -38,6 +38,9 @@ from .stepping import run_until
 LEASE_S = 10.0
 RULES = Policy(min_nodes=1, max_nodes=2, lease_ttl_s=LEASE_S, settle_s=0.5, fence_margin_s=1.0)
 
+MOST_WAITS = 1000
+"""More often than any test lets time pass."""
+
 
 class Run:
     """A driver, and a store and a disk in memory that answer it at once."""
@@ -52,6 +55,7 @@ class Run:
         self.asked: list[Effect[Any]] = []
         """Everything that the driver asked for since it waited."""
         self.waits_until_s: float | None = None
+        self._waits = 0
         self.driver = RunDriver(
             lambda: self.now_s,
             structlog.get_logger(),
@@ -70,6 +74,8 @@ class Run:
     def wait(self) -> None:
         """Let the time pass until which the driver waits."""
         assert self.waits_until_s is not None
+        self._waits += 1
+        assert self._waits < MOST_WAITS, "the driver does not do what is awaited"
         self.now_s = self.waits_until_s
         self.resume(())
 
