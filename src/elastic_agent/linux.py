@@ -136,9 +136,9 @@ class BoottimeTimer:
 
 
 @contextlib.contextmanager
-def signals_blocked(signals: frozenset[int] = JOB_SIGNALS) -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Have processes that are started meanwhile begin with these signals blocked: until they are ready for them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
     try:
         yield
     finally:

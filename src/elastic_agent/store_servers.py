@@ -142,14 +142,21 @@ def _load_compiled_code(folders: list[str]) -> None:
 
 
 def _end_with_agent(line: socket.socket) -> None:
-    """End this process when the agent has ended or is suspended, whatever the other threads do."""
+    """End this process when the agent has ended or is suspended, whatever the other threads do.
+
+    The line stays open while a process that the agent forked has inherited its end: a program that calls torch's
+    launcher may fork its workers.
+    """
     credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     agent_pid = struct.unpack("3i", credentials)[0]
     hang_up = select.poll()
     hang_up.register(line, 0)
     suspended_looks = 0
     while suspended_looks < _SUSPENDED_LOOKS and not hang_up.poll(_LOOK_EVERY_MS):
-        suspended_looks = suspended_looks + 1 if linux.is_frozen(agent_pid) else 0
+        agent = linux.read_process(agent_pid)
+        if agent is None or agent.dead:
+            break
+        suspended_looks = suspended_looks + 1 if agent.frozen else 0
     os._exit(0)
 
 

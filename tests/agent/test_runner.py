@@ -226,7 +226,7 @@ async def test_a_worker_that_handles_only_the_notice_signal_gets_it_when_the_run
         bench.runner.stop(1.0)
         await bench.until("stopped", ())
     bench.close()
-    assert found == (True, told)
+    assert (found.is_delivered, found.told) == (True, told)
     assert (tmp_path / "file").exists() == bool(told)
 
 

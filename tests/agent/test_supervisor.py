@@ -1,4 +1,4 @@
-"""What the agent's loop makes of trouble, with a real session, store and guard."""
+"""What the agent's loop makes of trouble and of commands, with a real session, store and guard."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.agent.control.commands import Commands
+from elastic_agent.agent.control.socket import Command
 from elastic_agent.agent.events import (
     DrainRequested,
     Event,
@@ -34,8 +36,9 @@ from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.client._cells import HeartbeatFile, claim_cell
 from elastic_agent.client._notice import DEADLINE_NS, NOTICE
 from elastic_agent.linux import boottime_s
-from elastic_agent.protocol import Announce, Cause, Depart, Grace, Notice, Outcome
-from elastic_agent.protocol.records import RECORD_VERSION, History, Member, State, World
+from elastic_agent.monitoring.status import RunStatus
+from elastic_agent.protocol import Activity, Announce, Cause, Depart, Grace, Notice, Outcome
+from elastic_agent.protocol.records import RECORD_VERSION, History, Member, Phase, State, World
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import LeaseLost, PlanSeen, Prepared, Registered
@@ -47,7 +50,7 @@ from elastic_agent.workers.guard.client import Exited, Guard, Spawned, Stopped
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from tests.agent.support import asynchronous
 from tests.ports import free_port
-from tests.rendezvous.support import HostProcess, hosted, policy
+from tests.rendezvous.support import HostProcess, Participant, hosted, policy
 from tests.waiting import GUARD_S, wait_for_async
 
 NEVER_FULL = 1000
@@ -77,7 +80,9 @@ class Scene:
         program: str = "",
         *subscribers: Subscriber,
         lease_s: float = 60.0,
+        nodes: tuple[int, int] | None = None,
     ) -> None:
+        """``nodes``: the least and the most, if there may be more than this one."""
         self._folder, self._program = folder, program
         self.guard = Guard.start()
         self.written: list[str] = []
@@ -92,9 +97,8 @@ class Scene:
         backend.run_id = "run"
         backend.history_store = self.disk
         self._thread = DiskThread("node-record")
-        nodes = 1 if program else 2
-        rules = policy(nodes, nodes, lease_s=lease_s)
-        member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, rules)
+        self.rules = policy(*(nodes or ((1, 1) if program else (2, 2))), lease_s=lease_s)
+        member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, self.rules)
         parts = Parts(
             guard=self.guard,
             session=Session(backend, member, lease_s),
@@ -127,12 +131,13 @@ class Scene:
         """The incarnation that registers next."""
         return await asyncio.wait_for(self._registered.get(), GUARD_S)
 
-    async def happened(self, test: Callable[[Event], bool]) -> None:
-        """Until there has been an event that passes."""
+    async def happened(self, test: Callable[[Event], bool]) -> Event:
+        """The first event that passes."""
         async with asyncio.timeout(GUARD_S):
-            while not any(map(test, self.events)):
+            while not (passed := [*filter(test, self.events)]):
                 self._news.clear()
                 await self._news.wait()
+        return passed[0]
 
     def _make_workers(
         self, guard: Guard, world: World, incarnation: str, restarts: int
@@ -243,6 +248,71 @@ async def test_workers_whose_start_waits_for_the_disk_get_the_notice_that_came_m
         ]
         life.cancel()
         await asyncio.gather(life, return_exceptions=True)
+
+
+def commands_to(supervisor: Supervisor) -> Commands:
+    """What is typed at the agent of node a."""
+
+    async def status() -> RunStatus:
+        raise NotImplementedError
+
+    return Commands(
+        supervisor,
+        "run",
+        "a",
+        drain_s=60.0,
+        stop_s=60.0,
+        hosts_store=lambda: False,
+        is_at_store=lambda seat: False,
+        store_problem=lambda: "",
+        status=status,
+    )
+
+
+def begins_after(generation: int, event: Event) -> bool:
+    """Return whether a plan starts the workers of a later generation."""
+    plan = event.plan if isinstance(event, PlanSeen) else None
+    return plan is not None and plan.phase is Phase.RUNNING and plan.generation > generation
+
+
+def seats_in(supervisor: Supervisor) -> list[str]:
+    """The nodes of the newest world."""
+    plan = supervisor.node.plan
+    return [seat.node_id for seat in plan.world.seats] if plan is not None and plan.world is not None else []
+
+
+@asynchronous
+async def test_a_drain_of_another_node_returns_when_that_node_has_left_and_the_next_world_is_without_it(
+    endpoint: Endpoint, host: HostProcess, tmp_path: Path
+) -> None:
+    """A failure that follows begins the next world in any case: a node that was not told to leave would be in it."""
+    answers: list[str] = []
+    with Scene(endpoint, tmp_path, RUNS_ON, nodes=(1, 2)) as here:
+        life = asyncio.create_task(here.supervisor.run())
+        async with Participant("b", endpoint, here.rules, tmp_path / "b") as b:
+            first = (await b.running("a", "b")).generation
+            started = await here.happened(
+                lambda event: isinstance(event, Spawned) and event.generation == first
+            )
+            assert isinstance(started, Spawned)
+
+            async def drain() -> Activity:
+                async for answer in commands_to(here.supervisor).act(Command("drain", "b", left_s=60.0)):
+                    answers.append(answer.text)
+                return b.node.activity
+
+            command = asyncio.create_task(drain())
+            await here.happened(lambda event: isinstance(event, DrainRequested))
+            os.kill(started.pids[0], signal.SIGKILL)
+            await here.happened(lambda event: isinstance(event, Depart) or begins_after(first, event))
+            assert seats_in(here.supervisor) == ["a"]
+            here.supervisor.stop(Cause.OPERATOR, 0.0, "the test ends")
+            await life
+            assert await command is Activity.GONE
+    assert answers == [
+        "run run: draining b; workers have 60 s to save",
+        "run run: b has left; the other nodes continue",
+    ]
 
 
 FAILS_ONCE = "import sys; sys.exit(sys.argv[1] == '1')"

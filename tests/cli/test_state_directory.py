@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.torchrun.plugin import create_handler
+from elastic_agent.torchrun import plugin
 from tests.cli.support import LONG_LEASE, elastic_agent, without_overrides
 from tests.names import unique
 from tests.small_disk import run_on_small_disk
@@ -105,10 +105,11 @@ def test_torchrun_refuses_an_unsafe_temporary_folder_too(
     open_to_all(temporary, temporary.parent)
     for name, value in without_a_home(temporary).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(plugin, "log_beside_program", lambda *_: None)
     with pytest.raises(
         ValueError, match="which is writable by other users; expected a directory that belongs to this user"
     ):
-        create_handler(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1))
+        plugin.elastic_handler()(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1))
 
 
 def test_the_temporary_folder_is_accessible_to_its_user_only(temporary: Path) -> None:

@@ -132,8 +132,8 @@ def test_etcd_options_without_the_etcd_backend_are_warned_about(shell: Shell) ->
     options = ["--etcd-user", "me", "--rdzv-conf", "cacert=/ca.pem"]
     told = [note.text for note in shell.load(options).notes if note.level == "warning"]
     assert told == [
-        "--rdzv-conf: cacert has no effect without --rdzv-backend etcd",
-        "--etcd-user has no effect without --rdzv-backend etcd",
+        "--rdzv-conf: cacert has no effect without etcd",
+        "--etcd-user has no effect without etcd",
     ]
     there = ["--rdzv-backend", "etcd", "--rdzv-endpoint", "a,b:1", "--rdzv-id", "x", "--etcd-user", "me"]
     met = shell.load([*there, "--etcd-ca", shell.write("ca.pem", "")])
@@ -183,7 +183,7 @@ def test_a_secret_and_certificates_for_etcd_exclude_each_other(shell: Shell, sou
     text = str(caught.value)
     assert text.startswith(f"--{given}")
     assert f"{named[source]}" in text
-    assert "leave out --etcd-ca, --etcd-cert and --etcd-key, or the secret" in text
+    assert "leave out the certificates for etcd, or the secret" in text
 
 
 def test_a_password_for_etcd_is_encrypted_with_a_secret(shell: Shell) -> None:

@@ -175,6 +175,7 @@ class Agent:
             *("--start-timeout", "600"),  # never cold because the machine is busy
         ]
         said = _run_and_read([*COMMAND, *own, *job.command], job, folder)
+        assert (folder / "journal").exists(), said
         events = [json.loads(line) for line in (folder / "journal").read_text().splitlines()]
         codes = {
             (one["generation"] - 1, one["slot"]): one["returncode"]

@@ -121,7 +121,7 @@ KINDS = {
     "a module with an error of syntax": Kind("wrong", {"wrong.py": "x = = 1\n"}, module=True),
 }
 
-ALSO_COLD = ("a script", "a folder with __main__.py", "a module", "a script with an error of syntax")
+ALSO_COLD = ("a script", "a folder with __main__.py", "a module")
 """A cold worker is Python itself, so that a few kinds tell; each costs a launch."""
 
 

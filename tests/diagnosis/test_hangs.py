@@ -89,10 +89,13 @@ def test_a_stopped_process_is_the_cause_whatever_it_has_called(state: str) -> No
     assert "kill" not in found.summary, "of a failure after which the process is dead"
 
 
-def test_a_worker_that_has_exited_with_0_is_named_with_what_the_others_still_call() -> None:
+def test_a_worker_that_has_exited_with_0_is_named_with_the_line_where_the_others_wait() -> None:
+    """What it had called is not known."""
     found = hang_of([*others(3), worker(3, state=WorkerState.SUCCEEDED, returncode=0)])
     assert (found.kind, found.culprits[0].rank) == (HangKind.EXITED, 3)
-    assert found.summary.endswith("; it exited with code 0")
+    assert found.summary == (
+        "worker n2/1 (rank 3) exited with code 0; ranks 0-2, 4-5 wait for it at train.py:88"
+    )
 
 
 def test_the_minority_of_a_mismatch_is_named_with_both_lines() -> None:

@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import platform
 import re
 import resource
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from elastic_agent.cli.doctor import doctor
 from elastic_agent.config.errors import UsageError
 from elastic_agent.diagnosis.compared import compared_variables
-from elastic_agent.doctor import interpreter, network
-from elastic_agent.doctor.environment import (
-    check_interface_variables,
-    check_launcher_variables,
-    check_proxies,
-    nccl_interfaces,
-)
+from elastic_agent.doctor import interpreter, network, system
 from elastic_agent.doctor.examination import report_alone
 from elastic_agent.doctor.findings import Finding, error, grouped, warning
 from elastic_agent.doctor.gpus import check_gpus, find_gpus
-from elastic_agent.doctor.interpreter import ask_interpreter
-from elastic_agent.doctor.local import LocalResult
+from elastic_agent.doctor.interpreter import Installed, Interpreter
 from elastic_agent.doctor.network import check_endpoint, foreign_port_holder
 from elastic_agent.doctor.report import as_text
 from elastic_agent.doctor.request import Refusal, Request
-from elastic_agent.doctor.script import check_source, top_level_imports
+from elastic_agent.doctor.script import check_source
 from elastic_agent.doctor.system import (
     LEAST_SHM,
     check_folders,
+    check_gloo_interface,
+    check_launcher_variables,
     check_limits,
+    check_nccl_interface,
     check_shared_memory,
-    check_shared_memory_size,
     check_start,
 )
 from elastic_agent.transport import UnreachableError, holder_of
 from elastic_agent.values import Endpoint
 from tests.cli.support import elastic_agent
 from tests.ports import free_port
-from tests.waiting import GUARD_S
+from tests.waiting import GUARD_S, wait_for
 
 
 def request(**more: Any) -> Request:
@@ -71,12 +70,6 @@ def checks(found: Any) -> list[tuple[str, str]]:
         ("import os\nif 'MASTER_ADDR' not in os.environ:\n    os.environ['MASTER_ADDR'] = 'localhost'\n", []),
         ("import os\nos.environ['MASTER_PORT'] = str(1)\n", [("warning", "script-master-address")]),
         ("import os\nos.environ.setdefault('MASTER_ADDR', 'localhost')\n", []),
-        (
-            "r = int(os.environ['LOCAL_RANK'])\ninit_process_group('nccl', rank=r)\n",
-            [("error", "script-rank")],
-        ),
-        ("dist.init_process_group(rank=int(os.getenv('LOCAL_RANK')))\n", [("error", "script-rank")]),
-        ("dist.init_process_group(rank=int(os.environ['RANK']))\n", []),
         ("def f(:\n", [("error", "script")]),
         ("os" + ".deep" * 2000 + "['MASTER_ADDR'] = 'localhost'\n", []),
     ],
@@ -85,49 +78,64 @@ def test_what_a_script_should_leave_to_the_agent(source: str, expected: list[tup
     assert checks(check_source(source.encode(), "train.py")) == expected
 
 
-def test_only_imports_that_the_script_cannot_do_without_have_to_be_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(interpreter, "TIMEOUT_S", GUARD_S)
-    source = b"""
-import os, torch.nn
-from . import sibling
-from mymodel import net
-import absent
-try:
-    import apex
-except ImportError:
-    apex = None
-"""
-    (tmp_path / "mymodel.py").touch()
-    modules = top_level_imports(source)
-    assert modules == ["os", "torch", "mymodel", "absent"]
-    installed = ask_interpreter(sys.executable, str(tmp_path), modules)
-    assert installed.missing == ("absent",)
-    assert installed.python.startswith("3.")
-    assert "torch" in installed.versions
+# -- interpreter ----------------------------------------------------------------------------------
 
 
+def installed_for(python: str, **environ: str) -> Installed:
+    async def ask() -> Installed:
+        asked = Interpreter(python, {**os.environ, **environ})
+        try:
+            return await asked.ask(None, hosts_store=False)
+        finally:
+            await asked.close()
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "START_S", GUARD_S)
+
+
+@pytest.mark.usefixtures("_slow_machine")
 def test_an_interpreter_is_usable_in_a_folder_whose_files_have_names_of_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("types", "json", "re", "os", "platform", "hashlib", "importlib"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('mine')")
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "mymodel.py").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(interpreter, "TIMEOUT_S", GUARD_S)
-    installed = ask_interpreter(sys.executable, str(tmp_path / "code"), ["mymodel", "torch"])
-    assert (installed.problem, installed.missing) == ("", ())
-    assert "torch" in installed.versions
+    installed = installed_for(sys.executable)
+    assert (installed.start_problem, installed.problem) == ("", "")
+    assert installed.python == platform.python_version()
+    assert installed.versions["torch"] == torch.__version__
 
 
-def test_an_interpreter_that_cannot_be_started_is_reported(
+@pytest.mark.usefixtures("_slow_machine")
+def test_an_interpreter_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
+    assert installed_for(str(tmp_path / "python")).start_problem == "No such file or directory"
+    assert installed_for("/bin/false").start_problem == "exit code 1"
+
+
+def test_an_interpreter_that_does_not_answer_is_ended_with_what_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interpreter, "TIMEOUT_S", GUARD_S)
-    assert ask_interpreter(str(tmp_path / "python"), "/", []).problem == "No such file or directory"
-    assert ask_interpreter("/bin/false", "/", []).problem == "exit code 1"
+    monkeypatch.setattr(interpreter, "START_S", 0.5)
+    program, started = tmp_path / "python", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\nsleep {GUARD_S} &\necho $! > {started}\nwait\n")
+    program.chmod(0o755)
+    assert installed_for(str(program)).start_problem == "no answer within 0.5 s (it imports torch)"
+    pid = started.read_text().strip() if started.exists() else ""
+    if pid:  # on a slow machine, it had started nothing yet
+        child = Path("/proc", pid, "cmdline")
+        wait_for("what it has started to end", lambda: not child.exists() or not child.read_bytes())
+
+
+@pytest.mark.usefixtures("_slow_machine")
+def test_a_torch_that_cannot_be_imported_is_reported_with_its_error(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
+    installed = installed_for(sys.executable, PYTHONPATH=str(tmp_path))
+    assert installed.problem == "libcudart.so.12: cannot open shared object file"
+    assert installed.python == platform.python_version()
 
 
 # -- start ----------------------------------------------------------------------------------------
@@ -146,12 +154,6 @@ def test_variables_of_other_launchers_are_reported() -> None:
     assert checks(check_launcher_variables({"RANK": "0"})) == [("warning", "launcher-variables")]
     assert checks(check_launcher_variables({"SLURM_NTASKS": "2"})) == [("warning", "slurm-variables")]
     assert checks(check_launcher_variables({"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"})) == []
-
-
-def test_proxies_matter_only_where_the_endpoint_is_not_exempt() -> None:
-    proxy = {"https_proxy": "http://proxy:3128"}
-    assert checks(check_proxies(proxy, "host0")) == [("note", "proxy")]
-    assert checks(check_proxies({**proxy, "no_proxy": "localhost,host0"}, "host0")) == []
 
 
 def test_passwords_and_bytes_that_are_no_text_stay_out_of_what_is_compared() -> None:
@@ -177,14 +179,9 @@ def test_passwords_and_bytes_that_are_no_text_stay_out_of_what_is_compared() -> 
 def test_interface_variables_name_interfaces_of_this_machine(
     variables: dict[str, str], expected: list[tuple[str, str]]
 ) -> None:
-    found = check_interface_variables(variables, ["eth0", "lo"], "eth0", has_gpus=False)
-    assert checks(found) == expected
-
-
-def test_the_interface_that_nccl_chooses() -> None:
-    assert nccl_interfaces(None, ["lo", "docker0", "eth0", "ib0"]) == ["ib0"]
-    assert nccl_interfaces(None, ["lo", "docker0", "veth1", "eth0"]) == ["veth1", "eth0"]
-    assert nccl_interfaces("^veth,lo", ["lo", "veth1", "eth0"]) == ["eth0"]
+    gloo = check_gloo_interface(variables, ["eth0", "lo"], "eth0")
+    nccl = check_nccl_interface(variables, ["eth0", "lo"], "eth0", has_gpus=False)
+    assert checks([*gloo, *nccl]) == expected
 
 
 # -- machine --------------------------------------------------------------------------------------
@@ -203,10 +200,8 @@ def test_an_endpoint_on_loopback_or_without_an_address_is_an_error(monkeypatch: 
         raise UnreachableError(f"{host} does not resolve")
 
     monkeypatch.setattr(network, "resolve", find_none)
-    assert checks(check_endpoint(Endpoint("localhost"), is_etcd=False)) == [("error", "loopback-endpoint")]
-    assert checks(check_endpoint(Endpoint("no-such-host.invalid"), is_etcd=False)) == [
-        ("error", "endpoint-name")
-    ]
+    assert checks(check_endpoint(Endpoint("localhost"))) == [("error", "loopback-endpoint")]
+    assert checks(check_endpoint(Endpoint("no-such-host.invalid"))) == [("error", "endpoint-name")]
 
 
 def test_folders_that_cannot_be_written_are_reported(tmp_path: Path) -> None:
@@ -228,11 +223,18 @@ def test_the_number_of_open_files_has_to_suffice_for_all_workers(
     assert checks(found) == expected
 
 
-def test_shared_memory_has_to_be_there_and_large_enough(tmp_path: Path) -> None:
+def test_shared_memory_has_to_be_there_and_large_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert checks(check_shared_memory(str(tmp_path / "missing"))) == [("error", "shared-memory")]
-    assert list(check_shared_memory_size("/dev/shm", LEAST_SHM, LEAST_SHM)) == []
-    for total, free in ((LEAST_SHM // 8, LEAST_SHM // 8), (LEAST_SHM, LEAST_SHM // 4)):
-        assert checks(check_shared_memory_size("/dev/shm", total, free)) == [("warning", "shared-memory")]
+    for total, free, expected in (
+        (LEAST_SHM, LEAST_SHM, []),
+        (LEAST_SHM // 8, LEAST_SHM // 8, [("warning", "shared-memory")]),
+        (LEAST_SHM, LEAST_SHM // 4, [("warning", "shared-memory")]),
+    ):
+        usage = SimpleNamespace(total=total, free=free)
+        monkeypatch.setattr(system.shutil, "disk_usage", lambda _, usage=usage: usage)
+        assert checks(check_shared_memory()) == expected
 
 
 class Nvml:
@@ -277,7 +279,7 @@ def test_gpus_in_use_and_workers_without_a_gpu_are_reported(tmp_path: Path) -> N
     ids=["healthy", "warning", "error"],
 )
 def test_the_report_on_a_machine_alone(findings: tuple[Finding, ...], code: int, said: str) -> None:
-    report = report_alone(request(), LocalResult(findings))
+    report = report_alone(request(), findings)
     assert (report.exit_code, as_text(report, "n1").splitlines()[-1]) == (code, said)
 
 
@@ -300,6 +302,14 @@ def test_a_missing_script_and_a_loopback_endpoint_are_found_at_once() -> None:
     assert f"error    n1: the endpoint {endpoint} means a different machine on every machine" in out
     assert 'error    n1: script "missing.py" does not exist' in out
     assert re.search(r"^\d+ errors.* on n1 alone$", out, re.M)
+
+
+def test_a_module_that_a_run_would_refuse_is_reported(tmp_path: Path) -> None:
+    words = ["--node-id", "n1", "--state-dir", str(tmp_path), "-m", "no_such_module"]
+    done = elastic_agent("doctor", "--alone", *words)
+    assert done.returncode == 1
+    said = 'error    n1: module "no_such_module" was not found from .* Remedy: expected a module '
+    assert re.search(f"^{said}", done.stdout, re.M), done.stdout
 
 
 @pytest.mark.parametrize("wait", ["soon", "0", "-1", "1e9"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,19 +13,21 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed import TCPStore
 
 from elastic_agent.agent.doctor_request import doctor_request
 from elastic_agent.config.settings import Settings
 from elastic_agent.diagnosis.compared import POLICY_OPTIONS
-from elastic_agent.doctor import meeting, pairs
-from elastic_agent.doctor.connections import connection_findings
-from elastic_agent.doctor.differences import clock_findings, difference_findings, differing
-from elastic_agent.doctor.examination import Report, _Dialled
+from elastic_agent.doctor import interpreter, meeting, pairs
+from elastic_agent.doctor.differences import clock_findings, difference_findings
+from elastic_agent.doctor.examination import MeetingPoint
+from elastic_agent.doctor.findings import Finding
+from elastic_agent.doctor.interpreter import Interpreter
 from elastic_agent.doctor.meeting import FOLDER, Meeting
-from elastic_agent.doctor.pairs import EchoServer, Problem, connect_to_all, targets
+from elastic_agent.doctor.pairs import EchoServer, Problem, connect_to_all, connection_findings, targets
 from elastic_agent.doctor.paths import SharedFolders, path_findings
 from elastic_agent.doctor.records import Attendance, Connection, MachineFacts
-from elastic_agent.doctor.report import as_text
+from elastic_agent.doctor.report import Report, as_json, as_text
 from elastic_agent.doctor.request import Request
 from elastic_agent.protocol import Policy
 from elastic_agent.transport import Secret, c10d
@@ -36,9 +40,10 @@ from tests.waiting import GUARD_S
 @pytest.fixture(autouse=True)
 def _machines_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """No limit of time decides here."""
-    for limit in ("SETTLE_S", "SETTLE_SINGLE_S"):
-        monkeypatch.setattr(meeting, limit, GUARD_S)
-    for limit in ("CONNECT_S", "ANSWER_S", "LOOKUP_S"):
+    monkeypatch.setattr(meeting, "SETTLE_S", GUARD_S)
+    monkeypatch.setattr(interpreter, "START_S", GUARD_S)
+    monkeypatch.setitem(interpreter.REDUCE_S, "gloo", GUARD_S)
+    for limit in ("CONNECT_S", "ANSWER_S"):
         monkeypatch.setattr(pairs, limit, GUARD_S)
 
 
@@ -58,8 +63,8 @@ class Store:
     host: c10d.C10dHost
 
     async def meeting(self, name: str, *, most: int = 2) -> Meeting:
-        exchange = await c10d.dial_exchange(Endpoint("127.0.0.1", self.host.port), FOLDER, GUARD_S)
-        return Meeting(exchange, attendance(name, most=most))
+        table = await c10d.open_table(Endpoint("127.0.0.1", self.host.port), GUARD_S, root=f"{FOLDER}/")
+        return Meeting(table, attendance(name, most=most))
 
 
 @pytest.fixture
@@ -96,27 +101,40 @@ def test_all_machines_know_the_same_members(store: Store) -> None:
 def test_machines_of_a_run_with_a_secret_meet_and_one_without_it_is_told() -> None:
     endpoint, secret = Endpoint("127.0.0.1", free_port()), Secret((b"a secret of this run",))
 
-    def dialled(secret: Secret | None) -> _Dialled:
-        return _Dialled(
+    def point(secret: Secret | None) -> MeetingPoint:
+        return MeetingPoint(
             Request(machine="m", endpoint=endpoint, secret=secret, python=sys.executable, environ={})
         )
 
     async def meet() -> None:
-        hosting, joining, without = dialled(secret), dialled(secret), dialled(None)
-        assert await hosting.reach(GUARD_S, silent) is None
-        assert await joining.reach(GUARD_S, silent) is None
+        hosting, joining, without = point(secret), point(secret), point(None)
+        links = [await hosting.reach(GUARD_S, silent), await joining.reach(GUARD_S, silent)]
+        for link in links:
+            assert not isinstance(link, Finding)
+            link.close()
         finding = await without.reach(GUARD_S, silent)
-        assert finding is not None
+        assert isinstance(finding, Finding)
         assert (finding.check, secret.ids[0] in finding.cause) == ("secret", True)
         hosting.close()
 
     asyncio.run(meet())
 
 
-def test_a_machine_that_forgot_the_number_of_nodes_waits_for_what_the_others_expect(store: Store) -> None:
+def test_a_store_that_another_version_created_is_reported_at_once() -> None:
+    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    server.set("elastic-agent/1/id", "0123456789abcdef")
+    endpoint = Endpoint("127.0.0.1", server.port)
+    request = Request(machine="m", endpoint=endpoint, python=sys.executable, environ={})
+    finding = asyncio.run(MeetingPoint(request).reach(GUARD_S, silent))
+    assert isinstance(finding, Finding)
+    assert finding.check == "other-version"
+    assert finding.remedy.startswith("install the same version on all machines")
+
+
+def test_a_machine_with_a_smaller_number_of_nodes_waits_for_what_the_others_expect(store: Store) -> None:
     async def meet() -> None:
         three = [
-            await store.meeting("a", most=1),
+            await store.meeting("a", most=2),
             await store.meeting("b", most=3),
             await store.meeting("c", most=3),
         ]
@@ -167,12 +185,9 @@ def test_connections_between_machines_work_in_both_directions_and_on_the_port_ra
     async def connect() -> list[Connection]:
         server = EchoServer()
         await server.start(PortRange(low, low))
-        machines = {
-            "me": attendance("a"),
-            "it": Attendance("b", 1, 2, "127.0.0.1", server.port, server.ranged_port),
-        }
+        machine = Attendance("b", 1, 2, "127.0.0.1", server.port, server.ranged_port)
         try:
-            return await connect_to_all(targets("me", ["me", "it"], machines))
+            return await connect_to_all({"it": machine})
         finally:
             server.close()
 
@@ -187,9 +202,8 @@ def test_the_clock_of_the_other_machine_is_compared_with_the_own_one(monkeypatch
     async def connect() -> list[Connection]:
         server = EchoServer()
         await server.start(None)
-        machines = {"me": attendance("a"), "it": attendance("b", port=server.port)}
         try:
-            return await connect_to_all(targets("me", ["me", "it"], machines))
+            return await connect_to_all({"it": attendance("b", port=server.port)})
         finally:
             server.close()
 
@@ -201,9 +215,9 @@ def test_a_program_that_is_no_doctor_is_recognised() -> None:
     async def connect() -> tuple[Connection, Connection]:
         other = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
         machines = {"it": attendance("b", port=int(other.sockets[0].getsockname()[1]))}
-        (silent_one,) = await connect_to_all(targets("me", ["me", "it"], machines))
+        (silent_one,) = await connect_to_all(machines)
         other.close()
-        (refused,) = await connect_to_all(targets("me", ["me", "it"], machines))
+        (refused,) = await connect_to_all(machines)
         return silent_one, refused
 
     silent_one, refused = asyncio.run(connect())
@@ -212,8 +226,7 @@ def test_a_program_that_is_no_doctor_is_recognised() -> None:
 
 def test_in_large_runs_every_machine_has_a_few_connections() -> None:
     members = [f"{number:02}" for number in range(40)]
-    machines = {one: attendance(one) for one in members}
-    found = {one: [target.id for target in targets(one, members, machines)] for one in members}
+    found = {member: targets(member, members) for member in members}
     assert all(8 <= len(each) <= 9 for each in found.values())
     assert all(after in found[before] for before, after in pairwise(members))
 
@@ -268,11 +281,44 @@ def test_lost_large_packets_to_one_machine_are_one_finding() -> None:
     assert "64 kB from any other machine to c (10.0.0.3) are lost" in cause
 
 
-def test_slow_lookups_of_host_names_are_reported_for_the_machine_that_waits() -> None:
-    made = {"a": [Connection("b", lookup_s=2.0), Connection("c", lookup_s=2.5)]}
-    ((machine, cause),) = causes(made)
-    assert machine == "a"
-    assert "10.0.0.3 takes 2.5 s" in cause
+# -- all-reduces ----------------------------------------------------------------------------------
+
+
+def reduced(other: str = "") -> list[str]:
+    """Return the problems of two interpreters that take part; the second one runs this program if it is given."""
+
+    async def run() -> list[str]:
+        pair = Interpreter(sys.executable, os.environ), Interpreter(other or sys.executable, os.environ)
+        try:
+            first, second = await asyncio.gather(*(one.ask(None, hosts_store=True) for one in pair))
+            assert (first.start_problem, second.start_problem) == ("", "")
+            store = "127.0.0.1", first.store_port
+            interface = {"GLOO_SOCKET_IFNAME": "lo"}
+            ended = await asyncio.gather(
+                *(one.reduce("gloo", (rank, 2), store, interface) for rank, one in enumerate(pair))
+            )
+            return [one.problem for one in ended]
+        finally:
+            await asyncio.gather(*(one.close() for one in pair))
+
+    return asyncio.run(run())
+
+
+def test_the_interpreters_of_the_script_perform_an_all_reduce() -> None:
+    assert reduced() == ["", ""]
+
+
+def test_an_all_reduce_that_a_process_does_not_survive_names_what_it_said_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(interpreter.REDUCE_S, "gloo", 1.0)
+    program = tmp_path / "python"
+    answer = '{"python": "3.11", "store_port": 1}'
+    program.write_text(f"#!/bin/sh\necho '{answer}'\nread line\necho 'Fatal: no memory' >&2\nexit 1\n")
+    program.chmod(0o755)
+    first, second = reduced(str(program))
+    assert first
+    assert second == "its process did not answer: Fatal: no memory"
 
 
 # -- differences ----------------------------------------------------------------------------------
@@ -282,26 +328,28 @@ def facts(machine: str, environment: dict[str, str] | None = None, **values: str
     return MachineFacts(machine, "10.0.0.1", facts=values, environment=environment or {})
 
 
-def test_the_machine_that_differs_is_named_and_marked() -> None:
+def test_the_machine_that_differs_is_named() -> None:
     machines = [facts("a", torch="2.13.0"), facts("b", torch="2.14.0"), facts("c", torch="2.13.0")]
-    (column,) = differing(machines)
-    assert [column.is_odd(number) for number in range(3)] == [False, True, False]
-    (finding,) = difference_findings(machines, [column])
+    (finding,) = difference_findings(machines)
     assert (finding.machine, finding.severity) == ("b", "error")
-    assert "2.14.0 here, 2.13.0 on most machines" in finding.cause
-    text = as_text(Report(tuple(machines), columns=(column,)), "a")
-    assert "Differences (* marks what differs from most machines):\nmachine  torch" in text
-    assert "2.14.0 *" in text
+    assert "machines differ in torch: 2.14.0 on b; 2.13.0 on a, c; workers hang" in finding.cause
+    assert json.loads(as_json(Report(tuple(machines))))["differences"] == {
+        "torch": {"a": "2.13.0", "b": "2.14.0", "c": "2.13.0"}
+    }
+
+
+def test_machines_that_differ_alike_are_named_in_one_line() -> None:
+    machines = [facts(name, lightning="2.5") for name in "abc"]
+    machines += [facts("d"), facts("e")]
+    text = as_text(Report(tuple(machines), tuple(difference_findings(machines))), "a")
+    assert text.startswith("warning  d, e: machines differ in lightning: none on d, e; 2.5 on a, b, c; ")
 
 
 def test_of_two_machines_that_differ_none_is_the_odd_one() -> None:
     machines = [facts("a", {"NCCL_ALGO": "Ring"}), facts("b")]
-    (finding,) = difference_findings(machines, differing(machines))
+    (finding,) = difference_findings(machines)
     assert finding.machine == ""
-    assert "NCCL_ALGO differs: Ring on a; - on b" in finding.cause
-    text = as_text(Report(tuple(machines), columns=tuple(differing(machines))), "a")
-    assert "Differences:\n" in text
-    assert "*" not in text
+    assert "machines differ in NCCL_ALGO: none on b; Ring on a; " in finding.cause
 
 
 @pytest.mark.parametrize("field", sorted({*Policy.__struct_fields__} - {"min_nodes", "max_nodes", "job"}))
@@ -313,16 +361,15 @@ def test_options_of_which_the_run_uses_one_value_are_compared(field: str) -> Non
     machines = [
         MachineFacts(name, "10.0.0.1", facts=values) for name, values in (("a", compared), ("b", other))
     ]
-    (finding,) = difference_findings(machines, differing(machines))
-    assert finding.cause.startswith(f"{option} differs: {compared[option]} on a; another on b")
+    (finding,) = difference_findings(machines)
+    assert finding.cause.startswith(f"machines differ in {option}: another on b; {compared[option]} on a; ")
     assert finding.remedy == "start all agents with the same command"
 
 
-def test_differences_that_are_usual_are_only_shown() -> None:
+def test_differences_that_are_usual_are_notes() -> None:
     machines = [facts("a", {"NCCL_SOCKET_IFNAME": "ib0"}, memory="64 GiB"), facts("b", memory="32 GiB")]
-    columns = differing(machines)
-    assert [one.name for one in columns] == ["memory", "$NCCL_SOCKET_IFNAME"]
-    assert list(difference_findings(machines, columns)) == []
+    found = [(one.severity, one.cause.partition(":")[0]) for one in difference_findings(machines)]
+    assert found == [("note", "machines differ in memory"), ("note", "machines differ in NCCL_SOCKET_IFNAME")]
 
 
 def test_of_two_machines_whose_clocks_differ_one_finding_names_both() -> None:
@@ -343,11 +390,9 @@ def test_a_wrong_clock_is_reported() -> None:
 
 def test_a_shared_folder_has_no_findings_and_nothing_stays_in_it(tmp_path: Path) -> None:
     one, two = SharedFolders([tmp_path], "one"), SharedFolders([tmp_path], "two")
-    shared = {"one": one.describe(), "two": two.describe()}
-    one.mark()
-    two.mark()
+    shared = {"one": one.mark(), "two": two.mark()}
     seen = {"one": one.look(["one", "two"]), "two": two.look(["one", "two"])}
-    assert seen["one"].seen == seen["two"].seen == (("one", "two"),)
+    assert seen["one"] == seen["two"] == (("one", "two"),)
     one.remove_marks()
     two.remove_marks()
     assert list(tmp_path.iterdir()) == []
@@ -360,9 +405,7 @@ def test_a_folder_that_is_missing_or_another_one_is_reported(tmp_path: Path) -> 
     for folder in folders[:2]:
         folder.mkdir()
     each = {str(number): SharedFolders([folder], str(number)) for number, folder in enumerate(folders)}
-    shared = {one: folder.describe() for one, folder in each.items()}
-    for one in each.values():
-        one.mark()
+    shared = {one: folder.mark() for one, folder in each.items()}
     seen = {name: one.look(list(each)) for name, one in each.items()}
     for one in each.values():
         one.remove_marks()

@@ -64,7 +64,9 @@ def test_two_machines_meet_and_print_the_same_report_with_what_differs(tmp_path:
     report = json.loads(printed[0])
     assert sorted(machine["machine"] for machine in report["machines"]) == ["a", "b"]
     causes = [finding["cause"] for finding in report["findings"]]
-    assert any(cause.startswith("--lease-ttl differs: 30.0 on a; 60.0 on b") for cause in causes), causes
+    assert any(
+        cause.startswith("machines differ in --lease-ttl: 60.0 on b; 30.0 on a") for cause in causes
+    ), causes
     (missing,) = (one for one in report["findings"] if one["cause"].endswith("missing does not exist"))
     assert (sorted(missing["machines"]), missing["remedy"]) == (["a", "b"], "check the path, or create it")
     assert "2 connections" in report["tested"], causes

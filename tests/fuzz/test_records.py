@@ -37,15 +37,24 @@ PARTS = tuple(part for _, parts in PACKED for part in parts.values())
 BULLETIN = encode_bulletin(reports())
 FINDING = error("script", "train.py does not compile", "correct it")
 SHARED = doctor.Shared("/data", "", True, "12", 10**12)
+CONNECTION = doctor.Connection("n1", "no-route", "refused", False, 0.1)
 FACTS = {"python": "3.11", "torch": "2.13"}
 EXAMINATION = (
     doctor.Attendance("host0", 1, 4, "10.0.0.1", 4000, 4001, 3),
     doctor.MachineFacts(
-        "host0", "10.0.0.1", "eth0", True, 8, FACTS, {"NCCL_DEBUG": "WARN"}, (FINDING,), (SHARED,)
+        "host0",
+        "10.0.0.1",
+        "eth0",
+        True,
+        8,
+        4002,
+        FACTS,
+        {"NCCL_DEBUG": "WARN"},
+        (FINDING,),
+        (SHARED,),
+        (CONNECTION,),
     ),
-    doctor.Connections((doctor.Connection("n1", "no-route", "refused", 4000, False, 0.1, 0.2, 0.3),)),
-    doctor.SeenPaths((("n0", "n1"),)),
-    doctor.Collectives((doctor.Reduced("gloo", "", 0.5),)),
+    doctor.Results((("n0", "n1"),), {"gloo": doctor.Reduced("", 0.5)}),
 )
 
 
@@ -65,7 +74,7 @@ def test_record(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("record", EXAMINATION, ids=lambda record: type(record).__name__)
 def test_record_of_the_doctor(record: msgspec.Struct) -> None:
-    @fuzzed(doctor.encode(record))
+    @fuzzed(msgspec.json.encode(record))
     def check(data: bytes) -> None:
         doctor.decode_all(type(record), {"n0": data})
 

@@ -19,8 +19,6 @@ import msgspec
 from elastic_agent.agent.control import socket as control
 from elastic_agent.agent.control.socket import Answer, Command, ControlSocket, command
 from elastic_agent.agent.worker_group.collectives import Collectives
-from elastic_agent.protocol.records import Address
-from elastic_agent.torchrun.messages import Channel, FromSidecar, Over, Sealed
 from elastic_agent.web.server import _Handler
 from elastic_agent.workers.guard.messages import LineBuffer, encode
 
@@ -187,14 +185,3 @@ def test_lines_of_the_guard(data: bytes) -> None:
     assert found == expected
     with contextlib.suppress(ValueError, RecursionError):
         LineBuffer().feed(data)
-
-
-@fuzzed(lines_of(Sealed(0, 2, Address("127.0.0.1", 4000)), Over("finished")))
-def test_lines_of_the_sidecar(data: bytes) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        channel: Channel[Any] = Channel(ours, FromSidecar)
-        theirs.settimeout(0.1)
-        theirs.sendall(data[:100_000])
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            channel.arrived()

@@ -18,10 +18,9 @@ from elastic_agent.protocol.node import (
     Rejoin,
     StartWorkers,
     StopWorkers,
-    misquoted,
 )
 from elastic_agent.protocol.records import Failure, FailureKind, History, Phase, Plan, Refusal, State
-from tests.protocol.support import CRASH, HANG, NO_START, member, plan, world
+from tests.protocol.support import CRASH, HANG, NO_START, plan, world
 
 UNREACHABLE = Failure(FailureKind.BOOTSTRAP, "b:29500 could not be reached", unreachable_node="b")
 
@@ -72,22 +71,6 @@ def stopping() -> Node:
     node.plan_changed(forming(2, 3))
     assert node.activity is Activity.STOPPING
     return node
-
-
-# -- what a plan may say of this node ----------------------------------------------------------------
-
-
-def test_a_seat_that_differs_from_the_nodes_offer_is_detected() -> None:
-    offered = member("a", slots=1)
-    seats = world(3, "a-1", "b-1").seats
-    assert misquoted(sealed(3, 4, "a-1", "b-1"), offered) == ""
-    assert misquoted(sealed(3, 4, "b-1", "c-1"), offered) == ""
-    for changes in ({"slots": 60}, {"node_id": "z"}):
-        seat = msgspec.structs.replace(seats[0], **changes)
-        greedy = msgspec.structs.replace(world(3, "a-1", "b-1"), seats=(seat, seats[1]))
-        complaint = misquoted(plan(Phase.RUNNING, 3, 4, world=greedy), offered)
-        assert f"seats {seat.node_id} with {seat.slots} workers; this node is a and offers 1" in complaint
-        assert misquoted(forming(4, 5, world=greedy), offered) == "", "of what is over, nothing is started"
 
 
 # -- the table of transitions -----------------------------------------------------------------------

@@ -1,11 +1,13 @@
-"""A stage for each test."""
+"""A stage for each test, and the log as it was before."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from .torchruns import Stage, open_stage
 
@@ -14,3 +16,14 @@ from .torchruns import Stage, open_stage
 def stage(tmp_path: Path) -> Iterator[Stage]:
     with open_stage(tmp_path) as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def _log_is_restored() -> Iterator[None]:
+    """A handler for torchrun sets the log of this process up."""
+    log, configured = logging.getLogger("elastic_agent"), structlog.get_config()
+    handlers, propagate, level = log.handlers, log.propagate, log.level
+    yield
+    log.handlers, log.propagate = handlers, propagate
+    log.setLevel(level)
+    structlog.configure(**configured)

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from elastic_agent.linux import boottime_s
-from elastic_agent.protocol.records import History, Phase, Plan, Policy
+from elastic_agent.protocol.records import History, Phase, Policy
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends.c10d import coordinator
 from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
@@ -27,7 +27,7 @@ from elastic_agent.transport import CoordinatorRecords, c10d
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
-from tests.transport.support import forge, life_keys
+from tests.transport.support import life_keys
 from tests.waiting import wait_for_async
 
 from .support import PATIENCE_S, Participant, hosted, participants, policy, run
@@ -357,47 +357,6 @@ def test_runs_above_the_stores_maximum_wait_and_are_logged(
                 first.succeed()
                 await asyncio.gather(*running)  # the place is free as soon as that run is over
                 assert len(complaints(notes)) == 1
-
-    run(story())
-
-
-# -- foreign plans -----------------------------------------------------------------------------------
-
-
-def forge_plans(endpoint: Endpoint, *plans: Plan) -> None:
-    """As who reaches the store's port can."""
-    table = in_loop(c10d.open_table(endpoint, PATIENCE_S))
-    forge(Blocking(table), life_keys(table).folder, *plans)
-
-
-def seats_complaints(notes: Notes) -> list[str]:
-    return [line for line in notes.lines if "ignored an invalid plan" in line]
-
-
-def test_a_node_starts_no_more_workers_than_it_offers(
-    endpoint: Endpoint, tmp_path: Path, notes: Notes
-) -> None:
-    async def story() -> None:
-        with hosted(endpoint, tmp_path / "host"):
-            async with participants("a", "b", endpoint=endpoint, rules=policy(2, 2), folder=tmp_path) as (
-                a,
-                b,
-            ):
-                plan = await a.running("a", "b")
-                await b.running("a", "b")
-                assert plan.world is not None
-                first, second = plan.world.seats
-                seats = (first, msgspec.structs.replace(second, slots=60))
-                greedy = msgspec.structs.replace(plan.world, generation=plan.generation + 1, seats=seats)
-                forged = msgspec.structs.replace(
-                    plan, version=plan.version + 1, generation=greedy.generation, world=greedy
-                )
-                forge_plans(endpoint, forged)
-                await a.hear(events.PlanSeen, lambda event: event.plan == forged)  # of it nothing is wrong
-                await wait_for_async("the complaint", lambda: seats_complaints(notes))
-                assert forged not in [event.plan for event in b.of(events.PlanSeen)]
-                (complaint,) = seats_complaints(notes)
-                assert "seats b with 60 workers" in complaint
 
     run(story())
 

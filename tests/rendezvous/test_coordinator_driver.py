@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import pytest
@@ -23,25 +23,23 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.coordinator_effects import (
-    Forget,
     LoadHistory,
-    Publish,
-    ReadLeases,
-    ReadPlan,
-    ReadRecords,
-    RemoveRun,
-    Revoke,
     SaveHistory,
+    StoreCall,
     WaitForHints,
 )
 from elastic_agent.rendezvous.effects import Effect
 from elastic_agent.transport.base import Snapshot
+from elastic_agent.transport.coordinator_records import CoordinatorRecords
 from tests.protocol.support import world
 
 from .stepping import run_until
 
 LEASE_S = 10.0
 RULES = Policy(min_nodes=1, max_nodes=2, lease_ttl_s=LEASE_S, settle_s=0.5, fence_margin_s=1.0)
+
+MOST_WAITS = 1000
+"""More often than any test lets time pass."""
 
 
 class Run:
@@ -57,6 +55,7 @@ class Run:
         self.asked: list[Effect[Any]] = []
         """Everything that the driver asked for since it waited."""
         self.waits_until_s: float | None = None
+        self._waits = 0
         self.driver = RunDriver(
             lambda: self.now_s,
             structlog.get_logger(),
@@ -75,6 +74,8 @@ class Run:
     def wait(self) -> None:
         """Let the time pass until which the driver waits."""
         assert self.waits_until_s is not None
+        self._waits += 1
+        assert self._waits < MOST_WAITS, "the driver does not do what is awaited"
         self.now_s = self.waits_until_s
         self.resume(())
 
@@ -104,21 +105,21 @@ class Run:
     def perform(self, effect: Effect[Any]) -> Any:
         self.asked.append(effect)
         match effect:
-            case ReadPlan():
+            case StoreCall(CoordinatorRecords.read_plan):
                 return self.plan
-            case ReadRecords(names):
+            case StoreCall(CoordinatorRecords.read, (names,)):
                 kept = [name for name in self.members if names is None or name in names]
                 return Snapshot({name: self.members[name] for name in kept}, dict(self.leases))
-            case ReadLeases():
+            case StoreCall(CoordinatorRecords.read_leases):
                 return dict(self.leases)
-            case Publish(plan):
+            case StoreCall(CoordinatorRecords.publish, (plan,)):
                 self.plan = plan
-            case Revoke(lease, reason):
+            case StoreCall(CoordinatorRecords.revoke, (lease, reason)):
                 if self.leases[lease.incarnation] != lease:
                     return False
                 self.leases[lease.incarnation] = lease.revoke(reason)
                 return True
-            case Forget(incarnation):
+            case StoreCall(CoordinatorRecords.forget, (incarnation,)):
                 del self.members[incarnation], self.leases[incarnation]
             case LoadHistory():
                 return self.disk
@@ -126,12 +127,17 @@ class Run:
                 if self.disk_is_full:
                     raise OSError("no space left on device")
                 self.disk = history
-            case RemoveRun():
+            case StoreCall(CoordinatorRecords.remove_run):
                 pass
         return None
 
-    def kinds(self) -> list[type]:
-        return [type(effect) for effect in self.asked]
+    def kinds(self) -> list[object]:
+        """What was asked for: types of effects, and methods of the records."""
+        return [effect.method if isinstance(effect, StoreCall) else type(effect) for effect in self.asked]
+
+
+def is_call(effect: Effect[Any], method: object) -> TypeGuard[StoreCall[Any]]:
+    return isinstance(effect, StoreCall) and effect.method is method
 
 
 @pytest.fixture
@@ -142,7 +148,7 @@ def run() -> Run:
 def test_a_generation_is_saved_before_its_plan_is_published(run: Run) -> None:
     run.resume([run.come("a")])
     kinds = run.kinds()
-    assert kinds.index(SaveHistory) < kinds.index(Publish)
+    assert kinds.index(SaveHistory) < kinds.index(CoordinatorRecords.publish)
     assert run.plan is not None
     assert run.disk is not None
     assert run.disk.generation == run.plan.generation == 1
@@ -160,7 +166,7 @@ def test_a_hint_causes_the_read_of_one_record_only(run: Run) -> None:
     run.resume([run.come("a")])
     run.come("b")
     run.resume(["b-1"])
-    assert [effect.incarnations for effect in run.asked if isinstance(effect, ReadRecords)] == [["b-1"]]
+    assert [effect.args for effect in run.asked if is_call(effect, CoordinatorRecords.read)] == [(["b-1"],)]
 
 
 def test_a_lost_hint_delays_by_a_lease_at_most(run: Run) -> None:
@@ -240,7 +246,7 @@ def test_a_pause_of_the_coordinator_does_not_count_against_nodes(run: Run) -> No
     run.now_s += 5 * LEASE_S  # the whole machine stood still, and no node could renew
     run.resume(())
     assert not run.leases["a-1"].revoked
-    assert Revoke not in run.kinds()
+    assert CoordinatorRecords.revoke not in run.kinds()
 
 
 def test_a_renewal_that_arrives_with_the_revocation_keeps_the_lease(run: Run) -> None:
@@ -249,7 +255,7 @@ def test_a_renewal_that_arrives_with_the_revocation_keeps_the_lease(run: Run) ->
     perform = run.perform
 
     def renew_just_before(effect: Effect[Any]) -> Any:
-        if isinstance(effect, Revoke):
+        if is_call(effect, CoordinatorRecords.revoke):
             run.leases["a-1"] = run.leases["a-1"].renewed()
         return perform(effect)
 
@@ -264,5 +270,5 @@ def test_the_records_of_a_run_that_never_began_are_removed_after_a_while(run: Ru
     begun_s = run.now_s
     while run.waits_until_s is not None:
         run.wait()
-    assert run.kinds()[-1] is RemoveRun
+    assert run.kinds()[-1] is CoordinatorRecords.remove_run
     assert run.now_s == begun_s + 60.0

@@ -11,17 +11,15 @@ from elastic_agent.rendezvous.backends.etcd.election import (
     Campaign,
     Connect,
     Election,
-    KeepAlive,
-    ReadStoreAge,
+    LeaderCall,
     Resign,
     WaitForMark,
-    WriteMark,
     keep_leading,
 )
-from elastic_agent.rendezvous.coordinator_effects import LoadHistory, ReadEnded, ReadPlan
+from elastic_agent.rendezvous.coordinator_effects import LoadHistory, StoreCall
 from elastic_agent.rendezvous.effects import Effect, Sleep
 from elastic_agent.transport.base import StoreLostError
-from elastic_agent.transport.etcd import NotLeaderError
+from elastic_agent.transport.etcd import Leadership, NotLeaderError
 
 from .stepping import run
 
@@ -54,13 +52,14 @@ class LeaderKey:
     def perform(self, effect: Effect[Any]) -> Any:
         if isinstance(effect, WaitForMark):
             return self.wait(effect.until_s)
+        assert isinstance(effect, LeaderCall)
         self.now_s += self.answer_takes_s
         if self.now_s > self.etcd_answers_until_s:
             raise StoreLostError("no answer")
-        if isinstance(effect, WriteMark):
+        if effect.method is Leadership.write_mark:
             self.marks.append(self.now_s)
             return None
-        assert isinstance(effect, KeepAlive)
+        assert effect.method is Leadership.keep_alive
         self.kept.append(self.now_s)
         return True
 
@@ -115,7 +114,7 @@ def test_leadership_is_lost_at_once_when_etcd_reports_it(
     key: LeaderKey, answer: bool | NotLeaderError
 ) -> None:
     def perform(effect: Effect[Any]) -> Any:
-        if isinstance(effect, KeepAlive):
+        if isinstance(effect, LeaderCall):
             if isinstance(answer, NotLeaderError):
                 raise answer
             return answer
@@ -142,7 +141,7 @@ class Disk:
                 return "life"
             case Campaign():
                 return True
-            case ReadStoreAge():
+            case LeaderCall(Leadership.store_age_s):
                 return 1e6
             case LoadHistory():
                 raise TimeoutError(110, "the disk did not answer within 5 s")
@@ -151,7 +150,7 @@ class Disk:
             case Sleep():
                 raise GivenUpError
             case _:
-                assert isinstance(effect, (Connect, ReadEnded, ReadPlan))
+                assert isinstance(effect, (Connect, StoreCall))
         return None
 
     def debug(self, event: str, **fields: Any) -> None: ...

@@ -14,22 +14,16 @@ from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.node import Announce
 from elastic_agent.protocol.records import RECORD_VERSION, Address, Lease, Member, Phase, State
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.effects import Effect
+from elastic_agent.rendezvous.effects import Effect, Request
 from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.store_requests import (
     Call,
     Connect,
     DialBootstrap,
-    NextPlan,
     OfferBootstrap,
-    ReadLease,
-    ReadPlan,
-    Register,
-    Renew,
-    Request,
-    WriteMember,
 )
 from elastic_agent.transport.base import StoreLostError, TransportError
+from elastic_agent.transport.records import NodeRecords
 from tests.protocol.support import plan, world
 from tests.simulator.kernel import Inbox, Kernel, Routine
 from tests.simulator.machine import Machine
@@ -40,6 +34,8 @@ from .support import policy
 LEASE_S = 6.0
 WORLD = world(1, "a-1")
 LATE_S = 1e-6
+MOST_EVENTS = 10_000
+"""More than happen in a few leases."""
 E = TypeVar("E", bound=events.SessionEvent)
 
 
@@ -82,7 +78,10 @@ class Node(Performer):
         self.life = self.spawn(self.session.live())
 
     def go_on(self, seconds: float) -> None:
-        self.kernel.run(self.kernel.now + seconds, lambda: False)
+        """Let time pass. A session that does something again and again at one time fails."""
+        until_s, most = self.kernel.now + seconds, self.kernel.events + MOST_EVENTS
+        self.kernel.run(until_s, lambda: self.kernel.events > most)
+        assert self.kernel.now == until_s, "no time passes"
 
     def of(self, kind: type[E]) -> list[E]:
         return [event for _, event in self.told if isinstance(event, kind)]
@@ -100,7 +99,7 @@ class Node(Performer):
                 return self.handles[-1]
             case DialBootstrap():
                 return None
-            case Call(request=NextPlan()):
+            case Call(request=Request(NodeRecords.next_plan)):
                 yield Inbox(self.kernel), None
             case Call():
                 if self.loses(effect):
@@ -115,28 +114,28 @@ class Node(Performer):
     def carry_out(self, request: Request[Any]) -> Any:
         """Do in the store what is requested; the answer."""
         match request:
-            case Renew() if self.refusal:
+            case Request(NodeRecords.renew) if self.refusal:
                 raise StoreLostError(self.refusal)
-            case Register(lease=lease):
+            case Request(NodeRecords.register, (_, lease)):
                 self.lease = lease
                 return lease
-            case Renew(expected, renewed):
+            case Request(NodeRecords.renew, (expected, renewed)):
                 self.lease = renewed if self.lease == expected else self.lease
                 return self.lease == renewed
-            case ReadLease():
+            case Request(NodeRecords.read_lease):
                 return self.lease
-            case ReadPlan():
+            case Request(NodeRecords.read_plan):
                 return plan(Phase.RUNNING, WORLD.generation, 1, world=WORLD)
             case _:
                 return None
 
 
 def is_renewal(effect: Effect[Any]) -> bool:
-    return isinstance(effect, Call) and isinstance(effect.request, Renew)
+    return isinstance(effect, Call) and effect.request.method is NodeRecords.renew
 
 
 def is_request(effect: Effect[Any]) -> bool:
-    return isinstance(effect, Call) and not isinstance(effect.request, NextPlan)
+    return isinstance(effect, Call) and effect.request.method is not NodeRecords.next_plan
 
 
 def test_the_end_of_the_lease_is_detected_on_time_while_every_request_hangs() -> None:
@@ -246,8 +245,7 @@ def test_a_renewal_whose_answer_is_lost_counts_from_when_it_was_sent_first() -> 
         return bool(node.carry_out(call.request))
 
     node.loses = loses
-    while not node.of(events.Renewed):
-        node.go_on(0.1)
+    node.go_on(LEASE_S)
     assert len(node.of(events.Connected)) == 2
     assert node.of(events.Renewed)[0].deadline_s == pytest.approx(sent_s[0] + LEASE_S, abs=LATE_S)
     node.go_on(3 * LEASE_S)
@@ -281,7 +279,7 @@ def test_a_lease_that_cannot_be_renewed_says_what_the_store_answered() -> None:
     fenced.go_on(LEASE_S / 2)
     fenced.session.fenced("the guard killed the workers when the lease expired")
     assert fenced.of(events.LeaseLost)[0].reason.endswith("when the lease expired: the store is full")
-    hanging = Node(hangs=lambda effect: isinstance(effect, Call) and isinstance(effect.request, Renew))
+    hanging = Node(hangs=is_renewal)
     hanging.go_on(2 * LEASE_S)
     assert hanging.of(events.LeaseLost)[0].reason.endswith("not renewed in time: the store did not answer")
 
@@ -314,9 +312,9 @@ def test_a_failed_offer_of_a_bootstrap_store_is_retried_with_each_renewal() -> N
     node.go_on(LEASE_S / RENEWALS_PER_LEASE)
     assert node.session.offer is not None
     written = [
-        effect.request.member
+        effect.request.args[0]
         for effect in node.performed
-        if isinstance(effect, Call) and isinstance(effect.request, WriteMember)
+        if isinstance(effect, Call) and effect.request.method is NodeRecords.write
     ]
     assert written[-1].bootstrap == node.session.offer.address
 

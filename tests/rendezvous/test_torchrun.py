@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.distributed.elastic.agent.server import api
 
-from elastic_agent.protocol.records import RECORD_VERSION, History, Member, Phase, State
-from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.testing.node import freeze, thaw
 from elastic_agent.torchrun.handler import EXIT_BARRIER
-from elastic_agent.torchrun.messages import Begin, Channel, FromTorchrun
-from elastic_agent.torchrun.sidecar import Sidecar
-from elastic_agent.transport.c10d import serve_here
-from elastic_agent.values import Endpoint
 from tests.etcd import EtcdCluster
-from tests.loop_thread import Blocking
 from tests.waiting import wait_for
 
-from .support import LEASE_S, policy
+from .support import LEASE_S
 from .torchruns import MARGIN_S, PATIENCE_S, Stage, places
 
 
@@ -120,7 +110,7 @@ def test_a_run_recovers_from_a_frozen_and_a_lost_node(stage: Stage) -> None:
     both = [("a", 0, 0, 0, 3), ("a", 1, 0, 1, 3), ("b", 2, 1, 0, 3)]
     assert places(stage.workers(3)) == both
 
-    freeze(b.process.pid)  # its sidecar lives, and is not to speak for it
+    freeze(b.process.pid)
     assert places(stage.workers(2)) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
     thaw(b.process.pid)
     assert places(stage.workers(3)) == both
@@ -134,7 +124,25 @@ def test_a_run_recovers_from_a_frozen_and_a_lost_node(stage: Stage) -> None:
     for one in alone:
         one.exit(0)
     assert a.end() == 0, stage.story()
-    assert "torchrun is stopped" in b.said()
+    assert "this agent was paused for" in b.said()
+
+
+@pytest.mark.system
+@pytest.mark.prove
+def test_another_torchrun_of_the_machine_hosts_the_store_of_a_frozen_one(stage: Stage) -> None:
+    stage.lease_s = LEASE_S
+    a = stage.start("a", 1, "1:2")
+    stage.workers(1)
+    b = stage.start("b", 1, "1:2")
+    stage.workers(2)
+    freeze(a.process.pid)
+    assert places(stage.workers(1)) == [("b", 0, 0, 0, 1)]
+    thaw(a.process.pid)
+    after = stage.workers(2)
+    assert {worker.node for worker in after} == {"a", "b"}
+    for worker in after:
+        worker.exit(0)
+    assert (a.end(), b.end()) == (0, 0), stage.story()
 
 
 @pytest.mark.system
@@ -162,48 +170,64 @@ def test_a_terminated_torchrun_leaves_at_once_and_so_does_one_that_gives_up(stag
     assert a.end() == 0, stage.story()
 
 
+LAUNCHING = """
+import asyncio, os, sys, threading
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+def work(number):
+    return number * (1 + int(os.environ["RANK"]))
+
+async def launch():
+    config = LaunchConfig(1, 1, 2, run_id="job", rdzv_backend="elastic", rdzv_endpoint=sys.argv[1], start_method="fork")
+    return elastic_launch(config, work)(21)
+
+print(asyncio.run(launch()), [thread.name for thread in threading.enumerate()])
+"""
+
+
 @pytest.mark.system
 @pytest.mark.prove
-def test_a_killed_sidecar_costs_a_new_world_and_no_restart(stage: Stage) -> None:
-    a, b = stage.start("a", 1, "2"), stage.start("b", 1, "2")
-    first = stage.workers(2)
-    os.kill(b.sidecar, signal.SIGKILL)
-    second = stage.workers(2)
-    assert {one.node for one in second} == {"a", "b"}
-    assert {one.env["TORCHELASTIC_RESTART_COUNT"] for one in second} == {"0"}
-    assert {one.pid for one in first}.isdisjoint({one.pid for one in second})
-    for one in second:
-        one.exit(0)
-    assert (a.end(), b.end()) == (0, 0), stage.story()
+def test_a_program_with_an_event_loop_and_forked_workers_launches(stage: Stage) -> None:
+    state = {"XDG_STATE_HOME": str(stage.folder / "state")}
+    ended = subprocess.run(
+        [sys.executable, "-c", LAUNCHING, stage.endpoint],
+        capture_output=True,
+        env={**os.environ, **state},
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert ended.stdout == b"{0: 21, 1: 42} ['MainThread']\n"
+    assert ended.stderr == b""
 
 
 FORKING = """
 import os, signal, sys
 from torch.distributed.elastic.rendezvous import RendezvousParameters
-from elastic_agent.torchrun.plugin import create_handler
-handler = create_handler(RendezvousParameters("elastic", sys.argv[1], "job", 1, 1))
+from elastic_agent.torchrun.plugin import elastic_handler
+handler = elastic_handler()(RendezvousParameters("elastic", sys.argv[1], "job", 1, 1))
+handler.next_rendezvous()
 child = os.fork()
 if child:
-    print(handler._sidecar._process.pid, child, flush=True)
+    print(handler._node._stores.pid, child, flush=True)
 signal.pause()
 """
 
 
-def test_a_sidecar_exits_with_its_torchrun_although_a_forked_process_lives(stage: Stage) -> None:
-    """That process has inherited torchrun's end of the channel, which so stays open."""
+def test_the_stores_of_a_killed_torchrun_end_although_a_forked_process_lives(stage: Stage) -> None:
+    """That process has inherited torchrun's end of the line to the stores, which so stays open."""
     command = [sys.executable, "-c", FORKING, stage.endpoint]
     state = {"XDG_STATE_HOME": str(stage.folder / "state")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **state}) as torchrun:
         assert torchrun.stdout is not None
-        sidecar, child = map(int, torchrun.stdout.readline().split())
-        handle = os.pidfd_open(sidecar)
+        stores, child = map(int, torchrun.stdout.readline().split())
+        handle = os.pidfd_open(stores)
         try:
             torchrun.kill()
             torchrun.wait()
-            assert select.select([handle], [], [], PATIENCE_S)[0], "it takes part without a torchrun"
+            assert select.select([handle], [], [], PATIENCE_S)[0], "they serve without a coordinator"
         finally:
             os.close(handle)
-            for process in (child, sidecar):
+            for process in (child, stores):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
 
@@ -218,31 +242,6 @@ def test_repeating_a_command_starts_a_new_run_also_with_unusual_names(stage: Sta
         worker.exit(0)
         assert a.end() == 0, stage.story()
         assert a.said() == ""
-
-
-def history_store_of_a_sidecar(port: int, state_dir: Path) -> Any:
-    member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(1, 1))
-    begin = Begin(Endpoint("127.0.0.1", port), None, "none", member, state_dir, None, "warning")
-
-    async def memory() -> RunHistoryStore:
-        torchruns, sidecars = socket.socketpair()
-        with torchruns, sidecars:
-            channel: Channel[FromTorchrun] = Channel(sidecars, FromTorchrun)
-            return Sidecar(begin, channel, os.getppid(), serve_here)._backend.history_store
-
-    return Blocking(asyncio.run(memory()))
-
-
-def test_runs_of_one_name_at_two_endpoints_do_not_share_history(tmp_path: Path) -> None:
-    """torchrun calls a run "none" by default; of two at once, one would take the other's verdict for its own."""
-    over = History(7, outcome=Phase.FINISHED)
-    history_store_of_a_sidecar(29500, tmp_path).save("none", over)
-    assert history_store_of_a_sidecar(29501, tmp_path).load("none") is None
-    assert Blocking(RunHistoryStore(tmp_path)).load("none") is None, "nor does an agent's run"
-    known = history_store_of_a_sidecar(29500, tmp_path).load("none")
-    assert known is not None
-    assert known.generation == 7
-    assert known.settled, "a torchrun that is started again is a new run"
 
 
 def test_torchs_name_of_the_exit_barrier_is_unchanged() -> None:

@@ -1,10 +1,7 @@
-"""The handler that stock torchrun calls, with its sidecar, while messages wait unread in their channel."""
+"""The handler that stock torchrun calls, with the node that takes part in the run in a thread beside it."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import socket
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -19,18 +16,10 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
 )
 
-from elastic_agent.protocol.node import Depart, Outcome
-from elastic_agent.protocol.records import RECORD_VERSION, Member, State
-from elastic_agent.rendezvous import events
 from elastic_agent.torchrun.handler import ElasticRendezvous
-from elastic_agent.torchrun.messages import Begin, Channel, FromSidecar, FromTorchrun, Over, Trouble
-from elastic_agent.torchrun.plugin import create_handler
-from elastic_agent.torchrun.sidecar import Sidecar
-from elastic_agent.transport.c10d import serve_here
-from elastic_agent.values import Endpoint
+from elastic_agent.torchrun.plugin import elastic_handler
 from tests.ports import free_port
-
-from .support import PATIENCE_S, policy
+from tests.waiting import wait_for
 
 
 @contextmanager
@@ -49,7 +38,7 @@ def handlers(
         lease_ttl="60",
         **conf,
     )
-    made = [create_handler(params) for _ in range(count)]
+    made = [elastic_handler()(params) for _ in range(count)]
     try:
         yield [handler for handler in made if isinstance(handler, ElasticRendezvous)]
     finally:
@@ -66,7 +55,7 @@ def test_news_of_the_last_world_that_was_not_read_does_not_end_the_next_one(
         assert {one.result().rank for one in first} == {0, 1}
 
         of_b = threads.submit(b.next_rendezvous)  # its workers failed
-        assert a._sidecar._channel.wait(PATIENCE_S), "a's torchrun is told that the world is over"
+        wait_for("a's torchrun is told that the world is over", lambda: a.num_nodes_waiting() > 0)
         of_a = threads.submit(a.next_rendezvous)  # its workers failed as well
         second: list[RendezvousInfo] = [of_a.result(), of_b.result()]
 
@@ -79,7 +68,7 @@ def test_bootstrap_stores_are_on_the_ports_of_rdzv_conf(
 ) -> None:
     port = free_port()
     with handlers(1, tmp_path, monkeypatch, port_range=f"{port}:{port}", start_timeout="70") as (handler,):
-        assert handler._begin.member.policy.start_timeout_s == 70.0
+        assert handler._node.policy.start_timeout_s == 70.0
         assert handler.next_rendezvous().bootstrap_store_info.master_port == port
 
 
@@ -102,24 +91,17 @@ def test_a_port_of_another_program_is_named(tmp_path: Path, monkeypatch: pytest.
             server.shutdown()
 
 
-def test_a_torchrun_that_was_stopped_finds_the_end_of_the_run_behind_what_it_did_not_read(
-    tmp_path: Path,
+def test_an_internal_error_is_logged_and_ends_the_rendezvous(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(1, 1))
-    begin = Begin(Endpoint("127.0.0.1", free_port()), None, "job", member, tmp_path, None, "warning")
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
 
-    async def story() -> None:
-        torchruns, sidecars = socket.socketpair()
-        with torchruns, sidecars:
-            of_torchrun: Channel[FromSidecar] = Channel(torchruns, FromSidecar)
-            channel: Channel[FromTorchrun] = Channel(sidecars, FromTorchrun)
-            sidecar = Sidecar(begin, channel, os.getppid(), serve_here)
-            for _ in range(20_000):  # one a second
-                sidecar._event(events.Disconnected("connection refused"))
-            sidecar._over(Depart(Outcome.UNREACHABLE, "gave up"))
-            assert of_torchrun.arrived() == [
-                Trouble("connection refused"),
-                Over("gave up", unreachable=True),
-            ]
-
-    asyncio.run(story())
+    with handlers(1, tmp_path, monkeypatch) as (handler,):
+        assert handler.next_rendezvous().rank == 0
+        monkeypatch.setattr(handler._node._participant, "take_in", fail)
+        for _ in range(2):
+            with pytest.raises(RendezvousConnectionError, match="ended unexpectedly; see its message above"):
+                handler.next_rendezvous()
+        assert handler.num_nodes_waiting() > 0
+    assert "internal error of the rendezvous for torchrun" in capfd.readouterr().err

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic_agent import linux
 from tests.ports import free_port
 
 PATIENCE_S = 300.0
@@ -89,20 +88,10 @@ class Torchrun:
         return self.log.read_text(errors="replace")
 
     def kill_node(self) -> None:
-        """SIGKILL to torchrun, its sidecar and its workers."""
+        """SIGKILL to torchrun and its workers."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-    @property
-    def sidecar(self) -> int:
-        """The pid of the process that takes part in the rendezvous."""
-        for process in linux.all_processes():
-            if process.parent == self.process.pid:
-                with contextlib.suppress(OSError):
-                    if b"elastic_agent.torchrun.sidecar" in Path(f"/proc/{process.pid}/cmdline").read_bytes():
-                        return process.pid
-        raise AssertionError(f"{self.name} has no sidecar")
 
     def end(self) -> int:
         """Wait for its end; its exit code."""

@@ -40,7 +40,7 @@ from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.effects import Effect
 from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
-from elastic_agent.rendezvous.store_requests import Call, Connect, DialBootstrap, OfferBootstrap, Renew
+from elastic_agent.rendezvous.store_requests import Call, Connect, DialBootstrap, OfferBootstrap
 from elastic_agent.rendezvous.store_timeout import StoreTimeout
 from elastic_agent.transport import NodeRecords, StoreLostError, TransportError, UnreachableError
 
@@ -98,7 +98,7 @@ class SessionPerformer(Performer):
     def perform(self, effect: Effect[Any]) -> Routine:
         match effect:
             case Call(connection=NodeRecords() as records, request=request):
-                if isinstance(request, Renew):
+                if request.method is NodeRecords.renew:
                     self._cluster.at("renewal sent", self._agent)
                 return (yield from self.within(effect.timeout_s, awaited(request.perform(records))))
             case Connect():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from elastic_agent.protocol.records import Lease, Member
@@ -11,13 +12,8 @@ from elastic_agent.rendezvous.coordinator_effects import (
     LEAST_WAIT_S,
     DiskEffect,
     LoadHistory,
-    Publish,
-    ReadLeases,
-    ReadRecords,
-    RemoveRun,
-    Revoke,
     SaveHistory,
-    StoreEffect,
+    StoreCall,
     WaitForHints,
 )
 from elastic_agent.rendezvous.effects import Effect
@@ -63,9 +59,10 @@ class Coordination(Performer):
     def perform(self, effect: Effect[Any]) -> Routine:
         """Perform one effect."""
         self._effects += 1
-        if isinstance(effect, Publish):
-            self.cluster.checker.intends(effect.plan, self.seen)
-        yield from self._reached(type(effect).__name__)
+        call = effect.method.__name__ if isinstance(effect, StoreCall) else ""
+        if isinstance(effect, StoreCall) and call == "publish":
+            self.cluster.checker.intends(effect.args[0], self.seen)
+        yield from self._reached(call or type(effect).__name__)
         if self._effects > PATIENCE:
             self.cluster.checker.broken("liveness", f"the coordinator does not come to rest: {effect}")
         match effect:
@@ -73,14 +70,16 @@ class Coordination(Performer):
                 return (yield from self._wait_for_hints(until_s))
             case DiskEffect():
                 return (yield from self._use_disk(effect))
-            case Publish():
+            case StoreCall(CoordinatorRecords.publish):
                 yield from self._use_store(effect)
                 return (yield from self._reached("published"))
-            case Revoke(lease):
+            case StoreCall(CoordinatorRecords.revoke, (lease, _)):
                 return (yield from self._revoke(effect, lease))
-            case ReadRecords() | ReadLeases():
-                return (yield from self._read(effect))
-            case StoreEffect():
+            case StoreCall(CoordinatorRecords.read, (incarnations,)):
+                return (yield from self._read(effect, incarnations))
+            case StoreCall(CoordinatorRecords.read_leases):
+                return (yield from self._read_leases(effect))
+            case StoreCall():
                 return (yield from self._use_store(effect))
             case _:
                 raise TypeError(effect)
@@ -103,7 +102,7 @@ class Coordination(Performer):
             raise
         self.cluster.checker.saved(history, kept)
 
-    def _use_store(self, effect: StoreEffect[Any]) -> Routine:
+    def _use_store(self, effect: StoreCall[Any]) -> Routine:
         """Perform it; between any two of its requests the process may be frozen or killed."""
         requests = awaited(effect.perform(self.records))
         try:
@@ -127,19 +126,21 @@ class Coordination(Performer):
         self._hints.items.clear()
         return tuple(hints)
 
-    def _read(self, effect: ReadRecords | ReadLeases) -> Routine:
+    def _read_leases(self, effect: StoreCall[Any]) -> Routine:
         answer = yield from self._use_store(effect)
-        if isinstance(effect, ReadLeases):
-            for name in answer.keys() & self.seen.keys():
-                self.seen[name] = (self.seen[name][0], answer[name])
-            return answer
+        for name in answer.keys() & self.seen.keys():
+            self.seen[name] = (self.seen[name][0], answer[name])
+        return answer
+
+    def _read(self, effect: StoreCall[Any], incarnations: Collection[str] | None) -> Routine:
+        answer = yield from self._use_store(effect)
         for name in answer.members.keys() & answer.leases.keys():
             self.seen[name] = (answer.members[name], answer.leases[name])
-        for name in {*(effect.incarnations or ())} & self.seen.keys() - answer.leases.keys():
+        for name in {*(incarnations or ())} & self.seen.keys() - answer.leases.keys():
             self._seen_revoked(name)  # its lease was removed: nothing can renew it any more
         return answer
 
-    def _revoke(self, effect: Revoke, lease: Lease) -> Routine:
+    def _revoke(self, effect: StoreCall[Any], lease: Lease) -> Routine:
         name = lease.incarnation
         self.cluster.checker.revokes(self.seen[name][0])
         done = yield from self._use_store(effect)
@@ -196,8 +197,8 @@ class HostedCoordinator(Coordination):
             self.records = CoordinatorRecords(table, LifeKeys(KEYS, life), invalid)
         return life is not None
 
-    def _use_store(self, effect: StoreEffect[Any]) -> Routine:
-        if isinstance(effect, RemoveRun) and not self.cluster.endpoint.may_remove:
+    def _use_store(self, effect: StoreCall[Any]) -> Routine:
+        if effect.method is CoordinatorRecords.remove_run and not self.cluster.endpoint.may_remove:
             raise StoreLostError("the operator looks at the records of the run that is over")
         return (yield from super()._use_store(effect))
 

@@ -356,7 +356,7 @@ class Script(Faults):
 
     def freeze_at_reading(self, for_s: float) -> None:
         """Let the coordinator stand still just before it next reads."""
-        self.cluster.armed = ("ReadRecords", "freeze")
+        self.cluster.armed = ("read", "freeze")
         self._lasts_s = for_s
 
     def fill_disk(self, machine: str, for_s: float) -> None:

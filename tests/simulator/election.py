@@ -11,17 +11,15 @@ from elastic_agent.rendezvous.backends.etcd.election import (
     Campaign,
     Connect,
     Election,
-    KeepAlive,
-    ReadStoreAge,
+    LeaderCall,
     Resign,
     WaitForMark,
-    WriteMark,
     keep_leading,
 )
-from elastic_agent.rendezvous.coordinator_effects import RemoveRun
+from elastic_agent.rendezvous.coordinator_effects import StoreCall
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep
 from elastic_agent.transport import CoordinatorRecords, LifeKeys, StoreLostError
-from elastic_agent.transport.etcd import NotLeaderError
+from elastic_agent.transport.etcd import NotLeaderError, leadership
 
 from .coordination import Coordination, StoryLog
 from .etcd import DEPOSED, EtcdConnection, EtcdTable
@@ -177,14 +175,15 @@ class Leadership(Coordination):
 
     def perform(self, effect: Effect[Any]) -> Routine:
         try:
-            if isinstance(effect, ReadStoreAge):
+            if isinstance(effect, LeaderCall):
+                assert effect.method is leadership.Leadership.store_age_s
                 return (yield from self._link.call("age_s", timeout_s=self.cluster.call_s()))
             answer = yield from super().perform(effect)
         except StoreLostError:
             if self.deposed:
                 raise NotLeaderError("leadership is lost") from None
             raise
-        if isinstance(effect, RemoveRun):
+        if isinstance(effect, StoreCall) and effect.method is CoordinatorRecords.remove_run:
             self.cluster.run_over(self)
         return answer
 
@@ -204,9 +203,9 @@ class Leadership(Coordination):
                 mark = yield self.marks, wait_s
                 self.marks.items.clear()
                 return mark is not None
-            case KeepAlive():
+            case LeaderCall(leadership.Leadership.keep_alive):
                 return (yield from self._call_to_keep("keep_office", self._since))
-            case WriteMark():
+            case LeaderCall(leadership.Leadership.write_mark):
                 if (yield from self._call_to_keep("decree", self._since, "mark", ())) == DEPOSED:
                     raise NotLeaderError("another agent leads")
 

@@ -636,7 +636,7 @@ class Faults:
         self._for_a_while(heal)
 
     def _freeze_at_reading(self) -> None:
-        self.cluster.armed = (self.random.choice(("ReadRecords", "ReadLeases", "store request")), "freeze")
+        self.cluster.armed = (self.random.choice(("read", "read_leases", "store request")), "freeze")
 
     def freeze(self, process: Process) -> None:
         """Let a process stand still for a while."""
@@ -645,7 +645,7 @@ class Faults:
 
     def _crash_at_publishing(self) -> None:
         if self.cluster.scenario.hosting != "cluster":
-            point = self.random.choice(("SaveHistory", "Publish", "store request", "published"))
+            point = self.random.choice(("SaveHistory", "publish", "store request", "published"))
             self.cluster.armed = (point, "die")
 
     def _slow_disk(self) -> None:

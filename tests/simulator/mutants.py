@@ -34,7 +34,6 @@ from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.coordinator_effects import SaveHistory
 from elastic_agent.rendezvous.effects import Steps
 from elastic_agent.rendezvous.node_session import NodeSession
-from elastic_agent.rendezvous.store_requests import Connection
 from elastic_agent.transport import NodeRecords, plans
 
 from . import guard
@@ -376,7 +375,7 @@ def _counts_from_the_answer(right: Any) -> Any:
 
 
 def _goes_on_counting_versions(right: Any) -> Any:
-    def connected(self: NodeSession, commands: Connection) -> None:
+    def connected(self: NodeSession, commands: NodeRecords) -> None:
         version = self._read_version
         right(self, commands)
         self._read_version = version

@@ -190,7 +190,7 @@ GRACEFUL = (
     Directed(
         name="stopped when a node was just lost",
         rule="The node that is to requeue a stopped run is there.",
-        steps=(at(6.0, "when", None, "Revoke", "stop", "n1"), at(7.0, "crash", "n0")),
+        steps=(at(6.0, "when", None, "revoke", "stop", "n1"), at(7.0, "crash", "n0")),
         end="stopped, generation 2, 0 charged",
         mutants={"any-requeuer": "notices: a delegate"},
         quiet_s=20.0,

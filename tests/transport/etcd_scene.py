@@ -20,7 +20,6 @@ from elastic_agent.transport.etcd import (
     Leadership,
     await_no_leader,
     campaign_for,
-    dial_exchange,
     root_of,
 )
 from elastic_agent.transport.etcd.client import EtcdClient, delete, put
@@ -138,11 +137,10 @@ class EtcdScene(Scene):
             self._terms[run_id] = self.leadership(run_id)
         return sharing_office(self._terms[run_id], self.dial()[0])
 
-    def exchange(self) -> Any:
-        opened = dial_exchange(endpoint_of(self.cluster), self.access, "tests", self.secret)
-        exchange = Blocking(in_loop(opened))
-        self._open.callback(exchange.close)
-        return exchange
+    def beside(self) -> Any:
+        table = Blocking(EtcdTable(self.dial()[0], f"{self.access.prefix}/tests/", lease=self.kept))
+        self._open.callback(table.close)
+        return table
 
     def reports(self, run_id: str = "run") -> Any:
         return Blocking(ReportRecords(self.table(), run_id))

@@ -153,8 +153,8 @@ class Scene(ABC):
         """A connection for reports."""
 
     @abstractmethod
-    def exchange(self) -> Any:
-        """A connection of a program beside the run."""
+    def beside(self) -> Any:
+        """The table of a program that is no part of the run."""
 
     def end_run(self) -> None:
         """Have the coordinator remove the run."""
@@ -207,8 +207,8 @@ class C10dScene(Scene):
         table = self.table()
         return Blocking(CoordinatorRecords(table, life_keys(table, run_id), self.complaints.append))
 
-    def exchange(self) -> Any:
-        return Blocking(in_loop(c10d.dial_exchange(self.endpoint, "tests", PATIENCE_S, self.secret)))
+    def beside(self) -> Any:
+        return Blocking(in_loop(c10d.open_table(self.endpoint, PATIENCE_S, self.secret, "tests/")))
 
     def reports(self, run_id: str = "run") -> Any:
         return Blocking(in_loop(c10d.dial_reports(self.endpoint, run_id, PATIENCE_S, self.secret)))

@@ -70,13 +70,6 @@ def test_an_invalid_lease_is_ignored(scene: Scene, data: bytes) -> None:
     assert not node.renew(lease("bad"), lease("bad").renewed())
 
 
-def test_a_lease_with_another_spelling_can_be_revoked(scene: Scene) -> None:
-    node, coordinator = scene.joined("a"), scene.coordinator()
-    scene.stranger().set(f"{scene.root()}/l/a", b'{ "ttl_s": 5, "incarnation": "a" }')
-    assert coordinator.revoke(coordinator.read_leases(["a"])["a"])
-    assert node.read_lease("a") == lease("a").revoke()
-
-
 def test_records_deleted_by_hand_do_not_block_nodes(scene: Scene) -> None:
     node, coordinator = scene.joined("a", "b", "c"), scene.coordinator()
     store = scene.stranger()

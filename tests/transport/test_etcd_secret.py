@@ -94,9 +94,9 @@ def test_agents_with_the_secret_read_and_write(closed_etcd: EtcdCluster) -> None
         assert node.next_plan(0, PATIENCE_S) == plan(1)
         scene.reports().write_report("a", b"{}")
         assert list(scene.reports().read_run().reports) == ["a"]
-        exchange = scene.exchange()
-        exchange.write("topic", "a", b"value")
-        assert exchange.read("topic") == {"a": b"value"}
+        table = scene.beside()
+        table.put("topic/a", b"value")
+        assert table.read_folders("topic/") == {"topic/a": b"value"}
 
 
 def test_a_process_issues_itself_one_certificate(

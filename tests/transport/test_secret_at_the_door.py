@@ -93,7 +93,7 @@ def test_a_wrong_missing_or_unexpected_secret_is_named(
             lambda: dial(endpoint, ours),
             lambda: in_loop(c10d.agree_run_id(endpoint, "job", "run", PATIENCE_S, ours)),
             lambda: in_loop(c10d.dial_reports(endpoint, "run", PATIENCE_S, ours)),
-            lambda: in_loop(c10d.dial_exchange(endpoint, "folder", PATIENCE_S, ours)),
+            lambda: in_loop(c10d.open_table(endpoint, PATIENCE_S, ours, "folder/")),
         ):
             with pytest.raises(WrongKeyError) as caught:
                 connect()

@@ -27,27 +27,15 @@ _COMPARED = ("nnodes", "rdzv_backend", "rdzv_id", "hang_timeout", "port_range", 
 
 
 def doctor_request(
-    settings: Settings,
-    environ: Mapping[str, str],
-    *,
-    password: str = "",
-    secret_variable: str | None = None,
-    script_problem: str = "",
-    paths: tuple[Path, ...] = (),
-    wait_s: float = 60.0,
-    alone: bool = False,
+    settings: Settings, environ: Mapping[str, str], *, password: str = "", secret_variable: str | None = None
 ) -> Request:
-    """The request for a run with these settings.
+    """Return the request for a run with these settings.
 
     Args:
         settings: those of the run; without a script if it cannot be started.
         environ: the environment that workers would inherit.
         password: for etcd, from the environment.
         secret_variable: what was in ELASTIC_AGENT_SECRET; None: it was not set.
-        script_problem: why the script cannot be started.
-        paths: folders that all machines share.
-        wait_s: how long to wait for the other machines, seconds.
-        alone: examine this machine only.
 
     Raises:
         UsageError: the password for etcd or the secret of the run cannot be read.
@@ -61,27 +49,26 @@ def doctor_request(
         least=settings.nnodes.least,
         most=settings.nnodes.most,
         slots=likely_slots(settings.nproc_per_node),
-        script=settings.script,
+        source=_source(settings),
         script_args=settings.script_args,
-        script_problem=script_problem,
-        is_module=settings.runs_module,
-        is_program=settings.runs_program,
         python=settings.python_exec or sys.executable,
         fingerprint=job_fingerprint(settings) if settings.script else "",
         environ=environ,
         folders={"--state-dir": settings.state_dir, "--log-dir": settings.log_dir},
         refusals=lambda: _refusals(settings, environ),
-        paths=paths,
         port_range=settings.port_range,
         local_addr=settings.local_addr,
         compared=_compared(settings),
-        wait_s=wait_s,
-        alone=alone,
     )
 
 
+def _source(settings: Settings) -> Path | None:
+    is_file = not (settings.runs_module or settings.runs_program)
+    return Path(settings.script) if is_file and settings.script.endswith(".py") else None
+
+
 def _refusals(settings: Settings, environ: Mapping[str, str]) -> Iterator[Refusal]:
-    """For what an agent would end at once on this machine; takes seconds where torch has to count the GPUs."""
+    """Yield for what an agent would end at once on this machine; takes seconds where torch has to count the GPUs."""
 
     def check_state_dir() -> None:
         make_state_dir(settings.state_dir, environ)

@@ -8,18 +8,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from elastic_agent.config.checks import check_working_directory
+from elastic_agent.config.checks import check_module, check_working_directory
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.parser import HelpRequested
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
-
-if TYPE_CHECKING:
-    from elastic_agent.doctor.examination import Report
-    from elastic_agent.doctor.local import LocalResult
-    from elastic_agent.doctor.request import Request
 
 DOCTOR_PAGE = """\
 Usage: elastic-agent doctor [OPTIONS OF RUN] [--paths DIR,DIR] [--wait SECONDS] [--alone] [--json] [SCRIPT [ARGUMENTS]]
@@ -28,10 +22,10 @@ Examines the machines of a run before it starts. Run it on every machine at the 
 
     elastic-agent doctor --rdzv-endpoint HOST:29400 --nnodes 4 train.py
 
-Each machine first examines itself: endpoint, names, network interfaces, limits, folders, script and its imports, GPUs.
+Each machine first examines itself: endpoint, names, network interfaces, limits, folders, script, torch, GPUs.
 Then the machines meet at the endpoint, compare versions, settings and environment, connect to each other, and perform
-an all-reduce. All of them print the same report: problems with machine, cause and remedy, the worst first, and a table
-of what differs. A run that uses the endpoint is not disturbed. The script is read, but not executed.
+an all-reduce. All of them print the same report: problems with machine, cause and remedy, the worst first.
+A run that uses the endpoint is not disturbed. The script is read, but not executed.
 
   --paths DIR,DIR   folders that all machines share (data, checkpoints): a file written on one is read on all
   --wait SECONDS    how long to wait for the other machines [default: 60]
@@ -70,8 +64,8 @@ def doctor(argv: Sequence[str]) -> int:
         UsageError: the settings are wrong; nothing was examined.
     """
     given = _parse(argv)
-    resolved, script_problem = _resolve(given.line)
-    return _examine(given, resolved, script_problem)
+    resolved, script_error = _resolve(given.line)
+    return _examine(given, resolved, script_error)
 
 
 def _parse(argv: Sequence[str]) -> Given:
@@ -80,7 +74,9 @@ def _parse(argv: Sequence[str]) -> Given:
     except HelpRequested:
         raise HelpRequested(DOCTOR_PAGE) from None
     check_working_directory()
-    paths = tuple(Path(os.path.abspath(one)) for one in line.values.get(_PATHS, "").split(",") if one)
+    paths = tuple(
+        Path(os.path.abspath(folder)) for folder in line.values.get(_PATHS, "").split(",") if folder
+    )
     text = line.values.get(_WAIT, str(DEFAULT_WAIT_S))
     try:
         wait_s = float(text)
@@ -91,74 +87,48 @@ def _parse(argv: Sequence[str]) -> Given:
     return Given(line, paths, wait_s)
 
 
-def _resolve(line: CommandLine) -> tuple[Resolved, str]:
-    """The settings, and what is wrong with the script: the other machines are examined nevertheless."""
+def _resolve(line: CommandLine) -> tuple[Resolved, UsageError | None]:
+    """Return the settings, and what is wrong with the script: the other machines are examined nevertheless."""
     try:
-        return resolve(line, os.environ, script_needed=False), ""
-    except UsageError as problem:
+        resolved = resolve(line, os.environ, script_needed=False)
+        if resolved.settings.runs_module and not resolved.settings.python_exec:
+            check_module(resolved.settings.script)
+        return resolved, None
+    except UsageError as error:
         if line.script is None:
             raise
-        return resolve(replace(line, script=None, script_args=()), os.environ, script_needed=False), str(
-            problem
-        )
+        without = replace(line, script=None, script_args=())
+        return resolve(without, os.environ, script_needed=False), error
 
 
-def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
-    # Imported late: torch alone takes a second, and a mistake must be answered before that.
+def _examine(given: Given, resolved: Resolved, script_error: UsageError | None) -> int:
+    # Imported late: a mistake is to be answered at once.
     from elastic_agent.agent.doctor_request import doctor_request
     from elastic_agent.config.secret_variables import take_secret_variables
-    from elastic_agent.doctor.examination import meets_others, report_alone
-    from elastic_agent.doctor.local import examine_alone
+    from elastic_agent.doctor.examination import examine
     from elastic_agent.doctor.report import as_json, as_text
+    from elastic_agent.doctor.request import Refusal
     from elastic_agent.logs import configure_logging
     from elastic_agent.name_lookups import shorten_lookups
 
     settings = resolved.settings
     variables = take_secret_variables()
     environ = dict(os.environ)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a store of ours would tell of each connection
     configure_logging(settings.log_format, "warning", sys.stderr)
     shorten_lookups()
-    request = doctor_request(
-        settings,
-        environ,
-        password=variables.etcd_password(),
-        secret_variable=variables.secret(),
-        script_problem=script_problem,
+    request = replace(
+        doctor_request(
+            settings, environ, password=variables.etcd_password(), secret_variable=variables.secret()
+        ),
+        script_problem=Refusal(script_error.problem, script_error.remedy) if script_error else None,
         paths=given.paths,
         wait_s=given.wait_s,
         alone=given.has(_ALONE),
     )
-    local = asyncio.run(examine_alone(request))
-    report = _together(request, local) if meets_others(request, local) else report_alone(request, local)
+    report = asyncio.run(examine(request, _show))
     print(as_json(report) if given.has(_JSON) else as_text(report, request.machine), flush=True)
     return report.exit_code
-
-
-def _together(request: Request, local: LocalResult) -> Report:
-    from elastic_agent.doctor.collective import CollectiveProcess
-    from elastic_agent.doctor.examination import examine_together
-
-    _import_torch_quietly()
-    helper = CollectiveProcess()  # before anything starts threads
-    try:
-        return asyncio.run(examine_together(request, local, helper, _show))
-    finally:
-        helper.close()
-
-
-def _import_torch_quietly() -> None:
-    """Import torch so that its store client does not warn of every wait that ends by its time-out.
-
-    The variable is read once, at import, and is gone before any process could inherit it.
-    """
-    name = "TORCH_CPP_LOG_LEVEL"
-    is_set = name in os.environ
-    os.environ.setdefault(name, "ERROR")
-    try:
-        import torch  # noqa: F401
-    finally:
-        if not is_set:
-            del os.environ[name]
 
 
 def _show(line: str) -> None:

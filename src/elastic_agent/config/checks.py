@@ -97,14 +97,14 @@ def check_script(builder: SettingsBuilder, script: str, environ: Mapping[str, st
     values = builder.values
     if values["module"] and values["no_python"] and not values["run_path"]:
         raise UsageError(
-            f"{builder.sources['module']} and {builder.sources['no_python']} are mutually exclusive; "
-            "expected one of them"
+            f"{builder.sources['module']} and {builder.sources['no_python']} are mutually exclusive",
+            "expected one of them",
         )
     search_path = environ.get("PATH", os.defpath)
     if values["no_python"] and not values["run_path"]:
         if problem := _problem_with_program(script, search_path):
             raise UsageError(
-                f"program {quoted(script)} {problem}; expected an executable program because of --no-python"
+                f"program {quoted(script)} {problem}", "expected an executable program because of --no-python"
             )
         return
     if values["run_path"] or not values["module"]:
@@ -133,21 +133,22 @@ def _check_python_script(script: str, slurm_job: str, *, joins_others: bool) -> 
             )
         where = "" if os.path.isabs(script) else f" in {os.getcwd()}"
         raise UsageError(
-            f"script {quoted(script)} does not exist{where}{_similar(script)}; {expected}"
+            f"script {quoted(script)} does not exist{where}{_similar(script)}", expected
         ) from None
     except (OSError, ValueError) as error:
         # A folder on the way cannot be searched, a part of the name is too long, there is a NUL in it.
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise UsageError(f"script {quoted(script)} cannot be found: {reason}; {expected}") from None
+        raise UsageError(f"script {quoted(script)} cannot be found: {reason}", expected) from None
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         raise UsageError(
             f"script {quoted(script)} is a pipe, which can be read only once, but every worker and every "
-            f"restart reads the script; {expected}"
+            "restart reads the script",
+            expected,
         )
     if stat.S_ISDIR(mode) and not os.path.isfile(os.path.join(script, "__main__.py")):
-        raise UsageError(f"script {quoted(script)} is a directory without __main__.py; {expected}")
+        raise UsageError(f"script {quoted(script)} is a directory without __main__.py", expected)
     if not os.access(script, os.R_OK):
-        raise UsageError(f"script {quoted(script)} is not readable by this user; {expected}")
+        raise UsageError(f"script {quoted(script)} is not readable by this user", expected)
 
 
 def check_source(script: str) -> None:
@@ -192,8 +193,8 @@ def check_working_directory() -> None:
         os.getcwd()
     except OSError as error:
         raise UsageError(
-            f"the working directory is not accessible: {error.strerror} (was it removed?); expected an "
-            "existing one, which torch needs: cd to another directory and start again"
+            f"the working directory is not accessible: {error.strerror} (was it removed?)",
+            "expected an existing one, which torch needs: cd to another directory and start again",
         ) from None
 
 
@@ -206,8 +207,8 @@ def check_module(name: str) -> None:
     if os.sep in name:
         dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
         raise UsageError(
-            f"module {quoted(name)} is a path; expected the name of a module, with dots: -m {dotted}, or the script "
-            "without -m"
+            f"module {quoted(name)} is a path",
+            f"expected the name of a module, with dots: -m {dotted}, or the script without -m",
         )
     parts = name.split(".")
     spec = _outermost(parts[0])
@@ -229,8 +230,8 @@ def check_module(name: str) -> None:
 
 def _not_found(name: str, wrong: str) -> UsageError:
     return UsageError(
-        f"module {quoted(name)} {wrong}; expected a module that {sys.executable} -m can run (is its "
-        "package installed in this environment?)"
+        f"module {quoted(name)} {wrong}",
+        f"expected a module that {sys.executable} -m can run (is its package installed in this environment?)",
     )
 
 

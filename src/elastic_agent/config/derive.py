@@ -41,7 +41,7 @@ def derive_rendezvous(builder: SettingsBuilder, environ: Mapping[str, str]) -> N
     if builder.values["rdzv_backend"] != ETCD:
         for name in ETCD_ONLY:
             if builder.is_given(name) and builder.values[name] != default_of(name):
-                builder.warn(f"{builder.sources[name]} has no effect without --rdzv-backend etcd")
+                builder.warn(f"{builder.sources[name]} has no effect without etcd")
     if builder.values["rdzv_backend"] == ETCD:
         _check_etcd(builder, environ)
     elif builder.values["rdzv_endpoint"] is not None and builder.values["rdzv_endpoint"].others:
@@ -109,7 +109,7 @@ def _check_access(builder: SettingsBuilder, endpoint: Endpoint, environ: Mapping
         raise builder.wrong(
             files[0],
             f"but {secret} is given as well, and the agent makes its certificates for etcd from the secret",
-            "only one of the two: leave out --etcd-ca, --etcd-cert and --etcd-key, or the secret",
+            "only one of the two: leave out the certificates for etcd, or the secret",
         )
     for one, other in (("etcd_cert", "etcd_key"), ("etcd_key", "etcd_cert")):
         if builder.is_given(one) and not builder.is_given(other):

@@ -104,7 +104,7 @@ def resolve(
     if only is not None:
         layers = [{name: given for name, given in layer.items() if name in only} for layer in layers]
         file = SettingsFile()
-    _choose(builder, layers)
+    choose(builder, layers)
     for warning in doubtful_variables(environ):
         builder.warn(warning)
     _note_options_without_effect(builder)
@@ -140,7 +140,7 @@ def _read_file(named: Given | None) -> SettingsFile:
     return read_settings_file(path, named.source)
 
 
-def _choose(builder: SettingsBuilder, layers: Sequence[Mapping[str, Given]]) -> None:
+def choose(builder: SettingsBuilder, layers: Sequence[Mapping[str, Given]]) -> None:
     """The first layer that gives a setting wins; ``rdzv_conf`` counts in its layer, after direct settings."""
     expanded: list[Mapping[str, Given]] = []
     conf_taken = False

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from elastic_agent.printable import without_surrogates
+from elastic_agent.protocol import names
 
 LONGEST_VALUE = 200
 """Characters of a variable that are compared."""
@@ -53,12 +54,27 @@ def compared_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def may_differ(variable: str) -> bool:
-    """Whether the variable rightly differs between machines of different kinds."""
+    """Return whether the variable rightly differs between machines of different kinds."""
     return variable.endswith(_OWN_ON_EACH_MACHINE)
 
 
 def usual_value(values: Sequence[str]) -> str | None:
-    """The value of most nodes; None: no value is more frequent than all others."""
+    """Return the value of most nodes; None: no value is more frequent than all others."""
     ranked = Counter(values).most_common(2)
     is_tied = len(ranked) > 1 and ranked[0][1] == ranked[1][1]
     return ranked[0][0] if ranked and not is_tied else None
+
+
+def unusual(values: Mapping[str, str]) -> list[str]:
+    """Return the nodes that have another value than most; without a majority, than the first one."""
+    usual = usual_value([*values.values()]) or next(iter(values.values()), "")
+    return [node for node, value in values.items() if value != usual]
+
+
+def described(values: Mapping[str, str]) -> str:
+    """Return ``2.12.1 on n2; 2.13.0 on n1, n3``, the unusual values first; empty if all are equal."""
+    odd = unusual(values)
+    groups: dict[str, list[str]] = {}
+    for node in (*odd, *(node for node in values if node not in odd)):
+        groups.setdefault(values[node], []).append(node)
+    return "; ".join(f"{value} on {names(nodes)}" for value, nodes in groups.items()) if odd else ""

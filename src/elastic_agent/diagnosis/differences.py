@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from elastic_agent.protocol import Member, Policy, names
 
-from .compared import INSTALL_THE_SAME, POLICY_OPTIONS, USE_THE_SAME_COMMAND, may_differ, usual_value
+from .compared import (
+    INSTALL_THE_SAME,
+    POLICY_OPTIONS,
+    USE_THE_SAME_COMMAND,
+    described,
+    may_differ,
+    unusual,
+)
 
 _SOFTWARE = {
     "python": ("Python", INSTALL_THE_SAME),
@@ -41,18 +48,19 @@ def differences(
     """
     compared = (*_software(members), *_options(members, used), *_facts(members, facts or {}))
     return _script(members) + [
-        f"{line}; {remedy}" for what, values, remedy in compared if (line := _line(what, values))
+        f"nodes differ in {what}: {described(values)}; {remedy}"
+        for what, values, remedy in compared
+        if unusual(values)
     ]
 
 
 def _script(members: Sequence[Member]) -> list[str]:
     known = {one.node_id: one.fingerprint for one in members if one.fingerprint.script}
     scripts = {node: one.script_name for node, one in known.items()}
-    if line := _line("the script", scripts):
-        return [
-            f"{line}; start all agents with the same script, or for two runs, give each its own --rdzv-id"
-        ]
-    odd = _odd({node: one.script for node, one in known.items()})
+    if unusual(scripts):
+        remedy = "start all agents with the same script, or for two runs, give each its own --rdzv-id"
+        return [f"nodes differ in the script: {described(scripts)}; {remedy}"]
+    odd = unusual({node: one.script for node, one in known.items()})
     if not odd:
         return []
     others = [node for node in known if node not in odd]
@@ -91,27 +99,3 @@ def _facts(members: Sequence[Member], facts: Mapping[str, Mapping[str, str]]) ->
         elif key.startswith(VARIABLE) and not may_differ(key):
             values = {node: facts[node].get(key, "not set") for node in nodes}
             yield key.removeprefix(VARIABLE), values, "set it alike everywhere unless this is intended"
-
-
-def _line(what: str, values: Mapping[str, str]) -> str:
-    """``nodes differ in torch: 2.12.1 on n2; 2.13.0 on n1, n3``; empty if all are equal."""
-    odd = _odd(values)
-    if not odd:
-        return ""
-    usual = next(value for node, value in values.items() if node not in odd)
-    groups: dict[str, list[str]] = {}
-    for node in odd:
-        groups.setdefault(values[node], []).append(node)
-    groups[usual] = [node for node in values if node not in odd]
-    shown = "; ".join(f"{value} on {names(nodes)}" for value, nodes in groups.items())
-    return f"nodes differ in {what}: {shown}"
-
-
-def _odd(values: Mapping[str, str]) -> list[str]:
-    """The nodes that have another value than most."""
-    if len({*values.values()}) < 2:
-        return []
-    usual = usual_value([*values.values()]) or next(
-        iter(values.values())
-    )  # without a majority, the first node's
-    return [node for node, value in values.items() if value != usual]

@@ -251,6 +251,11 @@ class _Comparison:
         lowest = min(group[rank].enqueued for rank in ranks)
         ranks = [rank for rank in ranks if group[rank].enqueued == lowest]
         front = [rank for rank, one in group.items() if _is_waiting(one) and one.enqueued > lowest]
+        kind = self._kind_of(ranks)
+        if kind is HangKind.EXITED and lowest < 0:  # what it had called is not known
+            verb, whom = "waits" if len(front) == 1 else "wait", "it" if len(ranks) == 1 else "them"
+            waiting = f"{rank_words(front)} {verb} for {whom}{_at(self._common_line(front))}"
+            return self._hang(kind, ranks, f"{self._named(ranks)} exited with code 0; {waiting}")
         missing = max(group[rank].enqueued for rank in front) - max(lowest, 0)
         sample = next(
             (one for rank in front for one in known_calls(group[rank]) if one.serial == max(lowest, 0) + 1),
@@ -266,7 +271,7 @@ class _Comparison:
             f"{self._named(ranks)} {_are(ranks)} {count} behind: {size}sequence number {max(lowest, 0) + 1}{called}"
             f"{'; ' if state else ''}{state}"
         )
-        return self._hang(self._kind_of(ranks), ranks, words)
+        return self._hang(kind, ranks, words)
 
     def _crossed(self, depends: Mapping[str, list[int]]) -> Hang:
         waiting = {

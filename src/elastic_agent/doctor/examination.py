@@ -5,112 +5,92 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.rendezvous.asyncio_runner import in_time
 from elastic_agent.transport import (
-    Exchange,
     NotAStoreError,
     Obstacle,
+    OtherVersionError,
+    Table,
     TransportError,
-    UnreachableError,
     WrongKeyError,
+    c10d,
 )
 from elastic_agent.values import Endpoint, EtcdAccess
 
 from . import network
-from .collective import CollectiveProcess
-from .differences import Column
 from .findings import Finding, error, is_healthy
-from .local import LocalResult, stops_meeting
+from .interpreter import Interpreter
+from .local import LocalResult, examine_alone, stops_meeting
 from .meeting import EARLY_S, FOLDER, Meeting
 from .pairs import EchoServer
-from .records import Attendance, MachineFacts
+from .records import Attendance
+from .report import Report
 from .request import Request
 from .together import Together
 
 DIAL_TIMEOUT_S = 4.0
 REDIAL_S = 0.5
+KEPT_S = 600.0
+"""What is written to etcd disappears after this time, should the doctors be killed."""
 
 
-class Report(Struct, frozen=True):
-    """The result of an examination, the same on all machines that met."""
+async def examine(request: Request, show: Callable[[str], None]) -> Report:
+    """Examine this machine, and all machines of the run if this one can meet them.
 
-    machines: tuple[MachineFacts, ...] = ()
-    """Those that met, in the order of the table; empty: this machine was examined alone."""
-    findings: tuple[Finding, ...] = ()
-    columns: tuple[Column, ...] = ()
-    tested: tuple[str, ...] = ()
-    """What was tested without finding a problem, in words."""
-    expected: int = 1
-    """How many machines were expected."""
-    exit_code: int = 0
-
-
-def meets_others(request: Request, local: LocalResult) -> bool:
-    """Whether there are other machines, and this one can meet them."""
-    has_others = request.is_distributed and request.endpoint is not None and not request.alone
-    return has_others and not stops_meeting(local.findings)
-
-
-def report_alone(request: Request, local: LocalResult) -> Report:
-    """The report on this machine."""
-    return _report_alone(request, local.findings)
-
-
-async def examine_together(
-    request: Request, local: LocalResult, helper: CollectiveProcess | None, show: Callable[[str], None]
-) -> Report:
-    """Examine all machines of the run.
-
-    Args:
-        request: the run.
-        local: the examination of this machine.
-        helper: for the all-reduce; None: there is none.
-        show: called with one line when something takes long.
+    ``show`` is called with one line when something takes long.
     """
-    dialled = _Dialled(request)
+    interpreter = Interpreter(request.python, request.environ)
     try:
-        problem = await dialled.reach(request.wait_s, show)
-        if problem is not None:
-            return _report_alone(request, (problem, *local.findings), ExitCode.NO_STORE)
-        assert dialled.link is not None  # reached
-        return await _examine_together(request, local, dialled.link, helper, show)
+        local = await examine_alone(request, interpreter)
+        if request.meets_others and not stops_meeting(local.findings):
+            return await _examine_all(request, local, interpreter, show)
+        return report_alone(request, local.findings)
     finally:
-        dialled.close()
+        await interpreter.close()
 
 
-def _report_alone(request: Request, findings: tuple[Finding, ...], code: int | None = None) -> Report:
-    named = tuple(_of(request.machine, one) for one in findings)
+def report_alone(request: Request, findings: tuple[Finding, ...], code: int | None = None) -> Report:
+    """Return the report on this machine. ``code``: the exit code; None: what the findings require."""
     if code is None:
-        code = ExitCode.FINISHED if is_healthy(named) else ExitCode.FAILED
-    return Report((), named, (), (), request.most, code)
+        code = ExitCode.FINISHED if is_healthy(findings) else ExitCode.FAILED
+    named = tuple(replace(finding, machine=finding.machine or request.machine) for finding in findings)
+    return Report((), named, (), request.most, code)
 
 
-def _of(machine: str, finding: Finding) -> Finding:
-    """The finding with the machine's name, if it has none."""
-    if finding.machine:
-        return finding
-    return Finding(finding.severity, finding.check, finding.cause, finding.remedy, machine)
+async def _examine_all(
+    request: Request, local: LocalResult, interpreter: Interpreter, show: Callable[[str], None]
+) -> Report:
+    store = MeetingPoint(request)
+    try:
+        link = await store.reach(request.wait_s, show)
+        if isinstance(link, Finding):
+            return report_alone(request, (link, *local.findings), ExitCode.NO_STORE)
+        return await _examine_at(link, request, local, interpreter, show)
+    finally:
+        store.close()
 
 
-async def _examine_together(
+async def _examine_at(
+    link: Table,
     request: Request,
     local: LocalResult,
-    link: Exchange,
-    helper: CollectiveProcess | None,
+    interpreter: Interpreter,
     show: Callable[[str], None],
 ) -> Report:
     echo = EchoServer()
     await echo.start(request.port_range)
-    meeting = Meeting(link, _attendance(request, link, echo))
+    address = request.local_addr or link.local_address
+    meeting = Meeting(
+        link, Attendance(request.machine, request.least, request.most, address, echo.port, echo.ranged_port)
+    )
     together = None
     try:
         await meeting.join(request.wait_s, show)
-        together = Together(request, local, meeting, helper)
+        together = Together(request, local, meeting, interpreter)
         findings = await together.run()
     except TransportError as failure:
         lost = error(
@@ -120,51 +100,40 @@ async def _examine_together(
             "machine of the endpoint",
         )
         known = local.findings if together is None else tuple(together.own_findings())
-        return _report_alone(request, (*known, lost), ExitCode.NO_STORE)
+        return report_alone(request, (*known, lost), ExitCode.NO_STORE)
     finally:
         echo.close()
         meeting.close()
     code = ExitCode.FINISHED if is_healthy(findings) else ExitCode.FAILED
     if len(meeting.members) < meeting.least:
         code = ExitCode.TOO_FEW_NODES
-    return Report(
-        tuple(together.machines.values()),
-        tuple(findings),
-        tuple(together.columns),
-        tuple(together.tested),
-        meeting.expected,
-        code,
-    )
+    machines = tuple(together.machines.values())
+    return Report(machines, tuple(findings), tuple(together.tested), meeting.expected, code)
 
 
-def _attendance(request: Request, link: Exchange, echo: EchoServer) -> Attendance:
-    address = request.local_addr or link.local_address
-    return Attendance(request.machine, request.least, request.most, address, echo.port, echo.ranged_port)
-
-
-class _Dialled:
-    """The connection to the endpoint, and the store that this process hosts if no run hosts one."""
+class MeetingPoint:
+    """The store at the endpoint, which this process hosts if no run does."""
 
     def __init__(self, request: Request) -> None:
-        assert request.endpoint is not None  # the run is distributed
+        """``request``: the run, which is distributed."""
+        assert request.endpoint is not None
         self._endpoint: Endpoint = request.endpoint
         self._access: EtcdAccess | None = request.access
         self._secret = request.secret
-        self._host: Any = None
-        self.link: Exchange | None = None
+        self._host: c10d.C10dHost | None = None
 
-    async def reach(self, wait_s: float, show: Callable[[str], None]) -> Finding | None:
+    async def reach(self, wait_s: float, show: Callable[[str], None]) -> Table | Finding:
         """Connect; what is wrong if that is not possible in time."""
         begun_s = time.monotonic()
         shown = ""
         while True:
             try:
-                self.link = await in_time(self._dial(), 3 * DIAL_TIMEOUT_S)
-                return None
+                return await self._dial()
             except WrongKeyError as failure:
-                return error(
-                    "secret", str(failure), "start every agent, and every doctor, with the same --secret-file"
-                )
+                others = "doctor" if self._access is None else "doctor and etcd"
+                return error("secret", str(failure), f"use the same secret for every agent, {others}")
+            except OtherVersionError as failure:
+                return error("other-version", failure.problem, failure.remedy)
             except NotAStoreError as failure:
                 if self._access is None:
                     return network.foreign_port_holder(self._endpoint, str(failure))
@@ -174,35 +143,34 @@ class _Dialled:
                 problem = str(failure)
                 if waited_s > wait_s:
                     obstacle = getattr(failure, "obstacle", Obstacle.OTHER)
-                    return network.explain_unreachable(self._endpoint, problem, obstacle)
+                    store = "the same command" if self._access is None else "etcd"
+                    return network.explain_unreachable(self._endpoint, problem, obstacle, store)
                 if waited_s > EARLY_S and problem != shown:
                     shown = problem
                     show(f"cannot reach the endpoint {self._endpoint} yet: {problem}")
                 await asyncio.sleep(REDIAL_S)
 
-    async def _dial(self) -> Exchange:
+    async def _dial(self) -> Table:
         if self._access is not None:
-            return await self._dial_etcd(self._access)
-        from elastic_agent.transport import c10d
-
-        if self._host is None:
+            return await in_time(self._dial_etcd(self._access), 3 * DIAL_TIMEOUT_S)
+        if self._host is None:  # imports torch if there is none yet: that takes its time
             self._host = await c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._secret)
-        return await c10d.dial_exchange(self._endpoint, FOLDER, DIAL_TIMEOUT_S, self._secret)
+        dialled = c10d.open_table(self._endpoint, DIAL_TIMEOUT_S, self._secret, f"{FOLDER}/")
+        return await in_time(dialled, 3 * DIAL_TIMEOUT_S)
 
-    async def _dial_etcd(self, access: EtcdAccess) -> Exchange:
+    async def _dial_etcd(self, access: EtcdAccess) -> Table:
+        from elastic_agent.rendezvous.backends.etcd.backend import Members
         from elastic_agent.transport import etcd
 
-        problems, obstacles = [], set()
-        for member in self._endpoint.members:
-            try:
-                return await etcd.dial_exchange(member, access, FOLDER, self._secret)
-            except UnreachableError as failure:
-                problems.append(str(failure))
-                obstacles.add(failure.obstacle)
-        raise UnreachableError(
-            "; ".join(problems), obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER
-        )
+        members = Members(self._endpoint, access, DIAL_TIMEOUT_S, self._secret)
+        try:
+            client, _ = await members.dial()
+        finally:
+            members.close()
+        root = f"{access.prefix.rstrip('/')}/{FOLDER}/"
+        return etcd.EtcdTable(client, root, lease=etcd.KeptLease(KEPT_S))
 
     def close(self) -> None:
+        """Close the store, if this process hosts it."""
         if self._host is not None:
             self._host.close()

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from elastic_agent.protocol import Name, Text
 
@@ -36,38 +37,41 @@ class Finding(Struct, frozen=True):
     """The machine that has the problem; empty: the one that was examined."""
 
 
+def finding(severity: Severity, check: str, cause: str, remedy: str, machine: str = "") -> Finding:
+    """Return a finding whose texts are in one line, and short enough for a record."""
+    return Finding(severity, check, _bounded(cause), _bounded(remedy), machine)
+
+
 def error(check: str, cause: str, remedy: str, machine: str = "") -> Finding:
-    """A finding of severity error."""
-    return Finding(Severity.ERROR, check, _bounded(cause), _bounded(remedy), machine)
+    """Return a finding of severity error."""
+    return finding(Severity.ERROR, check, cause, remedy, machine)
 
 
 def warning(check: str, cause: str, remedy: str, machine: str = "") -> Finding:
-    """A finding of severity warning."""
-    return Finding(Severity.WARNING, check, _bounded(cause), _bounded(remedy), machine)
+    """Return a finding of severity warning."""
+    return finding(Severity.WARNING, check, cause, remedy, machine)
 
 
 def note(check: str, cause: str, remedy: str, machine: str = "") -> Finding:
-    """A finding of severity note."""
-    return Finding(Severity.NOTE, check, _bounded(cause), _bounded(remedy), machine)
+    """Return a finding of severity note."""
+    return finding(Severity.NOTE, check, cause, remedy, machine)
 
 
 def _bounded(text: str) -> str:
-    """In one line, and short enough for a record."""
     line = " ".join(text.split())
     return line if len(line) <= 500 else f"{line[:497]}..."
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:
-    """Whether there is no error among them."""
-    return all(one.severity is not Severity.ERROR for one in findings)
+    """Return whether there is no error among them."""
+    return all(found.severity is not Severity.ERROR for found in findings)
 
 
 def grouped(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
-    """Equal findings of several machines as one with the machines' names; errors first, otherwise as they came."""
+    """Return equal findings of several machines as one, with the machines' names; errors first."""
     machines: dict[Finding, list[str]] = {}
-    for one in findings:
-        same = Finding(one.severity, one.check, one.cause, one.remedy)
-        names = machines.setdefault(same, [])
-        if one.machine and one.machine not in names:
-            names.append(one.machine)
+    for found in findings:
+        names = machines.setdefault(replace(found, machine=""), [])
+        if found.machine and found.machine not in names:
+            names.append(found.machine)
     return sorted(machines.items(), key=lambda item: _ORDER.index(item[0].severity))

@@ -32,13 +32,13 @@ class Gpus:
 
     @property
     def described(self) -> str:
-        """Such as "8 x NVIDIA H100"."""
+        """Return such as "8 x NVIDIA H100"."""
         kinds = dict.fromkeys(self.names)
         return ", ".join(f"{self.names.count(kind)} x {kind}" for kind in kinds) or "none"
 
 
 def find_gpus(nvml: Any = None, driver: str = _DRIVER) -> Gpus:
-    """Ask the driver; no GPUs where there is none.
+    """Ask the driver; there are no GPUs where there is none.
 
     Args:
         nvml: the library; None: ``pynvml``, if it is installed.
@@ -53,7 +53,7 @@ def find_gpus(nvml: Any = None, driver: str = _DRIVER) -> Gpus:
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-        names = tuple(_text(nvml.nvmlDeviceGetName(one)) for one in handles)
+        names = tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in handles)
         version = _text(nvml.nvmlSystemGetDriverVersion())
         return Gpus(names, version, tuple(_holders(nvml, handles)))
     except Exception as failure:  # the library's own kind, known only when it is there
@@ -66,13 +66,13 @@ def _text(value: Any) -> str:
 
 def _holders(nvml: Any, handles: Collection[Any]) -> Iterator[str]:
     for number, handle in enumerate(handles):
-        for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            if (one.usedGpuMemory or 0) > _BUSY_BYTES:
-                yield f"GPU {number}: {process_name(int(one.pid)) or 'a process'} (pid {one.pid})"
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if (process.usedGpuMemory or 0) > _BUSY_BYTES:
+                yield f"GPU {number}: {process_name(int(process.pid)) or 'a process'} (pid {process.pid})"
 
 
 def check_gpus(gpus: Gpus, request: Request) -> Iterator[Finding]:
-    """The driver works, the GPUs are free, and there is one for each worker."""
+    """Check that the driver works, the GPUs are free, and there is one for each worker."""
     if gpus.lacks_library:
         yield warning(
             "gpus",
@@ -104,4 +104,4 @@ def check_gpus(gpus: Gpus, request: Request) -> Iterator[Finding]:
 def _visible(count: int, variable: str | None) -> int:
     if variable is None:
         return count
-    return min(count, len([one for one in variable.split(",") if one.strip() not in ("", "-1")]))
+    return min(count, len([entry for entry in variable.split(",") if entry.strip() not in ("", "-1")]))

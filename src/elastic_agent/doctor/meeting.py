@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from elastic_agent.transport import Exchange
+from elastic_agent.transport import Table
 
-from .records import Attendance, decode_all, encode
+from .records import Attendance, decode_all
 
 R = TypeVar("R", bound=Struct)
 
-FOLDER = "elastic-agent-doctor/1"
+FOLDER = "elastic-agent-doctor/2"
 POLL_S = 0.2
 GONE_S = 4.0
 """A machine that has written nothing for this long is not waiting any more."""
@@ -30,15 +31,20 @@ EARLY_S = 2.0
 """After this time it is shown for which machines the others wait."""
 SETTLE_S = 15.0
 """How long to wait for more once the smallest number of nodes is there."""
-SETTLE_SINGLE_S = 3.0
-"""The same where every machine expects a single node."""
+
+_MEMBERS = "members"
 
 
 class Meeting:
     """One machine's place in it."""
 
-    def __init__(self, exchange: Exchange, attendance: Attendance) -> None:
-        """``attendance``: what the others are to know of this machine from the start."""
+    def __init__(self, table: Table, attendance: Attendance) -> None:
+        """Nobody is met yet.
+
+        Args:
+            table: of a folder other than that of the runs; closed with the meeting.
+            attendance: what the others are to know of this machine from the start.
+        """
         self.id = secrets.token_hex(6)
         self.members: tuple[str, ...] = ()
         """The ids of all machines that take part, in the same order on all of them; set by :meth:`join`."""
@@ -50,12 +56,10 @@ class Meeting:
         """How many machines the settings of those that wait require."""
         self.least = attendance.least
         """How many they require at least."""
-        self._exchange = exchange
+        self._table = table
         self._attendance = attendance
         self._round = 0
         self._changed_s: dict[str, tuple[int, float]] = {}
-
-    # -- who takes part -------------------------------------------------------------------------
 
     async def join(self, wait_s: float, show: Callable[[str], None]) -> None:
         """Wait until the members are known; ``show`` is called with one line when that takes long.
@@ -68,28 +72,27 @@ class Meeting:
         while not (members := await self._decided()):
             now_s = time.monotonic()
             alive = await self._look(now_s)
-            names = tuple(sorted(alive[one].machine for one in alive))
+            names = tuple(sorted(attendance.machine for attendance in alive.values()))
             if names != self.present:
                 self.present, arrived_s = names, now_s
-            self.expected = max(one.most for one in alive.values())
-            self.least = max(one.least for one in alive.values())
+            self.expected = max(attendance.most for attendance in alive.values())
+            self.least = max(attendance.least for attendance in alive.values())
             if self._is_enough(len(alive), now_s - begun_s, now_s - arrived_s, wait_s):
-                await self._propose(sorted(alive))
+                await self._table.swap(self._decision(), None, " ".join(sorted(alive)).encode())
                 continue
             line = self._waiting_for()
             if now_s - begun_s > EARLY_S and line != shown:
                 shown = line
                 show(line)
             await asyncio.sleep(POLL_S)
+        found = await self._read(_MEMBERS, Attendance)
         self.members = members
-        topic = self._topic("members")
-        found = decode_all(Attendance, await self._exchange.read(topic))
-        self.attendances = {one: found[one] for one in members if one in found}
+        self.attendances = {member: found[member] for member in members if member in found}
 
     async def _decided(self) -> tuple[str, ...]:
-        """The members, if this machine is among them; goes to the first round that is not decided yet."""
+        """Return the members, if this machine is among them; goes to the first round that is not decided yet."""
         self._round = 0
-        while data := await self._exchange.decide(self._topic("members"), b""):
+        while data := (await self._table.read([self._decision()])).get(self._decision()):
             members = tuple(data.decode("ascii", "replace").split())
             if self.id in members:
                 return members
@@ -97,94 +100,65 @@ class Meeting:
         return ()
 
     async def _look(self, now_s: float) -> dict[str, Attendance]:
-        """Write that this machine waits; those that do, by id."""
+        """Write that this machine waits, and return those that do, by id."""
         self._attendance = replace(self._attendance, beat=self._attendance.beat + 1)
-        data, topic = encode(self._attendance), self._topic("members")
-        await self._exchange.write(topic, self.id, data)
-        found = decode_all(Attendance, await self._exchange.read(topic))
+        await self._write(_MEMBERS, self._attendance)
+        found = await self._read(_MEMBERS, Attendance)
         found[self.id] = self._attendance
-        for one, attendance in found.items():
-            before = self._changed_s.get(one)
+        for machine, attendance in found.items():
+            before = self._changed_s.get(machine)
             if before is None:
                 # Perhaps written long ago: it counts as soon as it is written again.
-                self._changed_s[one] = (attendance.beat, -GONE_S)
+                self._changed_s[machine] = (attendance.beat, -GONE_S)
             elif before[0] != attendance.beat:
-                self._changed_s[one] = (attendance.beat, now_s)
+                self._changed_s[machine] = (attendance.beat, now_s)
         return {
-            one: attendance
-            for one, attendance in found.items()
-            if one == self.id or now_s - self._changed_s[one][1] < GONE_S
+            machine: attendance
+            for machine, attendance in found.items()
+            if machine == self.id or now_s - self._changed_s[machine][1] < GONE_S
         }
 
     def _is_enough(self, count: int, waited_s: float, settled_s: float, wait_s: float) -> bool:
-        if waited_s >= wait_s:
+        if waited_s >= wait_s or count >= self.expected:
             return True
-        if self.expected == 1 or count >= self.expected:
-            return settled_s >= SETTLE_SINGLE_S if self.expected == 1 else True
-        return count >= self.least and count > 1 and settled_s >= min(SETTLE_S, wait_s)
-
-    async def _propose(self, members: list[str]) -> None:
-        data = " ".join(members).encode()
-        await self._exchange.decide(self._topic("members"), data)
+        return count >= max(self.least, 2) and settled_s >= SETTLE_S
 
     def _waiting_for(self) -> str:
-        missing = self.expected - len(self.present)
-        if missing <= 0:
-            return f"{len(self.present)} machines are here ({', '.join(self.present)}); waiting for more"
-        return (
-            f"waiting for {missing} of {self.expected} machines; here: {', '.join(self.present)}. "
-            "Run the same command on the others"
-        )
-
-    # -- what they exchange ---------------------------------------------------------------------
-
-    async def write(self, phase: str, record: Struct) -> None:
-        """Give the other members this machine's record. Raises ``StoreLostError``."""
-        topic, data = self._topic(phase), encode(record)
-        await self._exchange.write(topic, self.id, data)
+        missing, here = self.expected - len(self.present), ", ".join(self.present)
+        return f"waiting for {missing} of {self.expected} machines; here: {here}. Run the same command on the others"
 
     async def exchange(self, phase: str, record: R, timeout_s: float) -> dict[str, R]:
-        """Give the other members this machine's record, and :meth:`gather` theirs. Raises ``StoreLostError``."""
-        await self.write(phase, record)
-        return await self.gather(phase, type(record), timeout_s)
-
-    async def gather(self, phase: str, kind: type[R], timeout_s: float) -> dict[str, R]:
-        """Wait for the records of all members; those that came in time, by id.
+        """Give the other members this machine's record; return the records of all members that came in time, by id.
 
         Raises:
             StoreLostError: the store does not answer any more.
         """
-        topic = self._topic(phase)
+        await self._write(phase, record)
         until_s = time.monotonic() + timeout_s
         while True:
-            found = decode_all(kind, await self._exchange.read(topic))
-            theirs = {one: found[one] for one in self.members if one in found}
+            found = await self._read(phase, type(record))
+            theirs = {member: found[member] for member in self.members if member in found}
             if len(theirs) == len(self.members) or time.monotonic() > until_s:
                 return theirs
             await asyncio.sleep(POLL_S / 4)
 
-    async def decide(self, phase: str, value: str) -> str:
-        """One decision for all: the first value proposed. Empty: ask for it only."""
-        data = await self._exchange.decide(self._topic(phase), value.encode())
-        return data.decode("utf-8", "replace")
+    async def leave(self) -> None:
+        """Have the first member remove what was exchanged, once all have read it."""
+        if self.id == self.members[0]:
+            await self._table.delete((), f"{self._round}/")
 
-    async def await_decision(self, phase: str, timeout_s: float) -> str:
-        """The decision of another machine; empty if there is none in time."""
-        until_s = time.monotonic() + timeout_s
-        while not (decided := await self.decide(phase, "")) and time.monotonic() < until_s:
-            await asyncio.sleep(POLL_S / 4)
-        return decided
+    async def _write(self, phase: str, record: Struct) -> None:
+        await self._table.put(f"{self._round}/{phase}/{self.id}", msgspec.json.encode(record))
 
-    async def leave(self, phases: tuple[str, ...]) -> None:
-        """The end: the first member removes what was exchanged, once all have read it."""
-        if self.members and self.id == self.members[0]:
-            for phase in phases:
-                topic = self._topic(phase)
-                await self._exchange.remove(topic)
+    async def _read(self, phase: str, kind: type[R]) -> dict[str, R]:
+        """Return the records of this phase, by the id of the machine."""
+        folder = f"{self._round}/{phase}/"
+        found = await self._table.read_folders(folder)
+        return decode_all(kind, {key.removeprefix(folder): data for key, data in found.items()})
 
-    def _topic(self, phase: str) -> str:
-        return f"{self._round}-{phase}"
+    def _decision(self) -> str:
+        return f"{self._round}/decision"
 
     def close(self) -> None:
         """Release the connection."""
-        self._exchange.close()
+        self._table.close()

@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import psutil
 
@@ -27,38 +26,32 @@ from elastic_agent.values import Endpoint
 from .findings import Finding, error, warning
 
 SLOW_LOOKUP_S = 1.0
+MOST_ADDRESSES = 3
+"""Of which the names are looked up, one after the other."""
 
 
-@dataclass(frozen=True)
-class Interface:
-    """A network interface that is up."""
-
-    name: str
-    addresses: tuple[str, ...]
-
-
-def interfaces() -> dict[str, Interface]:
-    """The interfaces of this machine that are up and have an address."""
+def interfaces() -> dict[str, tuple[str, ...]]:
+    """Return the addresses of this machine's interfaces that are up and have any, by the name of the interface."""
     stats, found = psutil.net_if_stats(), {}
     for name, entries in psutil.net_if_addrs().items():
         addresses = tuple(
-            one.address.partition("%")[0]
-            for one in entries
-            if one.family in (socket.AF_INET, socket.AF_INET6)
+            entry.address.partition("%")[0]
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
         )
         if addresses and name in stats and stats[name].isup:
-            found[name] = Interface(name, addresses)
+            found[name] = addresses
     return found
 
 
-def other_addresses(found: dict[str, Interface]) -> list[str]:
-    """Addresses at which other machines could reach this one."""
-    every = [ipaddress.ip_address(one) for interface in found.values() for one in interface.addresses]
-    return [str(one) for one in every if not (one.is_loopback or one.is_link_local)]
+def other_addresses(found: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return the addresses at which other machines could reach this one."""
+    every = [ipaddress.ip_address(address) for addresses in found.values() for address in addresses]
+    return [str(address) for address in every if not (address.is_loopback or address.is_link_local)]
 
 
 def route_interface(host: str) -> str | None:
-    """The interface of the route to a host; None: there is no route, or it is this machine itself."""
+    """Return the interface of the route to a host; None: there is no route, or it is this machine itself."""
     with contextlib.suppress(UnreachableError, OSError):
         for family, address in resolve(host):
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -67,13 +60,14 @@ def route_interface(host: str) -> str | None:
     return None
 
 
-# -- the endpoint ---------------------------------------------------------------------------------
+# -- names ----------------------------------------------------------------------------------------
 
 
-def check_endpoint(endpoint: Endpoint, *, is_etcd: bool) -> Iterator[Finding]:
-    """The endpoint's name: whether it means the same machine everywhere, and resolves here."""
+def check_endpoint(endpoint: Endpoint) -> Iterator[Finding]:
+    """Check that the endpoint's name means the same machine everywhere, and resolves here."""
     for member in endpoint.members:
-        if is_loopback_name(member.host):
+        host = member.host
+        if is_loopback_name(host):
             own = other_addresses(interfaces())
             hint = f" (this machine's: {', '.join(own[:3])})" if own else ""
             yield error(
@@ -83,43 +77,52 @@ def check_endpoint(endpoint: Endpoint, *, is_etcd: bool) -> Iterator[Finding]:
                 "run on this machine",
             )
             continue
-        yield from _check_resolution(member.host, is_etcd=is_etcd)
-
-
-def _check_resolution(host: str, *, is_etcd: bool) -> Iterator[Finding]:
-    begun_s = time.monotonic()
-    try:
-        found = resolve(host)
-    except UnreachableError as failure:
-        yield error(
-            "endpoint-name",
-            failure.problem,
-            "add the name to the DNS or to /etc/hosts, or pass the machine's address as --rdzv-endpoint",
-        )
-        return
-    took_s = time.monotonic() - begun_s
-    if took_s > SLOW_LOOKUP_S:
-        yield warning(
-            "slow-lookup",
-            f"looking up {host} takes {took_s:.1f} s on this machine",
-            "repair the name servers in /etc/resolv.conf, or pass an address as --rdzv-endpoint",
-        )
-    if all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for _, one in found) and not _is_own_name(
-        host
-    ):
-        yield error(
-            "loopback-endpoint",
-            f"the endpoint's name {host} resolves to {found[0][1]} on this machine, although it is not its name",
-            f"remove {host} from the line of {found[0][1]} in /etc/hosts",
-        )
-    if not is_etcd and all(family == socket.AF_INET6 for family, _ in found):
-        own = [ipaddress.ip_address(one) for one in other_addresses(interfaces())]
-        if not any(one.version == 6 for one in own):
+        try:
+            found = [address for _, address in resolve(host)]
+        except UnreachableError as failure:
             yield error(
-                "ipv6-only",
-                f"{host} has only IPv6 addresses ({found[0][1]}), and this machine has none",
-                "give this machine an IPv6 address, or pass an IPv4 address as --rdzv-endpoint",
+                "endpoint-name",
+                failure.problem,
+                "add the name to the DNS or to /etc/hosts, or pass the machine's address as --rdzv-endpoint",
             )
+            continue
+        if all(_is_loopback(address) for address in found) and not _is_own_name(host):
+            yield error(
+                "loopback-endpoint",
+                f"the endpoint's name {host} resolves to {found[0]} on this machine, although it is not its name",
+                f"remove {host} from the line of {found[0]} in /etc/hosts",
+            )
+
+
+def check_lookups(endpoint: Endpoint) -> Iterator[Finding]:
+    """Check how long looking up names takes: torch looks up the peer's name of every connection to a store."""
+    addresses: dict[str, None] = {}
+    for name in dict.fromkeys((os.uname().nodename, *(member.host for member in endpoint.members))):
+        begun_s = time.monotonic()
+        addresses |= dict.fromkeys(address for _, address in _resolved(name))
+        took_s = time.monotonic() - begun_s
+        if took_s > SLOW_LOOKUP_S:
+            yield warning(
+                "slow-lookup",
+                f"looking up {name} takes {took_s:.1f} s on this machine",
+                f"add {name} with its address to /etc/hosts, or repair the name servers in /etc/resolv.conf",
+            )
+    for address in [address for address in addresses if not _is_loopback(address)][:MOST_ADDRESSES]:
+        begun_s = time.monotonic()
+        with contextlib.suppress(OSError):
+            socket.getnameinfo((address, 0), 0)
+        took_s = time.monotonic() - begun_s
+        if took_s > SLOW_LOOKUP_S:
+            yield warning(
+                "slow-reverse-lookup",
+                f"looking up the host name of {address} takes {took_s:.1f} s, by which every connection to a store "
+                "of torch is delayed",
+                "add the machines to /etc/hosts, or repair the name servers in /etc/resolv.conf",
+            )
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _is_own_name(host: str) -> bool:
@@ -127,24 +130,26 @@ def _is_own_name(host: str) -> bool:
     return host.lower().partition(".")[0] == own
 
 
-def explain_unreachable(endpoint: Endpoint, problem: str, obstacle: Obstacle) -> Finding:
+# -- the port of the endpoint ---------------------------------------------------------------------
+
+
+def explain_unreachable(endpoint: Endpoint, problem: str, obstacle: Obstacle, store: str) -> Finding:
     """Explain why nothing answers at the endpoint, seen from this machine.
 
     Args:
         endpoint: of the run.
         problem: what the connection ended with, in words.
         obstacle: the same as a kind.
+        store: what is to be started there.
     """
     first = endpoint.members[0]
-    remedy = how_to_reach(obstacle, first.host, first.port)
-    if is_local(_resolved(first.host)) and obstacle is not Obstacle.SILENT:
-        remedy = "look at the problem reported for the port"
+    remedy = how_to_reach(obstacle, first.host, first.port, store)
     cause = f"cannot reach the endpoint {endpoint}: {problem}"
     return error("endpoint-unreachable", cause, remedy or "remove that cause, then run the doctor again")
 
 
 def foreign_port_holder(endpoint: Endpoint, problem: str) -> Finding:
-    """Something that is no store of elastic-agent has the endpoint's port."""
+    """Report that something that is no store of elastic-agent has the endpoint's port."""
     holder = holder_of(endpoint.port) if is_local(_resolved(endpoint.host)) else ""
     who = f": on this machine, {holder} listens there" if holder else f": {problem}"
     return error(
@@ -159,57 +164,3 @@ def _resolved(host: str) -> list[tuple[int, str]]:
         return resolve(host)
     except UnreachableError:
         return []
-
-
-# -- this machine's own name ----------------------------------------------------------------------
-
-
-def check_own_name(*, is_used: bool) -> Iterator[Finding]:
-    """This machine's own name resolves quickly and, if the script uses it (``is_used``), to a real address."""
-    name = os.uname().nodename
-    begun_s = time.monotonic()
-    addresses = [one for _, one in _resolved(name)]
-    took_s = time.monotonic() - begun_s
-    plain = [ipaddress.ip_address(one.partition("%")[0]) for one in addresses]
-    if took_s > SLOW_LOOKUP_S:
-        yield warning(
-            "slow-lookup",
-            f"looking up this machine's own name {name} takes {took_s:.1f} s",
-            f"add {name} with the machine's address to /etc/hosts, or repair the name servers in /etc/resolv.conf",
-        )
-    if is_used and not addresses:  # elastic-agent itself needs neither this nor the next one
-        yield warning(
-            "host-name",
-            f"the script uses this machine's own name, {name}, which does not resolve",
-            f"add {name} with the machine's address to /etc/hosts",
-        )
-    elif is_used and all(one.is_loopback for one in plain):
-        yield warning(
-            "host-name",
-            f"the script uses this machine's own name, {name}, which resolves to {addresses[0]}: passed to other "
-            "machines, it means themselves",
-            f"give {name} the machine's address in /etc/hosts",
-        )
-    yield from check_reverse_lookups([str(one) for one in plain if not one.is_loopback])
-
-
-def check_reverse_lookups(addresses: list[str]) -> Iterator[Finding]:
-    """Looking up the names of addresses: torch does it for the peer of every connection to a store."""
-    slowest_s, slowest = 0.0, ""
-    for address in addresses[:4]:
-        begun_s = time.monotonic()
-        with contextlib.suppress(OSError):
-            socket.getnameinfo((address, 0), 0)
-        slowest_s, slowest = max((slowest_s, slowest), (time.monotonic() - begun_s, address))
-    if slowest_s > SLOW_LOOKUP_S:
-        yield slow_reverse_lookup(slowest, slowest_s)
-
-
-def slow_reverse_lookup(address: str, took_s: float) -> Finding:
-    """Every connection to torch's store looks up its peer's name, and waits for it."""
-    return warning(
-        "slow-reverse-lookup",
-        f"looking up the host name of {address} takes {took_s:.1f} s, by which every connection to a store of torch "
-        "is delayed",
-        "add the machines to /etc/hosts, or repair the name servers in /etc/resolv.conf",
-    )

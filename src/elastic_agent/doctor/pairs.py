@@ -1,4 +1,7 @@
-"""Test connections between machines: on ephemeral ports, as gloo and NCCL make them, with small and large messages."""
+"""Test connections between machines, and what they mean: which machine or which pair is behind a firewall.
+
+On ephemeral ports, as gloo and NCCL make them, with small and large messages.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from elastic_agent.values import PortRange
 
+from .findings import Finding, error
 from .records import Attendance, Connection
 
 SIZE = 64 * 1024
@@ -22,7 +25,8 @@ SIZE = 64 * 1024
 CONNECT_S = 3.5
 """Long enough for two lost packets (the system repeats after 1 and after 3 s)."""
 ANSWER_S = 3.0
-LOOKUP_S = 6.0
+TEST_S = CONNECT_S + 3 * ANSWER_S
+"""How long a test may take: a small message, and a large one in each direction."""
 ALL_PAIRS_UP_TO = 32
 """Machines; of more, each one connects to its neighbour and to some others at random."""
 RANDOM_PAIRS = 8
@@ -94,51 +98,37 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-@dataclass(frozen=True)
-class Target:
-    """A machine to connect to."""
-
-    id: str
-    address: str
-    ports: tuple[tuple[int, bool], ...]
-    """Each with whether it belongs to ``--port-range``."""
-
-
-def targets(me: str, members: Sequence[str], machines: Mapping[str, Attendance]) -> list[Target]:
-    """The machines that this one connects to: all; of more than 32, its neighbour and eight at random."""
-    others = [one for one in members if one != me and one in machines]
-    if len(members) > ALL_PAIRS_UP_TO and others:
-        after = members.index(me) + 1
-        neighbour = next(one for one in (*members[after:], *members[:after]) if one in others)
-        drawn = random.Random(me).sample(others, min(RANDOM_PAIRS, len(others)))
-        others = list(dict.fromkeys((neighbour, *drawn)))
-    return [_target(one, machines[one]) for one in others]
+def targets(me: str, members: Sequence[str]) -> list[str]:
+    """Return the machines that this one connects to: all; of more than 32, its neighbour and eight at random."""
+    others = [member for member in members if member != me]
+    if len(members) <= ALL_PAIRS_UP_TO:
+        return others
+    neighbour = members[(members.index(me) + 1) % len(members)]
+    return list(dict.fromkeys((neighbour, *random.Random(me).sample(others, RANDOM_PAIRS))))
 
 
-def _target(member: str, machine: Attendance) -> Target:
-    ranged = ((machine.ranged_port, True),) if machine.ranged_port is not None else ()
-    return Target(member, machine.address, ((machine.port, False), *ranged))
-
-
-async def connect_to_all(found: Iterable[Target]) -> list[Connection]:
-    """Test all of them at once."""
-    tests = [_test(target, *port) for target in found for port in target.ports]
+async def connect_to_all(machines: Mapping[str, Attendance]) -> list[Connection]:
+    """Test connections to all of these machines at once; they are given by their ids."""
+    tests = []
+    for member, machine in machines.items():
+        tests.append(_test(member, machine.address, machine.port, is_ranged=False))
+        if machine.ranged_port is not None:
+            tests.append(_test(member, machine.address, machine.ranged_port, is_ranged=True))
     return list(await asyncio.gather(*tests))
 
 
-async def _test(target: Target, port: int, is_ranged: bool) -> Connection:
-    looked_up = asyncio.ensure_future(_lookup_time(target.address))
+async def _test(member: str, address: str, port: int, *, is_ranged: bool) -> Connection:
     try:
         async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(target.address, port, limit=2 * SIZE)
+            reader, writer = await asyncio.open_connection(address, port, limit=2 * SIZE)
     except OSError as failure:
         kind, detail = _connect_problem(failure)
-        return Connection(target.id, kind, detail, port, is_ranged, lookup_s=await looked_up)
+        return Connection(member, kind, detail, is_ranged)
     try:
-        problem, ahead_s, round_trip_s = await _converse(reader, writer)
+        problem, ahead_s = await _converse(reader, writer)
     finally:
         writer.close()
-    return Connection(target.id, problem or "", "", port, is_ranged, ahead_s, round_trip_s, await looked_up)
+    return Connection(member, problem or "", "", is_ranged, ahead_s)
 
 
 def _connect_problem(failure: OSError) -> tuple[Problem, str]:
@@ -154,18 +144,16 @@ def _connect_problem(failure: OSError) -> tuple[Problem, str]:
 
 async def _converse(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> tuple[Problem | None, float, float]:
-    """Problem, how far the other clock is ahead, round trip."""
+) -> tuple[Problem | None, float]:
+    """Return the problem, and how far the other clock is ahead, seconds."""
     stage = Problem.NO_ANSWER
-    ahead_s = round_trip_s = 0.0
+    ahead_s = 0.0
     try:
         async with asyncio.timeout(ANSWER_S):
-            sent_s = time.time()
-            begun_s = time.monotonic()
+            sent_s, begun_s = time.time(), time.monotonic()
             writer.write(_HELLO)
             (theirs_s,) = _TIME.unpack(await reader.readexactly(_TIME.size))
-            round_trip_s = time.monotonic() - begun_s
-            ahead_s = theirs_s - sent_s - round_trip_s / 2
+            ahead_s = theirs_s - sent_s - (time.monotonic() - begun_s) / 2
         stage = Problem.LARGE_LOST
         async with asyncio.timeout(ANSWER_S):
             writer.write(bytes(SIZE))
@@ -174,14 +162,88 @@ async def _converse(
         async with asyncio.timeout(ANSWER_S):
             await reader.readexactly(SIZE)
     except (OSError, asyncio.IncompleteReadError, TimeoutError):
-        return stage, ahead_s, round_trip_s
-    return None, ahead_s, round_trip_s
+        return stage, ahead_s
+    return None, ahead_s
 
 
-async def _lookup_time(address: str) -> float:
-    """How long the resolver takes for the name of this address, at most :data:`LOOKUP_S`."""
-    begun_s = time.monotonic()
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(LOOKUP_S):
-            await asyncio.get_running_loop().getnameinfo((address, 0))
-    return time.monotonic() - begun_s
+# -- what the tests mean --------------------------------------------------------------------------
+
+Edge = tuple[str, str]
+"""The ids of two machines: from, to."""
+
+_OPEN = (
+    "allow TCP between all machines of the run on all ports (gloo and NCCL use the ports of "
+    "net.ipv4.ip_local_port_range)"
+)
+_OPEN_RANGE = "allow the ports of --port-range between all machines of the run"
+_BLOCKED = {
+    Problem.REJECTED: "refused, although a program listens there: a firewall rejects it, or another machine has "
+    "this address",
+    Problem.DROPPED: "not answered: a firewall drops the packets",
+    Problem.UNROUTED: "not possible",
+    Problem.NO_ANSWER: "accepted, but nothing arrives: another program or a proxy answers",
+}
+_MOST_NAMED = 4
+
+
+def connection_findings(
+    machines: Mapping[str, Attendance], made: Mapping[str, Sequence[Connection]]
+) -> Iterator[Finding]:
+    """Yield the problems of the test connections; those that share their cause in one.
+
+    Args:
+        machines: by id.
+        made: the connections that each machine has tested, by its id.
+    """
+    for is_ranged in (False, True):
+        tested, arrived = set[Edge](), set[Edge]()
+        blocked: dict[tuple[Problem, str], set[Edge]] = {}
+        lost: set[Edge] = set()
+        for source, test in ((source, test) for source, tests in made.items() for test in tests):
+            edge, back = (source, test.to), (test.to, source)
+            if test.to not in machines or test.is_ranged is not is_ranged:
+                continue
+            tested.add(edge)
+            if test.problem in _BLOCKED:
+                blocked.setdefault((Problem(test.problem), test.detail), set()).add(edge)
+                continue
+            arrived |= {edge, back}
+            if test.problem:
+                lost.add(edge if test.problem == Problem.LARGE_LOST else back)
+        port = "a port of --port-range" if is_ranged else "an ephemeral port"
+        for (problem, detail), edges in blocked.items():
+            reason = f" ({detail})" if problem is Problem.UNROUTED and detail else ""
+            for machine, origin, target in _attributed(machines, edges, tested):
+                cause = f"TCP from {origin} to {target} on {port} is {_BLOCKED[problem]}{reason}"
+                yield error("connection", cause, _OPEN_RANGE if is_ranged else _OPEN, machine)
+        for machine, origin, target in _attributed(machines, lost, arrived):
+            yield error(
+                "large-messages",
+                f"64 kB from {origin} to {target} are lost, although small messages arrive: large packets are "
+                "dropped on the way",
+                "set the same MTU on all interfaces and switches between them (test: ping -M do -s SIZE), or allow "
+                'ICMP "fragmentation needed"',
+                machine,
+            )
+
+
+def _attributed(
+    machines: Mapping[str, Attendance], edges: Collection[Edge], tested: Collection[Edge]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield machine, origin and target of each problem; all that goes to or from one machine is one problem."""
+    left = set(edges)
+    for end in (1, 0):
+        for member in machines:
+            every = {edge for edge in tested if edge[end] == member}
+            if len(every) > 1 and every <= set(edges) and every & left:
+                left -= every
+                other, this = "any other machine", _shown(machines[member])
+                yield machines[member].machine, *((other, this) if end == 1 else (this, other))
+    for origin in dict.fromkeys(edge[0] for edge in edges if edge in left):
+        names = [_shown(machines[edge[1]]) for edge in edges if edge in left and edge[0] == origin]
+        shown = ", ".join(sorted(names)[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
+        yield machines[origin].machine, machines[origin].machine, shown
+
+
+def _shown(machine: Attendance) -> str:
+    return f"{machine.machine} ({machine.address})"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from elastic_agent.printable import without_surrogates
 
 from .findings import Finding, error, warning
-from .records import SeenPaths, Shared
+from .records import Shared
 from .system import LEAST_FREE, size
 
 ENTRIES = 200
@@ -28,25 +28,21 @@ class SharedFolders:
         self._marked: list[Path] = []
         """The folders that this machine has written a file to."""
 
-    def describe(self) -> tuple[Shared, ...]:
-        """Look at each folder, without writing."""
-        return tuple(_describe(path) for path in self._paths)
-
-    def mark(self) -> None:
-        """Write a small file to each folder."""
+    def mark(self) -> tuple[Shared, ...]:
+        """Look at each folder, then write a small file to it."""
+        shared = tuple(_describe(path) for path in self._paths)
         for path in self._paths:
             with contextlib.suppress(OSError), open(_mark(path, self._me), "xb", opener=_private) as file:
                 self._marked.append(path)
                 file.write(self._me.encode())
                 file.flush()
                 os.fsync(file.fileno())
+        return shared
 
-    def look(self, members: Sequence[str]) -> SeenPaths:
-        """Find which machines' files are here."""
-        return SeenPaths(
-            tuple(
-                tuple(member for member in members if _is_there(_mark(path, member))) for path in self._paths
-            )
+    def look(self, members: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Return for each folder which machines' files are in it."""
+        return tuple(
+            tuple(member for member in members if _is_there(_mark(path, member))) for path in self._paths
         )
 
     def remove_marks(self) -> None:
@@ -78,7 +74,7 @@ def _describe(path: Path) -> Shared:
         if not path.is_dir():
             return Shared(shown, "does not exist" if not os.path.lexists(path) else "is not a directory")
         with os.scandir(path) as entries:
-            names = sorted(os.fsencode(one.name) for one in islice(entries, ENTRIES))
+            names = sorted(os.fsencode(entry.name) for entry in islice(entries, ENTRIES))
         status = os.statvfs(path)
         identity = f"{path.stat().st_ino}:{hashlib.sha256(b'/'.join(names)).hexdigest()[:16]}"
     except OSError as failure:
@@ -91,20 +87,22 @@ def _describe(path: Path) -> Shared:
 
 
 def path_findings(
-    names: dict[str, str], shared: dict[str, tuple[Shared, ...]], seen: dict[str, SeenPaths]
+    names: Mapping[str, str],
+    shared: Mapping[str, tuple[Shared, ...]],
+    seen: Mapping[str, tuple[tuple[str, ...], ...]],
 ) -> Iterator[Finding]:
-    """What is wrong with the folders.
+    """Yield what is wrong with the folders.
 
     Args:
         names: the machines' names, by id.
         shared: what each machine found, by id.
-        seen: what each machine saw of the others' files, by id.
+        seen: for each folder whose files a machine saw in it, by id.
     """
-    count = min((len(one) for one in shared.values()), default=0)
+    count = min(map(len, shared.values()), default=0)
     for number in range(count):
-        here = {one: folders[number] for one, folders in shared.items()}
-        usable = {one: folder for one, folder in here.items() if not folder.problem}
-        for one, folder in here.items():
+        here = {member: folders[number] for member, folders in shared.items()}
+        usable = {member: folder for member, folder in here.items() if not folder.problem}
+        for member, folder in here.items():
             if folder.problem:
                 yield error(
                     "path",
@@ -112,57 +110,54 @@ def path_findings(
                     "mount the shared storage on this machine, at the same path as on the others"
                     if usable
                     else "check the path, or create it",
-                    names[one],
+                    names[member],
                 )
             elif folder.free < LEAST_FREE:
                 yield warning(
                     "disk-space",
                     f"{folder.path} has only {size(folder.free)} free",
                     "free some space before the first checkpoint",
-                    names[one],
+                    names[member],
                 )
         yield from _read_only(names, usable)
-        yield from _not_shared(names, usable, {one: _nth(seen.get(one), number) for one in usable})
+        sees = {member: frozenset().union(*seen.get(member, ())[number : number + 1]) for member in usable}
+        yield from _not_shared(names, usable, sees)
 
 
-def _nth(seen: SeenPaths | None, number: int) -> frozenset[str]:
-    return frozenset(seen.seen[number]) if seen is not None and number < len(seen.seen) else frozenset()
-
-
-def _read_only(names: dict[str, str], usable: dict[str, Shared]) -> Iterator[Finding]:
-    writable = [one for one, folder in usable.items() if folder.is_writable]
-    for one, folder in usable.items():
+def _read_only(names: Mapping[str, str], usable: Mapping[str, Shared]) -> Iterator[Finding]:
+    writable = [member for member, folder in usable.items() if folder.is_writable]
+    for member, folder in usable.items():
         if writable and not folder.is_writable:
             yield error(
                 "path-read-only",
                 f"{folder.path} is not writable, although it is on {names[writable[0]]}",
                 "check the owner of the folder, the mount options and root_squash; workers run as the user who "
                 "starts the agent",
-                names[one],
+                names[member],
             )
 
 
 def _not_shared(
-    names: dict[str, str], usable: dict[str, Shared], sees: dict[str, frozenset[str]]
+    names: Mapping[str, str], usable: Mapping[str, Shared], sees: Mapping[str, frozenset[str]]
 ) -> Iterator[Finding]:
-    """Machines whose folder is another one than that of most machines."""
+    """Yield the machines whose folder is another one than that of most machines."""
     groups: dict[object, list[str]] = {}
-    for one, folder in usable.items():
-        visible = sees[one] | {other for other in usable if one in sees[other]}
+    for member, folder in usable.items():
+        visible = sees[member] | {other for other in usable if member in sees[other]}
         # A folder that no machine can write to is recognised by its inode and content.
         key: object = frozenset(visible) if visible else folder.identity
-        groups.setdefault(key, []).append(one)
+        groups.setdefault(key, []).append(member)
     if len(groups) < 2:
         return
     largest = max(groups.values(), key=len)
     for group in groups.values():
         if group is largest:
             continue
-        for one in group:
+        for member in group:
             yield error(
                 "path-not-shared",
-                f"{usable[one].path} is another folder here than on {names[largest[0]]}: a file written on one "
+                f"{usable[member].path} is another folder here than on {names[largest[0]]}: a file written on one "
                 "machine is not visible on the other",
                 "mount the shared storage at this path on all machines",
-                names[one],
+                names[member],
             )

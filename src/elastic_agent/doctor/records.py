@@ -52,8 +52,20 @@ class Shared(Struct, frozen=True):
     free: Annotated[int, Meta(ge=0)] = 0
 
 
+class Connection(Struct, frozen=True, array_like=True):
+    """A test connection of one machine to another one."""
+
+    to: Name
+    problem: str = ""
+    """A ``pairs.Problem``; empty: it works."""
+    detail: Text = ""
+    is_ranged: bool = False
+    ahead_s: Moment = 0.0
+    """By how much the other machine's clock is ahead, seconds."""
+
+
 class MachineFacts(Struct, frozen=True):
-    """What one machine has and found by itself."""
+    """What one machine has and found by itself, and its test connections."""
 
     machine: Text
     address: Host
@@ -62,62 +74,38 @@ class MachineFacts(Struct, frozen=True):
     is_endpoint: bool = False
     """The endpoint is an address of this machine."""
     gpus: Count = 0
+    store_port: Count = 0
+    """Where its interpreter hosts a store of torch; 0: it can take part in no all-reduce."""
     facts: dict[Text, Text] = {}
     """What is to be the same on all machines, by name."""
     environment: dict[Text, Text] = {}
     findings: tuple[Finding, ...] = ()
     shared: tuple[Shared, ...] = ()
-
-
-class Connection(Struct, frozen=True, array_like=True):
-    """A test connection of one machine to another one."""
-
-    to: Name
-    problem: str = ""
-    """A ``pairs.Problem``; empty: it works."""
-    detail: Text = ""
-    port: Port = 1
-    is_ranged: bool = False
-    ahead_s: Moment = 0.0
-    """By how much the other machine's clock is ahead, seconds."""
-    round_trip_s: Moment = 0.0
-    lookup_s: Moment = 0.0
-    """How long looking up the host name of its address took, seconds."""
-
-
-class Connections(Struct, frozen=True, array_like=True):
-    """All of one machine."""
-
-    made: tuple[Connection, ...]
-
-
-class SeenPaths(Struct, frozen=True):
-    """For each folder of ``--paths``: which machines' files this one sees."""
-
-    seen: tuple[tuple[Name, ...], ...]
+    connections: tuple[Connection, ...] = ()
 
 
 class Reduced(Struct, frozen=True):
     """How an all-reduce ended on one machine."""
 
-    backend: Text
     problem: Text = ""
     took_s: Moment = 0.0
 
 
-class Collectives(Struct, frozen=True):
-    """All of one machine."""
+class Results(Struct, frozen=True):
+    """What one machine found together with the others."""
 
-    results: tuple[Reduced, ...]
+    seen: tuple[tuple[Name, ...], ...] = ()
+    """For each folder of ``--paths``: which machines' files this one sees."""
+    reduced: dict[Text, Reduced] = {}
+    """Its all-reduces, by backend."""
 
 
-def encode(record: Struct) -> bytes:
-    """A record as it is stored."""
-    return msgspec.json.encode(record)
+class Left(Struct, frozen=True):
+    """This machine has read everything."""
 
 
 def decode_all(kind: type[T], found: Mapping[str, bytes]) -> dict[str, T]:
-    """Those that are records of this kind, by the id of their machine."""
+    """Return those that are records of this kind, by the id of their machine."""
     decoder = msgspec.json.Decoder(kind)
     records: dict[str, T] = {}
     for name, data in found.items():

@@ -35,13 +35,11 @@ class Request:
     """The smallest and the largest number of nodes."""
     slots: int | None = None
     """Workers on this machine; None: as many as it has GPUs."""
-    script: str = ""
+    source: Path | None = None
+    """The script, if it is source code of Python and no module."""
     script_args: tuple[str, ...] = ()
-    script_problem: str = ""
-    """Why the script cannot be started; then there is no ``script``."""
-    is_module: bool = False
-    is_program: bool = False
-    """The script is not started with Python."""
+    script_problem: Refusal | None = None
+    """Why the script cannot be started."""
     python: str
     """The interpreter that runs the script."""
     fingerprint: str = ""
@@ -66,3 +64,8 @@ class Request:
     def is_distributed(self) -> bool:
         """Whether the run has several nodes."""
         return self.most > 1
+
+    @property
+    def meets_others(self) -> bool:
+        """Whether other machines are to be examined together with this one."""
+        return self.is_distributed and self.endpoint is not None and not self.alone

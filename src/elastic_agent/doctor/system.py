@@ -1,16 +1,20 @@
-"""Checks of this machine: limits, shared memory, folders."""
+"""Checks of this machine: limits, shared memory, folders, variables of the environment."""
 
 from __future__ import annotations
 
 import os
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from .findings import Finding, error, warning
 from .request import Request
 
+_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+_SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_LOCAL_BRIDGES = ("docker", "virbr", "br-", "veth", "cni", "lo")
+"""Beginnings of names of interfaces that no other machine reaches."""
 GIB = 2**30
 LEAST_FREE = GIB // 4
 """Bytes that a folder for logs and state should have free."""
@@ -18,7 +22,6 @@ LEAST_SHM = 512 * 2**20
 """Bytes of /dev/shm: data loaders and NCCL pass their data through it; Docker's default of 64 MiB is not enough."""
 FILES_BESIDE_PEERS = 256
 """Descriptors of a worker besides three for each other worker: libraries, data loaders, logs."""
-LEAST_TASKS = 1024
 
 
 def soft_limit(which: int) -> int:
@@ -33,7 +36,7 @@ def check_start(request: Request) -> Iterator[Finding]:
 
 
 def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) -> Iterator[Finding]:
-    """Check the limits of open files and processes."""
+    """Check the limit of open files."""
     files = limit_of(resource.RLIMIT_NOFILE)
     needed = 3 * request.most * (request.slots or 8) + FILES_BESIDE_PEERS
     if files != resource.RLIM_INFINITY and files < needed:
@@ -42,13 +45,6 @@ def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) 
             f"a process can have only {files} open files; about {needed} are needed for this number of workers "
             'and data loaders ("Too many open files")',
             "raise the limit: ulimit -n, in a service LimitNOFILE",
-        )
-    tasks = limit_of(resource.RLIMIT_NPROC)
-    if tasks != resource.RLIM_INFINITY and tasks < LEAST_TASKS and os.geteuid() != 0:
-        yield warning(
-            "processes",
-            f"this user can have only {tasks} processes and threads",
-            "raise the limit: ulimit -u, in a service TasksMax",
         )
 
 
@@ -59,15 +55,10 @@ def check_shared_memory(folder: str = "/dev/shm") -> Iterator[Finding]:
     except OSError as failure:
         yield error("shared-memory", f"{folder}: {failure.strerror}", "mount a tmpfs there")
         return
-    yield from check_shared_memory_size(folder, usage.total, usage.free)
-
-
-def check_shared_memory_size(folder: str, total: int, free: int) -> Iterator[Finding]:
-    """Check these numbers of bytes."""
-    if total < LEAST_SHM or free < LEAST_SHM // 2:
+    if usage.total < LEAST_SHM or usage.free < LEAST_SHM // 2:
         yield warning(
             "shared-memory",
-            f"{folder} has {size(free)} free of {size(total)}; data loaders with workers, and NCCL, "
+            f"{folder} has {size(usage.free)} free of {size(usage.total)}; data loaders with workers, and NCCL, "
             'fail when it is full ("Bus error", "No space left on device")',
             "enlarge it: docker run --shm-size=8g, in Kubernetes an emptyDir with medium Memory, else mount -o "
             "remount,size=8G; or remove old files from it",
@@ -75,7 +66,7 @@ def check_shared_memory_size(folder: str, total: int, free: int) -> Iterator[Fin
 
 
 def check_folders(request: Request) -> Iterator[Finding]:
-    """The agent's own folders are writable and have space."""
+    """Check that the agent's own folders are writable and have space."""
     for option, folder in request.folders.items():
         place = _existing(folder)
         if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK) or _is_read_only(place):
@@ -99,33 +90,119 @@ def _is_read_only(place: Path) -> bool:
 
 
 def _existing(folder: Path) -> Path:
-    return next((one for one in (folder, *folder.parents) if os.path.lexists(one)), Path("/"))
+    return next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path("/"))
 
 
 def size(number: float) -> str:
-    """Bytes in the largest fitting unit."""
+    """Return bytes in the largest fitting unit."""
     for unit, factor in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= factor:
-            return (
-                f"{number / factor:.3g} {unit}" if number < 1000 * factor else f"{number / factor:.0f} {unit}"
-            )
+            return f"{number / factor:.{1 if number < 10 * factor else 0}f} {unit}"
     return f"{number:.0f} bytes"
 
 
 def limit_text(which: int) -> str:
-    """A soft limit of this process, as text."""
+    """Return a soft limit of this process, as text."""
     value = soft_limit(which)
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
 
 
 def memory_text() -> str:
-    """The machine's memory in whole GiB."""
+    """Return the machine's memory in whole GiB."""
     return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / GIB:.0f} GiB"
 
 
 def shm_text(folder: str = "/dev/shm") -> str:
-    """The size of /dev/shm."""
+    """Return the size of /dev/shm."""
     try:
         return size(shutil.disk_usage(folder).total)
     except OSError:
         return "none"
+
+
+# -- variables ------------------------------------------------------------------------------------
+
+
+def check_launcher_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Report variables that another launcher, or a shell in a Slurm job, left behind."""
+    names = [name for name in _LAUNCHER if name in environ]
+    if names:
+        shown = ", ".join(f"{name}={environ[name]}" for name in names)
+        yield warning(
+            "launcher-variables",
+            f"{shown} set in this environment; workers get values of their own, but programs that look for these "
+            "variables take the agent's shell for a worker",
+            f"unset {' '.join(names)}, and start elastic-agent once per machine, not with another launcher",
+        )
+    slurm = [name for name in _SLURM if name in environ]
+    if slurm and "SLURM_STEP_ID" not in environ:
+        yield warning(
+            "slurm-variables",
+            f"{', '.join(slurm)} set, but this is not a Slurm step; Lightning and other frameworks conclude that "
+            "srun has started the workers",
+            f"start the agents with srun, or unset {' '.join(slurm)}",
+        )
+
+
+def check_gloo_interface(
+    environ: Mapping[str, str], interfaces: Collection[str], suggested: str | None
+) -> Iterator[Finding]:
+    """Check that ``GLOO_SOCKET_IFNAME`` names an interface at which other machines reach this one.
+
+    Args:
+        environ: the environment.
+        interfaces: this machine's.
+        suggested: the interface of the route to the other machines, if it is known.
+    """
+    gloo = environ.get("GLOO_SOCKET_IFNAME")
+    if gloo is None:
+        return
+    if gloo not in interfaces and (gloo[:1] in ("^", "=") or "," in gloo):
+        cause = (
+            "is a list as NCCL takes it; gloo takes the name of one interface, and ends with "
+            '"Unable to find address for"'
+        )
+    elif gloo not in interfaces:
+        cause = f"names no interface of this machine (it has {_listed(interfaces)})"
+    elif suggested not in (None, gloo) and gloo.startswith(_LOCAL_BRIDGES):
+        cause = (
+            "is an interface for containers or virtual machines of this machine; the route to the other machines "
+            f"is over {suggested}"
+        )
+    else:
+        return
+    yield error(
+        "gloo-interface",
+        f"GLOO_SOCKET_IFNAME={gloo} {cause}",
+        f"set GLOO_SOCKET_IFNAME{_value(suggested)}, or unset it: elastic-agent then sets the right one",
+    )
+
+
+def check_nccl_interface(
+    environ: Mapping[str, str], interfaces: Collection[str], suggested: str | None, *, has_gpus: bool
+) -> Iterator[Finding]:
+    """Check that ``NCCL_SOCKET_IFNAME`` matches an interface; arguments as for :func:`check_gloo_interface`.
+
+    Its value is a list of prefixes; of whole names after ``=``, and of exceptions, which are not checked, after ``^``.
+    """
+    nccl = environ.get("NCCL_SOCKET_IFNAME", "")
+    names = tuple(name for name in nccl.removeprefix("=").split(",") if name)
+    is_exact = nccl.startswith("=")
+    if not nccl or nccl.startswith("^"):
+        return
+    if not any(interface in names if is_exact else interface.startswith(names) for interface in interfaces):
+        make = error if has_gpus else warning
+        yield make(
+            "nccl-interface",
+            f"NCCL_SOCKET_IFNAME={nccl} matches no interface of this machine (it has {_listed(interfaces)}); NCCL "
+            'ends with "no socket interface found"',
+            f"set NCCL_SOCKET_IFNAME{_value(suggested)}",
+        )
+
+
+def _listed(interfaces: Collection[str]) -> str:
+    return ", ".join(sorted(interfaces)) or "none"
+
+
+def _value(suggested: str | None) -> str:
+    return f"={suggested}" if suggested else " to one of them"

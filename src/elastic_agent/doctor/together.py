@@ -6,276 +6,227 @@ import asyncio
 import contextlib
 import ipaddress
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from elastic_agent.diagnosis.compared import compared_variables
-from elastic_agent.transport import StoreLostError, interface_of, is_local, resolve, run_abandonable
+from elastic_agent.transport import (
+    StoreLostError,
+    UnreachableError,
+    interface_of,
+    is_local,
+    resolve,
+    run_abandonable,
+)
 
-from . import collective
-from .collective import CollectiveProcess, Task
-from .connections import connection_findings
-from .differences import Column, clock_findings, difference_findings, differing
-from .findings import Finding, error, note, warning
+from .differences import clock_findings, difference_findings
+from .findings import Finding, error, note
+from .interpreter import REDUCE_S, Interpreter
 from .local import LocalResult
 from .meeting import Meeting
-from .pairs import CONNECT_S, LOOKUP_S, connect_to_all, targets
+from .pairs import TEST_S, connect_to_all, connection_findings, targets
 from .paths import SharedFolders, path_findings
-from .records import (
-    Attendance,
-    Collectives,
-    Connection,
-    Connections,
-    MachineFacts,
-    Reduced,
-    SeenPaths,
-    Shared,
-)
+from .records import Attendance, Connection, Left, MachineFacts, Reduced, Results, Shared
+from .report import counted
 from .request import Request
 
+T = TypeVar("T")
+
 EXCHANGE_S = 10.0
-"""How long to wait for the records of the others in one phase; machines may be slow to examine themselves."""
+"""How long to wait for the records of the others beside what making them may take; machines may be slow."""
 LEAVE_S = 4.0
 STORAGE_S = 8.0
-PHASES = ("members", "facts", "marks", "seen", "connections", "store", "collectives", "end")
-_GLOO = "gloo-interface"
-
-
-class Arrived(Struct, frozen=True):
-    """This machine has reached a point of the examination."""
+_FACTS, _RESULTS, _END = "facts", "results", "end"
+_USELESS = {"connection", "large-messages", "gloo-interface", "interpreter"}
+"""After an error of these checks, an all-reduce would only wait for its time-out."""
 
 
 class Together:
     """The part of one machine."""
 
     def __init__(
-        self,
-        request: Request,
-        local: LocalResult,
-        meeting: Meeting,
-        helper: CollectiveProcess | None,
+        self, request: Request, local: LocalResult, meeting: Meeting, interpreter: Interpreter
     ) -> None:
         """``meeting``: joined; an ``EchoServer`` answers at this machine's address and port in it."""
         self._request = request
         self._local = local
         self._meeting = meeting
+        self._interpreter = interpreter
         self._address = meeting.attendances[meeting.id].address
-        self._helper = helper
-        self.attendances = _named(meeting.attendances)
-        self._folders = SharedFolders(request.paths, meeting.id)
-        self.machines: dict[str, MachineFacts] = {}
-        """Those that have told their facts, by id."""
-        self.names = {member: one.machine for member, one in self.attendances.items()}
+        self._attendances = _named(meeting.attendances)
+        self._names = {member: attendance.machine for member, attendance in self._attendances.items()}
         """The names of the members in the report; different ones."""
-        self.own_connections: list[Connection] = []
-        """The test connections of this machine."""
-        self.columns: list[Column] = []
+        self._folders = SharedFolders(request.paths, meeting.id)
+        self._own_connections: list[Connection] = []
+        self.machines: dict[str, MachineFacts] = {}
+        """Those that have told their facts, by id; the machine of the endpoint first, then by name."""
         self.tested: list[str] = []
 
     async def run(self) -> list[Finding]:
-        """All of it; the findings of all machines. Raises ``StoreLostError``."""
-        # Everything is written before anything is read: reading fails first where large packets are lost.
-        await self._meeting.write("facts", await self._own_facts())
-        made = await connect_to_all(targets(self._meeting.id, self._meeting.members, self.attendances))
-        self.own_connections = made
-        await self._meeting.write("connections", Connections(tuple(made)))
-        self.machines = await self._meeting.gather("facts", MachineFacts, EXCHANGE_S)
-        self._order_machines()
-        findings = [*self._missing(), *self._reported()]
-        self.columns = differing([*self.machines.values()])
-        findings += difference_findings([*self.machines.values()], self.columns)
-        findings += await self._test_paths()
-        findings += await self._read_connections()
-        findings += await self._test_collectives(is_possible=not self._network_is_broken(findings))
+        """Do all of it, and return the findings of all machines. Raises ``StoreLostError``."""
+        meeting, folders = self._meeting, self._folders
+        others = targets(meeting.id, [*meeting.attendances])
+        to_test = {member: meeting.attendances[member] for member in others}
+        try:
+            shared, self._own_connections = await asyncio.gather(
+                self._in_time(folders.mark, _unanswered(self._request)),
+                connect_to_all(to_test),
+            )
+            facts = await meeting.exchange(_FACTS, await self._own_facts(shared), TEST_S + EXCHANGE_S)
+            self._order(facts)
+            machines = [*self.machines.values()]
+            findings = [*self._missing(), *(finding for machine in machines for finding in machine.findings)]
+            findings += [*difference_findings(machines), *self._compare_connections()]
+            backends = self._backends(findings)
+            seen = await self._in_time(lambda: folders.look(meeting.members), tuple[tuple[str, ...], ...]())
+            mine = Results(seen, await self._reduce_over(backends))
+            limit_s = STORAGE_S + sum(REDUCE_S[backend] for backend in backends) + EXCHANGE_S
+            results = await meeting.exchange(_RESULTS, mine, limit_s)
+        finally:
+            await self._in_time(folders.remove_marks, None)
+        findings += [*self._compare_folders(results), *self._compare_results(results, backends)]
         await self._end()
         return findings
 
     def own_findings(self) -> list[Finding]:
-        """What this machine found without the records of the others."""
+        """Return what this machine found without the records of the others."""
         me = self._meeting.id
-        named = [replace(one, machine=self.names[me]) for one in self._local.findings]
-        return [*connection_findings(self.attendances, {me: self.own_connections}), *named]
+        named = [replace(finding, machine=self._names[me]) for finding in self._local.findings]
+        return [*connection_findings(self._attendances, {me: self._own_connections}), *named]
+
+    async def _in_time(self, work: Callable[[], T], otherwise: T) -> T:
+        """Call it in a thread that is abandoned if the storage, or a name server, does not answer."""
+        try:
+            return await run_abandonable(work, STORAGE_S)
+        except StoreLostError:
+            return otherwise
 
     # -- facts ----------------------------------------------------------------------------------
 
-    async def _own_facts(self) -> MachineFacts:
-        request = self._request
-        assert request.endpoint is not None  # the machines met there
-        interface = interface_of(self._address) or ""
+    async def _own_facts(self, shared: tuple[Shared, ...]) -> MachineFacts:
         family = f"IPv{ipaddress.ip_address(self._address.partition('%')[0]).version}"
-        with contextlib.suppress(StoreLostError):
-            shared = await run_abandonable(self._folders.describe, STORAGE_S)
-            is_endpoint = any(is_local(resolve(one.host)) for one in request.endpoint.members)
-            return self._facts(interface, family, is_endpoint, shared)
-        lost = "does not answer (a file server that is down?)"
-        shared = tuple(Shared(str(one)[:500], lost) for one in request.paths)
-        return self._facts(interface, family, False, shared)
-
-    def _facts(
-        self, interface: str, family: str, is_endpoint: bool, shared: tuple[Shared, ...]
-    ) -> MachineFacts:
-        facts = {**self._local.facts, "address family": family}
+        is_endpoint = await self._in_time(lambda: _has_endpoint(self._request), False)
         return MachineFacts(
             self._request.machine,
             self._address,
-            interface,
+            interface_of(self._address) or "",
             is_endpoint,
-            len(self._local.gpus.names),
-            facts,
+            self._local.gpus,
+            self._local.store_port,
+            {**self._local.facts, "address family": family},
             compared_variables(self._request.environ),
             self._local.findings,
             shared,
+            tuple(self._own_connections),
         )
 
-    def _order_machines(self) -> None:
-        """The machine of the endpoint first, then by name."""
-        named = {
-            member: replace(one, machine=self.names[member])
-            for member, one in self.machines.items()
-            if member in self.names
-        }
+    def _order(self, facts: dict[str, MachineFacts]) -> None:
+        named: dict[str, MachineFacts] = {}
+        for member, name in self._names.items():
+            if member in facts:
+                findings = tuple(replace(finding, machine=name) for finding in facts[member].findings)
+                named[member] = replace(facts[member], machine=name, findings=findings)
         order = sorted(named, key=lambda member: (not named[member].is_endpoint, named[member].machine))
         self.machines = {member: named[member] for member in order}
 
-    def _reported(self) -> Iterable[Finding]:
-        """What the machines found by themselves."""
-        for facts in self.machines.values():
-            for one in facts.findings:
-                yield Finding(one.severity, one.check, one.cause, one.remedy, facts.machine)
-
     def _missing(self) -> Iterable[Finding]:
-        lacking = self._meeting.expected - len(self._meeting.members)
+        meeting, count = self._meeting, len(self._meeting.members)
+        lacking = meeting.expected - count
         if lacking > 0:
-            make = error if len(self._meeting.members) < self._meeting.least else note
+            make = error if count < meeting.least else note
             yield make(
                 "missing-machines",
-                f"{lacking} of {self._meeting.expected} machines did not come within {self._request.wait_s:g} s; here: "
-                f"{', '.join(self._meeting.present)}",
+                f"{lacking} of {meeting.expected} machines did not come within {self._request.wait_s:g} s; here: "
+                f"{', '.join(meeting.present)}",
                 "run the same command on the others too; where it already runs, its output tells why that machine "
                 "does not reach the endpoint",
             )
-        silent = len(self._meeting.members) - len(self.machines)
-        if silent:
-            yield error(
-                "silent-machines",
-                f"{silent} of {len(self._meeting.members)} machines did not report within {EXCHANGE_S:g} s",
-                "look at the output of the command on the machines that are not in the table",
-            )
+        for member, name in self._names.items():
+            if member not in self.machines:
+                yield error(
+                    "silent-machines",
+                    f"this machine did not report within {TEST_S + EXCHANGE_S:g} s",
+                    "look at the output of the command there",
+                    name,
+                )
 
-    # -- shared folders -------------------------------------------------------------------------
+    def _compare_connections(self) -> list[Finding]:
+        each = {member: facts.connections for member, facts in self.machines.items()}
+        ahead_s: dict[str, list[float]] = {member: [] for member in self._names}
+        for connection in (
+            connection for made in each.values() for connection in made if not connection.problem
+        ):
+            if connection.to in ahead_s:
+                ahead_s[connection.to].append(connection.ahead_s)
+        count = sum(map(len, each.values()))
+        if count and not any(connection.problem for made in each.values() for connection in made):
+            self.tested.append(counted(count, "connection"))
+        return [*connection_findings(self._attendances, each), *clock_findings(self._names, ahead_s)]
 
-    async def _test_paths(self) -> list[Finding]:
-        if not any(one.shared for one in self.machines.values()):
-            return []
-        mine = SeenPaths(())
-        try:
-            await self._in_storage(self._folders.mark)
-            await self._meeting.exchange("marks", Arrived(), EXCHANGE_S)
-            with contextlib.suppress(StoreLostError):
-                mine = await run_abandonable(lambda: self._folders.look(self._meeting.members), STORAGE_S)
-            seen = await self._meeting.exchange("seen", mine, EXCHANGE_S)
-        finally:
-            await self._in_storage(self._folders.remove_marks)
+    def _compare_folders(self, results: dict[str, Results]) -> list[Finding]:
         shared = {member: facts.shared for member, facts in self.machines.items()}
-        found = list(path_findings(self.names, shared, seen))
-        if not found:
+        found = [
+            *path_findings(self._names, shared, {member: result.seen for member, result in results.items()})
+        ]
+        if self._request.paths and not found:
             self.tested.append(counted(len(self._request.paths), "shared folder"))
         return found
 
-    async def _in_storage(self, work: object) -> None:
-        """Call it in a thread that is abandoned if the storage does not answer."""
-        assert callable(work)
-        with contextlib.suppress(StoreLostError):
-            await run_abandonable(work, STORAGE_S)
-
-    # -- connections ----------------------------------------------------------------------------
-
-    async def _read_connections(self) -> list[Finding]:
-        found = await self._meeting.gather("connections", Connections, CONNECT_S + LOOKUP_S + 2)
-        each = {member: one.made for member, one in found.items() if member in self.names}
-        findings = list(connection_findings(self.attendances, each))
-        ahead: dict[str, list[float]] = {member: [] for member in self.names}
-        for one in (one for made in each.values() for one in made if not one.problem and one.to in ahead):
-            ahead[one.to].append(one.ahead_s)
-        findings += clock_findings(self.names, ahead)
-        count = sum(len(made) for made in each.values())
-        if not any(one.problem for made in each.values() for one in made):
-            self.tested.append(counted(count, "connection"))
-        return findings
-
-    def _network_is_broken(self, findings: Iterable[Finding]) -> bool:
-        """Whether an all-reduce would only wait for its time-out."""
-        checks = {one.check for one in findings if one.severity.value == "error"}
-        return bool(checks & {"connection", "large-messages", _GLOO, "interpreter"})
-
     # -- collectives ----------------------------------------------------------------------------
 
-    async def _test_collectives(self, *, is_possible: bool) -> list[Finding]:
-        members = [one for one in self._meeting.members if one in self.machines]
-        if self._helper is None or len(members) < 2 or len(members) < len(self._meeting.members):
+    def _backends(self, findings: Iterable[Finding]) -> list[str]:
+        """Return the backends of the all-reduces that all machines take part in."""
+        machines = self.machines.values()
+        errors = {finding.check for finding in findings if finding.severity == "error"}
+        is_possible = len(machines) == len(self._meeting.members) and all(
+            machine.store_port for machine in machines
+        )
+        if len(machines) < 2 or not is_possible or errors & _USELESS:
             return []
-        store = await self._agree_on_store(members, is_possible)
-        if not store.isdecimal() or store == "0":
-            return []
-        backends = ["gloo"]
-        if all(self.machines[one].gpus for one in members):
-            backends.append("nccl")
-        mine: list[Reduced] = []
+        return ["gloo", "nccl"] if all(machine.gpus for machine in machines) else ["gloo"]
+
+    async def _reduce_over(self, backends: list[str]) -> dict[str, Reduced]:
+        """Take part in one all-reduce after the other, until one of them fails."""
+        reduced: dict[str, Reduced] = {}
         for backend in backends:
-            if not (mine and mine[-1].problem):
-                mine.append(await self._reduce(backend, members, int(store)))
-        limit_s = collective.TIMEOUT_S + collective.NCCL_TIMEOUT_S + 4
-        found = await self._meeting.exchange("collectives", Collectives(tuple(mine)), limit_s)
-        return list(self._collective_findings(found, backends))
+            reduced[backend] = await self._reduce(backend)
+            if reduced[backend].problem:
+                break
+        return reduced
 
-    async def _agree_on_store(self, members: list[str], is_possible: bool) -> str:
-        """The port of the first machine's store; 0: there will be no all-reduce."""
-        assert self._helper is not None  # the caller made sure
-        if members[0] != self._meeting.id:
-            return await self._meeting.await_decision("store", EXCHANGE_S)
-        port = await self._helper.open_store(self._request.port_range) if is_possible else 0
-        return await self._meeting.decide("store", str(port))
-
-    async def _reduce(self, backend: str, members: list[str], port: int) -> Reduced:
-        assert self._helper is not None  # the caller made sure
+    async def _reduce(self, backend: str) -> Reduced:
         environment = {}
         interface = interface_of(self._address)
         if interface is not None and "GLOO_SOCKET_IFNAME" not in self._request.environ:
             environment["GLOO_SOCKET_IFNAME"] = interface  # as the agent does for its workers
-        host = self.machines[members[0]].address
-        task = Task(backend, members.index(self._meeting.id), len(members), host, port, environment)
-        limit_s = collective.NCCL_TIMEOUT_S if backend == "nccl" else collective.TIMEOUT_S
-        return await self._helper.reduce(task, 2 * limit_s)
+        ranks = [*self.machines]
+        host = self.machines[ranks[0]]
+        place = ranks.index(self._meeting.id), len(ranks)
+        return await self._interpreter.reduce(backend, place, (host.address, host.store_port), environment)
 
-    def _collective_findings(self, found: dict[str, Collectives], backends: list[str]) -> Iterable[Finding]:
+    def _compare_results(self, results: dict[str, Results], backends: list[str]) -> Iterable[Finding]:
         for backend in backends:
-            results = {
-                member: one
-                for member, each in found.items()
-                for one in each.results
-                if one.backend == backend
+            silent = Results(reduced={backend: Reduced("this machine did not report how it ended")})
+            ended = {
+                member: each[backend]
+                for member in self.machines
+                if backend in (each := results.get(member, silent).reduced)
             }
-            failed = {member: one for member, one in results.items() if one.problem}
-            for member, one in failed.items():
-                yield error(
-                    f"{backend}-all-reduce",
-                    f"an all-reduce over {backend} failed: {one.problem}",
-                    "look at the other findings first; the connections between the machines work, so look at "
-                    f"the variables {backend.upper()}_* and at the versions of torch and its libraries",
-                    self.names[member],
-                )
-            if results and not failed:
-                slowest_s = max(one.took_s for one in results.values())
+            for member, reduced in ended.items():
+                if reduced.problem:
+                    yield error(
+                        f"{backend}-all-reduce",
+                        f"an all-reduce over {backend} failed: {reduced.problem}",
+                        "look at the other findings first; the connections between the machines work, so look at "
+                        f"the variables {backend.upper()}_* and at the versions of torch and its libraries",
+                        self._names[member],
+                    )
+            if ended and not any(reduced.problem for reduced in ended.values()):
+                slowest_s = max(reduced.took_s for reduced in ended.values())
                 self.tested.append(
                     f"an all-reduce over {backend} ({slowest_s:.2f} s with its initialisation)"
-                )
-            if len(results) < len(self.machines) and failed:
-                yield warning(
-                    f"{backend}-all-reduce",
-                    "not all machines took part in the all-reduce",
-                    "see the errors above",
                 )
 
     # -- the end --------------------------------------------------------------------------------
@@ -283,29 +234,35 @@ class Together:
     async def _end(self) -> None:
         """Wait until all have read everything: the machine of the endpoint hosts the store."""
         begun_s = time.monotonic()
-        with contextlib.suppress(StoreLostError):
-            await self._meeting.exchange("end", Arrived(), LEAVE_S)
-            if self._machine_is_last():
-                await asyncio.sleep(max(0.0, min(1.0, LEAVE_S - (time.monotonic() - begun_s))))
-            await self._meeting.leave(PHASES)
-
-    def _machine_is_last(self) -> bool:
         mine = self.machines.get(self._meeting.id)
-        first = self._meeting.members[:1] == (self._meeting.id,)
-        return first or (mine is not None and mine.is_endpoint)
+        is_last = self._meeting.members[0] == self._meeting.id or (mine is not None and mine.is_endpoint)
+        with contextlib.suppress(StoreLostError):
+            await self._meeting.exchange(_END, Left(), LEAVE_S)
+            if is_last:
+                await asyncio.sleep(max(0.0, min(1.0, LEAVE_S - (time.monotonic() - begun_s))))
+            await self._meeting.leave()
 
 
-def counted(number: int, noun: str) -> str:
-    """Such as "1 connection" and "2 connections"."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"
+def _has_endpoint(request: Request) -> bool:
+    """Return whether the endpoint is this machine."""
+    for member in request.endpoint.members if request.endpoint is not None else ():
+        with contextlib.suppress(UnreachableError):
+            if is_local(resolve(member.host)):
+                return True
+    return False
+
+
+def _unanswered(request: Request) -> tuple[Shared, ...]:
+    lost = "does not answer (a file server that is down?)"
+    return tuple(Shared(str(path)[:500], lost) for path in request.paths)
 
 
 def _named(attendances: dict[str, Attendance]) -> dict[str, Attendance]:
-    """With different names: where several machines have one, the address is added."""
-    given = [one.machine for one in attendances.values()]
+    """Return them with different names: where several machines have one, the address is added."""
+    given = [attendance.machine for attendance in attendances.values()]
     return {
-        member: one
-        if given.count(one.machine) == 1
-        else replace(one, machine=f"{one.machine} ({one.address})")
-        for member, one in attendances.items()
+        member: attendance
+        if given.count(attendance.machine) == 1
+        else replace(attendance, machine=f"{attendance.machine} ({attendance.address})")
+        for member, attendance in attendances.items()
     }

@@ -13,6 +13,7 @@ from elastic_agent.logs.setup import (
     configure_logging,
     get_logger,
     is_console,
+    log_beside_program,
     waiting_reporter,
 )
 
@@ -24,5 +25,6 @@ __all__ = [
     "configure_logging",
     "get_logger",
     "is_console",
+    "log_beside_program",
     "waiting_reporter",
 ]

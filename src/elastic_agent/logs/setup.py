@@ -68,6 +68,21 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
     root.setLevel(logging.INFO if wanted == logging.DEBUG else max(wanted, _LIBRARY_LEVEL))
     logging.getLogger(_OWN).setLevel(wanted)
     logging.captureWarnings(True)
+    _configure_structlog()
+    adopt_library_loggers()
+
+
+def log_beside_program(level: str, stream: TextIO) -> None:
+    """Send only the agent's log to ``stream``, for people, from a program that has a log of its own."""
+    handler = _LineHandler(StatusLine(stream))
+    handler.setFormatter(_formatter(lambda _logger, _method, fields: console_line(fields, colours=False)))
+    own = logging.getLogger(_OWN)
+    own.handlers, own.propagate = [handler], False
+    own.setLevel(_LEVELS[level])
+    _configure_structlog()
+
+
+def _configure_structlog() -> None:
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -79,7 +94,6 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
         wrapper_class=BoundLogger,
         cache_logger_on_first_use=False,
     )
-    adopt_library_loggers()
 
 
 def is_console() -> bool:

@@ -9,7 +9,6 @@ from .activity import TRANSITIONS, Activity, Event
 from .budget import remaining as remaining_restarts
 from .cluster_view import Decision, count, names, readmission_delay_s
 from .codec import (
-    MAX_AHEAD,
     MAX_PLAN_BYTES,
     MAX_REPORTED_GENERATION,
     ForeignVersionError,
@@ -34,7 +33,6 @@ from .node import (
     RequestStop,
     StartWorkers,
     StopWorkers,
-    misquoted,
 )
 from .notices import PROMPT
 from .records import (
@@ -58,7 +56,6 @@ from .records import (
     Phase,
     Plan,
     Policy,
-    Refusal,
     Seat,
     Seconds,
     Signature,
@@ -73,7 +70,6 @@ from .waiting import Waiting
 __all__ = [
     "ANSWERS_PER_LEASE",
     "FINISHED_BEFORE",
-    "MAX_AHEAD",
     "MAX_PLAN_BYTES",
     "MAX_REPORTED_GENERATION",
     "PROMPT",
@@ -115,7 +111,6 @@ __all__ = [
     "Policy",
     "Prepare",
     "RecordError",
-    "Refusal",
     "Rejoin",
     "RequestStop",
     "RevisionTimes",
@@ -134,7 +129,6 @@ __all__ = [
     "count",
     "decode",
     "encode",
-    "misquoted",
     "names",
     "next_renewal_s",
     "readmission_delay_s",

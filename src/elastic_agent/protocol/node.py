@@ -1,7 +1,7 @@
 """One node's side of the protocol, without I/O: events in, actions out.
 
 All of a node's decisions are made here; its transitions are in :mod:`.activity`. ``rendezvous/participant.py``
-carries out the actions for the component that runs the workers (the agent, the sidecar of a stock torchrun, the
+carries out the actions for the component that runs the workers (the agent, the plug-in for a stock torchrun, the
 simulator), which reports the results.
 
 Invariants kept here: a node publishes ``ready(g)`` only when no worker of it runs; it starts generation g only from
@@ -22,7 +22,7 @@ from typing import TypeAlias
 import msgspec
 
 from .activity import TRANSITIONS, Activity, Event
-from .records import Failure, FailureKind, History, Member, Notice, Phase, Plan, State, StopRequest, World
+from .records import Failure, FailureKind, History, Notice, Phase, Plan, State, StopRequest, World
 
 
 class Outcome(enum.StrEnum):
@@ -113,21 +113,6 @@ class Depart:
 
 
 Action: TypeAlias = Announce | RequestStop | Notify | Prepare | StartWorkers | StopWorkers | Rejoin | Depart
-
-
-def misquoted(plan: Plan, member: Member) -> str:
-    """How a node's seat in a running world differs from the node's own record; empty if it does not.
-
-    A node starts as many workers as its seat has slots, so the seat must not have more than the node offers.
-    """
-    world = plan.world if plan.phase is Phase.RUNNING else None
-    seat = world.seat_of(member.incarnation) if world is not None else None
-    if seat is None or (seat.node_id, seat.slots) == (member.node_id, member.slots):
-        return ""
-    return (
-        f"its world seats {seat.node_id} with {seat.slots} workers; this node is {member.node_id} and offers "
-        f"{member.slots}"
-    )
 
 
 class Node:

@@ -47,7 +47,7 @@ async def in_time(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         raise StoreLostError(f"no answer within {timeout_s:g} s") from None
 
 
-async def until_one_ends(*work: Awaitable[None]) -> None:
+async def until_one_ends(*work: Awaitable[object]) -> None:
     """Do all of this at once until one of it ends; the rest is cancelled. Raises what that one raised."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:

@@ -14,21 +14,9 @@ from typing import Any, Protocol
 from elastic_agent.diagnosis.differences import differences
 from elastic_agent.files import with_remedy
 from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Member, Plan, Waiting
-from elastic_agent.transport import Snapshot
+from elastic_agent.transport import CoordinatorRecords, Snapshot
 
-from .coordinator_effects import (
-    Forget,
-    LoadHistory,
-    Publish,
-    ReadLeases,
-    ReadPlan,
-    ReadRecords,
-    RemoveRun,
-    Revoke,
-    SaveHistory,
-    WaitForHints,
-    WriteStatus,
-)
+from .coordinator_effects import LoadHistory, SaveHistory, StoreCall, WaitForHints
 from .effects import Steps
 
 LEASE_READS_PER_TTL, LEASE_READS_OF_MANY = 50, 10
@@ -140,12 +128,12 @@ class RunDriver:
         while not self.over:
             hints = yield from self._wait(self._next_turn_s)
             yield from self._turn(hints)
-        yield from RemoveRun(self._settled_history)
+        yield from StoreCall(CoordinatorRecords.remove_run, self._settled_history)
         self.winding_up = False
 
     def _begin(self) -> Steps[None]:
         """Read the state of the run from the store and the disk."""
-        plan = yield from ReadPlan()
+        plan = yield from StoreCall(CoordinatorRecords.read_plan)
         history = yield from LoadHistory()
         # After the answers: a notice in the plan has its time from here on.
         self._coordinator = Coordinator(self._clock(), plan, history, self._store_born_s)
@@ -187,7 +175,7 @@ class RunDriver:
         """Remove the run's records, unless a node has registered meanwhile: its records are then read at once."""
         yield from self._read(None)
         if not self._coordinator.has_live_members:
-            yield from RemoveRun(self._settled_history)
+            yield from StoreCall(CoordinatorRecords.remove_run, self._settled_history)
             return True
         self._unused_since_s = math.inf
         self._full_read_s = self._clock()
@@ -207,7 +195,7 @@ class RunDriver:
 
     def _read(self, incarnations: Collection[str] | None) -> Steps[Snapshot]:
         """Read these incarnations' records again, or all of them (None)."""
-        snapshot = yield from ReadRecords(incarnations)
+        snapshot = yield from StoreCall(CoordinatorRecords.read, incarnations)
         now_s = self._clock()  # after the answer: what it holds was written before
         for problem in snapshot.rejected:
             self._warn_once("ignored an invalid record in the store", what=problem)
@@ -221,7 +209,7 @@ class RunDriver:
     def _read_leases(self) -> Steps[None]:
         started_s = self._clock()
         sightings = self._coordinator.ledger.sightings
-        leases = yield from ReadLeases(tuple(sightings))
+        leases = yield from StoreCall(CoordinatorRecords.read_leases, tuple(sightings))
         now_s = self._clock()  # after the answer, too
         for key, lease in leases.items():
             if key in sightings:
@@ -277,7 +265,7 @@ class RunDriver:
                 yield from self._publish(decision.plan)
                 progress = True
             for incarnation in decision.forget:
-                yield from Forget(incarnation)
+                yield from StoreCall(CoordinatorRecords.forget, incarnation)
                 self._coordinator.forgotten(incarnation)
             if not progress:
                 if decision.done and self._settled_history is not None:
@@ -297,14 +285,15 @@ class RunDriver:
         if decision.reason != self._reason:
             self._reason = decision.reason
             self._log.debug("coordinator", decision=decision.reason)
-            yield from WriteStatus(Waiting(decision.reason, decision.lacks_nodes, decision.joined).to_text())
+            waiting = Waiting(decision.reason, decision.lacks_nodes, decision.joined)
+            yield from StoreCall(CoordinatorRecords.write_status, waiting.to_text())
 
     def _revoke(self, incarnations: Mapping[str, str]) -> Steps[bool]:
         """End these leases, unless they were renewed meanwhile; whether any has ended."""
         progress = False
         for incarnation, reason in incarnations.items():
             lease = self._coordinator.ledger.sightings[incarnation].lease
-            if (yield from Revoke(lease, reason)):
+            if (yield from StoreCall(CoordinatorRecords.revoke, lease, reason)):
                 self._coordinator.revoked(incarnation)
                 progress = True
             elif incarnation not in (yield from self._read([incarnation])).leases:
@@ -316,7 +305,7 @@ class RunDriver:
         if plan.generation > 0:
             yield from self._save(plan.history())  # before any node can read it
         self.winding_up |= plan.is_terminal  # before our own agent can read it, and end
-        yield from Publish(plan)
+        yield from StoreCall(CoordinatorRecords.publish, plan)
         self._coordinator.published(plan, self._clock())
 
     def _save(self, history: History) -> Steps[None]:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_agent.protocol import History, Lease, Plan
-from elastic_agent.transport import CoordinatorRecords, Snapshot
+from elastic_agent.protocol import History
+from elastic_agent.transport import CoordinatorRecords
 
-from .effects import Effect, T_co
+from .effects import Effect, Request, T_co
 from .run_history import RunHistoryStore
 
 
-class StoreEffect(Effect[T_co]):
-    """A request to the store of one run. Raises StoreLostError when its outcome is unknown."""
+class StoreCall(Request[T_co], Effect[T_co]):
+    """A call of a method of :class:`CoordinatorRecords`. Raises StoreLostError when its outcome is unknown."""
 
     __slots__ = ()
-
-    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, T_co]:
-        """Return the coroutine that performs it."""
-        raise NotImplementedError
 
 
 class DiskEffect(Effect[T_co]):
@@ -31,100 +27,6 @@ class DiskEffect(Effect[T_co]):
     def perform(self, run_id: str, history_store: RunHistoryStore) -> Coroutine[Any, Any, T_co]:
         """Return the coroutine that performs it."""
         raise NotImplementedError
-
-
-# -- the store -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ReadRecords(StoreEffect[Snapshot]):
-    """Read the member and lease records of these incarnations, or of all (None)."""
-
-    incarnations: Collection[str] | None = None
-
-    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, Snapshot]:
-        return records.read(self.incarnations)
-
-
-@dataclass(frozen=True)
-class ReadLeases(StoreEffect[Mapping[str, Lease]]):
-    """Read the leases of these incarnations."""
-
-    incarnations: Collection[str]
-
-    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, Mapping[str, Lease]]:
-        return records.read_leases(self.incarnations)
-
-
-@dataclass(frozen=True)
-class ReadPlan(StoreEffect[Plan | None]):
-    """Read the newest plan."""
-
-    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, Plan | None]:
-        return records.read_plan()
-
-
-@dataclass(frozen=True)
-class Publish(StoreEffect[None]):
-    """Write the plan that follows the newest one."""
-
-    plan: Plan
-
-    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, None]:
-        return records.publish(self.plan)
-
-
-@dataclass(frozen=True)
-class Revoke(StoreEffect[bool]):
-    """End a lease, so that it can never be renewed; False if it is not as it was read any more."""
-
-    lease: Lease
-    reason: str
-
-    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, bool]:
-        return records.revoke(self.lease, self.reason)
-
-
-@dataclass(frozen=True)
-class Forget(StoreEffect[None]):
-    """Remove the records of an incarnation."""
-
-    incarnation: str
-
-    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, None]:
-        return records.forget(self.incarnation)
-
-
-@dataclass(frozen=True)
-class WriteStatus(StoreEffect[None]):
-    """Write what the coordinator waits for (see :class:`~elastic_agent.protocol.Waiting`)."""
-
-    text: str
-
-    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, None]:
-        return records.write_status(self.text)
-
-
-@dataclass(frozen=True)
-class ReadEnded(StoreEffect[History | None]):
-    """Read how the last run of this name ended, whose records were removed."""
-
-    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, History | None]:
-        return records.read_ended()
-
-
-@dataclass(frozen=True)
-class RemoveRun(StoreEffect[None]):
-    """Remove all records of the run."""
-
-    ended: History | None
-    """The state of this run that the next run of its name needs; None if it never began."""
-
-    def perform(self, records: CoordinatorRecords) -> Coroutine[Any, Any, None]:
-        return records.remove_run(self.ended)
-
-
-# -- the disk --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -165,7 +67,7 @@ def performer(
     """Return what performs the effects on the store and the disk in the calling task."""
 
     async def perform(effect: Effect[Any]) -> Any:
-        if isinstance(effect, StoreEffect):
+        if isinstance(effect, StoreCall):
             return await effect.perform(records)
         if isinstance(effect, DiskEffect):
             return await effect.perform(run_id, history_store)

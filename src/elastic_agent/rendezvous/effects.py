@@ -3,7 +3,7 @@
 A driver decides which requests to make to the store, the disk and the clock, and in which order. It performs none:
 it yields an *effect* and receives the answer; an error of the effect is raised where it was yielded.
 
-    is_published = yield from Publish(plan)
+    plan = yield from StoreCall(CoordinatorRecords.read_plan)
 
 The agent performs effects in an asyncio task. The simulator performs them against its models of the store and the
 disk, in virtual time, and can stop or kill the driver's process between any two of them.
@@ -11,14 +11,15 @@ disk, in virtual time, and can stop or kill the driver's process between any two
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from tenacity import RetryCallState, Retrying, wait_exponential
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+P = ParamSpec("P")
 
 
 class Effect(Generic[T_co]):
@@ -30,6 +31,25 @@ class Effect(Generic[T_co]):
         """Yield this effect and return its answer: ``answer = yield from effect``."""
         answer: T_co = yield self
         return answer
+
+
+class Request(Generic[T_co]):
+    """A method, to be called on the object that the runner has for it, and its arguments."""
+
+    __slots__ = ("args", "kwargs", "method")
+    __match_args__ = ("method", "args")
+
+    def __init__(
+        self,
+        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T_co]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        self.method, self.args, self.kwargs = method, args, kwargs
+
+    def perform(self, target: object) -> Coroutine[Any, Any, T_co]:
+        """Return the coroutine that performs it."""
+        return self.method(target, *self.args, **self.kwargs)
 
 
 Steps = Generator[Effect[Any], Any, T]

@@ -40,10 +40,10 @@ from elastic_agent.protocol import (
     StopRequest,
     Waiting,
     World,
-    misquoted,
     next_renewal_s,
 )
 from elastic_agent.transport import (
+    NodeRecords,
     NotAStoreError,
     Obstacle,
     OtherVersionError,
@@ -54,21 +54,12 @@ from elastic_agent.transport import (
 
 from . import events
 from .bootstrap_offers import BootstrapOffers
-from .effects import BackOff, Signal, Sleep, Steps, T, UntilOneEnds, Wait, back_offs
+from .effects import BackOff, Request, Signal, Sleep, Steps, T, UntilOneEnds, Wait, back_offs
 from .store_requests import (
     BootstrapOffer,
     Call,
     Connect,
-    Connection,
     DialBootstrap,
-    NextPlan,
-    ReadLease,
-    ReadPlan,
-    ReadStatus,
-    Register,
-    Renew,
-    Request,
-    WriteMember,
 )
 
 REGISTRATIONS_PER_LEASE = 2
@@ -107,7 +98,6 @@ class NodeSession:
         self._patience_s = lease_ttl_s / ANSWERS_PER_LEASE
         """An answer that takes longer is not waited for: a fresh connection may save the lease."""
         self._callback: Callable[[events.SessionEvent], None] = lambda event: None
-        self._may_renew: Callable[[], bool] = lambda: True
         self._lease: HeldLease | None = None
         self._first_sent = FirstSent()
         self._work = Signal()
@@ -134,16 +124,12 @@ class NodeSession:
         """The incarnation whose lease was lost: it is never registered again."""
         self._own_address, self._local_address = address, ""
         self._all_written = Signal()
-        self._commands: Connection | None = None
+        self._commands: NodeRecords | None = None
         self._problem = ""  # what went wrong with the store since the lease was renewed last
 
     def listen(self, callback: Callable[[events.SessionEvent], None]) -> None:
         """Call ``callback`` with every event, in the loop."""
         self._callback = callback
-
-    def renew_only_if(self, test: Callable[[], bool]) -> None:
-        """Have the lease renewed only while ``test`` holds; without it, as long as the loop turns."""
-        self._may_renew = test
 
     # -- requests of the owner ------------------------------------------------------------------
 
@@ -223,7 +209,7 @@ class NodeSession:
         if self._commands is None:
             return Waiting()
         try:
-            return Waiting.from_text((yield from self._ask(self._commands, ReadStatus())))
+            return Waiting.from_text((yield from self._ask(self._commands, Request(NodeRecords.read_status))))
         except StoreLostError:
             return Waiting()
 
@@ -247,9 +233,8 @@ class NodeSession:
                 self._expire(now_s)
             if now_s >= self._renew_at_s:
                 self._time_next_renewal(now_s)
-                if self._may_renew():
-                    self._renew_due = True
-                    self._work.set()
+                self._renew_due = True
+                self._work.set()
             deadline_s = self._lease.deadline_s if self._lease is not None else self._renew_at_s
             self._timer_due_s = min(self._renew_at_s, deadline_s)
             yield from Sleep(self._timer_due_s - now_s)
@@ -313,7 +298,7 @@ class NodeSession:
             self._commands = None
             commands.close()
 
-    def _dial(self) -> Steps[Connection]:
+    def _dial(self) -> Steps[NodeRecords]:
         """Dial until the store answers; with jitter, for a whole cluster may be dialling."""
         pauses_s = back_offs(REDIAL_MIN_S, REDIAL_MAX_S)
         while True:
@@ -329,7 +314,7 @@ class NodeSession:
         self._problem = str(error)
         self._callback(events.Disconnected.by(error))
 
-    def _connected(self, commands: Connection) -> None:
+    def _connected(self, commands: NodeRecords) -> None:
         replaced = self.store_id is not None and commands.store_id != self.store_id
         if replaced:
             self.plan, self._read_version = None, 0
@@ -344,7 +329,7 @@ class NodeSession:
             if self._lease is not None and self._lease.expired(self._clock()):
                 self._lose("the store was lost for longer than the lease")
 
-    def _ask(self, connection: Connection, request: Request[T]) -> Steps[T]:
+    def _ask(self, connection: NodeRecords, request: Request[T]) -> Steps[T]:
         """A request that is answered soon, or not at all."""
         return (yield from Call(connection, request, self._patience_s))
 
@@ -358,7 +343,9 @@ class NodeSession:
                 raise StoreLostError("a different store answers at the endpoint now")
             while True:
                 after, wait_s = self._read_version, self._ttl_s
-                plan = yield from Call(connection, NextPlan(after, wait_s), 2 * wait_s + 1.0)
+                plan = yield from Call(
+                    connection, Request(NodeRecords.next_plan, after, wait_s), 2 * wait_s + 1.0
+                )
                 if plan is not None and plan.version > after:
                     self._saw(plan)
         finally:
@@ -366,9 +353,6 @@ class NodeSession:
 
     def _saw(self, plan: Plan) -> None:
         self._read_version = plan.version
-        if objection := misquoted(plan, self.member):
-            self._warn("ignored an invalid plan in the store", f"version {plan.version}: {objection}")
-            return
         self.plan = plan
         history = plan.history()
         if self.history is None or history.rank >= self.history.rank:
@@ -384,7 +368,7 @@ class NodeSession:
 
     # -- the pump -------------------------------------------------------------------------------
 
-    def _pump(self, store: Connection) -> Steps[None]:
+    def _pump(self, store: NodeRecords) -> Steps[None]:
         """Do what is due, in this order, and wait until anything is."""
         while True:
             if self._unregistered(store):
@@ -399,14 +383,14 @@ class NodeSession:
                 self._all_written.set()
                 yield from Wait(self._work)
 
-    def _unregistered(self, store: Connection) -> bool:
+    def _unregistered(self, store: NodeRecords) -> bool:
         key = (store.store_id, self.member.incarnation)
         return self._over != self.member.incarnation and self._registered_in != key
 
     def _unwritten(self) -> bool:
         return self._over != self.member.incarnation and self._written is not self.member
 
-    def _pending(self, store: Connection) -> bool:
+    def _pending(self, store: NodeRecords) -> bool:
         due = self._renew_due or self._prepare is not None
         return (
             self._unregistered(store)
@@ -415,7 +399,7 @@ class NodeSession:
             or (due and self._lease is not None)
         )
 
-    def _register(self, store: Connection) -> Steps[None]:
+    def _register(self, store: NodeRecords) -> Steps[None]:
         history = self.history if self._knows_more_than(self.plan) else None
         member = msgspec.structs.replace(self.member, address=self._local_address, history=history)
         self.member = member
@@ -423,7 +407,8 @@ class NodeSession:
             member = yield from self._with_offer(member)
         lease = Lease(member.incarnation, self._ttl_s)
         sent_s = self._first_sent_s(store, lease)
-        granted = yield from Call(store, Register(member, lease), self._ttl_s / REGISTRATIONS_PER_LEASE)
+        request = Request(NodeRecords.register, member, lease)
+        granted = yield from Call(store, request, self._ttl_s / REGISTRATIONS_PER_LEASE)
         if self.member.incarnation != member.incarnation:
             return  # a new incarnation was taken meanwhile
         if granted is None:
@@ -442,7 +427,7 @@ class NodeSession:
             self._callback(events.PlanSeen(self.plan))
         self._retell = False
 
-    def _first_sent_s(self, store: Connection, lease: Lease) -> float:
+    def _first_sent_s(self, store: NodeRecords, lease: Lease) -> float:
         """From when the lease counts if the store takes this record: an earlier attempt may have written it."""
         return self._first_sent.of((store.store_id, lease), self._clock())
 
@@ -456,9 +441,9 @@ class NodeSession:
         """Whether a bootstrap store that could not be offered is to be tried again now."""
         return _lacks_offer(self.member) and self._prepare is None
 
-    def _find_out_why_lost(self, store: Connection, incarnation: str) -> Steps[None]:
+    def _find_out_why_lost(self, store: NodeRecords, incarnation: str) -> Steps[None]:
         """This incarnation may not register (again)."""
-        stored = yield from self._ask(store, ReadLease(incarnation))
+        stored = yield from self._ask(store, Request(NodeRecords.read_lease, incarnation))
         if self.member.incarnation == incarnation:
             self._lose(_revocation(stored))
 
@@ -469,7 +454,7 @@ class NodeSession:
         self.member = member
         return True
 
-    def _write(self, store: Connection) -> Steps[None]:
+    def _write(self, store: NodeRecords) -> Steps[None]:
         self._offer_due = False
         member = self.member
         if _lacks_offer(member):
@@ -477,7 +462,7 @@ class NodeSession:
             if not self._is_unchanged(member):
                 return  # overtaken while the store was being created
         if member != self._written:  # else there is still no offer, for the same reason
-            yield from self._ask(store, WriteMember(member))
+            yield from self._ask(store, Request(NodeRecords.write, member))
         self._written = member
 
     def _with_offer(self, member: Member) -> Steps[Member]:
@@ -491,7 +476,7 @@ class NodeSession:
             return msgspec.structs.replace(member, failure=Failure(FailureKind.BOOTSTRAP, summary))
         return msgspec.structs.replace(member, bootstrap=offer.address, failure=None)
 
-    def _renew(self, store: Connection) -> Steps[None]:
+    def _renew(self, store: NodeRecords) -> Steps[None]:
         held = self._lease
         assert held is not None  # the caller looked
         self._renew_due = False
@@ -500,7 +485,7 @@ class NodeSession:
             return
         renewed = held.record.renewed()
         sent_s = self._first_sent_s(store, renewed)
-        ok = yield from self._ask(store, Renew(held.record, renewed))
+        ok = yield from self._ask(store, Request(NodeRecords.renew, held.record, renewed))
         if self._lease is not held:
             return  # lost or replaced meanwhile
         if ok:
@@ -508,7 +493,7 @@ class NodeSession:
             self._offer_due = self._may_offer_again()
             self._callback(events.Renewed(deadline_s))
             return
-        stored = yield from self._ask(store, ReadLease(held.record.incarnation))
+        stored = yield from self._ask(store, Request(NodeRecords.read_lease, held.record.incarnation))
         if self._lease is not held:
             return  # lost or replaced meanwhile
         if stored is None or stored.revoked:
@@ -517,14 +502,14 @@ class NodeSession:
             self._lease = HeldLease(stored, held.deadline_s)
             self._renew_due = True
 
-    def _get_ready(self, store: Connection, world: World) -> Steps[None]:
+    def _get_ready(self, store: NodeRecords, world: World) -> Steps[None]:
         """The last check before workers are started. The lease continues to be renewed while the store is dialled."""
         self._renew_due = True
         while self._renew_due and self._lease is not None:
             yield from self._renew(store)
         if self._lease is None:
             return
-        plan = yield from self._ask(store, ReadPlan())
+        plan = yield from self._ask(store, Request(NodeRecords.read_plan))
         if self._prepare is not world:
             return
         self._prepare = None

@@ -13,12 +13,12 @@ from typing import Any
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Member, Waiting
-from elastic_agent.transport import NodeRecords, run_abandonable
+from elastic_agent.transport import run_abandonable
 
 from .asyncio_runner import in_time, run_async, until_one_ends
 from .effects import BackOff, Effect, Signal, Sleep, UntilOneEnds, Wait
 from .node_session import NodeSession
-from .store_requests import Call, Connect, DialBootstrap, OfferBootstrap, Request, StoreDialer
+from .store_requests import Call, Connect, DialBootstrap, OfferBootstrap, StoreDialer
 
 DIAL_TIMEOUT_S = 30.0
 """An attempt to connect that takes longer than this is abandoned."""
@@ -57,8 +57,8 @@ class Session(NodeSession):
 
     async def _perform(self, effect: Effect[Any]) -> Any:
         match effect:
-            case Call(connection=_Connection() as connection):
-                return await connection.call(effect.request, effect.timeout_s)
+            case Call():
+                return await in_time(effect.request.perform(effect.connection), effect.timeout_s)
             case Wait():
                 return await _wait(effect.signal, effect.timeout_s)
             case Sleep():
@@ -68,7 +68,7 @@ class Session(NodeSession):
             case UntilOneEnds():
                 await until_one_ends(*(run_async(part, self._perform) for part in effect.parts))
             case Connect():
-                return await _Connection.dial(self._dialer)
+                return await in_time(self._dialer.connect(), DIAL_TIMEOUT_S)
             case OfferBootstrap():
                 address = effect.local_address
                 return await run_abandonable(
@@ -84,24 +84,6 @@ class Session(NodeSession):
             case _:
                 raise NotImplementedError(effect)
         return None
-
-
-class _Connection:
-    """A node's records in the store, over one connection."""
-
-    def __init__(self, records: NodeRecords) -> None:
-        self._records = records
-        self.store_id, self.local_address = records.store_id, records.local_address
-
-    @classmethod
-    async def dial(cls, dialer: StoreDialer) -> _Connection:
-        return cls(await in_time(dialer.connect(), DIAL_TIMEOUT_S))
-
-    async def call(self, request: Request[Any], timeout_s: float) -> Any:
-        return await in_time(request.perform(self._records), timeout_s)
-
-    def close(self) -> None:
-        self._records.close()
 
 
 def _log_warning(message: str, reason: str) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol
+from typing import Protocol
 
-from elastic_agent.protocol import Address, Lease, Member, Plan
+from elastic_agent.protocol import Address
 from elastic_agent.transport import NodeRecords
 
-from .effects import Effect, T_co
+from .effects import Effect, Request, T_co
 
 
 class BootstrapOffer(Protocol):
@@ -53,115 +51,23 @@ class StoreDialer(Protocol):
         """
 
 
-class Connection(Protocol):
-    """A connection to the run's store, made by :class:`Connect`."""
-
-    @property
-    def store_id(self) -> str:
-        """Random name of this life of the store."""
-
-    @property
-    def local_address(self) -> str:
-        """The address of this machine on the way to the store."""
-
-    def close(self) -> None:
-        """Give it up, whatever is under way on it; returns at once."""
-
-
 @dataclass(frozen=True)
-class Connect(Effect[Connection]):
+class Connect(Effect[NodeRecords]):
     """Dial the store. Raises :class:`~elastic_agent.transport.base.TransportError` if that fails."""
-
-
-class Request(ABC, Generic[T_co]):
-    """One request over a connection, which is occupied until it is answered."""
-
-    @abstractmethod
-    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, T_co]:
-        """Return the coroutine that makes it."""
 
 
 @dataclass(frozen=True)
 class Call(Effect[T_co]):
-    """Make a request and receive the answer.
+    """Call a method of a connection, which is occupied until that is answered.
 
     Raises:
         StoreLostError: there was no answer in time, or the connection broke. The request may or may not have been
         carried out, and the connection is of no use any more.
     """
 
-    connection: Connection
+    connection: NodeRecords
     request: Request[T_co]
     timeout_s: float
-
-
-@dataclass(frozen=True)
-class Register(Request[Lease | None]):
-    """Write an incarnation's first records; the lease as written, None if an earlier one was revoked."""
-
-    member: Member
-    lease: Lease
-
-    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, Lease | None]:
-        return records.register(self.member, self.lease)
-
-
-@dataclass(frozen=True)
-class WriteMember(Request[None]):
-    """Replace the member record."""
-
-    member: Member
-
-    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, None]:
-        return records.write(self.member)
-
-
-@dataclass(frozen=True)
-class Renew(Request[bool]):
-    """Compare-and-set the lease; False if it is not as expected any more."""
-
-    expected: Lease
-    renewed: Lease
-
-    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, bool]:
-        return records.renew(self.expected, self.renewed)
-
-
-@dataclass(frozen=True)
-class ReadLease(Request[Lease | None]):
-    """The lease as it stands in the store."""
-
-    incarnation: str
-
-    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, Lease | None]:
-        return records.read_lease(self.incarnation)
-
-
-@dataclass(frozen=True)
-class ReadPlan(Request[Plan | None]):
-    """The newest plan."""
-
-    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, Plan | None]:
-        return records.read_plan()
-
-
-@dataclass(frozen=True)
-class ReadStatus(Request[str]):
-    """Read what the coordinator waits for (see :class:`~elastic_agent.protocol.Waiting`)."""
-
-    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, str]:
-        return records.read_status()
-
-
-@dataclass(frozen=True)
-class NextPlan(Request[Plan | None]):
-    """Wait for a plan newer than this version; None if there is none after ``wait_s`` seconds."""
-
-    after_version: int
-    wait_s: float
-
-    def perform(self, records: NodeRecords) -> Coroutine[Any, Any, Plan | None]:
-        return records.next_plan(self.after_version, self.wait_s)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The plug-in for stock torchrun: torch's handler, and the sidecar process that takes part in the run for it."""
+"""The plug-in for stock torchrun: torch's handler, and the node that takes part in the run in a thread beside it."""

@@ -2,60 +2,61 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from elastic_agent.protocol import Address
+from elastic_agent.rendezvous.asyncio_runner import until_one_ends
 from elastic_agent.transport.c10d import C10dTable
+
+ROOT = "elastic-agent/gathering/"
+CONNECT_TIMEOUT_S = 5.0
 
 _CAME, _DECISION, _GONE, _ALL_GONE = "came/", "decision", "gone/", "all-gone"
 _COMPLETE, _CALLED_OFF = b"complete", b"called off"
 
 
 class Gathering:
-    """One node's presence at a bootstrap store. Each call raises ``StoreLostError`` when the store is gone."""
+    """One node among those of a world. Calls raise ``TransportError`` when the store is lost."""
 
-    def __init__(self, table: C10dTable, size: int) -> None:
-        """See :meth:`connect`."""
-        self._table = table
-        self._size = size
+    def __init__(self, store: Address, size: int, rank: int) -> None:
+        """``store``: of the world; ``size``: how many nodes are to come; ``rank``: of this one."""
+        self.store, self.size, self.rank = store, size, rank
+        self.cancelled = asyncio.Event()
+        """To be set when this node will not join: then none proceeds, unless all have joined already."""
+        self.is_complete = False
+        self._table: C10dTable | None = None
 
-    @classmethod
-    async def connect(cls, address: Address, size: int, timeout_s: float) -> Gathering:
-        """Connect. ``size``: how many nodes are to come.
-
-        Raises:
-            TransportError: the store cannot be reached.
-        """
-        table = await C10dTable.connect(address.host, address.port, timeout_s, "elastic-agent/gathering/")
-        return cls(table, size)
-
-    def close(self) -> None:
-        """Close the connection; calls in progress raise ``StoreLostError``."""
-        self._table.close()
-
-    async def come(self, rank: int, timeout_s: float) -> bool:
+    async def come(self, timeout_s: float) -> bool:
         """Wait for all nodes; False if one of them cancelled. All nodes that get an answer get the same one.
 
         At the time-out, this node cancels.
         """
-        if await self._enlist(_CAME, rank):
-            await self._table.swap(_DECISION, None, _COMPLETE)
-        elif not await self._table.wait(_DECISION, timeout_s):
-            await self.call_off()
-        return (await self._table.read([_DECISION])).get(_DECISION) == _COMPLETE
+        table = self._table = await C10dTable.connect(
+            self.store.host, self.store.port, CONNECT_TIMEOUT_S, ROOT
+        )
+        decision = _CALLED_OFF
+        if not self.cancelled.is_set():
+            if await self._enlist(table, _CAME):
+                decision = _COMPLETE
+            else:
+                await until_one_ends(table.wait(_DECISION, timeout_s), self.cancelled.wait())
+        self.is_complete = await table.swap(_DECISION, None, decision) == _COMPLETE
+        return self.is_complete
 
-    async def call_off(self) -> None:
-        """Cancel: this node will not join, or not stay; without effect once all nodes have joined."""
-        await self._table.swap(_DECISION, None, _CALLED_OFF)
-
-    async def go(self, rank: int) -> None:
-        """This node needs the store no more."""
-        if await self._enlist(_GONE, rank):
+    async def go(self, *, await_all_s: float) -> None:
+        """This node needs the store no more; wait until no node does, so long at most."""
+        if self._table is None:
+            return
+        if await self._enlist(self._table, _GONE):
             await self._table.put(_ALL_GONE, b"yes")
+        await self._table.wait(_ALL_GONE, await_all_s)
 
-    async def see_all_gone(self, timeout_s: float) -> bool:
-        """Wait until no node needs the store any more; False at the time-out."""
-        return await self._table.wait(_ALL_GONE, timeout_s)
+    def close(self) -> None:
+        """Close the connection; calls in progress raise ``StoreLostError``."""
+        if self._table is not None:
+            self._table.close()
 
-    async def _enlist(self, folder: str, rank: int) -> bool:
+    async def _enlist(self, table: C10dTable, folder: str) -> bool:
         """Whether all nodes are on the list now."""
-        await self._table.put(f"{folder}{rank}", b"yes")
-        return len(await self._table.keys(folder)) >= self._size
+        await table.put(f"{folder}{self.rank}", b"yes")
+        return len(await table.keys(folder)) >= self.size

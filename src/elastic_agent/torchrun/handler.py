@@ -1,8 +1,7 @@
 """torch's ``RendezvousHandler`` for stock torchrun: ``torchrun --rdzv-backend elastic …``.
 
-torchrun gets its worlds from a *sidecar process*, which takes part in the run for it (:mod:`.sidecar`): its event loop,
-logs and signals are its own, whatever the program does that calls torch's launcher. The two communicate over a socket
-pair; when one end closes, the other detects it.
+torchrun gets its worlds from a :class:`~.node.TorchrunNode`, which takes part in the run in an event loop in a thread
+beside it, and so ends and is stopped with torchrun.
 
 Limitations with torchrun: its workers are not fenced (no guard kills them at the lease's deadline), it counts
 restarts for each of its agents separately, and a torchrun that gives up leaves the run to the others.
@@ -10,19 +9,15 @@ restarts for each of its agents separately, and a torchrun that gives up leaves 
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections import deque
+import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from datetime import timedelta
 
-import msgspec
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -33,62 +28,45 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from elastic_agent.linux import signals_blocked
-from elastic_agent.values import new_incarnation
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol import Outcome
+from elastic_agent.store_servers import first_line
 
-from .messages import (
-    Begin,
-    Channel,
-    Finishing,
-    FromSidecar,
-    FromTorchrun,
-    Leave,
-    NextWorld,
-    Over,
-    Sealed,
-    Stale,
-    Trouble,
-)
+from .barrier import Gathering
+from .node import TorchrunNode
 
 STORE_TIMEOUT_S = 300.0
 """How long torchrun's own exchange of ranks may take."""
 
 LEAVE_PATIENCE_S = 20.0
-"""How long the sidecar gets to leave after a failure (see :data:`.sidecar.LEAVE_TIMEOUT_S`)."""
+"""How long the node gets to leave after a failure (see :data:`.node.LEAVE_TIMEOUT_S`)."""
 
 LAST_MOMENT_S = 3.0
 """The same at the interpreter's exit, after a signal."""
 
-MEANT_FOR_TORCHRUN: frozenset[int] = frozenset(
-    (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-)
-"""Never delivered to the sidecar: torchrun makes it leave by a message. Without SIGTSTP: a torchrun that the terminal
-stops is not responsive."""
-
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """Prefix of the keys of torchrun's exit barrier; torch's private name, which a test compares."""
+
+_ENDED = "what takes part in the rendezvous for torchrun has ended unexpectedly; see its message above"
 
 
 class ElasticRendezvous(RendezvousHandler):
     """The rendezvous for stock torchrun. One worker seat stands for each node; torchrun assigns the ranks."""
 
-    def __init__(self, backend: str, run_id: str, begin: Begin, timeout_s: float) -> None:
-        """Start the sidecar, so that it is up by the time a world is requested.
+    def __init__(self, backend: str, run_id: str, node: TorchrunNode) -> None:
+        """Start the thread, so that the node takes part by the time a world is requested.
 
-        Args:
-            backend: the name this handler was registered under.
-            run_id: the run's id as the user gave it.
-            begin: the first message to the sidecar.
-            timeout_s: how long ``next_rendezvous`` waits at most, seconds.
+        ``backend``: the name this handler was registered under; ``run_id``: as the user gave it.
         """
         self._backend = backend
         self._run_id = run_id
-        self._begin = begin
-        self._timeout_s = timeout_s
-        self._trouble = ""
-        self._stale = False
-        self._over: Over | None = None
-        self._sidecar = _Sidecar(begin)
+        self._node = node
+        self._is_closed = False
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        # A daemon: the interpreter waits for other threads before it calls what leaves the run.
+        self._thread = threading.Thread(target=self._take_part, name="rendezvous", daemon=True)
+        self._thread.start()
         atexit.register(self._leave_at_exit)
 
     # -- torch's interface ----------------------------------------------------------------------
@@ -99,7 +77,7 @@ class ElasticRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The workers' store is hosted by a sidecar, fresh in every generation."""
+        """The workers' store is hosted by one of the nodes, fresh in every generation."""
         return True
 
     def get_run_id(self) -> str:
@@ -108,11 +86,8 @@ class ElasticRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next world; blocks until it is sealed with this node in it."""
-        if self._sidecar.is_gone:
-            self._replace_sidecar()
-        self._sidecar.send(NextWorld())
-        sealed = self._await_world(time.monotonic() + self._timeout_s)
-        address = sealed.bootstrap
+        world = self._next_world()
+        address = world.store
         try:
             store = TCPStore(
                 address.host,
@@ -122,93 +97,81 @@ class ElasticRendezvous(RendezvousHandler):
                 wait_for_workers=False,
             )
         except RuntimeError as error:
-            reason = str(error).strip().split("\n", 1)[0]
             raise RendezvousConnectionError(
-                f"the bootstrap store at {address} cannot be reached: {reason}"
+                f"the bootstrap store at {address} cannot be reached: {first_line(error)}"
             ) from None
         return RendezvousInfo(
-            _AgentStore(store, lambda: self._sidecar.send(Finishing())),
-            sealed.rank,
-            sealed.size,
+            _AgentStore(store, lambda: self._call(self._node.finish)),
+            world.rank,
+            world.size,
             RendezvousStoreInfo(address.host, address.port),
         )
 
     def num_nodes_waiting(self) -> int:
         """More than 0 as soon as the world of the last rendezvous is over, so that torchrun starts the next one."""
-        with contextlib.suppress(EOFError):
-            for message in self._sidecar.received():
-                self._take(message)
-        return 1 if self._stale or self._over is not None or self._sidecar.is_gone else 0
+        return int(self._node.is_stale or self._node.over is not None or not self._thread.is_alive())
 
     def is_closed(self) -> bool:
         """Whether there will be no other world."""
-        return self._over is not None
+        return self._is_closed or self._node.over is not None
 
     def set_closed(self) -> None:
         """torchrun gives up: leave the run to the others."""
-        self._over = Over("torchrun closed the rendezvous")
-        self._sidecar.send(Leave(succeeded=False))
+        self._is_closed = True
+        self._call(self._node.leave, False)
 
     def shutdown(self) -> bool:
         """Leave the run, once the others need nothing of this node any more.
 
-        torchrun calls this at its end, after its workers have exited; if they failed, while that exception is being
-        propagated.
+        torchrun calls this after its workers have exited; if they failed, while that exception is being propagated.
         """
         atexit.unregister(self._leave_at_exit)
-        succeeded = sys.exception() is None
-        self._sidecar.send_leave(Leave(succeeded), None if succeeded else LEAVE_PATIENCE_S)
+        succeeded = sys.exception() is None and not self._is_closed
+        self._leave(succeeded, None if succeeded else LEAVE_PATIENCE_S)
         return True
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _take_part(self) -> None:
+        try:
+            with self._runner:
+                self._runner.run(self._node.run())
+        except Exception:
+            get_logger().exception("internal error of the rendezvous for torchrun")
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the thread has ended, and its loop is closed
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _next_world(self) -> Gathering:
+        if not self._thread.is_alive():
+            raise RendezvousConnectionError(_ENDED)
+        node, timeout_s = self._node, self._node.policy.join_timeout_s
+        answer = asyncio.run_coroutine_threadsafe(node.next_world(), self._loop)
+        try:
+            world = answer.result(timeout_s)
+        except TimeoutError:
+            answer.cancel()
+            why = f": {node.trouble}" if node.trouble else ""
+            text = f"no world was formed within {timeout_s:g} s at {node.shown}{why}"
+            raise RendezvousTimeoutError(text) from None
+        except CancelledError:
+            self._thread.join()
+            raise RendezvousConnectionError(_ENDED) from None
+        if world is not None:
+            return world
+        assert node.over is not None  # or there would be a world
+        if node.over.outcome is Outcome.UNREACHABLE:
+            raise RendezvousConnectionError(node.over.reason)
+        raise RendezvousClosedError(f"the run is over: {node.over.reason}")
+
+    def _leave(self, succeeded: bool, timeout_s: float | None) -> None:
+        self._call(self._node.leave, succeeded)
+        self._thread.join(timeout_s)
 
     def _leave_at_exit(self) -> None:
         """After a signal torchrun does not shut its rendezvous down; its workers are stopped by then."""
-        self._sidecar.send_leave(Leave(succeeded=False), LAST_MOMENT_S)
-
-    # -- the sidecar --------------------------------------------------------------------------
-
-    def _await_world(self, deadline_s: float) -> Sealed:
-        while True:
-            try:
-                message = self._sidecar.listen(deadline_s - time.monotonic())
-            except EOFError:
-                raise RendezvousConnectionError(
-                    "the process that takes part in the rendezvous for torchrun exited unexpectedly "
-                    f"({self._sidecar.exit_code}); see its output above"
-                ) from None
-            if message is None:
-                raise RendezvousTimeoutError(self._too_late())
-            if isinstance(message, Sealed):
-                self._trouble = ""
-                self._stale = False  # what was unread until now was about an earlier world
-                return message
-            self._take(message)
-            if self._over is not None:
-                kind = RendezvousConnectionError if self._over.unreachable else RendezvousClosedError
-                raise kind(self._over.reason)
-
-    def _take(self, message: FromSidecar) -> None:
-        match message:
-            case Stale():
-                self._stale = True
-            case Over():
-                self._over = message
-            case Trouble(reason=reason):
-                self._trouble = reason
-            case Sealed():
-                pass  # for a request that was given up
-
-    def _too_late(self) -> str:
-        why = f": {self._trouble}" if self._trouble else ""
-        return f"no world was formed within {self._timeout_s:g} s at {self._begin.endpoint}{why}"
-
-    def _replace_sidecar(self) -> None:
-        """The sidecar died; torchrun has stopped its workers, so the new sidecar can report that."""
-        old = self._begin.member
-        incarnation = new_incarnation()
-        replaces = (*old.replaces, old.incarnation)[-64:]
-        member = msgspec.structs.replace(old, incarnation=incarnation, replaces=replaces)
-        self._begin = msgspec.structs.replace(self._begin, member=member)
-        self._sidecar = _Sidecar(self._begin)
+        self._leave(False, LAST_MOMENT_S)
 
 
 class _AgentStore(PrefixStore):
@@ -223,65 +186,3 @@ class _AgentStore(PrefixStore):
         if key.startswith(EXIT_BARRIER):
             self._on_finishing()
         return super().add(key, amount)
-
-
-class _Sidecar:
-    """The sidecar process, as torchrun sees it."""
-
-    def __init__(self, begin: Begin) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs, signals_blocked(MEANT_FOR_TORCHRUN):
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "elastic_agent.torchrun.sidecar"),
-                    *(str(theirs.fileno()), str(os.getpid())),
-                ],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
-        self._channel: Channel[FromSidecar] = Channel(ours, FromSidecar)
-        self._messages: deque[FromSidecar] = deque()
-        self.is_gone = False
-        self.send(begin)
-
-    def send(self, message: FromTorchrun) -> None:
-        self._channel.send(message)
-
-    def received(self) -> list[FromSidecar]:
-        """The messages received so far, without waiting. Raises EOFError when it is gone."""
-        try:
-            self._messages.extend(self._channel.arrived())
-        except EOFError:
-            self.is_gone = True
-            raise
-        received = list(self._messages)
-        self._messages.clear()
-        return received
-
-    def listen(self, timeout_s: float) -> FromSidecar | None:
-        """Its next message; None at the time-out. Raises EOFError when it is gone."""
-        deadline_s = time.monotonic() + timeout_s
-        while not self._messages:
-            if not self._channel.wait(deadline_s - time.monotonic()):
-                return None
-            self._messages.extend(self.received())
-        return self._messages.popleft()
-
-    @property
-    def exit_code(self) -> str:
-        """How it ended, in words."""
-        try:
-            return f"exit code {self._process.wait(5.0)}"
-        except subprocess.TimeoutExpired:
-            return "still running"
-
-    def send_leave(self, message: Leave, timeout_s: float | None) -> None:
-        """Wait until the other nodes do not need it any more, at most ``timeout_s``."""
-        self.send(message)
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self.is_gone = True
-        self._channel.close()

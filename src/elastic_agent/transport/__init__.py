@@ -29,7 +29,6 @@ from .base import (
 from .blocking_call import run_abandonable
 from .certificates import Pem, Secret
 from .coordinator_records import CoordinatorRecords
-from .exchange import Exchange
 from .keys import LifeKeys, RunKeys
 from .peers import peer_uid
 from .plans import UnknownPlanError
@@ -41,7 +40,6 @@ from .table import Table
 
 __all__ = [
     "CoordinatorRecords",
-    "Exchange",
     "LifeKeys",
     "NodeRecords",
     "NotAStoreError",

@@ -16,6 +16,7 @@ Address = tuple[int, str]
 """An address family and a numeric address (with scope for link-local IPv6)."""
 
 
+BACKLOG = 4096
 KEEPALIVE_S = 60
 KEEPALIVES_MISSED = 10
 """So many in a row end a connection: an interruption of a few minutes does not."""
@@ -90,7 +91,7 @@ def _binds_anything(family: int) -> bool:
     return False
 
 
-def listen(host: str, port: int, backlog: int = 4096) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A listening socket for ``host``, on no more interfaces than necessary (see :func:`_to_listen_at`).
 
     Raises:
@@ -104,7 +105,7 @@ def listen(host: str, port: int, backlog: int = 4096) -> socket.socket:
             if address == "::":
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             sock.bind((address, port))
-            sock.listen(backlog)
+            sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
             if error.errno == errno.EADDRINUSE:

@@ -38,6 +38,7 @@ class TransportError(Exception):
         super().__init__(f"{problem}; {remedy}" if remedy else problem)
         self.problem = problem
         self.obstacle = obstacle
+        self.remedy = remedy
 
 
 class StoreLostError(TransportError):

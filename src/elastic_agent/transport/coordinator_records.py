@@ -9,7 +9,7 @@ from elastic_agent.protocol import History, Lease, Member, Plan, RecordError, de
 from .base import Snapshot
 from .keys import CLEARING, GONE, JOBS, MAX_STATUS_CHARS, RELEASED, LifeKeys
 from .plans import PlanReader, PlanWriter, UnknownPlanError
-from .record_reader import RecordReader, ReportInvalid, lease_in, log_invalid
+from .record_reader import RecordReader, ReportInvalid, log_invalid
 from .table import Table
 
 FORGOTTEN_S = 3600.0
@@ -105,12 +105,8 @@ class CoordinatorRecords:
 
     async def revoke(self, lease: Lease, why: str = "") -> bool:
         """Compare-and-set the lease to its revoked form; False if it was renewed meanwhile."""
-        key, name = self._keys.lease(lease.incarnation), lease.incarnation
         wanted = encode(lease.revoke(why))
-        stored = await self._table.swap(key, encode(lease), wanted)
-        if stored != wanted and stored != encode(lease) and lease_in(stored, name) == lease:
-            stored = await self._table.swap(key, stored, wanted)  # the same, spelled otherwise
-        return stored == wanted
+        return await self._table.swap(self._keys.lease(lease.incarnation), encode(lease), wanted) == wanted
 
     async def forget(self, incarnation: str) -> None:
         """Remove an incarnation's records; for a while they cannot be written again."""

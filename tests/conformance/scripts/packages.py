@@ -104,8 +104,14 @@ def state():
 
 def agents_functions():
     """The number of functions at exit that a warm worker has beside the script's (documented)."""
-    return sum(type(finder).__name__ == "Preloaded" for finder in sys.meta_path)
+    if not any(type(finder).__name__ == "Preloaded" for finder in sys.meta_path):
+        return 0
+    counts_steps = "torch" in sys.modules
+    return AT_THE_END + counts_steps
 
+
+AT_THE_END = 6
+"""One has the interpreter destroy all modules; those before it have SIGINT do nothing from then on."""
 
 OF_LAUNCHERS = ("ELASTIC_AGENT_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "CONFORMANCE_")
 

@@ -1,8 +1,7 @@
 """Examines this machine at the start of a run, and logs what may keep the run from starting.
 
 What takes milliseconds is looked at in every start: the script's source, gloo's interface, and how long look-ups of
-names take. The rest of what ``elastic-agent doctor --alone`` examines follows if no generation has started after some
-seconds; its look at the endpoint follows too if the run starts on this node alone, at a loopback endpoint.
+names take; the endpoint's name only if no generation has started after some seconds, or this node starts alone.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elastic_agent.agent.events import Event, LeaveSignalled, RunAgreed
@@ -32,8 +31,6 @@ from elastic_agent.values import Endpoint
 
 if TYPE_CHECKING:
     from elastic_agent.doctor.findings import Finding
-    from elastic_agent.doctor.local import LocalResult
-    from elastic_agent.doctor.request import Request
 
 PATIENCE_S = 10.0
 """A run that has not started after this time may have a problem."""
@@ -44,12 +41,12 @@ ALONE_S = 5.0
 """After this time, another agent of this machine would have joined a run whose endpoint is named as loopback."""
 
 LOOPBACK = "loopback-endpoint"
-"""A finding of the examination: it cannot know whether all agents run on one machine."""
+"""A finding of the doctor's: it cannot know whether all agents run on one machine."""
 
 LOOKUP_S = 1.5
 """Looking up a name that takes longer is reported. This process gives up after 2 s (`name_lookups`), workers later."""
 
-_HINTS = (b"MASTER_ADDR", b"MASTER_PORT", b"LOCAL_RANK")
+_HINTS = (b"MASTER_ADDR", b"MASTER_PORT")
 """A script without any of these is not parsed."""
 
 LONGEST_SCRIPT = 2**20
@@ -78,8 +75,8 @@ class StartCheck:
         self._nodes = 0
         """Of the newest world; 0: there was none yet."""
         self._tasks = BackgroundTasks()
-        self.task = self._tasks.start(self._examine())
-        """The examination of a run that does not start; ends with it, or is cancelled."""
+        self.task = self._tasks.start(self._check_endpoint())
+        """For a run that does not start; cancelled when it does."""
         for check in self._quick_checks():
             self._tasks.start(check)
 
@@ -89,7 +86,7 @@ class StartCheck:
             case PlanSeen(plan=plan) if plan.phase is not Phase.FORMING or plan.world is not None:
                 self.task.cancel()
                 self._world_formed(len(plan.world.seats) if plan.world is not None else 0)
-            case LeaveSignalled():  # the signal may have ended a process that examines, too
+            case LeaveSignalled():
                 self.close()
             case RunAgreed(run_id=run_id):
                 self._run_id, self._problem = run_id, ""
@@ -110,24 +107,20 @@ class StartCheck:
         if settings.nnodes.most < 2:
             return
         if not (settings.runs_program or settings.runs_module):
-            yield self._check_script(settings.script)
+            yield self._report(lambda: _script_findings(settings.script))
         if endpoint is not None and "GLOO_SOCKET_IFNAME" in self._environ:
-            yield self._check_interface(endpoint.members[0].host)
+            host = endpoint.members[0].host
+            yield self._report(lambda: _interface_findings(self._environ, host))
         if endpoint is not None and settings.rdzv_backend != ETCD and not is_loopback_name(endpoint.host):
             yield self._check_lookups(endpoint.host)
 
-    async def _check_script(self, script: str) -> None:
-        """Whether it leaves the address and the ranks of the process group to the agent."""
+    async def _report(self, check: Callable[[], Iterable[Finding]]) -> None:
+        """Log what this check finds, unless it takes too long, or cannot read what it looks at."""
         with contextlib.suppress(StoreLostError, OSError):  # the workers report what is wrong with the file
-            self._tell(await run_abandonable(lambda: _script_findings(script), PREPARATION_S))
-
-    async def _check_interface(self, host: str) -> None:
-        """Whether gloo is told to use an interface at which other machines reach this one."""
-        with contextlib.suppress(StoreLostError, OSError):
-            self._tell(await run_abandonable(lambda: _interface_findings(self._environ, host), PREPARATION_S))
+            self._tell(await run_abandonable(check, PREPARATION_S))
 
     async def _check_lookups(self, host: str) -> None:
-        """Whether names are looked up quickly: workers do so for each connection that they make."""
+        """Check that names are looked up quickly: workers do so for each connection that they make."""
         looked_up = host
         try:
             addresses = await run_abandonable(lambda: _resolved(host), LOOKUP_S)
@@ -153,53 +146,44 @@ class StartCheck:
             self._tasks.start(self._check_alone(endpoint))
 
     async def _check_alone(self, endpoint: Endpoint) -> None:
-        """Whether the agents of other machines may each train alone, because the endpoint means themselves."""
+        """Check whether the agents of other machines may each train alone, because the endpoint means themselves."""
         await asyncio.sleep(min(ALONE_S, self._patience_s))
-        if self._nodes > 1 or await self._loopback_is_meant():
-            return
-        from elastic_agent.doctor.network import check_endpoint
-
-        self._tell(check_endpoint(endpoint, is_etcd=self._settings.rdzv_backend == ETCD))
+        if self._nodes <= 1:
+            await self._tell_of(endpoint)
 
     # -- if the run does not start --------------------------------------------------------------
 
-    async def _examine(self) -> None:
+    async def _check_endpoint(self) -> None:
         await asyncio.sleep(self._patience_s)
-        try:
-            examine_alone, request = await run_abandonable(self._prepared, PREPARATION_S)
-        except StoreLostError:
-            return  # the name lookups of the endpoint do not end: that was reported
-        except Exception as error:
-            self._log.debug("this machine is not examined", reason=str(error))
+        endpoint = self._settings.rdzv_endpoint
+        if endpoint is None or self._settings.nnodes.most < 2:
             return
-        local = await examine_alone(request)
-        errors = [one for one in local.findings if one.severity.value == "error"]
-        if any(one.check == LOOPBACK for one in errors) and await self._loopback_is_meant():
-            errors = [one for one in errors if one.check != LOOPBACK]
-        self._tell(errors)
+        await self._tell_of(endpoint)
         self._log.info(
             "to examine all machines of the run, run elastic-agent doctor with the same options on each of them"
         )
 
+    async def _tell_of(self, endpoint: Endpoint) -> None:
+        """Report an endpoint that means another machine here than elsewhere, or none."""
+        with contextlib.suppress(StoreLostError):  # look-ups that take this long were reported
+            found = await run_abandonable(lambda: _endpoint_findings(endpoint), PREPARATION_S)
+            errors = [finding for finding in found if finding.severity == "error"]
+            if any(finding.check == LOOPBACK for finding in errors) and await self._loopback_is_meant():
+                errors = [finding for finding in errors if finding.check != LOOPBACK]
+            self._tell(errors)
+
     async def _loopback_is_meant(self) -> bool:
-        """Whether a loopback endpoint is right, or not what keeps the run from starting."""
+        """Return whether a loopback endpoint is right, or not what keeps the run from starting."""
         if self._problem:  # this machine's port is not free for the store
             return True
         from elastic_agent.agent.control.socket import agents_here, describe_all
 
-        others = [one for one in agents_here() if one.pid != os.getpid()]
-        return any(one.run_id == self._run_id for one in (await describe_all(others)).values())
-
-    def _prepared(self) -> tuple[Callable[[Request], Awaitable[LocalResult]], Request]:
-        """In a thread: importing takes a while, and the endpoint's name may be looked up."""
-        from elastic_agent.agent.doctor_request import doctor_request
-        from elastic_agent.doctor.local import examine_alone
-
-        return examine_alone, doctor_request(self._settings, self._environ)
+        others = [agent for agent in agents_here() if agent.pid != os.getpid()]
+        return any(agent.run_id == self._run_id for agent in (await describe_all(others)).values())
 
     def _tell(self, found: Iterable[Finding]) -> None:
-        for one in found:
-            self._log.warning(f"{one.cause}. Remedy: {one.remedy}", check=one.check)
+        for finding in found:
+            self._log.warning(f"{finding.cause}. Remedy: {finding.remedy}", check=finding.check)
 
 
 def _script_findings(script: str) -> list[Finding]:
@@ -207,18 +191,22 @@ def _script_findings(script: str) -> list[Finding]:
         source = file.read(LONGEST_SCRIPT)
     if not any(hint in source for hint in _HINTS):
         return []
-    from elastic_agent.doctor.script import check_source
+    from elastic_agent.doctor.script import check_addresses
 
-    found = check_source(source, os.path.basename(script))
-    return [one for one in found if one.check in ("script-master-address", "script-rank")]
+    return list(check_addresses(source, os.path.basename(script)))
 
 
 def _interface_findings(environ: Mapping[str, str], host: str) -> list[Finding]:
-    from elastic_agent.doctor.environment import check_interface_variables
     from elastic_agent.doctor.network import interfaces, route_interface
+    from elastic_agent.doctor.system import check_gloo_interface
 
-    found = check_interface_variables(environ, interfaces(), route_interface(host), has_gpus=False)
-    return [one for one in found if one.check == "gloo-interface"]
+    return list(check_gloo_interface(environ, interfaces(), route_interface(host)))
+
+
+def _endpoint_findings(endpoint: Endpoint) -> list[Finding]:
+    from elastic_agent.doctor.network import check_endpoint
+
+    return list(check_endpoint(endpoint))
 
 
 def _resolved(host: str) -> list[str]:

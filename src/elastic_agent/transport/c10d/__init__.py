@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from .bootstrap import BootstrapStore, PortPicker, dial_bootstrap
-from .connection import agree_run_id, dial, dial_exchange, dial_reports, open_table, release_run_id
+from .connection import agree_run_id, dial, dial_reports, open_table, release_run_id
 from .host import C10dHost, find_or_host
 from .inbox import C10dInbox
 from .server_process import ServeStore, StoreServers, serve_here
-from .table import CALL_TIMEOUT_S, C10dTable
+from .table import C10dTable
 from .tcpstore import LOOK_UP_S
 
 __all__ = [
-    "CALL_TIMEOUT_S",
     "LOOK_UP_S",
     "BootstrapStore",
     "C10dHost",
@@ -23,7 +22,6 @@ __all__ = [
     "agree_run_id",
     "dial",
     "dial_bootstrap",
-    "dial_exchange",
     "dial_reports",
     "find_or_host",
     "open_table",

@@ -11,7 +11,6 @@ from elastic_agent.transport.addresses import connect, is_local, local_address_t
 from elastic_agent.transport.base import NotAStoreError, Obstacle, OtherVersionError, UnreachableError
 from elastic_agent.transport.blocking_call import run_abandonable
 from elastic_agent.transport.certificates import Secret
-from elastic_agent.transport.exchange import Exchange
 from elastic_agent.transport.keys import CLEARING, JOBS, RELEASED, STORE_ID, name_in
 from elastic_agent.transport.port_holder import holder_of
 from elastic_agent.transport.record_reader import log_invalid
@@ -121,8 +120,8 @@ async def _store_id(store: TCPStoreClient, endpoint: Endpoint) -> str:
         return name
     if any(_OTHER_ID.fullmatch(found) for found in await store.list_keys()):
         raise OtherVersionError(
-            f"the store at {endpoint} was created by another version of elastic-agent; install the same version on "
-            "all machines, elastic-agent serve included"
+            f"the store at {endpoint} was created by another version of elastic-agent",
+            remedy="install the same version on all machines, elastic-agent serve included",
         )
     raise NotAStoreError(
         f"the store at {endpoint} was not created by elastic-agent (is a torchrun job using the "
@@ -175,13 +174,3 @@ async def dial_reports(
 ) -> ReportRecords:
     """Connect to the reports of a run at the endpoint; other arguments and errors as for :func:`open_table`."""
     return ReportRecords(await open_table(endpoint, timeout_s, secret), run_id)
-
-
-async def dial_exchange(
-    endpoint: Endpoint, folder: str, timeout_s: float, secret: Secret | None = None
-) -> Exchange:
-    """Connect programs that are no part of a run; other arguments and errors as for :func:`open_table`.
-
-    ``folder``: of all keys; other than that of the runs.
-    """
-    return Exchange(await open_table(endpoint, timeout_s, secret, f"{folder}/"))

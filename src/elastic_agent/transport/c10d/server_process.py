@@ -90,6 +90,9 @@ class StoreServers:
                 line.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._kill()
+        if self._lock.acquire(timeout=CLOSE_S):
+            self._drop_line()
+            self._lock.release()
 
     def _close_store(self, number: int, pid: int | None) -> None:
         """Close a store; with a process that does not do so at once, all its stores end."""

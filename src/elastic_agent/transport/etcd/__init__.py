@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .client import CALL_TIMEOUT_S, EtcdClient, Revisions
-from .exchange import dial_exchange
 from .kept_lease import KeptLease
 from .keys import root_of, store_id
 from .leadership import Leadership, NotLeaderError, await_no_leader, campaign_for
@@ -19,7 +18,6 @@ __all__ = [
     "Revisions",
     "await_no_leader",
     "campaign_for",
-    "dial_exchange",
     "root_of",
     "store_id",
 ]

@@ -82,6 +82,10 @@ def _tempfile(module: Any) -> None:
     module.tempdir = None  # dill has it look for its folder
 
 
+def _rich_style(module: Any) -> None:
+    module._id_generator = module.count(module.getrandbits(24))
+
+
 def _dynamo_config(module: Any) -> None:
     module._config["debug_dir_root"].default = module.default_debug_dir_root()
 
@@ -91,6 +95,7 @@ RENEWED: Mapping[str, Callable[[Any], None]] = {
     "lightning_fabric.utilities.rank_zero": _lightning,
     "linecache": lambda module: module.clearcache(),
     "multiprocessing.process": _multiprocessing,
+    "rich.style": _rich_style,
     "tempfile": _tempfile,
     "torch._dynamo.config": _dynamo_config,
     "torchmetrics.utilities.prints": _torchmetrics,

@@ -115,9 +115,10 @@ class Preloaded:
                 module, key, old, _ = value
                 setattr(module, key, old)
             elif kind == "module":
-                name, old, new = value
+                name, old, new, own = value
                 self._modules[name] = old
-                for child in [key for key in vars(new) if f"{name}.{key}" in self._modules]:
+                # Those of `own` its import made, and no later import of a submodule.
+                for child in [key for key in vars(new).keys() - own if f"{name}.{key}" in self._modules]:
                     del vars(new)[child]
             elif kind == "finder" and value[1] in sys.meta_path:
                 sys.meta_path.remove(value[1])
@@ -246,7 +247,7 @@ class Preloaded:
             case "replaced", (module, key, old, new) if _namespace(module).get(key) is old:
                 setattr(module, key, new)
                 self._namespaces.get(module.__name__, {})[key] = new
-            case "module", (name, _, new):
+            case "module", (name, _, new, _):
                 self._modules[name] = sys.modules[name] = new
                 self._namespaces[name] = dict(_namespace(new))
             case "logger", logger:

@@ -210,7 +210,7 @@ class Recorder:
                 continue
             self._namespaces[name] = module, dict(now)
             if seen is not None and seen is not module:
-                self.effects.append((owner, "module", (name, seen, module)))
+                self.effects.append((owner, "module", (name, seen, module, frozenset(now))))
             for key, old in before.items() if seen is module and name != owner.name else ():
                 new = now.get(key, old)
                 if new is not old and callable(old) and f"{name}.{key}" not in sys.modules:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from elastic_agent.rendezvous.coordinator_driver import Log, RunDriver
-from elastic_agent.rendezvous.coordinator_effects import ReadEnded, ReadPlan, SaveHistory
-from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, Steps, T_co, back_offs
-from elastic_agent.transport import TransportError, UnknownPlanError
+from elastic_agent.rendezvous.coordinator_effects import SaveHistory, StoreCall
+from elastic_agent.rendezvous.effects import BackOff, Effect, Request, Sleep, Steps, T_co, back_offs
+from elastic_agent.transport import CoordinatorRecords, TransportError, UnknownPlanError
 from elastic_agent.transport.etcd import Leadership, NotLeaderError
 
 PATIENCE_S = 10.0
@@ -65,38 +64,10 @@ class WaitForMark(Effect[bool]):
     until_s: float
 
 
-class LeaderEffect(Effect[T_co]):
-    """A request to etcd that only the leader makes. Raises NotLeaderError when another agent leads."""
+class LeaderCall(Request[T_co], Effect[T_co]):
+    """A call of a method of :class:`Leadership`. Raises NotLeaderError when another agent leads."""
 
     __slots__ = ()
-
-    def perform(self, leadership: Leadership) -> Coroutine[Any, Any, T_co]:
-        """Return the coroutine that performs it."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class ReadStoreAge(LeaderEffect[float]):
-    """Read for how long this etcd has had its data, at least; seconds."""
-
-    def perform(self, leadership: Leadership) -> Coroutine[Any, Any, float]:
-        return leadership.store_age_s()
-
-
-@dataclass(frozen=True)
-class KeepAlive(LeaderEffect[bool]):
-    """Keep the leader key alive; False if it is gone."""
-
-    def perform(self, leadership: Leadership) -> Coroutine[Any, Any, bool]:
-        return leadership.keep_alive()
-
-
-@dataclass(frozen=True)
-class WriteMark(LeaderEffect[None]):
-    """Write the leader key again, which every agent watches: it dates everything written before."""
-
-    def perform(self, leadership: Leadership) -> Coroutine[Any, Any, None]:
-        return leadership.write_mark()
 
 
 # -- drivers ---------------------------------------------------------------------------------------
@@ -172,7 +143,7 @@ class Election:
             level("this agent is resigning as the coordinator of the run", reason=str(failure))
 
     def _coordinate(self) -> Steps[None]:
-        plan = yield from ReadPlan()
+        plan = yield from StoreCall(CoordinatorRecords.read_plan)
         store_born_s = (yield from self._begin_run()) if plan is None else -math.inf
         self._driver = RunDriver(self._clock, self._log, store_born_s=store_born_s, compares=self._compares)
         yield from self._driver.coordinate_until_over()
@@ -187,11 +158,11 @@ class Election:
         Returns:
             By when at the latest etcd had its data.
         """
-        ended = yield from ReadEnded()
+        ended = yield from StoreCall(CoordinatorRecords.read_ended)
         if ended is not None:
             with contextlib.suppress(OSError):  # the run's driver logs it
                 yield from SaveHistory(ended)
-        age_s = yield from ReadStoreAge()
+        age_s = yield from LeaderCall(Leadership.store_age_s)
         return self._clock() - age_s  # at the latest: the answer took a while
 
 
@@ -211,10 +182,10 @@ def keep_leading(clock: Callable[[], float], ttl_s: float, elected_s: float) -> 
         is_marking = yield from WaitForMark(sent_s + ttl_s / RENEWALS_PER_LEADERSHIP)
         try:
             if is_marking:
-                yield from WriteMark()
+                yield from LeaderCall(Leadership.write_mark)
             if clock() - sent_s >= ttl_s / RENEWALS_PER_LEADERSHIP:
                 sent_s = clock()
-                if not (yield from KeepAlive()):
+                if not (yield from LeaderCall(Leadership.keep_alive)):
                     return "the coordinator's etcd lease expired"
                 renewed_s = sent_s
         except NotLeaderError as error:

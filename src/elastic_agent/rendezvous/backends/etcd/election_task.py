@@ -24,7 +24,7 @@ from .election import (
     Campaign,
     Connect,
     Election,
-    LeaderEffect,
+    LeaderCall,
     Resign,
     WaitForMark,
     keep_leading,
@@ -154,7 +154,7 @@ class ElectionTask:
         match effect:
             case WaitForHints(until_s):
                 return await leadership.wait(max(LEAST_WAIT_S, until_s - time.monotonic()))
-            case LeaderEffect():
+            case LeaderCall():
                 return await effect.perform(leadership)
             case _:
                 return await performer(self._run_id, leadership.records, self._history_store)(effect)
@@ -198,7 +198,7 @@ class LeaderKeyTask:
         self._leadership.lose(lost)
 
     async def _perform(self, effect: Effect[Any]) -> Any:
-        if isinstance(effect, LeaderEffect):
+        if isinstance(effect, LeaderCall):
             return await effect.perform(self._leadership)
         assert isinstance(effect, WaitForMark)
         with contextlib.suppress(TimeoutError):
