@@ -149,14 +149,16 @@ def _end_with_agent(line: socket.socket) -> None:
     """
     credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     agent_pid = struct.unpack("3i", credentials)[0]
-    hang_up = select.poll()
-    hang_up.register(line, 0)
+    end = select.poll()
+    end.register(line, 0)
+    try:
+        end.register(os.pidfd_open(agent_pid), select.POLLIN)
+    except ProcessLookupError:
+        os._exit(0)
     suspended_looks = 0
-    while suspended_looks < _SUSPENDED_LOOKS and not hang_up.poll(_LOOK_EVERY_MS):
-        agent = linux.read_process(agent_pid)
-        if agent is None or agent.dead:
-            break
-        suspended_looks = suspended_looks + 1 if agent.frozen else 0
+    while suspended_looks < _SUSPENDED_LOOKS and not end.poll(_LOOK_EVERY_MS):
+        agent = linux.read_process(agent_pid)  # None, too, when this process has too many open files
+        suspended_looks = suspended_looks + 1 if agent is not None and agent.frozen else 0
     os._exit(0)
 
 

@@ -92,7 +92,7 @@ def difference_findings(machines: Sequence[MachineFacts]) -> Iterator[Finding]:
     """Yield each difference, of the machines that are unlike most others, if most are alike."""
     for name, values in differing(machines).items():
         severity, (consequence, remedy) = _rule(name)
-        shown = described({machine: _cut(value) for machine, value in values.items()})
+        shown = described(_cut(values))
         cause = (
             f"machines differ in {name.removeprefix('$')}: {shown}{f'; {consequence}' if consequence else ''}"
         )
@@ -101,8 +101,23 @@ def difference_findings(machines: Sequence[MachineFacts]) -> Iterator[Finding]:
             yield finding(severity, "differs", cause, remedy, machine)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+def _cut(values: Mapping[str, str]) -> dict[str, str]:
+    """Shorten long values to what follows a little before the first difference."""
+    shortest, *others = sorted(values.values(), key=len)
+    alike = next(
+        (place for place, letter in enumerate(shortest) if any(text[place] != letter for text in others)),
+        len(shortest),
+    )
+    begin = alike - LONGEST_SHOWN // 4 if alike > LONGEST_SHOWN // 2 else 0
+    return {machine: _part(value, begin) for machine, value in values.items()}
+
+
+def _part(text: str, begin: int) -> str:
+    if len(text) <= LONGEST_SHOWN:
+        return text
+    before = "..." if begin else ""
+    after = "..." if len(text) > begin + LONGEST_SHOWN else ""
+    return f"{before}{text[begin : begin + LONGEST_SHOWN]}{after}"
 
 
 def clock_findings(names: Mapping[str, str], ahead_s: Mapping[str, Sequence[float]]) -> Iterator[Finding]:

@@ -150,7 +150,9 @@ class Interpreter:
         """End the process."""
         if self._process is not None:
             self._kill()
-            await self._process.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):  # a daemon that it has started may keep its output open
+                    await self._process.wait()
         os.close(self._errors)
 
 

@@ -93,6 +93,12 @@ def _check_interpreter(installed: Installed, request: Request) -> Iterable[Findi
             f"the interpreter {shown} cannot be started: {installed.start_problem}",
             f"install it{where}, or pass another --python-exec",
         )
+    elif "torch" not in installed.versions:
+        yield warning(
+            "interpreter",
+            f"torch is not installed for {shown}, so no all-reduce is performed",
+            "pass the interpreter of the script as --python-exec, or install torch there",
+        )
     if installed.problem:
         yield error(
             "interpreter",

@@ -33,6 +33,8 @@ class _Log:
         self.context: dict[str, Any] = {}  # replaced as a whole, so that other threads see a consistent one
         self.status: StatusLine | None = None
         self.is_console = False
+        self.is_beside = False
+        """The log of a program that has one of its own stands beside it."""
 
 
 _log = _Log()
@@ -79,21 +81,25 @@ def log_beside_program(level: str, stream: TextIO) -> None:
     own = logging.getLogger(_OWN)
     own.handlers, own.propagate = [handler], False
     own.setLevel(_LEVELS[level])
-    _configure_structlog()
+    _log.is_beside = True
 
 
 def _configure_structlog() -> None:
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *_BASICS,
-            structlog.stdlib.PositionalArgumentsFormatter(),
-            ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=_processors(),
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _processors() -> list[Processor]:
+    return [
+        structlog.stdlib.filter_by_level,
+        *_BASICS,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        ProcessorFormatter.wrap_for_formatter,
+    ]
 
 
 def is_console() -> bool:
@@ -103,7 +109,12 @@ def is_console() -> bool:
 
 def get_logger(**fields: object) -> BoundLogger:
     """The agent's logger; ``fields`` go with each of its lines."""
-    logger: BoundLogger = structlog.stdlib.get_logger(_OWN, **fields)
+    logger: BoundLogger
+    if _log.is_beside:  # structlog's configuration is the program's
+        own = logging.getLogger(_OWN)
+        logger = structlog.wrap_logger(own, _processors(), wrapper_class=BoundLogger).bind(**fields)
+    else:
+        logger = structlog.stdlib.get_logger(_OWN, **fields)
     return logger
 
 

@@ -11,7 +11,7 @@ from elastic_agent.diagnosis.cause import RootCause
 from elastic_agent.diagnosis.render import described, headline, render
 from elastic_agent.protocol import FailureKind, Phase, Plan, World, names
 
-from .status import Departure, GenerationStatus
+from .status import Departure, GenerationStatus, unexplained
 
 KEPT_GENERATIONS = 1000
 KEPT_WORLDS = 3
@@ -194,6 +194,8 @@ class RunLog:
             oldest = min(self._worlds)
             self._worlds.pop(oldest)
             self._failures.pop(oldest, None)
+            if oldest in self._generations:  # it cannot be explained any more
+                self._generations[oldest] = unexplained(self._generations[oldest])
 
 
 def _symptom(plan: Plan) -> str:

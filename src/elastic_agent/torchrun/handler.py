@@ -14,8 +14,9 @@ import atexit
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -147,14 +148,24 @@ class ElasticRendezvous(RendezvousHandler):
         if not self._thread.is_alive():
             raise RendezvousConnectionError(_ENDED)
         node, timeout_s = self._node, self._node.policy.join_timeout_s
-        answer = asyncio.run_coroutine_threadsafe(node.next_world(), self._loop)
+        request = node.next_world()
         try:
-            world = answer.result(timeout_s)
-        except TimeoutError:
+            answer = asyncio.run_coroutine_threadsafe(request, self._loop)
+        except RuntimeError:  # the thread has just ended, and closed its loop
+            request.close()
+            raise RendezvousConnectionError(_ENDED) from None
+        ends_s = time.monotonic() + timeout_s
+        while (left_s := ends_s - time.monotonic()) > 0 and self._thread.is_alive():
+            if wait([answer], min(left_s, 1.0)).done:
+                break
+        if not answer.done():
             answer.cancel()
+            if not self._thread.is_alive():
+                raise RendezvousConnectionError(_ENDED)
             why = f": {node.trouble}" if node.trouble else ""
-            text = f"no world was formed within {timeout_s:g} s at {node.shown}{why}"
-            raise RendezvousTimeoutError(text) from None
+            raise RendezvousTimeoutError(f"no world was formed within {timeout_s:g} s at {node.shown}{why}")
+        try:
+            world = answer.result()
         except CancelledError:
             self._thread.join()
             raise RendezvousConnectionError(_ENDED) from None

@@ -234,8 +234,11 @@ class RunObserver:
             node_id=self._observed.node_id,
             left=self._left,
             silent_since_s=self._silent_since_s if is_silent else None,
-            is_paused=is_silent and bool(status.generations) and self._observed.progress() is None,
+            is_paused=is_silent and self._takes_part(status) and self._observed.progress() is None,
         )
+
+    def _takes_part(self, status: RunStatus) -> bool:
+        return bool(status.generations) and self._observed.node_id in status.generations[-1].nodes
 
     # -- the end --------------------------------------------------------------------------------
 

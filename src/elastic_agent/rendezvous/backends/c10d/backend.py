@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -243,7 +244,7 @@ class C10dBackend(RendezvousBackend):
             if plan is None or plan.is_terminal or plan.world is None:
                 continue
             seats = [seat for seat in plan.world.seats if run_id != self.run_id or seat.node_id != node_id]
-            if not any(is_local([_address_of(seat)]) for seat in seats):
+            if not any(_is_here(seat.address) for seat in seats):
                 nodes.extend(seat.node_id for seat in seats)
         return tuple(nodes)
 
@@ -273,8 +274,13 @@ def _addresses_of(host: str) -> tuple[list[tuple[int, str]], bool]:
     return addresses, is_local(addresses)
 
 
-def _address_of(seat: Seat) -> tuple[int, str]:
-    return socket.AF_INET6 if ":" in seat.address else socket.AF_INET, seat.address
+def _is_here(address: str) -> bool:
+    """Whether it is an address of this machine; a name is not looked up, which may take long."""
+    try:
+        version = ipaddress.ip_address(address.partition("%")[0]).version
+    except ValueError:
+        return address == "localhost"
+    return is_local([(socket.AF_INET6 if version == 6 else socket.AF_INET, address)])
 
 
 def _look_at(hosting: asyncio.Task[None]) -> None:
