@@ -22,8 +22,8 @@ SCRIPT = Path(__file__).parent / "transformers_train.py"
 SAMPLES = 1001
 EVERY = 20
 """Steps between two checkpoints."""
-OPTIONS = ("--preload", "transformers.trainer,accelerate")
-"""What others test; it would take most of the time."""
+OPTIONS = ("--preload", "transformers.trainer,accelerate", "--shutdown-timeout", "300")
+"""What others test, and would take most of the time; and more time to save than steps are held up for."""
 CONSTANT = ("--batch-size", "1", "--samples-per-step", "12", "--no-dropout")
 ARGUMENTS = ("--samples", str(SAMPLES), "--epochs", "1", "--batch-size", "2", "--save-steps", str(EVERY))
 
