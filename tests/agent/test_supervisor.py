@@ -263,6 +263,7 @@ def commands_to(supervisor: Supervisor) -> Commands:
         drain_s=60.0,
         stop_s=60.0,
         hosts_store=lambda: False,
+        depending=lambda: (),
         is_at_store=lambda seat: False,
         store_problem=lambda: "",
         status=status,
@@ -310,7 +311,7 @@ async def test_a_drain_of_another_node_returns_when_that_node_has_left_and_the_n
             await life
             assert await command is Activity.GONE
     assert answers == [
-        "run run: draining b; workers have 60 s to save",
+        "run run: draining b; workers that handle notices have 60 s to save",
         "run run: b has left; the other nodes continue",
     ]
 
