@@ -57,6 +57,7 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path) -> RunObserver:
         facts={},
         goodput=lambda: Account(0.0).goodput(1.0),
         report_hang=lambda *_: None,
+        remedy=lambda: "",
     )
     observer = RunObserver(observed)
     observer.on_event(PlanSeen(plan(1, phase=Phase.RUNNING, world=world(2))))

@@ -205,9 +205,12 @@ def test_an_outage_of_the_store_hides_and_costs_nothing_of_what_was_known_before
         assert re.match(
             rf"run {RUN_ID} at \S+: {outage} \S+ has not answered since [-\d]+ [:\d]+ \(", said[0]
         )
-        assert said[1] == "known from before: generation 2 ran with 1 node, 1 worker"
+        remedy = "stop what `ss -ltnp` on 127.0.0.1 shows for port "
+        assert said[1].startswith(remedy)
+        assert said[2] == "known from before: generation 2 ran with 1 node, 1 worker"
         assert explained_then[0].startswith("generation 1: root cause: worker n1/0 ")
         assert explained_then[-1].startswith(outage)
+        assert f"; {remedy}" in explained_then[-1]
         assert why("--state-dir", str(run.state_dir)).startswith("generation 1: root cause: worker n1/0 ")
 
 

@@ -363,6 +363,7 @@ class Agent:
             self._publish,
             self._log_dir(run_id),
             goes_on=history is not None and self._runs.continues(history),
+            remedy=lambda: self._console.remedy if self._console is not None else "",
         )
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots))
         self._signals.attend(supervisor, lock.node_id)

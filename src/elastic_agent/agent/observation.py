@@ -45,10 +45,12 @@ class Observation:
         log_dir: str,
         *,
         goes_on: bool,
+        remedy: Callable[[], str],
     ) -> None:
         """Observe from now on what ``publisher`` publishes about ``supervisor``; workers write to ``log_dir``.
 
-        ``goes_on``: the run has begun before, so that earlier agents may have recorded some of its history.
+        ``goes_on``: the run has begun before, so that earlier agents may have recorded some of its history;
+        ``remedy``: gives what to do about a store that does not answer.
         """
         self._run_id = run_id
         self._publisher = publisher
@@ -66,6 +68,7 @@ class Observation:
                 facts=start_facts(settings.script_args, os.environ),
                 goodput=lambda: self._goodput.goodput,
                 report_hang=supervisor.hang,
+                remedy=remedy,
             )
         )
         self._watch = ConnectionWatch(node_id, lambda: supervisor.world, publisher)

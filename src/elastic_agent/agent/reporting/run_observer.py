@@ -70,6 +70,8 @@ class Observed:
     goodput: Callable[[], Goodput]
     """The account of this node so far."""
     report_hang: ReportHang
+    remedy: Callable[[], str]
+    """What to do about a store that does not answer."""
 
 
 class RunObserver:
@@ -235,6 +237,7 @@ class RunObserver:
             left=self._left,
             silent_since_s=self._silent_since_s if is_silent else None,
             is_paused=is_silent and bool(status.generations) and self._observed.progress() is None,
+            remedy=self._observed.remedy() if is_silent else "",
         )
 
     # -- the end --------------------------------------------------------------------------------
