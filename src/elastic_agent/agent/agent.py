@@ -387,7 +387,12 @@ class Agent:
             tasks.start(self._stop_for_next_life(supervisor))
         try:
             ending = self._with_own_part(await supervisor.run())
-            await observation.settle(ending.outcome, ending.reason, hosts_readers=self._backend.is_host)
+            await observation.settle(
+                ending.outcome,
+                ending.reason,
+                hosts_readers=self._backend.is_host,
+                serves=self._depending(lock.node_id),
+            )
         finally:
             tasks.cancel()
             observation.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.goodput_recorder import GoodputRecorder
@@ -92,17 +92,20 @@ class Observation:
         """The status of the run."""
         return await self._observer.status()
 
-    async def settle(self, outcome: Outcome, reason: str, *, hosts_readers: bool) -> None:
+    async def settle(
+        self, outcome: Outcome, reason: str, *, hosts_readers: bool, serves: Sequence[str]
+    ) -> None:
         """Wait until the last failure is explained and the status is saved.
 
         Args:
             outcome: of this node's part in the run.
             reason: of this outcome.
             hosts_readers: whether other nodes read reports in a store that ends with this agent.
+            serves: the nodes that cannot go on without the store of this agent.
         """
         has_failed = outcome is Outcome.FAILED
         left = reason if outcome not in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED) else ""
-        await self._observer.settle(EXPLAINED_S if has_failed else SAVED_S, left)
+        await self._observer.settle(EXPLAINED_S if has_failed else SAVED_S, left, serves)
         if outcome is Outcome.FINISHED or has_failed:
             await self._observer.log_goodput()
         if has_failed and hosts_readers:

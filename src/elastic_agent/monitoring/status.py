@@ -172,6 +172,8 @@ class RunStatus(Struct, frozen=True):
     """The store does not answer, and no worker of the node that has trained before runs meanwhile."""
     remedy: str = ""
     """What to do about a store that does not answer."""
+    serves: tuple[str, ...] = ()
+    """Nodes that needed the store of that node's agent when it had left the run; it stays to serve them."""
 
     @property
     def is_over(self) -> bool:
