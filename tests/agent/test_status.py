@@ -136,9 +136,9 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
         answer(second, "fail")
         assert worker_is_up(first)
         assert worker_is_up(second)
+        line_with(first, "generation 1: root cause: worker n2/0 (rank 1)")  # when all nodes have reported
         again = status()
         assert "generation 2 running for" in again
-        line_with(first, "generation 1: root cause: worker n2/0 (rank 1)")  # when all nodes have reported
         first_one = status_json()["generations"][0]
         assert "root cause: worker n2/0 (rank 1)" in first_one["cause"]
         assert "restarts: 1 of 3 used" in again
