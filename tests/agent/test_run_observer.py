@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.run_observer import Observed, RunObserver
-from elastic_agent.agent.reporting.status_files import StatusFiles
+from elastic_agent.agent.reporting.status_files import StatusFiles, saved_statuses
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
 from elastic_agent.monitoring.goodput import Account
 from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
@@ -19,7 +20,7 @@ from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.transport import c10d
 from elastic_agent.workers.failure import WorkerFailure
-from tests.agent.support import asynchronous
+from tests.agent.support import asynchronous, elastic_agent
 from tests.transport.support import C10dScene, plan, world
 from tests.waiting import GUARD_S
 
@@ -57,6 +58,7 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path) -> RunObserver:
         facts={},
         goodput=lambda: Account(0.0).goodput(1.0),
         report_hang=lambda *_: None,
+        remedy=lambda: "",
     )
     observer = RunObserver(observed)
     observer.on_event(PlanSeen(plan(1, phase=Phase.RUNNING, world=world(2))))
@@ -97,6 +99,25 @@ async def test_the_host_waits_until_the_others_have_read_its_report(
         one.close()
     store.close()
     assert "n1" in read
+
+
+@asynchronous
+async def test_where_an_agent_serves_the_store_after_its_node_has_left_users_are_told_not_to_end_it(
+    scene: C10dScene, tmp_path: Path
+) -> None:
+    host = observer(scene, "n0", tmp_path)
+    await host.settle(0.0, "SIGINT received", serves=("n1",))
+    async with asyncio.timeout(GUARD_S):
+        while not saved_statuses(tmp_path):
+            await asyncio.sleep(0)
+    host.close()
+    for command in ("status", "why"):
+        said = elastic_agent(command, "run", "--state-dir", str(tmp_path)).stdout
+        assert re.search(
+            r"node n0 left the run .* ago, and its agent stayed to serve the store to n1: keep it and its machine "
+            r"running; if it has ended while the run goes on, start the same command there again\n$",
+            said,
+        ), said
 
 
 @asynchronous

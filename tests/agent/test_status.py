@@ -136,9 +136,9 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
         answer(second, "fail")
         assert worker_is_up(first)
         assert worker_is_up(second)
+        line_with(first, "generation 1: root cause: worker n2/0 (rank 1)")  # when all nodes have reported
         again = status()
         assert "generation 2 running for" in again
-        line_with(first, "generation 1: root cause: worker n2/0 (rank 1)")  # when all nodes have reported
         first_one = status_json()["generations"][0]
         assert "root cause: worker n2/0 (rank 1)" in first_one["cause"]
         assert "restarts: 1 of 3 used" in again
@@ -205,9 +205,12 @@ def test_an_outage_of_the_store_hides_and_costs_nothing_of_what_was_known_before
         assert re.match(
             rf"run {RUN_ID} at \S+: {outage} \S+ has not answered since [-\d]+ [:\d]+ \(", said[0]
         )
-        assert said[1] == "known from before: generation 2 ran with 1 node, 1 worker"
+        remedy = "stop what `ss -ltnp` on 127.0.0.1 shows for port "
+        assert said[1].startswith(remedy)
+        assert said[2] == "known from before: generation 2 ran with 1 node, 1 worker"
         assert explained_then[0].startswith("generation 1: root cause: worker n1/0 ")
         assert explained_then[-1].startswith(outage)
+        assert f"; {remedy}" in explained_then[-1]
         assert why("--state-dir", str(run.state_dir)).startswith("generation 1: root cause: worker n1/0 ")
 
 

@@ -412,7 +412,7 @@ def test_a_lost_node_is_the_cause_of_broken_connections() -> None:
 @pytest.mark.parametrize(
     ("more", "then"),
     [
-        ({}, "it joins the run, which goes on without it meanwhile"),
+        ({}, "it joins the run"),  # which may have waited for it, if it hosted the store
         ({"policy": Policy(min_nodes=3, max_nodes=3)}, "the run waits for it"),
         ({"policy": Policy(max_nodes=3, node_counts=(3,))}, "the run waits for it"),
         ({"lost": ("n0", "n1", "n2")}, "the run waits for it"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -364,6 +365,13 @@ def test_options_of_which_the_run_uses_one_value_are_compared(field: str) -> Non
     (finding,) = difference_findings(machines)
     assert finding.cause.startswith(f"machines differ in {option}: another on b; {compared[option]} on a; ")
     assert finding.remedy == "start all agents with the same command"
+
+
+def test_long_values_are_shown_where_they_differ() -> None:
+    shared = ":".join(f"/opt/libraries/{number}" for number in range(20))
+    machines = [facts(name, {"LD_LIBRARY_PATH": f"{shared}:/usr/{name}"}) for name in "ab"]
+    (finding,) = difference_findings(machines)
+    assert re.search(r": \.\.\.\S+:/usr/b on b; \.\.\.\S+:/usr/a on a", finding.cause), finding.cause
 
 
 def test_differences_that_are_usual_are_notes() -> None:

@@ -99,6 +99,38 @@ def test_the_victim_that_was_noticed_first_is_never_named_as_the_cause(is_certai
     assert VICTIM not in before + after
 
 
+def test_another_reason_than_the_failure_of_the_last_generation_stays() -> None:
+    log = RunLog()
+    log.see(running(1), 10.0)
+    log.see(forming(2, VICTIM, Failure(FailureKind.WORKER, VICTIM)), 20.0)
+    log.explain(1, RootCause(1, CauseKind.NODE_LOST, "node n1 was lost", node_id="n1"))
+    why = "only 1 of at least 2 nodes within 600 s (--join-timeout)"
+    failed = forming(2, why, Failure(FailureKind.TOO_FEW, why))
+    log.see(msgspec.structs.replace(failed, phase=Phase.FAILED, version=9), 30.0)
+    assert status(log).reason == why
+
+
+def test_the_words_of_a_hang_are_told_once() -> None:
+    log = RunLog()
+    log.see(running(1), 10.0)
+    hang = Failure(FailureKind.HANG, "the workers made no progress for 10 s", detail="worker n0/0 is behind")
+    reason = f"the same failure repeated without progress: {hang.words}; remove the cause"
+    log.see(msgspec.structs.replace(forming(2, reason, hang), phase=Phase.FAILED), 20.0)
+    assert status(log).reason == reason
+    log.explain(1, RootCause(1, CauseKind.HANG, "worker n0/0 is behind", node_id="n0"))
+    assert status(log).reason.count("worker n0/0 is behind") == 1
+
+
+def test_a_generation_that_nobody_asked_about_in_time_is_said_to_be_unexplained() -> None:
+    log = RunLog()
+    for number in range(1, 12):
+        log.see(running(number), 10.0 * number)
+        log.see(forming(number + 1, VICTIM, Failure(FailureKind.WORKER, VICTIM)), 10.0 * number + 5.0)
+    first = log.generations[0]
+    assert not first.is_pending
+    assert "not recorded" in first.end_words
+
+
 def recorded(*numbers: int, **changes: Any) -> list[GenerationStatus]:
     return [
         GenerationStatus(number, float(number), number + 0.5, ("n0",), 1, **changes) for number in numbers

@@ -129,10 +129,11 @@ def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() ->
     assert '<span class="phase unknown">unknown</span>' in page
     assert 'class="dot up"' not in page
     assert '<i class="now"' not in page
-    silent = replace(status, silent_since_s=900.0)
+    silent = replace(status, silent_since_s=900.0, remedy="start the same command on host0 again")
     assert re.match(
         r"run r at host0:29400: the store at host0:29400 has not answered since [-\d]+ [:\d]+ "
         r"\(no answer within 2 s\)\n"
+        "start the same command on host0 again\n"
         "known from before: generation 3 ran with 2 nodes, 2 workers\n",
         status_text(silent),
     )
@@ -254,7 +255,9 @@ def test_the_generation_of_a_run_that_has_ended_is_the_last_one_that_ran() -> No
 def stalled(node: str, rank: int, called: int, written_s: float, stalled_s: float | None) -> NodeReport:
     last = Collective(called, "all_reduce", 1000, "train.py:88")
     groups = (GroupProgress("0", called, -1, called - (called > 6), last, recent=(last,)),)
-    worker = WorkerReport(0, rank, WorkerState.RUNNING, progress=groups, stack="train.py:88 in main")
+    worker = WorkerReport(
+        0, rank, WorkerState.RUNNING, progress=groups, stack="train.py:88 in main", waits=0.9 - 0.8 * rank
+    )
     return NodeReport(node, f"i{node}", 3, written_s, workers=(worker,), stalled_s=stalled_s)
 
 
@@ -268,9 +271,11 @@ def test_while_workers_wait_for_each_other_the_status_names_the_one_that_is_the_
         "number 7, called by rank 0 at train.py:88\n"
     ) in status_text(hanging)
     assert hanging.standstill is not None
+    assert hanging.stragglers == (), "a worker that hangs is not said to be slow"
     assert "    train.py:88 in main" in hanging.standstill.stacks
     training = status(stalled("a", 0, 7, 990.0, 8.0), stalled("b", 1, 6, 980.0, None))
     assert training.standstill is None
+    assert len(training.stragglers) == 1
 
 
 def test_the_line_of_the_added_times_says_how_many_nodes_of_the_world_it_is_about() -> None:

@@ -129,8 +129,8 @@ def test_a_run_goes_on_while_the_loop_of_the_agent_that_hosts_its_store_hangs(tm
 
 @pytest.mark.parametrize(
     ("address", "depending"),
-    [("198.51.100.9", ("b", "c")), ("127.0.0.1", ())],
-    ids=["on other machines", "on this machine"],
+    [("198.51.100.9", ("b", "c")), ("lab9.example", ("b", "c")), ("127.0.0.1", ()), ("localhost", ())],
+    ids=["on other machines", "on other machines, by name", "on this machine", "on this machine, by name"],
 )
 def test_the_host_of_the_store_knows_which_nodes_cannot_go_on_without_it(
     address: str, depending: tuple[str, ...], tmp_path: Path

@@ -363,6 +363,7 @@ class Agent:
             self._publish,
             self._log_dir(run_id),
             goes_on=history is not None and self._runs.continues(history),
+            remedy=lambda: self._console.remedy if self._console is not None else "",
         )
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots))
         self._signals.attend(supervisor, lock.node_id)
@@ -386,7 +387,12 @@ class Agent:
             tasks.start(self._stop_for_next_life(supervisor))
         try:
             ending = self._with_own_part(await supervisor.run())
-            await observation.settle(ending.outcome, ending.reason, hosts_readers=self._backend.is_host)
+            await observation.settle(
+                ending.outcome,
+                ending.reason,
+                hosts_readers=self._backend.is_host,
+                serves=self._depending(lock.node_id),
+            )
         finally:
             tasks.cancel()
             observation.close()

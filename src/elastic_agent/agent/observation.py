@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.goodput_recorder import GoodputRecorder
@@ -45,10 +45,12 @@ class Observation:
         log_dir: str,
         *,
         goes_on: bool,
+        remedy: Callable[[], str],
     ) -> None:
         """Observe from now on what ``publisher`` publishes about ``supervisor``; workers write to ``log_dir``.
 
-        ``goes_on``: the run has begun before, so that earlier agents may have recorded some of its history.
+        ``goes_on``: the run has begun before, so that earlier agents may have recorded some of its history;
+        ``remedy``: gives what to do about a store that does not answer.
         """
         self._run_id = run_id
         self._publisher = publisher
@@ -66,6 +68,7 @@ class Observation:
                 facts=start_facts(settings.script_args, os.environ),
                 goodput=lambda: self._goodput.goodput,
                 report_hang=supervisor.hang,
+                remedy=remedy,
             )
         )
         self._watch = ConnectionWatch(node_id, lambda: supervisor.world, publisher)
@@ -89,17 +92,20 @@ class Observation:
         """The status of the run."""
         return await self._observer.status()
 
-    async def settle(self, outcome: Outcome, reason: str, *, hosts_readers: bool) -> None:
+    async def settle(
+        self, outcome: Outcome, reason: str, *, hosts_readers: bool, serves: Sequence[str]
+    ) -> None:
         """Wait until the last failure is explained and the status is saved.
 
         Args:
             outcome: of this node's part in the run.
             reason: of this outcome.
             hosts_readers: whether other nodes read reports in a store that ends with this agent.
+            serves: the nodes that cannot go on without the store of this agent.
         """
         has_failed = outcome is Outcome.FAILED
         left = reason if outcome not in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED) else ""
-        await self._observer.settle(EXPLAINED_S if has_failed else SAVED_S, left)
+        await self._observer.settle(EXPLAINED_S if has_failed else SAVED_S, left, serves)
         if outcome is Outcome.FINISHED or has_failed:
             await self._observer.log_goodput()
         if has_failed and hosts_readers:

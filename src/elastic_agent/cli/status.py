@@ -130,14 +130,21 @@ def _cause(one: GenerationStatus) -> str:
 def _age(run: RunStatus) -> str:
     """How old a status is that an agent saved, and who knows more."""
     from elastic_agent.monitoring.status_text import duration
+    from elastic_agent.protocol import names
 
+    age = f"{duration(time.time() - run.asked_s)} ago"
+    if run.serves:  # which of both is the case is not known here
+        return (
+            f"node {run.node_id} left the run {age}, and its agent stayed to serve the store to {names(run.serves)}: "
+            "keep it and its machine running; if it has ended while the run goes on, start the same command there again"
+        )
     is_told = run.left and run.phase  # by the first line of the status
     last = run.generations[-1].nodes if run.generations and not is_told else ()
     others = [one for one in last if one != run.node_id]
     where = (
         f"; for its present status, run this command on another node, such as {others[0]}" if others else ""
     )
-    return f"{NO_AGENT}; this was known {duration(time.time() - run.asked_s)} ago{where}"
+    return f"{NO_AGENT}; this was known {age}{where}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -236,7 +236,7 @@ def _how_to_return(seat: Seat, plan: Plan | None) -> str:
         return ""
     policy, left = plan.policy, {one.node_id for one in plan.world.seats} - {seat.node_id, *plan.lost}
     goes_on = largest_world(len(left), policy.min_nodes, policy.max_nodes, policy.node_counts)
-    then = "it joins the run, which goes on without it meanwhile" if goes_on else "the run waits for it"
+    then = "it joins the run" if goes_on else "the run waits for it"
     return f"; if its agent is gone, start the same command on {seat.node_id} again: {then}"
 
 

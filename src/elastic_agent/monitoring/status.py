@@ -157,7 +157,7 @@ class RunStatus(Struct, frozen=True):
     run_goodput: RunGoodput | None = None
     """Of the nodes that have reported theirs."""
     stragglers: tuple[str, ...] = ()
-    """Workers that are slower than the others, a line for each, the slowest first."""
+    """Workers that are slower than the others, a line for each, the slowest first; none in a standstill."""
     standstill: Standstill | None = None
     """The workers make no progress, as at least one waits for others."""
     problem: str = ""
@@ -170,6 +170,10 @@ class RunStatus(Struct, frozen=True):
     """Since when the store has not answered that node's agent, if it could not be read; seconds since 1970."""
     is_paused: bool = False
     """The store does not answer, and no worker of the node that has trained before runs meanwhile."""
+    remedy: str = ""
+    """What to do about a store that does not answer."""
+    serves: tuple[str, ...] = ()
+    """Nodes that needed the store of that node's agent when it had left the run; it stays to serve them."""
 
     @property
     def is_over(self) -> bool:
@@ -301,6 +305,8 @@ def _planned(
 ) -> RunStatus:
     """The status with what the plan says, and the reports of its generation (``present``)."""
     forms, running = plan.phase is Phase.FORMING, plan.world if plan.phase is Phase.RUNNING else None
+    standstill = _standstill(present, running.world_size, status.asked_s) if running is not None else None
+    trains = running is not None and standstill is None  # a worker that hangs is not slow
     return replace(
         status,
         phase=plan.phase.value,
@@ -314,8 +320,8 @@ def _planned(
         restarts=max(0, plan.charged - plan.budget.forgiven),
         max_restarts=plan.policy.max_restarts,
         generations=tuple(generations),
-        stragglers=tuple(one.words for one in find_stragglers(present)) if running is not None else (),
-        standstill=_standstill(present, running.world_size, status.asked_s) if running is not None else None,
+        stragglers=tuple(one.words for one in find_stragglers(present)) if trains else (),
+        standstill=standstill,
     )
 
 

@@ -72,7 +72,7 @@ def problem_text(status: RunStatus) -> str:
     known = "this is what was known before"
     if status.silent_since_s is None:
         return f"the store at {status.endpoint} cannot be read ({status.problem}); {known}"
-    return f"{outage_text(status)}; {known}"
+    return "; ".join(filter(None, (outage_text(status), status.remedy, known)))
 
 
 def outage_text(status: RunStatus) -> str:
@@ -145,9 +145,9 @@ def _headline(status: RunStatus, now_s: float) -> str:
 
 
 def _from_before(status: RunStatus) -> list[str]:
-    """A line if the present status is not known."""
+    """Lines if the present status is not known."""
     if _is_outage(status):
-        return [f"known from before: {_known(status)}"]
+        return [*filter(None, [status.remedy]), f"known from before: {_known(status)}"]
     return [problem_text(status)] if status.problem else []
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -70,6 +70,8 @@ class Observed:
     goodput: Callable[[], Goodput]
     """The account of this node so far."""
     report_hang: ReportHang
+    remedy: Callable[[], str]
+    """What to do about a store that does not answer."""
 
 
 class RunObserver:
@@ -100,6 +102,7 @@ class RunObserver:
         self._shown_tail = ""
         """The end of the output of this node's failed worker, which was logged when it failed."""
         self._left = ""
+        self._serves: tuple[str, ...] = ()
         self._silent_since_s: float | None = None
         """Since when the store has not answered."""
         self._is_recalled = not observed.goes_on
@@ -235,6 +238,8 @@ class RunObserver:
             left=self._left,
             silent_since_s=self._silent_since_s if is_silent else None,
             is_paused=is_silent and self._takes_part(status) and self._observed.progress() is None,
+            remedy=self._observed.remedy() if is_silent else "",
+            serves=self._serves,
         )
 
     def _takes_part(self, status: RunStatus) -> bool:
@@ -242,12 +247,12 @@ class RunObserver:
 
     # -- the end --------------------------------------------------------------------------------
 
-    async def settle(self, timeout_s: float, left: str = "") -> None:
+    async def settle(self, timeout_s: float, left: str = "", serves: Sequence[str] = ()) -> None:
         """Wait until the last reports are written and the last failure is explained; not for longer than this.
 
-        ``left``: why this node has left the run; empty: it has not.
+        ``left``: why this node has left the run; empty: it has not. ``serves``: the nodes that need its store.
         """
-        self._left = left
+        self._left, self._serves = left, tuple(serves)
         self._comparison.stop()
         self._reports.stop()
         self._blocked.stop()
