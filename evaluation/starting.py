@@ -211,7 +211,7 @@ STARTING = (
     Case("an endpoint in a network without a route", 11, b_at("192.0.2.1"),
          only_b_knows("no route to the network", r"192\.0\.2\.1", "check that the endpoint is an address of one")),
     Case("different ports on the machines", 1, other_port,
-         only_b_knows("connection refused", STORE, "check its address and port")),
+         only_b_knows("connection refused", STORE, "compare its port with")),
     Case("different run ids on the machines", 16, other_run_id,
          both(r"run jobb? of \w \(.* waits", r"of [ab] \(", "pass the same --rdzv-id")),
     Case("different versions of the script, no run id", 16, other_script,

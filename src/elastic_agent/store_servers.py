@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -84,6 +85,14 @@ def allow_many_connections() -> None:
 def first_line(error: BaseException) -> str:
     """Return the first line of a torch error, without its C++ traceback."""
     return str(error).strip().split("\n", 1)[0][:300]
+
+
+def memory_limit() -> str:
+    """Return the limit of this process's address space, which its children have too, and how to lift it, if any."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f"its address space is limited to {limit // 10**6} MB: ulimit -v unlimited"
 
 
 def run(line: socket.socket) -> NoReturn:
@@ -181,7 +190,10 @@ def _carry_out(request: dict[str, Any], fd: int, stores: dict[int, TCPStore]) ->
     try:
         stores[request["number"]] = serve_store(socket.socket(fileno=fd), request["serve"])
     except Exception as error:
-        return first_line(error) or "the server could not be made"
+        failed = first_line(error) or "the server could not be made"
+        # EAGAIN: a thread cannot be made, perhaps as there is no room for its stack.
+        limit = memory_limit() if os.strerror(errno.EAGAIN) in failed else ""
+        return f"{failed} ({limit})" if limit else failed
     return ""
 
 

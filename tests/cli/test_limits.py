@@ -56,6 +56,35 @@ def test_a_server_without_enough_open_files_is_refused(tmp_path: Path) -> None:
     assert refused.stderr.count("\n") == 1
 
 
+def test_too_little_address_space_for_torch_is_refused(script: Path, tmp_path: Path) -> None:
+    state = ["--state-dir", str(tmp_path / "state")]
+    refused = elastic_agent(*state, str(script), under=limited("-v", 400_000))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        "elastic-agent: a process of this user can have only 409 MB of address space; PyTorch alone needs more than "
+        "500 MB: ulimit -v unlimited; in a service LimitAS=infinity\n"
+    )
+    found = elastic_agent("doctor", *state, str(script), under=limited("-v", 400_000))
+    assert found.returncode == 1, found.stderr
+    assert "can have only 409 MB of address space" in found.stdout
+    assert "ulimit -v unlimited" in found.stdout
+
+
+@pytest.mark.parametrize("start", ["serve", "--no-python"])
+def test_a_limit_of_the_address_space_is_named_where_torch_cannot_be_loaded(
+    start: str, tmp_path: Path
+) -> None:
+    """Such a limit is not refused at once: these need less of torch than a worker does."""
+    state = ["--state-dir", str(tmp_path)]
+    argv = {
+        "serve": ["serve", *state, "--rdzv-endpoint", f"localhost:{free_port()}"],
+        "--no-python": [*state, "--no-python", "true"],
+    }
+    ended = elastic_agent(*argv[start], under=limited("-v", 300_000))
+    assert "before it had imported torch; its address space is limited to 307 MB: ulimit" in ended.stderr
+    assert "can have only" not in ended.stderr
+
+
 def test_an_agent_needs_a_number_of_processes_unless_root_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         resource, "getrlimit", lambda which: (8 if which == resource.RLIMIT_NPROC else -1, -1)

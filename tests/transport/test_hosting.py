@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
@@ -224,3 +226,19 @@ def test_a_frozen_host_blocks_neither_dialling_nor_closing() -> None:
         again = Blocking(in_loop(c10d.dial(endpoint, "run", PATIENCE_S)))
         assert again.store_id.startswith(store_id)
         assert again.read_plan() is None
+
+
+def test_a_store_whose_process_has_no_room_for_a_thread_names_the_limit_of_its_address_space() -> None:
+    servers = c10d.StoreServers(None)
+    try:
+        servers.await_ready()
+        assert servers.pid is not None
+        pages = int(Path(f"/proc/{servers.pid}/statm").read_text().split()[0])
+        size = pages * resource.getpagesize()
+        resource.prlimit(servers.pid, resource.RLIMIT_AS, (size, size))
+        with pytest.raises(StoreLostError) as caught:
+            servers.serve(socket.create_server(("127.0.0.1", 0)), "127.0.0.1")
+    finally:
+        servers.close()
+    limit = f"its address space is limited to {size // 10**6} MB: ulimit -v unlimited"
+    assert str(caught.value) == f"Resource temporarily unavailable ({limit})"

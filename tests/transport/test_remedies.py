@@ -13,7 +13,8 @@ from elastic_agent.transport import Obstacle, how_to_reach
 from elastic_agent.values import Endpoint, EtcdAccess
 
 FIRST = {
-    Obstacle.REFUSED: "start the same command on 10.0.0.7; if it runs there, check its address and port, and its",
+    Obstacle.REFUSED: "start the same command on 10.0.0.7; if it runs there, compare its port with 29400, "
+    "then check its address and its firewall",
     Obstacle.NO_ANSWER: "if 10.0.0.7 is down, switch it on and start the same command there; if it is up, open the "
     "port there: firewall-cmd --add-port=29400/tcp, or ufw allow 29400/tcp",
     Obstacle.UNREACHABLE: "check that the endpoint is an address of one of the machines that is up",

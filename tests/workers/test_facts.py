@@ -142,7 +142,11 @@ def test_a_limit_of_a_process_is_named_where_memory_is_missing(option: str) -> N
     done = subprocess.run([sys.executable, "-c", LIMITED, option], capture_output=True, text=True, check=True)
     limit = done.stdout.strip()
     assert limit == f"ulimit {option}: 8.0 GB"
-    for error in ("MemoryError", "RuntimeError: can't start new thread"):
+    for error in (
+        "MemoryError",
+        "RuntimeError: can't start new thread",
+        "RuntimeError: Resource temporarily unavailable",
+    ):
         known = {"address_space": limit, "memory_available": "19.5 GB of 25.3 GB available"}
         stderr = f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n{error}\n'
         found = describe(0, 1, "", stderr, facts=known).summary("n1")

@@ -76,7 +76,9 @@ def _refusals(settings: Settings, environ: Mapping[str, str]) -> Iterator[Refusa
             try_state_dir(settings.state_dir)
 
     checks: tuple[Callable[[], object], ...] = (
-        lambda: check_limits(likely_slots(settings.nproc_per_node) or 1),
+        lambda: check_limits(
+            likely_slots(settings.nproc_per_node) or 1, run_python=not settings.runs_program
+        ),
         lambda: count_slots(settings.nproc_per_node),
         lambda: check_numa_binding(settings.numa_binding),
         check_state_dir,

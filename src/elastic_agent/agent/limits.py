@@ -14,9 +14,12 @@ AGENT_FILES, FILES_PER_WORKER = 80, 8
 AGENT_TASKS, TASKS_PER_WORKER = 15, 2
 """Processes and threads: the agent's, guard and spawner; a worker and the standby that is to replace it."""
 
+TORCH_MB = 500
+"""Address space that is too small for `import torch`: its CPU build takes 610 MB, 530 MB without numpy (measured)."""
 
-def check_limits(slots: int) -> None:
-    """An agent and so many workers have descriptors and processes enough.
+
+def check_limits(slots: int, *, run_python: bool = True) -> None:
+    """An agent and so many workers have descriptors, processes and, if the workers run Python, memory enough.
 
     Below these numbers the agent would hang, or end with an error that does not name the cause.
 
@@ -25,6 +28,8 @@ def check_limits(slots: int) -> None:
     """
     _check_interpreter()
     check_open_files(slots)
+    if run_python:
+        _check_address_space()
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     wanted = AGENT_TASKS + TASKS_PER_WORKER * slots
     if os.geteuid() != 0 and limit != resource.RLIM_INFINITY and limit < wanted:  # root is exempt
@@ -57,4 +62,13 @@ def _check_interpreter() -> None:
             f"this user (id {os.geteuid()}) cannot execute the Python interpreter "
             f"{quoted(sys.executable)}, which the agent needs to start more processes",
             "expected an interpreter that this user can execute",
+        )
+
+
+def _check_address_space() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < TORCH_MB * 10**6:
+        raise UsageError(
+            f"a process of this user can have only {limit // 10**6} MB of address space",
+            f"PyTorch alone needs more than {TORCH_MB} MB: ulimit -v unlimited; in a service LimitAS=infinity",
         )

@@ -44,7 +44,8 @@ def _launch(resolved: Resolved) -> int:
     stop_signals = StopSignals()
     if resolved.settings.notice_signal != NO_SIGNAL:
         stop_signals.catch_early(resolved.settings.notice_signal)
-    check_limits(likely_slots(resolved.settings.nproc_per_node) or 1)
+    slots = likely_slots(resolved.settings.nproc_per_node) or 1
+    check_limits(slots, run_python=not resolved.settings.runs_program)
     make_state_dir(resolved.settings.state_dir, os.environ)
     # Before anything is started that would inherit them:
     manager = SystemdNotifier.taken_from(os.environ)

@@ -23,7 +23,8 @@ def how_to_reach(
         case Obstacle.REFUSED, True:
             return f"start {start} on {where} again"
         case Obstacle.REFUSED, False:
-            return f"start {start} on {where}; if it runs there, check its address and port, and its firewall"
+            compare = f"compare its port with {port}, then check its address and its firewall"
+            return f"start {start} on {where}; if it runs there, {compare}"
         case Obstacle.NO_ANSWER, _:
             return f"if {where} is down, switch it on and start {start} there; if it is up, {opens}"
         case Obstacle.UNREACHABLE, True:

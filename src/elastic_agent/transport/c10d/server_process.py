@@ -123,9 +123,10 @@ class StoreServers:
             if self._is_closed:
                 raise StoreLostError("the stores were closed")
             if ended is not None:
+                remedy = store_servers.memory_limit() or f"try {sys.executable} -c 'import torch'"
                 raise StoreLostError(
                     f"the process that serves the stores ended (exit code {ended.returncode}) before it had imported "
-                    f"torch; try {sys.executable} -c 'import torch'"
+                    f"torch; {remedy}"
                 )
         assert self._line is not None
         return self._line
