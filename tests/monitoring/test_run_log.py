@@ -259,7 +259,10 @@ def test_an_agent_that_was_started_again_knows_no_begin_of_what_ran_before() -> 
     log = RunLog("n1")
     log.recall([GenerationStatus(1, 5.0, nodes=("n0", "n1"), workers=2)])
     log.see(seated(2, n0="i0"), 40.0, "i3")
-    assert history(log) == [("at", "-", NOT_RECORDED), ("before", "running", "-")]
+    assert history(log) == [
+        ("at", "-", f"{NOT_RECORDED}; elastic-agent why on n0 may tell"),
+        ("before", "running", "-"),
+    ]
 
 
 def test_a_run_that_many_machines_pass_through_remembers_the_last_ones() -> None:

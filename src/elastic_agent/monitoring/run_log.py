@@ -20,7 +20,7 @@ KEPT_DEPARTURES = 100
 KEPT_STACKS = 10
 """Of so many generations, the newest that hung, the stacks are kept: those of a large world take a megabyte."""
 
-NOT_RECORDED = "not recorded (an agent that is killed records nothing, others do when they have explained it)"
+NOT_RECORDED = "not recorded (an agent that is killed records nothing)"
 NOT_SEEN = "not seen on this machine"
 
 NO_LEASE = "it did not renew its lease"
@@ -94,8 +94,9 @@ class RunLog:
         self._earlier = {row.generation: row for row in recorded}
         for number, row in self._earlier.items():
             if row.is_running:
-                text = f"generation {number}: its end was {NOT_RECORDED}"
-                self._earlier[number] = msgspec.structs.replace(row, end=NOT_RECORDED, cause=text)
+                others = [node_id for node_id in row.nodes if node_id != self._node_id]
+                more = f"; elastic-agent why on {others[0]} may tell" if others else ""
+                self._earlier[number] = _without_end(row, f"{NOT_RECORDED}{more}")
         self._forget_stacks()
 
     def _may_precede(self, generation: int) -> bool:
@@ -241,8 +242,11 @@ def _unseen(row: GenerationStatus, plan: Plan, node_id: str) -> GenerationStatus
     seats = plan.world.seats if plan.world is not None else ()
     stayed = [seat.node_id for seat in seats if seat.node_id in row.nodes and seat.node_id != node_id]
     more = f"; run elastic-agent why on {stayed[0]}" if stayed else ""
-    text = f"generation {row.generation}: its end was {NOT_SEEN}{more}"
-    return msgspec.structs.replace(row, end=f"{NOT_SEEN}{more}", cause=text)
+    return _without_end(row, f"{NOT_SEEN}{more}")
+
+
+def _without_end(row: GenerationStatus, why: str) -> GenerationStatus:
+    return msgspec.structs.replace(row, end=why, cause=f"generation {row.generation}: its end was {why}")
 
 
 def _departure_reason(node_id: str, plan: Plan, *, is_lost: bool) -> str:
