@@ -154,6 +154,10 @@ async def main(scene):
         status = replace(status, joined=("n1", "n3"))
         tell(PlanSeen(replace(after, reason="n2, n3 lost", failure=None, world=last, lost=("n2", "n3"))))
         await asked.wait()
+    elif scene == "victim":
+        last = replace(world, seats=(*world.seats, Seat("n2", "n2", "10.0.0.2", 1, 2)))
+        tell(PlanSeen(replace(after, reason=f"{boom.summary}; n2 lost", world=last, lost=("n2",))))
+        tell(PlanSeen(replace(plan, version=7, generation=4, world=replace(world, generation=4))))
     elif scene == "is left out":
         tell(AgentStarted("other", 1, 2))
         tell(PlanSeen(plan))
@@ -184,7 +188,7 @@ for scene in sys.argv[1:]:
 
 SCENES = [
     *("joins", "fails", "hangs", "continues", "takes long", "leaves", "others left", "others were lost"),
-    *("is left out", "comes back", "was lost", "does not start", "is new"),
+    *("victim", "is left out", "comes back", "was lost", "does not start", "is new"),
 ]
 
 
@@ -222,6 +226,10 @@ def test_the_generation_after_a_failure_is_announced_before_it_runs() -> None:
 
 def test_the_generation_after_a_failure_is_announced_when_it_takes_long() -> None:
     assert "forming generation 4: worker n1/0 exited with code 1: boom" in scene("takes long")
+
+
+def test_a_failure_that_a_lost_node_may_have_caused_is_not_the_reason_for_the_next_generation() -> None:
+    assert re.search(r"forming generation 4: workers failed, n2 lost$", scene("victim"), re.MULTILINE)
 
 
 def test_no_generation_is_announced_on_a_node_that_leaves() -> None:

@@ -14,9 +14,10 @@ from elastic_agent.agent.reporting.run_observer import Observed, RunObserver
 from elastic_agent.agent.reporting.status_files import StatusFiles, saved_statuses
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
 from elastic_agent.monitoring.goodput import Account
+from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
 from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
-from elastic_agent.rendezvous.events import PlanSeen
+from elastic_agent.rendezvous.events import LeaseLost, PlanSeen
 from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.transport import c10d
 from elastic_agent.workers.failure import WorkerFailure
@@ -118,6 +119,23 @@ async def test_where_an_agent_serves_the_store_after_its_node_has_left_users_are
             r"running; if it has ended while the run goes on, start the same command there again\n$",
             said,
         ), said
+
+
+@asynchronous
+async def test_a_node_that_was_away_tells_no_history_that_it_has_not_seen(
+    scene: C10dScene, tmp_path: Path
+) -> None:
+    away = observer(scene, "n2", tmp_path)
+    away.on_event(LeaseLost("it was not renewed in time", unanswered=True))
+    away.on_event(PlanSeen(plan(3, phase=Phase.RUNNING, generation=2, world=world(2, 2))))
+    lines = status_text(await away.status()).splitlines()
+    away.close()
+    first, second = (next(line for line in lines if line.startswith(number)) for number in ("1  ", "2  "))
+    assert first.endswith(
+        "  -        2 nodes, 4 workers  not seen on this machine; run elastic-agent why on n0"
+    )
+    assert "before" in second
+    assert "running, 2 nodes" in lines[0]
 
 
 @asynchronous

@@ -39,3 +39,16 @@ def test_a_generation_that_nobody_failed_says_why_it_ended(
         "",
         "the store at lab1:29400 cannot be read (no answer); this is what was known before",
     ]
+
+
+def test_of_generations_that_this_machine_has_not_seen_why_does_not_say_that_none_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = GenerationStatus(3, 1.0, nodes=("lab1", "lab3"), began_earlier=True)
+    run = RunStatus("train", "lab1:29400", 9.0, generation=3, generations=(running,), node_id="lab3")
+    monkeypatch.setattr(status, "_find", lambda *_: [status.Found(run, is_saved=False)])
+    assert status.why([]) == 0
+    assert capsys.readouterr().out == (
+        "run train: no generation has failed, as far as is known on this machine, which knows none before "
+        "generation 3; run this command on lab1\n"
+    )

@@ -13,12 +13,15 @@ from elastic_agent.monitoring.run_log import (
     KEPT_GENERATIONS,
     KEPT_STACKS,
     KEPT_WORLDS,
+    NO_LEASE,
     NOT_RECORDED,
+    NOT_SEEN,
+    SLOW_OR_NO_LEASE,
     Change,
     RunLog,
 )
 from elastic_agent.monitoring.status import GenerationStatus, RunStatus, run_status
-from elastic_agent.monitoring.status_text import status_text
+from elastic_agent.monitoring.status_text import generation_row, status_text
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
 
 
@@ -206,8 +209,8 @@ def test_a_node_that_is_lost_or_leaves_is_remembered_until_it_comes_back() -> No
     lost = msgspec.structs.replace(forming(2, "n1 did not renew its lease"), lost=("n1",))
     leaving = msgspec.structs.replace(forming(2, "n1 is leaving"), leaving=("i1",))
     assert departures(running(1)) == []
-    for forms, role in ((lost, "lost"), (leaving, "left")):
-        gone = [("n1", role, 1.0, forms.reason)]
+    for forms, role, reason in ((lost, "lost", NO_LEASE), (leaving, "left", "n1 is leaving")):
+        gone = [("n1", role, 1.0, reason)]
         assert departures(running(1), forms) == gone
         assert departures(running(1), forms, without_n1(2), without_n1(2, version=3)) == gone
         assert departures(running(1), forms, without_n1(2), running(3)) == []
@@ -217,11 +220,81 @@ def test_a_node_whose_loss_is_noticed_after_the_failure_it_caused_is_lost() -> N
     failed = forming(2, "worker n0/0: connection closed by peer")
     lost = msgspec.structs.replace(failed, lost=("n1",), reason="n1 did not renew its lease")
     assert departures(running(1), failed) == []
-    assert departures(running(1), failed, lost) == [("n1", "lost", 2.0, "n1 did not renew its lease")]
+    assert departures(running(1), failed, lost) == [("n1", "lost", 2.0, NO_LEASE)]
     # A coordinator that has begun to form the next world counts the loss when it seals that.
     counted = without_n1(2, losses={"n1": 1})
-    assert departures(running(1), failed, counted) == [("n1", "lost", 2.0, failed.reason)]
+    assert departures(running(1), failed, counted) == [("n1", "lost", 2.0, SLOW_OR_NO_LEASE)]
     assert departures(running(1), failed, without_n1(2)) == [("n1", "left", 2.0, failed.reason)]
+
+
+@pytest.mark.parametrize("lost", [(), ("n1",)], ids=["left", "lost"])
+@pytest.mark.parametrize("failed_node", ["n0", "n1"])
+def test_the_failure_of_another_nodes_worker_is_no_reason_why_a_node_is_gone(
+    failed_node: str, lost: tuple[str, ...]
+) -> None:
+    failure = Failure(FailureKind.WORKER, f"worker {failed_node}/0: boom")
+    failed = msgspec.structs.replace(
+        forming(2, f"{failure.summary}; n1 is gone", failure), failed_node=failed_node, lost=lost
+    )
+    ((node_id, _, _, reason),) = departures(running(1), failed, without_n1(2))
+    expected = failure.summary if failed_node == "n1" else NO_LEASE if lost else ""
+    assert (node_id, reason) == ("n1", expected)
+
+
+def seated(generation: int, **incarnations: str) -> Plan:
+    """A generation that runs on these nodes."""
+    seats = tuple(
+        Seat(node_id, incarnation, "10.0.0.1", 1, rank)
+        for rank, (node_id, incarnation) in enumerate(incarnations.items())
+    )
+    world = World(generation, seats, Address("10.0.0.1", 1234), next(iter(incarnations)))
+    return msgspec.structs.replace(running(generation), world=world)
+
+
+def history(log: RunLog) -> list[tuple[str, ...]]:
+    """Return of each generation BEGAN, without the time; LASTED; and END."""
+    rows = [generation_row(one, "running") for one in log.generations]
+    return [("before" if "before" in row[1] else "at", row[2], row[4]) for row in rows]
+
+
+def test_of_generations_while_this_machine_was_away_nothing_is_told_that_was_not_seen() -> None:
+    log = RunLog("n1")
+    log.see(seated(1, n1="i1", n0="i0", n2="i2"), 10.0, "i1")
+    log.see(seated(2, n0="i0", n2="i2"), 40.0, "i3", was_away=True)
+    end = f"{NOT_SEEN}; run elastic-agent why on n0"
+    assert history(log) == [("at", "-", end), ("before", "running", "-")]
+    assert log.generations[0].cause == f"generation 1: its end was {end}"
+    assert log.departures == ()
+    assert log.since_s is None
+    log.see(forming(3, "n1 joined"), 41.0, "i3")
+    log.see(seated(3, n0="i0", n2="i2", n1="i3"), 42.0, "i3")
+    log.see(forming(4, "n3 joined"), 52.0, "i3")
+    assert history(log)[1:] == [("before", "-", "n1 joined"), ("at", "10 s", "n3 joined")]
+
+
+def test_a_machine_that_comes_back_while_the_others_wait_for_it_knows_why_but_not_since_when() -> None:
+    log = RunLog("n1")
+    log.see(running(1), 10.0, "i1")
+    log.see(msgspec.structs.replace(forming(2, "n1 lost"), lost=("n1",)), 40.0, "i3", was_away=True)
+    assert history(log) == [("at", "-", "n1 lost")]
+
+
+def test_a_failure_of_a_later_generation_explains_none_that_ended_unseen() -> None:
+    log = RunLog("n1")
+    log.see(running(1), 10.0, "i1")
+    later = forming(4, VICTIM, Failure(FailureKind.WORKER, VICTIM))
+    assert log.see(later, 40.0, "i3", was_away=True) == Change(ended=(1,))
+    assert (log.generations[0].failed, log.failures) == (False, {})
+
+
+def test_an_agent_that_was_started_again_knows_no_begin_of_what_ran_before() -> None:
+    log = RunLog("n1")
+    log.recall([GenerationStatus(1, 5.0, nodes=("n0", "n1"), workers=2)])
+    log.see(seated(2, n0="i0"), 40.0, "i3")
+    assert history(log) == [
+        ("at", "-", f"{NOT_RECORDED}; elastic-agent why on n0 may tell"),
+        ("before", "running", "-"),
+    ]
 
 
 def test_a_run_that_many_machines_pass_through_remembers_the_last_ones() -> None:

@@ -107,7 +107,7 @@ def why(argv: Sequence[str]) -> int:
     if run.standstill is not None and wanted.generation in (None, run.generation):
         texts.append(_standstill(run, run.standstill))
     if not texts:
-        texts = [f"run {run.run_id}: no generation has failed, as far as is known on this machine"]
+        texts = [f"run {run.run_id}: no generation has failed, as far as is known on this machine{_gap(run)}"]
     if found[0].is_saved and not run.is_over:
         texts.append(_age(run))
     print(escaped("\n\n".join(texts), keep_lines=True), flush=True)
@@ -119,6 +119,15 @@ def _standstill(run: RunStatus, standstill: Standstill) -> str:
 
     text = f"generation {run.generation}: {standstill_text(standstill, run.asked_s)}"
     return f"{text}\nwhere the workers are:\n{standstill.stacks}"
+
+
+def _gap(run: RunStatus) -> str:
+    """Return which generations are not known here, as this machine joined later, and who may know more."""
+    first = run.generations[0] if run.generations else None
+    others = [one for one in first.nodes if one != run.node_id] if first is not None else []
+    if first is None or first.generation == 1 or not others:
+        return ""
+    return f", which knows none before generation {first.generation}; run this command on {others[0]}"
 
 
 def _cause(one: GenerationStatus) -> str:

@@ -20,7 +20,12 @@ KEPT_DEPARTURES = 100
 KEPT_STACKS = 10
 """Of so many generations, the newest that hung, the stacks are kept: those of a large world take a megabyte."""
 
-NOT_RECORDED = "not recorded (an agent that is killed records nothing, others do when they have explained it)"
+NOT_RECORDED = "not recorded (an agent that is killed records nothing)"
+NOT_SEEN = "not seen on this machine"
+
+NO_LEASE = "it did not renew its lease"
+SLOW_OR_NO_LEASE = f"{NO_LEASE}, or did not stop its workers in time"
+"""Of a node that was lost while the next generation formed."""
 
 
 _SYMPTOMS = {
@@ -44,11 +49,13 @@ class Change:
 class RunLog:
     """The generations of one run, from the first plan that was seen, and those that earlier agents have recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: str = "") -> None:
+        """``node_id``: of this machine; empty: the log belongs to no node."""
+        self._node_id = node_id
         self.plan: Plan | None = None
         """The newest."""
         self.since_s: float | None = None
-        """Since when the run is in the phase and generation of :attr:`plan`; seconds since 1970."""
+        """Since when the run is in the phase and generation of :attr:`plan`; seconds since 1970; None: not seen."""
         self._worlds: dict[int, World] = {}
         self._failures: dict[int, Plan] = {}
         self._generations: dict[int, GenerationStatus] = {}
@@ -87,8 +94,9 @@ class RunLog:
         self._earlier = {row.generation: row for row in recorded}
         for number, row in self._earlier.items():
             if row.is_running:
-                text = f"generation {number}: its end was {NOT_RECORDED}"
-                self._earlier[number] = msgspec.structs.replace(row, end=NOT_RECORDED, cause=text)
+                others = [node_id for node_id in row.nodes if node_id != self._node_id]
+                more = f"; elastic-agent why on {others[0]} may tell" if others else ""
+                self._earlier[number] = _without_end(row, f"{NOT_RECORDED}{more}")
         self._forget_stacks()
 
     def _may_precede(self, generation: int) -> bool:
@@ -102,22 +110,43 @@ class RunLog:
         """The world of one of the last :data:`KEPT_WORLDS` generations."""
         return self._worlds.get(generation)
 
-    def see(self, plan: Plan, now_s: float) -> Change:
-        """Take note of the next plan; ``now_s``: seconds since 1970."""
+    def see(
+        self, plan: Plan, now_s: float, incarnation: str | None = None, *, was_away: bool = False
+    ) -> Change:
+        """Take note of the next plan.
+
+        Args:
+            plan: the newest; a node that was away has not seen those before it.
+            now_s: seconds since 1970.
+            incarnation: of this machine's node; None: no plan is missed, as the coordinator is in this process.
+            was_away: this node had lost its lease: when the last generation ended was not seen.
+        """
         before, self.plan = self.plan, plan
+        is_gap = incarnation is not None and _misses_end(before, plan)
         self._first = self._first or plan
         if before is None or (before.phase, before.generation) != (plan.phase, plan.generation):
             self.since_s = now_s
-        ended = self._end(plan, now_s)
+        ended = self._end(plan, None if is_gap or was_away else now_s, is_seen=not is_gap)
+        if is_gap:
+            self._last = plan.world  # which nodes are gone since the one before, and why, was not seen
         self._note_departures(before, plan, now_s)
         world = plan.world if plan.phase is Phase.RUNNING else None
         if world is None or plan.generation in self._generations:
             return Change(ended)
         self._worlds[plan.generation] = world
         nodes = tuple(seat.node_id for seat in world.seats)
+        # A node that has a seat was registered before this generation began.
+        is_present = incarnation is None or world.seat_of(incarnation) is not None
+        is_formed = before is not None and before.generation == plan.generation and not was_away
         self._generations[plan.generation] = GenerationStatus(
-            plan.generation, now_s, nodes=nodes, workers=world.world_size
+            plan.generation,
+            now_s,
+            nodes=nodes,
+            workers=world.world_size,
+            began_earlier=not (is_present or is_formed),
         )
+        if not (is_present or is_formed):
+            self.since_s = None
         self._forget_old()
         return Change(ended, has_begun=True)
 
@@ -138,20 +167,24 @@ class RunLog:
             )
             self._forget_stacks()
 
-    def _end(self, plan: Plan, now_s: float) -> tuple[int, ...]:
+    def _end(self, plan: Plan, now_s: float | None, *, is_seen: bool) -> tuple[int, ...]:
+        """``now_s``: None: it is not known when; ``is_seen``: the plan says why."""
         ended = tuple(
             number
             for number, one in self._generations.items()
-            if one.ended_s is None and (plan.generation > number or plan.phase is not Phase.RUNNING)
+            if one.is_running and (plan.generation > number or plan.phase is not Phase.RUNNING)
         )
-        failed, symptom = is_failure(plan), _symptom(plan)
+        failed, noticed = _is_failure(plan), symptom(plan)
         for number in ended:
+            if not is_seen:
+                self._generations[number] = _unseen(self._generations[number], plan, self._node_id)
+                continue
             self._generations[number] = msgspec.structs.replace(
                 self._generations[number],
                 ended_s=now_s,
-                end=symptom or plan.reason,
+                end=noticed or plan.reason,
                 failed=failed,
-                is_pending=bool(symptom),
+                is_pending=bool(noticed),
             )
             if failed:
                 self._failures[number] = plan
@@ -161,20 +194,21 @@ class RunLog:
         """Note which nodes of the last world are gone; a node that is in the present one has come back."""
         running = plan.world if plan.phase is Phase.RUNNING else None
         stay = {seat.node_id for seat in running.seats} if running is not None else set()
-        reason = plan.reason if running is None or before is None else before.reason
+        ending = plan if running is None or before is None else before
         for seat in self._last.seats if self._last is not None else ():
             # Often a node is known to be lost only while the next world forms: then it is counted.
             counted = plan.losses.get(seat.node_id, 0) > (before.losses.get(seat.node_id, 0) if before else 0)
             is_lost = seat.node_id in plan.lost or counted
             has_left = running is not None and seat.node_id not in stay
             known = self._departures.get(seat.node_id)
+            reason = _departure_reason(seat.node_id, ending, is_lost=is_lost)
             if known is None and (is_lost or has_left or seat.incarnation in plan.leaving):
                 role = "lost" if is_lost else "left"
                 self._departures[seat.node_id] = Departure(
                     seat.node_id, role, now_s, reason, seat.address, seat.slots
                 )
             elif known is not None and is_lost and known.role != "lost":
-                self._departures[seat.node_id] = msgspec.structs.replace(known, role="lost")
+                self._departures[seat.node_id] = msgspec.structs.replace(known, role="lost", reason=reason)
         if running is not None:
             self._last = running
             for node_id in stay & self._departures.keys():
@@ -198,13 +232,41 @@ class RunLog:
                 self._generations[oldest] = unexplained(self._generations[oldest])
 
 
-def _symptom(plan: Plan) -> str:
+def _misses_end(before: Plan | None, plan: Plan) -> bool:
+    """Tell whether the plan that ended the generation of the one before lies between the two."""
+    if before is None or before.phase is not Phase.RUNNING or plan.generation <= before.generation:
+        return False
+    return plan.generation > before.generation + 1 or plan.phase in (Phase.RUNNING, Phase.FINISHED)
+
+
+def _unseen(row: GenerationStatus, plan: Plan, node_id: str) -> GenerationStatus:
+    """Return a generation that ended while this node was away, with a node that knows more."""
+    seats = plan.world.seats if plan.world is not None else ()
+    stayed = [seat.node_id for seat in seats if seat.node_id in row.nodes and seat.node_id != node_id]
+    more = f"; run elastic-agent why on {stayed[0]}" if stayed else ""
+    return _without_end(row, f"{NOT_SEEN}{more}")
+
+
+def _without_end(row: GenerationStatus, why: str) -> GenerationStatus:
+    return msgspec.structs.replace(row, end=why, cause=f"generation {row.generation}: its end was {why}")
+
+
+def _departure_reason(node_id: str, plan: Plan, *, is_lost: bool) -> str:
+    """Return why a node is gone as far as that is certain: the failure of another one's worker says nothing of it."""
+    if plan.failure is not None and plan.failed_node == node_id:
+        return plan.failure.summary
+    if is_lost:
+        return NO_LEASE if node_id in plan.lost else SLOW_OR_NO_LEASE
+    return plan.reason if plan.failure is None else ""
+
+
+def symptom(plan: Plan) -> str:
     """Return what is certain of a failure that ended a generation; empty: the plan says why it ended."""
-    symptom = _SYMPTOMS.get(plan.failure.kind, "") if plan.failure is not None else ""
-    return f"{symptom}, {names(plan.lost)} lost" if symptom and plan.lost else symptom
+    failed = _SYMPTOMS.get(plan.failure.kind, "") if plan.failure is not None else ""
+    return f"{failed}, {names(plan.lost)} lost" if failed and plan.lost else failed
 
 
-def is_failure(plan: Plan) -> bool:
+def _is_failure(plan: Plan) -> bool:
     """Whether this plan ended a generation because of a failure or the loss of a node."""
     return (
         plan.failure is not None

@@ -33,9 +33,9 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
 
     generation: int
     began_s: float
-    """When its workers were started; seconds since 1970."""
+    """When its workers were started; seconds since 1970. With :attr:`began_earlier`, when it was seen first."""
     ended_s: float | None = None
-    """When it ended; None while it runs, or if that was not recorded."""
+    """When it ended; None while it runs, or if that was not recorded or not seen."""
     nodes: tuple[str, ...] = ()
     workers: int = 0
     end: str = ""
@@ -50,6 +50,8 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     """It ended because of a failure, or of the loss of a node."""
     is_pending: bool = False
     """Its root cause is being determined."""
+    began_earlier: bool = False
+    """Its begin was not seen: this machine was away, or not there yet."""
 
     @property
     def end_words(self) -> str:

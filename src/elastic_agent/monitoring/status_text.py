@@ -163,7 +163,8 @@ def _known(status: RunStatus) -> str:
         return f"generation {status.generation} ran with {_size(status)}"
     if status.phase:
         return f"generation {status.generation} was forming"
-    return f"generation {status.generation}, which began at {_clock(status.generations[-1].began_s)}"
+    last = status.generations[-1]
+    return f"generation {last.generation}, which began {'' if last.began_earlier else 'at '}{_began(last)}"
 
 
 def _size(status: RunStatus) -> str:
@@ -275,9 +276,14 @@ def generation_row(one: GenerationStatus, phase: str) -> Row:
     if one.is_running:
         lasted = UNKNOWN if phase == UNKNOWN else "running"
     else:
-        lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else "-"
+        is_known = one.ended_s is not None and not one.began_earlier
+        lasted = duration((one.ended_s or 0.0) - one.began_s) if is_known else "-"
     world = f"{count(len(one.nodes), 'node')}, {count(one.workers, 'worker')}"
-    return str(one.generation), _clock(one.began_s), lasted, world, one.end_words or "-"
+    return str(one.generation), _began(one), lasted, world, one.end_words or "-"
+
+
+def _began(one: GenerationStatus) -> str:
+    return f"{'before ' if one.began_earlier else ''}{_clock(one.began_s)}"
 
 
 def _clock(moment_s: float) -> str:

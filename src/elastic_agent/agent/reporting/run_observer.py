@@ -22,11 +22,11 @@ from elastic_agent.diagnosis.render import render
 from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.logs import get_logger, is_console
 from elastic_agent.monitoring.rates import LeaseAges
-from elastic_agent.monitoring.run_log import RunLog, is_failure
+from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.monitoring.status_text import run_goodput_text
 from elastic_agent.protocol import Phase, Plan, Waiting
-from elastic_agent.rendezvous.events import Disconnected, PlanSeen, Registered, Renewed
+from elastic_agent.rendezvous.events import Disconnected, LeaseLost, PlanSeen, Registered, Renewed
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import TransportError
 from elastic_agent.workers.guard.client import Spawned
@@ -80,7 +80,7 @@ class RunObserver:
     def __init__(self, observed: Observed) -> None:
         """Observe nothing yet."""
         self._observed = observed
-        self._log = RunLog()
+        self._log = RunLog(observed.node_id)
         self._tasks = BackgroundTasks()
         self._reports = NodeReports(
             observed.node_id,
@@ -105,6 +105,8 @@ class RunObserver:
         self._serves: tuple[str, ...] = ()
         self._silent_since_s: float | None = None
         """Since when the store has not answered."""
+        self._was_away = False
+        """This node has lost its lease and seen no plan since."""
         self._is_recalled = not observed.goes_on
         """What earlier agents have recorded is known; before that, it must not be replaced by less."""
         self._save_timer: asyncio.TimerHandle | None = None
@@ -113,11 +115,7 @@ class RunObserver:
 
     def on_event(self, event: events.Event) -> None:
         """Take note of it."""
-        match event:
-            case Disconnected():
-                self._silent_since_s = self._silent_since_s or time.time()
-            case Registered() | Renewed() | PlanSeen():  # a store that is full answers, but takes no records
-                self._silent_since_s = None
+        self._note_contact(event)
         match event:
             case events.AgentStarted(incarnation=incarnation):
                 self._reports.incarnation = incarnation
@@ -145,13 +143,23 @@ class RunObserver:
                 self._reports.on_ended(event)
                 self._blocked.on_end(generation)
 
+    def _note_contact(self, event: events.Event) -> None:
+        match event:
+            case Disconnected():
+                self._silent_since_s = self._silent_since_s or time.time()
+            case LeaseLost():
+                self._was_away = True
+            case Registered() | Renewed() | PlanSeen():  # a store that is full answers, but takes no records
+                self._silent_since_s = None
+
     def _plan_seen(self, plan: Plan) -> None:
-        change = self._log.see(plan, time.time())
+        change = self._log.see(plan, time.time(), self._reports.incarnation, was_away=self._was_away)
+        self._was_away = False
         self._comparison.on_plan()
         if plan.phase is Phase.FAILED and not change.ended:
             self._repeated = self._unnamed_cause(plan)
         for number in change.ended:
-            if is_failure(plan):
+            if number in self._log.failures:
                 self._tasks.start(self._explain_failure(number, plan))
             else:
                 self._save()
