@@ -163,3 +163,19 @@ def test_lines_of_different_threads_are_not_mixed() -> None:
     written = stream.getvalue().splitlines()
     assert len(written) == 800
     assert set(written) == {name * 50 for name in "abcd"}
+
+
+BESIDE = """
+import sys, structlog
+from elastic_agent.logs import get_logger, log_beside_program
+structlog.configure(processors=[structlog.processors.JSONRenderer()], logger_factory=structlog.PrintLoggerFactory())
+log_beside_program("info", sys.stderr)
+structlog.get_logger().info("the program's")
+get_logger().info("ours", port=1)
+"""
+
+
+def test_the_log_of_a_program_stays_as_it_has_set_it() -> None:
+    done = subprocess.run([sys.executable, "-c", BESIDE], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"event": "the program's"}
+    assert done.stderr.endswith("info    ours port=1\n")
