@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,9 @@ from elastic_agent.monitoring.goodput import Account
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
 from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
-from elastic_agent.rendezvous.events import LeaseLost, PlanSeen
+from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, PlanSeen
 from elastic_agent.rendezvous.reports import Reports
-from elastic_agent.transport import c10d
+from elastic_agent.transport import Obstacle, c10d
 from elastic_agent.workers.failure import WorkerFailure
 from tests.agent.support import asynchronous, elastic_agent
 from tests.transport.support import C10dScene, plan, world
@@ -64,6 +65,38 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path) -> RunObserver:
     observer = RunObserver(observed)
     observer.on_event(PlanSeen(plan(1, phase=Phase.RUNNING, world=world(2))))
     return observer
+
+
+@asynchronous
+async def test_the_last_plan_of_a_new_store_counts_though_versions_were_higher_in_the_old_one(
+    scene: C10dScene, tmp_path: Path
+) -> None:
+    known = observer(scene, "n0", tmp_path)
+    older = plan(40, phase=Phase.RUNNING, generation=6, world=world(2, 6))
+    known._last_view = replace(known._last_view, view=replace(known._last_view.view, plan=older))
+    known.on_event(Connected("another store", replaced=True))
+    known.on_event(PlanSeen(plan(3, phase=Phase.RUNNING, generation=7, world=world(2, 7))))
+    known.on_event(PlanSeen(plan(4, phase=Phase.STOPPED, generation=7)))
+    await known.settle(GUARD_S)
+    (saved,) = saved_statuses(tmp_path)
+    known.close()
+    assert (saved.phase, saved.generation) == ("stopped", 7)
+
+
+@asynchronous
+async def test_what_this_machine_knows_of_its_network_stays_the_reason_of_an_outage(
+    scene: C10dScene, tmp_path: Path
+) -> None:
+    away = observer(scene, "n0", tmp_path)
+    for reason, obstacle in (
+        ("no answer within 1 s", Obstacle.NO_ANSWER),
+        ("eth0 has no link", Obstacle.OWN_NETWORK),
+        ("no answer within 1 s", Obstacle.NO_ANSWER),
+    ):
+        away.on_event(Disconnected(reason, obstacle))
+    said = await away.status(within_s=0.0)
+    away.close()
+    assert said.problem == "eth0 has no link"
 
 
 def fails(one: RunObserver, plans: tuple[Plan, ...], end: events.WorkerEnd) -> None:

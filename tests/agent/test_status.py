@@ -176,7 +176,8 @@ def test_nothing_is_said_to_run_where_the_agent_was_killed(tmp_path: Path) -> No
         words = "status", RUN_ID, "--state-dir", str(run.state_dir)
         said = elastic_agent(*words).stdout
         assert "state unknown; generation" in said.splitlines()[0]
-        age = r"no agent of the run answers on this machine; this was known .* ago\n$"
+        again = "if it was killed, start the same command here again"
+        age = rf"no agent of the run answers on this machine; this was known .* ago; {again}\n$"
         assert re.search(age, said)
         assert "running" not in said
         explained_before = elastic_agent("why", *words[1:]).stdout

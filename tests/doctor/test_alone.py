@@ -8,6 +8,7 @@ import platform
 import re
 import resource
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,6 +222,19 @@ def test_the_number_of_open_files_has_to_suffice_for_all_workers(
     limits = {resource.RLIMIT_NOFILE: files}
     found = check_limits(request(most=100, slots=8), lambda which: limits.get(which, resource.RLIM_INFINITY))
     assert checks(found) == expected
+
+
+def test_a_limit_of_address_space_is_named_and_is_why_torch_cannot_be_imported() -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (560 * 10**6,) * 2)"
+    command = f"{limited}; from elastic_agent.cli.main import main; main()"
+    words = ["doctor", "--alone", "--node-id", "n1"]
+    done = subprocess.run(
+        [sys.executable, "-c", command, *words], capture_output=True, text=True, check=False
+    )
+    named = "a process can have only 534 MiB of address space"
+    assert f"warning  n1: {named}; torch and its threads use more" in done.stdout, done.stdout + done.stderr
+    assert "reinstall torch" not in done.stdout
+    assert "install it" not in done.stdout
 
 
 def test_shared_memory_has_to_be_there_and_large_enough(

@@ -153,7 +153,8 @@ def _age(run: RunStatus) -> str:
     where = (
         f"; for its present status, run this command on another node, such as {others[0]}" if others else ""
     )
-    return f"{NO_AGENT}; this was known {age}{where}"
+    again = "" if run.left else "; if it was killed, start the same command here again"
+    return f"{NO_AGENT}; this was known {age}{where}{again}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:

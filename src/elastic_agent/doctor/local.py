@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import resource
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -87,6 +88,9 @@ def _check_interfaces(request: Request, gpus: Gpus) -> Iterable[Finding]:
 def _check_interpreter(installed: Installed, request: Request) -> Iterable[Finding]:
     shown = escaped(request.python)
     where = " at the same path on all machines" if request.most > 1 else ""
+    if problem := _lack_of_space(installed.start_problem or installed.problem):
+        yield error("interpreter", f"{shown} cannot import torch: {problem}", system.UNLIMITED)
+        return
     if installed.start_problem:
         yield error(
             "interpreter",
@@ -105,6 +109,14 @@ def _check_interpreter(installed: Installed, request: Request) -> Iterable[Findi
             f"{shown} cannot import torch: {installed.problem}",
             "reinstall torch in that environment, or look at LD_LIBRARY_PATH and at the driver",
         )
+
+
+def _lack_of_space(problem: str) -> str:
+    """Return the problem with the limit of address space, if that is why; empty: it is not."""
+    space = system.soft_limit(resource.RLIMIT_AS)
+    if space == resource.RLIM_INFINITY or not re.search("memory|alloc", problem, re.IGNORECASE):
+        return ""
+    return f"{problem} (a process can have only {system.size(space)} of address space)"
 
 
 async def _checked(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:

@@ -20,6 +20,7 @@ LEAST_FREE = GIB // 4
 """Bytes that a folder for logs and state should have free."""
 LEAST_SHM = 512 * 2**20
 """Bytes of /dev/shm: data loaders and NCCL pass their data through it; Docker's default of 64 MiB is not enough."""
+UNLIMITED = "ulimit -v unlimited; in a service LimitAS=infinity"
 FILES_BESIDE_PEERS = 256
 """Descriptors of a worker besides three for each other worker: libraries, data loaders, logs."""
 
@@ -36,7 +37,7 @@ def check_start(request: Request) -> Iterator[Finding]:
 
 
 def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) -> Iterator[Finding]:
-    """Check the limit of open files."""
+    """Check the limits of open files and address space."""
     files = limit_of(resource.RLIMIT_NOFILE)
     needed = 3 * request.most * (request.slots or 8) + FILES_BESIDE_PEERS
     if files != resource.RLIM_INFINITY and files < needed:
@@ -45,6 +46,14 @@ def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) 
             f"a process can have only {files} open files; about {needed} are needed for this number of workers "
             'and data loaders ("Too many open files")',
             "raise the limit: ulimit -n, in a service LimitNOFILE",
+        )
+    space = limit_of(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY:
+        yield warning(
+            "address-space",
+            f"a process can have only {size(space)} of address space; torch and its threads use more of it than of "
+            "memory",
+            UNLIMITED,
         )
 
 

@@ -26,9 +26,9 @@ from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.monitoring.status_text import run_goodput_text
 from elastic_agent.protocol import Phase, Plan, Waiting
-from elastic_agent.rendezvous.events import Disconnected, LeaseLost, PlanSeen, Registered, Renewed
+from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, PlanSeen, Registered, Renewed
 from elastic_agent.rendezvous.reports import Reports, RunReports
-from elastic_agent.transport import TransportError
+from elastic_agent.transport import Obstacle, TransportError
 from elastic_agent.workers.guard.client import Spawned
 
 from .blocked_connections import BlockedConnections
@@ -105,6 +105,7 @@ class RunObserver:
         self._serves: tuple[str, ...] = ()
         self._silent_since_s: float | None = None
         """Since when the store has not answered."""
+        self._why_silent = ""
         self._was_away = False
         """This node has lost its lease and seen no plan since."""
         self._is_recalled = not observed.goes_on
@@ -145,12 +146,18 @@ class RunObserver:
 
     def _note_contact(self, event: events.Event) -> None:
         match event:
-            case Disconnected():
+            case Disconnected(reason=reason, obstacle=obstacle):
                 self._silent_since_s = self._silent_since_s or time.time()
+                if obstacle is Obstacle.OWN_NETWORK or not self._why_silent:
+                    self._why_silent = reason  # what this machine knows for certain stays
+            case Connected(replaced=True):
+                self._last_view = (
+                    RunReports()
+                )  # of a store that is gone, in which versions were counted differently
             case LeaseLost():
                 self._was_away = True
             case Registered() | Renewed() | PlanSeen():  # a store that is full answers, but takes no records
-                self._silent_since_s = None
+                self._silent_since_s, self._why_silent = None, ""
 
     def _plan_seen(self, plan: Plan) -> None:
         change = self._log.see(plan, time.time(), self._reports.incarnation, was_away=self._was_away)
@@ -209,7 +216,7 @@ class RunObserver:
             self._last_view = await asyncio.wait_for(self._reports.read(), within_s)
             self._ages.see(self._last_view.view.snapshot.leases, time.monotonic())
         except (TransportError, TimeoutError) as error:
-            problem = str(error) or f"no answer within {within_s:g} s"
+            problem = self._why_silent or str(error) or f"no answer within {within_s:g} s"
         return self._status(problem)
 
     def _status(self, problem: str = "") -> RunStatus:
