@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
+
+from elastic_agent.logs import setup
 
 from .torchruns import Stage, open_stage
 
@@ -19,11 +20,11 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 @pytest.fixture(autouse=True)
-def _log_is_restored() -> Iterator[None]:
-    """A handler for torchrun sets the log of this process up."""
-    log, configured = logging.getLogger("elastic_agent"), structlog.get_config()
+def _log_is_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A handler for torchrun sets up a log beside that of this process."""
+    monkeypatch.setattr(setup, "_log", setup._Log())
+    log = logging.getLogger("elastic_agent")
     handlers, propagate, level = log.handlers, log.propagate, log.level
     yield
     log.handlers, log.propagate = handlers, propagate
     log.setLevel(level)
-    structlog.configure(**configured)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from elastic_agent.logs import setup
 from elastic_agent.protocol import History, Member, Phase, decode, encode
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.torchrun import plugin
@@ -19,12 +18,6 @@ from elastic_agent.transport.c10d import serve_here
 from tests.loop_thread import Blocking
 
 create_handler, create_etcd_handler = elastic_handler(), elastic_etcd_handler()
-
-
-@pytest.fixture(autouse=True)
-def _log_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log of this process is afterwards what it was."""
-    monkeypatch.setattr(setup, "_log", setup._Log())
 
 
 @pytest.fixture
