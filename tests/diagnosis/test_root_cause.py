@@ -88,7 +88,7 @@ def test_a_warning_that_torch_logs_in_every_run_is_no_cause(returncode: int, wha
     ("stdout", "where"),
     [
         ("/logs/0/stdout.log", ", /logs/0/stdout.log, on "),
-        ("", ": it is in that of its agent on .*terminal.*journal.*; --tee 3 keeps it in a file"),
+        ("", ", beside the log of its agent on .*terminal.*journal.*; --tee 3 keeps it in a file"),
     ],
     ids=["in a file", "with the agent's"],
 )

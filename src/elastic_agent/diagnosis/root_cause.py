@@ -188,7 +188,7 @@ def _next_step(first: Finding) -> str:
     host = _host(first.report)
     if not first.worker.stdout:
         return (
-            f"read the end of the output of worker {first.id}: it is in that of its agent on {host} (the terminal, or "
+            f"read the end of the output of worker {first.id}, beside the log of its agent on {host} (in its terminal, or "
             "the journal of its service); --tee 3 keeps it in a file, too"
         )
     return f"read the end of the output of worker {first.id}, {first.worker.stdout}, on {host}"
