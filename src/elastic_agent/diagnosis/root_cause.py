@@ -188,8 +188,8 @@ def _next_step(first: Finding) -> str:
     host = _host(first.report)
     if not first.worker.stdout:
         return (
-            f"read the end of the output of worker {first.id}, beside the log of its agent on {host} (in its terminal, or "
-            "the journal of its service); --tee 3 keeps it in a file, too"
+            f"read the end of the output of worker {first.id}, beside the log of its agent on {host} (in its terminal, "
+            "or the journal of its service); --tee 3 keeps it in a file, too"
         )
     return f"read the end of the output of worker {first.id}, {first.worker.stdout}, on {host}"
 

@@ -24,6 +24,8 @@ from elastic_agent.workers.guard.client import Exited
 ENDED_BY_STOP = (0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
 """Ends of a worker that was being stopped, which need no explanation, unless it wrote a traceback before."""
 
+RESTART_S = 0.2
+"""After a failure the next workers start first: reading how the last ones ended takes tens of milliseconds."""
 
 _LONGEST_ERROR = 500
 
@@ -45,6 +47,7 @@ def report_endings(
     left: Mapping[int, Left],
     stopped_s: float | None,
     report: Callable[[events.GenerationEnded], None],
+    after_s: float = 0.0,
 ) -> None:
     """Publish :class:`~elastic_agent.agent.events.GenerationEnded` soon, in this loop.
 
@@ -53,6 +56,7 @@ def report_endings(
         left: what the workers left, by slot.
         stopped_s: when the agent began to stop them (CLOCK_BOOTTIME); None: it did not.
         report: publishes the event.
+        after_s: how long to leave the processors to other work before.
     """
     loop = asyncio.get_running_loop()
     offset_s = time.time() - boottime_s()
@@ -67,7 +71,7 @@ def report_endings(
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
             loop.call_soon_threadsafe(report, events.GenerationEnded(context.generation, ends, found))
 
-    threading.Thread(target=read, name="worker-endings", daemon=True).start()
+    loop.call_later(after_s, threading.Thread(target=read, name="worker-endings", daemon=True).start)
 
 
 def has_not_saved(end: events.WorkerEnd, signum: signal.Signals | None) -> bool:

@@ -30,7 +30,7 @@ from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 from .collectives import Collectives
-from .endings import Left, has_not_saved, noted_error, report_endings, valid_note
+from .endings import RESTART_S, Left, has_not_saved, noted_error, report_endings, valid_note
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 from .running_workers import RunningWorkers
 from .stalls import Progress, StallWatch
@@ -440,7 +440,9 @@ class Runner:
         beats, step = running.heartbeats.read(slot)
         return step > self._highest_step if step else bool(beats)
 
-    def _report_endings(self, running: RunningWorkers, then: Callable[[], None] = lambda: None) -> None:
+    def _report_endings(
+        self, running: RunningWorkers, then: Callable[[], None] = lambda: None, after_s: float = 0.0
+    ) -> None:
         cells = running.heartbeats
         left = {
             slot: Left(
@@ -462,7 +464,7 @@ class Runner:
                 self._report(events.WorkerNotSaved(self._node_id, unsaved[0], running.saves_on, others))
             then()
 
-        report_endings(running.context, left, running.stopped_s, ended)
+        report_endings(running.context, left, running.stopped_s, ended, after_s)
 
     def _close_heartbeats(self, running: RunningWorkers) -> None:
         steps = [step for _, step in map(running.heartbeats.read, running.pids)]
@@ -550,7 +552,7 @@ class Runner:
         cleared = events.WorkersCleared(unkillable)
         expected = (0, -(running.saves_on or 0))
         if running.saves_on is None or all(one.returncode in expected for one in running.exited.values()):
-            self._report_endings(running)
+            self._report_endings(running, after_s=RESTART_S if running.saves_on is None else 0.0)
             self._report(cleared)
             return
         loop = asyncio.get_running_loop()
