@@ -41,7 +41,7 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     end: str = ""
     """Why it ended, in words: the root cause, as soon as it is determined."""
     cause: str = ""
-    """The report on its root cause, if it failed."""
+    """The report on its root cause, or what is known instead if its end was not seen."""
     culprit: str = ""
     """The worker that is the root cause, such as ``n2/0``, or the node; empty: not known."""
     stacks: str = ""

@@ -185,9 +185,9 @@ class RunObserver:
         """The first line of the explanation of the last generation, if the reason why the run failed is another one."""
         last = self._log.last
         slot = plan.failure.slot if plan.failure is not None else None
-        if last is None or last.culprit == f"{plan.failed_node}/{slot}":
+        if last is None or not last.cause or last.culprit == f"{plan.failed_node}/{slot}":
             return ""
-        return last.cause.partition("\n")[0]
+        return f"generation {last.generation}: {last.cause.splitlines()[0]}"
 
     async def _explain_failure(self, generation: int, plan: Plan) -> None:
         """Log and keep the root cause, once the nodes of the generation have reported, or are not likely to."""
@@ -202,7 +202,7 @@ class RunObserver:
             log = get_logger().error if is_over else get_logger().warning
             if (cause.tail_of or cause.worker) in self._seen.get(generation, ()):
                 cause = replace(cause, tail="")
-            log(render(cause, shown_tail=self._shown_tail))
+            log(f"generation {generation}: {render(cause, shown_tail=self._shown_tail)}")
         self._reports.confirm(generation)
         self._save()
 
