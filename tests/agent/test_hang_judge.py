@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from elastic_agent.agent import events
 from elastic_agent.agent.reporting import hang_judge
 from elastic_agent.agent.reporting.hang_judge import HangJudge
 from elastic_agent.diagnosis.hangs import Culprit, Hang, HangKind
+from elastic_agent.diagnosis.records import NodeReport
 from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.protocol import Address, Phase, Plan, Policy, Seat, World
 from tests import virtual_time
@@ -24,12 +26,15 @@ PLAN = Plan(1, 1, Phase.RUNNING, 1, "", Policy(max_restarts=1), WORLD)
 BEHIND = Hang(next(iter(HangKind)), (Culprit(1, "n2", 0),), "worker n2/0 (rank 1) is one all_reduce behind")
 
 
-class Silent:
-    """No node reports."""
+class Reported:
+    """What the nodes report."""
 
-    async def gather(self, *_: object) -> dict[str, object]:
+    def __init__(self, *reports: NodeReport) -> None:
+        self._reports = {one.node_id: one for one in reports}
+
+    async def gather(self, *_: object) -> dict[str, NodeReport]:
         await asyncio.sleep(2.0)
-        return {}
+        return self._reports
 
 
 @pytest.fixture
@@ -45,9 +50,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def judge(plan: Plan, limit: str, *lengths_s: float, over_after_s: float = 20.0) -> None:
+def judge(
+    plan: Plan, limit: str, *lengths_s: float, over_after_s: float = 20.0, known: Iterable[NodeReport] = ()
+) -> None:
     async def stall() -> None:
-        log, reports = RunLog(), Silent()
+        log, reports = RunLog(), Reported(*known)
         log.see(plan, 0.0)
         any_reports: Any = reports
         judge = HangJudge("n1", log, any_reports, lambda *_: None)
@@ -93,3 +100,17 @@ def test_what_follows_is_what_the_run_would_do(
     assert told == [
         f"no worker has made progress for 8 s: worker n2/0 (rank 1) is one all_reduce behind{then}"
     ]
+
+
+def test_connections_that_other_nodes_found_to_be_blocked_are_told_once_when_nothing_progresses(
+    told: list[str],
+) -> None:
+    def report(node_id: str, *blocked: str) -> NodeReport:
+        return NodeReport(node_id, "i", 1, 0.0, blocked=blocked)
+
+    found = "worker n2/0 has tried for 4 s to connect to n1"
+    judge(PLAN, "", 8.0, 16.0, known=(report("n1", "told by this node already"), report("n2", found)))
+    assert [line for line in told if not line.startswith("no worker")] == [found]
+    told.clear()
+    judge(PLAN, "", 8.0, known=[report(f"n{node}", f"{node}", f"{node} again") for node in range(2, 40)])
+    assert len(told) == hang_judge.SHOWN_BLOCKED + 1

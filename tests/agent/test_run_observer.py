@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent import events
+from elastic_agent.agent.reporting import run_observer
 from elastic_agent.agent.reporting.run_observer import Observed, RunObserver
 from elastic_agent.agent.reporting.status_files import StatusFiles, saved_statuses
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
@@ -191,3 +192,25 @@ async def test_a_server_names_no_victim_while_a_node_has_not_reported(scene: C10
     store.close()
     assert (row.culprit, row.is_pending) == ("n0/0", False)
     assert "n1/0" not in row.end_words
+
+
+@asynchronous
+async def test_a_connection_that_the_network_blocks_is_told_with_what_to_do(
+    scene: C10dScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+
+    class Log:
+        def warning(self, line: str) -> None:
+            lines.append(line)
+
+    monkeypatch.setattr(run_observer, "get_logger", Log)
+    here = observer(scene, "n0", tmp_path)
+    for is_connected in (False, True):
+        here.on_event(events.ConnectionBlocked(1, "n0/0", "n1", "10.0.0.2", 4321, is_connected, 4.0))
+    here.close()
+    first, second = lines
+    assert "n0/0 has tried for 4 s to connect to n1 (10.0.0.2), port 4321" in first
+    assert "firewall" in first
+    assert "n0/0 is connected to n1 (10.0.0.2), port 4321" in second
+    assert "MTU" in second

@@ -11,10 +11,10 @@ from elastic_agent.agent.reporting.status_files import READ_FILES, StatusFiles, 
 from elastic_agent.monitoring.status import GenerationStatus, RunStatus
 from tests.waiting import GUARD_S
 
-NOT_RECORDED = GenerationStatus(1, 100.0, None, ("n1", "n2"), 2, "not recorded", "generation 1: not recorded")
+NOT_RECORDED = GenerationStatus(1, 100.0, None, ("n1", "n2"), 2, "not recorded", "not recorded")
 RUNS = GenerationStatus(1, 100.0, nodes=("n1", "n2"), workers=2)
 ENDED = GenerationStatus(1, 100.0, 160.0, ("n1", "n2"), 2, "n1 did not renew its lease", failed=True)
-EXPLAINED = GenerationStatus(1, 100.0, 160.0, ("n1", "n2"), 2, "n1 was lost", "generation 1: root cause: …")
+EXPLAINED = GenerationStatus(1, 100.0, 160.0, ("n1", "n2"), 2, "n1 was lost", "root cause: …")
 
 
 def record(state_dir: Path, node_id: str, *generations: GenerationStatus, phase: str = "running") -> None:

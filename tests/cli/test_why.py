@@ -22,9 +22,7 @@ def test_a_generation_that_nobody_failed_says_why_it_ended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As when the store was lost: an older failure alone would be taken for the reason."""
-    failed = GenerationStatus(
-        1, 0.0, 1.0, end="killed", cause="generation 1: root cause: killed", failed=True
-    )
+    failed = GenerationStatus(1, 0.0, 1.0, end="killed", cause="root cause: killed", failed=True)
     lost = GenerationStatus(2, 1.0, 2.0, end="the store was lost together with lab1", failed=True)
     grown = GenerationStatus(3, 2.0, 3.0, end="lab3 joins")
     run = RunStatus(

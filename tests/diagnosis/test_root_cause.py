@@ -588,16 +588,13 @@ def test_what_is_cut_off_ends_with_an_ellipsis() -> None:
 
 def test_generations_that_failed_in_the_same_way_are_explained_once() -> None:
     def text(generation: int, what: str) -> tuple[int, str]:
-        return (
-            generation,
-            f"generation {generation}: root cause: worker a/0 (rank 0): {what}\n  others: b/0 {what}",
-        )
+        return generation, f"root cause: worker a/0 (rank 0): {what}\n  others: b/0 {what}"
 
     same = [text(number, f"lost 10.0.0.1:{4000 + number}") for number in (1, 2, 3)]
     known = [*same, text(4, "KeyError: 'bird'"), text(6, "KeyError: 'bird'")]
     assert folded(known) == [
         "generations 1 to 3: root cause: worker a/0 (rank 0): lost 10.0.0.1:4003\n  others: b/0 lost 10.0.0.1:4003",
-        known[3][1],
-        known[4][1],
+        f"generation 4: {known[3][1]}",
+        f"generation 6: {known[4][1]}",
     ]
     assert folded([]) == []

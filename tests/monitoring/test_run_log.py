@@ -23,6 +23,7 @@ from elastic_agent.monitoring.run_log import (
 from elastic_agent.monitoring.status import GenerationStatus, RunStatus, run_status
 from elastic_agent.monitoring.status_text import generation_row, status_text
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
+from elastic_agent.protocol.records import Budget
 
 
 def running(generation: int, version: int = 0) -> Plan:
@@ -49,7 +50,7 @@ def test_a_generation_ends_with_the_plan_that_forms_the_next_one() -> None:
     (first,) = log.generations
     assert (first.began_s, first.ended_s, first.nodes, first.workers) == (10.0, 70.0, ("n0", "n1"), 3)
     assert (first.end, first.culprit) == ("worker n1/0 exited with code 1", "n1/0")
-    assert first.cause.startswith("generation 1: root cause: worker n1/0 exited with code 1")
+    assert first.cause.startswith("root cause: worker n1/0 exited with code 1")
     assert list(log.failures) == [1]
     assert first.failed
 
@@ -116,12 +117,38 @@ def test_another_reason_than_the_failure_of_the_last_generation_stays() -> None:
 def test_the_words_of_a_hang_are_told_once() -> None:
     log = RunLog()
     log.see(running(1), 10.0)
-    hang = Failure(FailureKind.HANG, "the workers made no progress for 10 s", detail="worker n0/0 is behind")
-    reason = f"the same failure repeated without progress: {hang.words}; remove the cause"
-    log.see(msgspec.structs.replace(forming(2, reason, hang), phase=Phase.FAILED), 20.0)
+    hang = Failure(
+        FailureKind.HANG,
+        "the workers made no progress for 10 s",
+        detail="worker n0/0 is behind",
+        signature="same",
+    )
+    last = forming(2, hang.words, hang)
+    log.see(last, 20.0)
+    reason = f"the same failure repeated without progress: {hang.words}; remove the cause, then start the run again"
+    repeated = msgspec.structs.replace(
+        last, phase=Phase.FAILED, reason=reason, budget=Budget(signature="same")
+    )
+    log.see(repeated, 20.0)
     assert status(log).reason == reason
     log.explain(1, RootCause(1, CauseKind.HANG, "worker n0/0 is behind", node_id="n0"))
-    assert status(log).reason.count("worker n0/0 is behind") == 1
+    assert status(log).reason == reason.replace(hang.words, "worker n0/0 is behind")
+
+
+def test_a_run_that_used_its_restarts_ends_with_the_root_cause_whatever_its_words() -> None:
+    """The words of the plan are those of a victim, with what else was noticed, and may be cut."""
+    log = RunLog()
+    log.see(running(1), 10.0)
+    noticed = forming(2, f"{VICTIM[:20]}…; n1 lost", Failure(FailureKind.WORKER, VICTIM))
+    log.see(noticed, 20.0)
+    why = "the only restart is used"
+    failed = msgspec.structs.replace(
+        noticed, phase=Phase.FAILED, reason=f"{VICTIM[:20]}…; {why}", charged=1, policy=Policy(max_restarts=1)
+    )
+    log.see(failed, 30.0)
+    assert status(log).reason == f"workers failed; the root cause is being determined; {why}"
+    log.explain(1, RootCause(1, CauseKind.NODE_LOST, "node n1 was lost", node_id="n1"))
+    assert status(log).reason == f"node n1 was lost; {why}"
 
 
 def test_a_generation_that_nobody_asked_about_in_time_is_said_to_be_unexplained() -> None:
@@ -177,7 +204,7 @@ def test_a_generation_whose_end_nobody_recorded_does_not_run_any_more() -> None:
     first, second = log.generations
     assert (first.cause, first.ended_s) == ("", 1.5)
     assert (second.is_running, second.ended_s) == (False, None)
-    assert second.cause == f"generation 2: its end was {NOT_RECORDED}"
+    assert second.cause == f"its end was {NOT_RECORDED}"
 
 
 def test_the_history_of_a_run_that_is_resumed_for_ever_stays_small() -> None:
@@ -263,7 +290,7 @@ def test_of_generations_while_this_machine_was_away_nothing_is_told_that_was_not
     log.see(seated(2, n0="i0", n2="i2"), 40.0, "i3", was_away=True)
     end = f"{NOT_SEEN}; run elastic-agent why on n0"
     assert history(log) == [("at", "-", end), ("before", "running", "-")]
-    assert log.generations[0].cause == f"generation 1: its end was {end}"
+    assert log.generations[0].cause == f"its end was {end}"
     assert log.departures == ()
     assert log.since_s is None
     log.see(forming(3, "n1 joined"), 41.0, "i3")

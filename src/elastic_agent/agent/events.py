@@ -223,6 +223,22 @@ class ConnectionBlocked(AgentEvent):
     """Data are not acknowledged; else: nothing answers."""
     for_s: float
 
+    @property
+    def words(self) -> str:
+        """What is blocked and what to do, in a line."""
+        peer = f"{self.node} ({self.host})" if self.node else self.host
+        if self.is_connected:
+            return (
+                f"worker {self.worker_id} is connected to {peer}, port {self.port}, but data that it sends do not "
+                "arrive: that machine is down, the network between the machines is broken, or large packets are lost; "
+                "compare the MTU of the interfaces on both (ip link)"
+            )
+        return (
+            f"worker {self.worker_id} has tried for {self.for_s:.0f} s to connect to {peer}, port {self.port}, and "
+            "nothing answers: probably a firewall drops the packets; allow TCP connections between the nodes on all "
+            "ports from 1024 (workers listen on ports that the system chooses)"
+        )
+
 
 @dataclass(frozen=True)
 class WorkerEnd:

@@ -133,7 +133,7 @@ def _gap(run: RunStatus) -> str:
 def _cause(one: GenerationStatus) -> str:
     """The report on its root cause; without one, why it ended, such as that the store was lost."""
     where = f"\nwhere the workers were:\n{one.stacks}" if one.stacks else ""
-    return f"{one.cause or f'generation {one.generation}: {one.end_words}'}{where}"
+    return f"{one.cause or one.end_words}{where}"
 
 
 def _age(run: RunStatus) -> str:

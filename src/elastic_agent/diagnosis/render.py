@@ -50,8 +50,8 @@ def described(cause: RootCause) -> str:
 
 
 def render(cause: RootCause, shown_tail: str = "") -> str:
-    """The report; without the tail if this one was shown already."""
-    lines = [f"generation {cause.generation}: {headline(cause)}"]
+    """The report, without the generation; without the tail if this one was shown already."""
+    lines = [headline(cause)]
     lines += _item("meaning", cause.meaning)
     lines += _item("remedy", cause.remedy)
     lines += _item("next", cause.next_step)
@@ -81,14 +81,14 @@ def folded(causes: Iterable[tuple[int, str]]) -> list[str]:
         else:
             groups.append((number, number, text))
     return [
-        text if first == last else f"generations {first} to {last}: {text.partition(': ')[2]}"
+        f"generation {last}: {text}" if first == last else f"generations {first} to {last}: {text}"
         for first, last, text in groups
     ]
 
 
 def _key(text: str) -> str:
     """The same for the same failure: its first line, without ports and addresses."""
-    return _NEVER_THE_SAME.sub("#", text.partition("\n")[0].partition(": ")[2])
+    return _NEVER_THE_SAME.sub("#", text.partition("\n")[0])
 
 
 def own_frames(tail: str, most_lines: int) -> list[str]:

@@ -248,7 +248,7 @@ def _unseen(row: GenerationStatus, plan: Plan, node_id: str) -> GenerationStatus
 
 
 def _without_end(row: GenerationStatus, why: str) -> GenerationStatus:
-    return msgspec.structs.replace(row, end=why, cause=f"generation {row.generation}: its end was {why}")
+    return msgspec.structs.replace(row, end=why, cause=f"its end was {why}")
 
 
 def _departure_reason(node_id: str, plan: Plan, *, is_lost: bool) -> str:

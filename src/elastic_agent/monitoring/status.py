@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from elastic_agent.diagnosis.hangs import find_standstill
 from elastic_agent.diagnosis.records import Goodput, GroupProgress, NodeReport, WorkerReport, WorkerState
-from elastic_agent.protocol import FailureKind, Lease, Member, Phase, Plan, Seat, State, Waiting
+from elastic_agent.protocol import FailureKind, Lease, Member, Phase, Plan, Seat, State, Waiting, end_reason
 
 from .goodput import RunGoodput, sum_goodput
 from .rates import find_stragglers
@@ -41,7 +41,7 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     end: str = ""
     """Why it ended, in words: the root cause, as soon as it is determined."""
     cause: str = ""
-    """The report on its root cause, if it failed."""
+    """The report on its root cause, or what is known instead if its end was not seen."""
     culprit: str = ""
     """The worker that is the root cause, such as ``n2/0``, or the node; empty: not known."""
     stacks: str = ""
@@ -334,13 +334,12 @@ _OF_WORKERS = (FailureKind.WORKER, FailureKind.HANG, FailureKind.START)
 def _reason(plan: Plan, generations: Sequence[GenerationStatus]) -> str:
     """Return why the run is in its phase; of a failure the root cause, and not what was noticed first."""
     last, failure = generations[-1] if generations else None, plan.failure
-    if last is None or failure is None or not last.failed or failure.kind not in _OF_WORKERS:
+    if last is None or failure is None or failure.kind not in _OF_WORKERS:
         return plan.reason
-    if plan.phase is Phase.RUNNING or failure.words in last.end_words:
+    is_its_end = last.failed and plan.world is not None and plan.world.generation == last.generation
+    if not is_its_end or (failure.kind is FailureKind.HANG and not last.cause):
         return plan.reason
-    if plan.phase is Phase.FORMING and plan.reason.startswith(failure.words):
-        return last.end_words  # also of nodes that were lost with it
-    return plan.reason.replace(failure.words, last.end_words, 1)
+    return last.end_words if plan.phase is Phase.FORMING else end_reason(plan, last.end_words) or plan.reason
 
 
 def _shown_generation(plan: Plan, generations: Sequence[GenerationStatus]) -> int:

@@ -6,6 +6,7 @@ Other packages import its names from here.
 from __future__ import annotations
 
 from .activity import TRANSITIONS, Activity, Event
+from .budget import end_reason
 from .budget import remaining as remaining_restarts
 from .cluster_view import Decision, count, names, readmission_delay_s
 from .codec import (
@@ -129,6 +130,7 @@ __all__ = [
     "count",
     "decode",
     "encode",
+    "end_reason",
     "names",
     "next_renewal_s",
     "readmission_delay_s",

@@ -38,6 +38,24 @@ def repeats(plan: Plan) -> bool:
     return plan.failure is not None and plan.failure.signature == plan.budget.signature != ""
 
 
+def end_reason(plan: Plan, failure: str) -> str:
+    """Return why the run ends with the failure of ``plan``, if that is charged; empty: it goes on.
+
+    ``failure``: in words, those of the plan or of its root cause.
+    """
+    if remaining(plan) <= 0:
+        most = plan.policy.max_restarts
+        used = {0: "no restarts are allowed", 1: "the only restart is used"}
+        before, after = "", f"; {used.get(most, f'all {most} restarts are used')}"
+    elif repeats(plan):
+        before = "the same failure repeated without progress: "
+        after = "; remove the cause, then start the run again"
+    else:
+        return ""
+    room = 512 - len(before) - len(after)
+    return before + (failure if len(failure) <= room else failure[: room - 1] + "…") + after
+
+
 def pause_s(plan: Plan) -> float:
     """How long after the failure the next generation may be sealed, if the failure is charged."""
     if not plan.budget.in_a_row:

@@ -25,9 +25,6 @@ from .leases import Sighting
 from .ranks import remember, seat_members, seating_order
 from .records import Failure, FailureKind, Member, Phase, Plan, State, World
 
-LONGEST_REASON = 512
-"""Characters of a plan's reason."""
-
 STOP_SLACK_S = 5.0
 """How much longer than announced a node may take to stop its workers before it is revoked."""
 
@@ -37,11 +34,10 @@ def decide_forming(now: ClusterView) -> Decision:
     waits = clearance_deadlines(now)
     if waits:
         return await_clearing(now, waits)
-    charge = bool(now.plan.uncleared) and _charge(now)
-    if charge and budget.remaining(now.plan) <= 0:
-        return _budget_spent(now)
-    if charge and budget.repeats(now.plan):
-        return _repeated(now)
+    failure = now.plan.failure if now.plan.uncleared and _charge(now) else None
+    charge, end = failure is not None, budget.end_reason(now.plan, failure.words) if failure else ""
+    if end:
+        return _fail(now, end, failure)
     if now.plan.notice is not None and now.notice_left_s <= 0:
         return Decision(now.plan.notice.words, stopped(now, now.plan, now.plan.notice))
     ready = now.ready()
@@ -117,33 +113,6 @@ def _charge(now: ClusterView) -> bool:
 def _departed(now: ClusterView, incarnation: str) -> bool:
     known = now.ledger.sightings.get(incarnation)
     return known is None or not known.alive or known.member.state in (State.LEAVING, State.LEFT)
-
-
-def _budget_spent(now: ClusterView) -> Decision:
-    failure = now.plan.failure
-    assert failure is not None  # only a failure is charged
-    most = now.policy.max_restarts
-    used = {0: "no restarts are allowed", 1: "the only restart is used"}.get(
-        most, f"all {most} restarts are used"
-    )
-    return _fail(now, _sentence("", failure.words, f"; {used}"), failure)
-
-
-def _repeated(now: ClusterView) -> Decision:
-    failure = now.plan.failure
-    assert failure is not None  # only a failure repeats
-    reason = _sentence(
-        "the same failure repeated without progress: ",
-        failure.words,
-        "; remove the cause, then start the run again",
-    )
-    return _fail(now, reason, failure)
-
-
-def _sentence(before: str, failure: str, after: str) -> str:
-    """A failure's words in a sentence; they are shortened if there is no room for all."""
-    room = LONGEST_REASON - len(before) - len(after)
-    return before + (failure if len(failure) <= room else failure[: room - 1] + "…") + after
 
 
 def _fail(now: ClusterView, reason: str, failure: Failure | None) -> Decision:
@@ -321,7 +290,7 @@ def _await_offer(now: ClusterView, members: list[Member]) -> Decision:
     until_s = now.clock.enough_since_s + limit_s
     if now.now_s >= until_s:
         reason = f"no node could offer a bootstrap store within {limit_s:g} s: {why}"
-        return _fail(now, reason, Failure(FailureKind.BOOTSTRAP, reason[:LONGEST_REASON]))
+        return _fail(now, reason, Failure(FailureKind.BOOTSTRAP, reason[:512]))
     return Decision(f"waiting for a node that can offer a bootstrap store: {why}", wake_s=until_s)
 
 

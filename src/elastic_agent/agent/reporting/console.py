@@ -35,7 +35,7 @@ from elastic_agent.rendezvous.events import (
 )
 from elastic_agent.transport import Obstacle
 
-from .store_problem import StoreProblem, without_endpoint
+from .store_problem import StoreProblem
 
 SHOWN_HOLDERS = 8
 PATIENCE_S = 2.0
@@ -181,8 +181,7 @@ class ConsoleReporter:
             if self._was_connected:
                 self._problem.lost()
                 self._tell_loss(has_lasted=False)
-        shown = without_endpoint(reason, self._endpoint()) if self._reporter.is_live else reason
-        self._text = f"waiting for the store at {self._endpoint()}: {shown}"
+        self._text = f"waiting for the store at {self._endpoint()}: {reason}"
         self._facts = {"endpoint": self._endpoint()}
 
     def _tell_loss(self, *, has_lasted: bool) -> None:
@@ -222,10 +221,7 @@ class ConsoleReporter:
         if self._reporter.is_live and self._dialling:
             reason = self._problem.due(asyncio.get_running_loop().time())
             if reason:
-                endpoint = self._endpoint()
-                self._log.warning(
-                    f"the store at {endpoint} does not answer: {without_endpoint(reason, endpoint)}"
-                )
+                self._log.warning(f"the store at {self._endpoint()} does not answer: {reason}")
 
     # -- the run --------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from elastic_agent.agent import events
 from elastic_agent.diagnosis.hangs import Culprit, Hang, find_standstill, idle_words, stands_still
@@ -25,6 +25,9 @@ OVER_GATHER_S = 2.0
 CULPRIT_FIRST_S = 1.0
 """How much later than the node of the worker that is the cause the other nodes report the hang."""
 
+SHOWN_BLOCKED = 4
+"""So many blocked connections of workers on other nodes are logged at once."""
+
 ReportHang = Callable[[int, Failure], None]
 """Told that the workers of a generation hang."""
 
@@ -40,6 +43,8 @@ class HangJudge:
         self._stacks: dict[int, str] = {}
         self._told: dict[tuple[object, ...], float] = {}
         """How long a stall was when it was logged, by generation, kind and culprits."""
+        self._told_blocked: set[str] = set()
+        """Connections that other nodes have reported and that were logged."""
 
     def stacks(self, generation: int) -> str:
         """Where the workers of a generation that hung were, with their stacks; empty: it did not hang."""
@@ -52,6 +57,7 @@ class HangJudge:
             return
         within_s = OVER_GATHER_S if stall.is_over else STALL_GATHER_S
         gathered = await self._reports.gather(stall.generation, world, _tells_where, within_s)
+        self._tell_blocked([one for node_id, one in gathered.items() if node_id != self._node_id])
         hang = find_standstill(gathered.values(), world.world_size)
         if hang is not None:
             self._tell(hang, stall)
@@ -77,6 +83,13 @@ class HangJudge:
             is_certain=hang is not None,
         )
         self._report_hang(stall.generation, failure)
+
+    def _tell_blocked(self, others: Sequence[NodeReport]) -> None:
+        """Log connections that the network blocks: only the node of the worker that connects sees them."""
+        fresh = {line for one in others for line in one.blocked} - self._told_blocked
+        for line in sorted(fresh)[:SHOWN_BLOCKED]:
+            get_logger().warning(line)
+        self._told_blocked |= fresh
 
     def _tell(self, hang: Hang, stall: events.Stalled) -> None:
         """Log it, unless the same has been logged and the stall has not become much longer."""

@@ -31,7 +31,6 @@ from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import Obstacle, TransportError
 from elastic_agent.workers.guard.client import Spawned
 
-from .blocked_connections import BlockedConnections
 from .hang_judge import HangJudge, ReportHang
 from .node_comparison import NodeComparison
 from .node_reports import NodeReports
@@ -94,7 +93,6 @@ class RunObserver:
         )
         self._comparison = NodeComparison(self._log, self._reports, self._tasks)
         self._judge = HangJudge(observed.node_id, self._log, self._reports, observed.report_hang)
-        self._blocked = BlockedConnections(observed.node_id, self._reports, self._tasks)
         self._last_view = RunReports()
         self._ages = LeaseAges()
         self._repeated = ""
@@ -131,9 +129,9 @@ class RunObserver:
             case events.Stalled():
                 self._reports.on_progress()
                 self._tasks.start(self._judge.judge(event))
-                self._blocked.on_stall(event)
             case events.ConnectionBlocked():
-                self._blocked.on_blocked(event)
+                get_logger().warning(event.words)
+                self._reports.on_blocked(event.generation, event.words)
             case events.WorkersFailed(failure=failure):
                 self._shown_tail = failure.tail
             case events.GenerationEnded(generation=generation, workers=workers):
@@ -142,7 +140,6 @@ class RunObserver:
                 )
                 self._seen = {generation: frozenset(shown)}
                 self._reports.on_ended(event)
-                self._blocked.on_end(generation)
 
     def _note_contact(self, event: events.Event) -> None:
         match event:
@@ -185,9 +182,9 @@ class RunObserver:
         """The first line of the explanation of the last generation, if the reason why the run failed is another one."""
         last = self._log.last
         slot = plan.failure.slot if plan.failure is not None else None
-        if last is None or last.culprit == f"{plan.failed_node}/{slot}":
+        if last is None or not last.cause or last.culprit == f"{plan.failed_node}/{slot}":
             return ""
-        return last.cause.partition("\n")[0]
+        return f"generation {last.generation}: {last.cause.splitlines()[0]}"
 
     async def _explain_failure(self, generation: int, plan: Plan) -> None:
         """Log and keep the root cause, once the nodes of the generation have reported, or are not likely to."""
@@ -202,7 +199,7 @@ class RunObserver:
             log = get_logger().error if is_over else get_logger().warning
             if (cause.tail_of or cause.worker) in self._seen.get(generation, ()):
                 cause = replace(cause, tail="")
-            log(render(cause, shown_tail=self._shown_tail))
+            log(f"generation {generation}: {render(cause, shown_tail=self._shown_tail)}")
         self._reports.confirm(generation)
         self._save()
 
@@ -270,7 +267,6 @@ class RunObserver:
         self._left, self._serves = left, tuple(serves)
         self._comparison.stop()
         self._reports.stop()
-        self._blocked.stop()
         self._stop_timer()
         await self._tasks.settle(timeout_s)
         if self._repeated:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 
 from elastic_agent.transport import Obstacle
@@ -16,6 +15,9 @@ QUIET_S = 60.0
 
 _TRANSIENT = (Obstacle.REFUSED, Obstacle.CLOSED)
 """As while the agent there starts or dies; the start check warns of it if it lasts."""
+
+_ANY = (Obstacle.EXPLAINED, Obstacle.OTHER)
+"""Not one problem each: of these, the reason tells them apart."""
 
 
 class StoreProblem:
@@ -39,7 +41,7 @@ class StoreProblem:
 
     def seen(self, reason: str, obstacle: Obstacle, now_s: float) -> None:
         """An attempt to connect failed; ``now_s`` is on a clock that never goes back."""
-        if _essence(reason) != _essence(self.reason):
+        if not self.reason:
             self._since_s = now_s
         self.reason, self.obstacle = reason, obstacle
 
@@ -74,23 +76,9 @@ class StoreProblem:
 
     def due(self, now_s: float) -> str:
         """The reason, if it is to be told now; from then on it counts as told."""
-        essence = _essence(self.reason)
         has_lasted = self.is_urgent or now_s - self._since_s >= PATIENCE_S
-        if not essence or not has_lasted or essence in self._told or self.obstacle in _TRANSIENT:
+        problem = self.reason if self.obstacle in _ANY else self.obstacle.name
+        if not self.reason or not has_lasted or problem in self._told or self.obstacle in _TRANSIENT:
             return ""
-        self._told.add(essence)
+        self._told.add(problem)
         return self.reason
-
-
-def without_endpoint(reason: str, endpoint: str) -> str:
-    """The reason for a line that names the endpoint already."""
-    host = endpoint.rpartition(":")[0].strip("[]")
-    plain = reason.removeprefix(f"etcd at {endpoint}: ").removeprefix(f"{host}: ")
-    if plain.startswith(f"{endpoint} "):
-        plain = f"it {plain.removeprefix(f'{endpoint} ')}"
-    return plain.replace(f"the host name {host} ", "the host name ", 1)
-
-
-def _essence(reason: str) -> str:
-    """The reason without what is in brackets, which may differ from one attempt to the next."""
-    return re.sub(r" \([^)]*\)", "", reason)
