@@ -196,10 +196,20 @@ def outdated(status: RunStatus) -> RunStatus:
         status,
         phase=UNKNOWN,
         since_s=None,
-        nodes=tuple(replace(one, state=UNKNOWN) if one.role == IN_WORLD else one for one in status.nodes),
+        nodes=tuple(_outdated_node(one, status) for one in status.nodes),
         stragglers=(),
         standstill=None,
     )
+
+
+def _outdated_node(node: NodeStatus, status: RunStatus) -> NodeStatus:
+    """Return a node without what may not hold any more; one that was leaving has left, as far as can be told."""
+    if node.role == IN_WORLD:
+        return replace(node, state=UNKNOWN)
+    if node.role != "leaving":
+        return node
+    ended_s = status.generations[-1].ended_s if status.generations else None
+    return replace(node, role="left", state="", note=status.reason, departed_s=ended_s or status.asked_s)
 
 
 def unexplained(row: GenerationStatus) -> GenerationStatus:

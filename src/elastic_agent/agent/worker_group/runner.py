@@ -113,7 +113,7 @@ class Runner:
         pids = {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}
         steps = {slot: running.heartbeats.read(slot)[1] for slot in pids}
         stalled_s = running.stalls.stalled_s if running.stalls is not None else None
-        answers = {slot: one for slot, one in self._collectives.workers.items() if slot in pids}
+        answers = {slot: one for slot, one in self._collectives.workers.items() if one.pid == pids.get(slot)}
         return Progress(running.generation, pids, steps, dict(running.exited), answers, stalled_s)
 
     def start(self, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
