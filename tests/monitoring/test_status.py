@@ -143,6 +143,8 @@ def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() ->
     leaving = replace(PLAN, phase=Phase.FORMING, generation=4, reason="b leaves (SIGINT)", leaving=("ib",))
     assert rows(text(leaving, "")[0])["b"] == "leaving (running)"
     assert rows(text(leaving, "no answer")[0])["b"] == "left 0 s ago: b leaves (SIGINT)"
+    unread = run_status(run_id="r", endpoint="h", asked_s=1000.0, plan=leaving, problem="no answer")
+    assert rows(unread) == {"a": "in the last world", "b": "left 0 s ago: b leaves (SIGINT)"}
     unknown = replace(silent, generation=0, generations=(), nodes=())
     assert "known from before" not in status_text(unknown)
     over, finished = text(replace(PLAN, phase=Phase.FINISHED), "no answer")

@@ -113,7 +113,7 @@ class Runner:
         pids = {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}
         steps = {slot: running.heartbeats.read(slot)[1] for slot in pids}
         stalled_s = running.stalls.stalled_s if running.stalls is not None else None
-        answers = {slot: one for slot, one in self._collectives.workers.items() if one.pid == pids.get(slot)}
+        answers = {slot: one for slot, one in self._collectives.workers.items() if slot in pids}
         return Progress(running.generation, pids, steps, dict(running.exited), answers, stalled_s)
 
     def start(self, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
@@ -280,9 +280,9 @@ class Runner:
         if running is None or running.generation != event.generation:
             return
         running.cleanup.started(event.pids.values())
+        self._collectives.begin(running.generation)  # before these workers are reported
         self._report(event)
         if not running.stopping:
-            self._collectives.begin(running.generation)
             running.stalls = StallWatch(
                 running.generation,
                 partial(self._watched, running),
