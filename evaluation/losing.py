@@ -63,7 +63,7 @@ print("x" * 100_000, flush=True)
 raise ValueError("boom")
 """
 GONE = Words("node b (was lost|stopped reporting)", r"\bb\b", "see on that machine|rebooted")
-LEFT = Words("b is leaving", r"\bb\b", "waiting for 1 more node")
+LEFT = Words("b leaves", r"\bb\b", "waiting for 1 more node")
 
 LOSING = (
     Case("an agent is killed", 31, agent_killed, {"a": GONE}),

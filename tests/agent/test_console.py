@@ -158,6 +158,11 @@ async def main(scene):
         last = replace(world, seats=(*world.seats, Seat("n2", "n2", "10.0.0.2", 1, 2)))
         tell(PlanSeen(replace(after, reason=f"{boom.summary}; n2 lost", world=last, lost=("n2",))))
         tell(PlanSeen(replace(plan, version=7, generation=4, world=replace(world, generation=4))))
+    elif scene == "broken connection":
+        error = "RuntimeError: Connection closed by peer [10.0.0.2]:4711"
+        broken = replace(boom, summary=f"worker n1/0 exited with code 1: {error}", error=error)
+        tell(PlanSeen(replace(after, reason=broken.summary, failure=broken, failed_node="n1")))
+        await asked.wait()
     elif scene == "is left out":
         tell(AgentStarted("other", 1, 2))
         tell(PlanSeen(plan))
@@ -188,7 +193,7 @@ for scene in sys.argv[1:]:
 
 SCENES = [
     *("joins", "fails", "hangs", "continues", "takes long", "leaves", "others left", "others were lost"),
-    *("victim", "is left out", "comes back", "was lost", "does not start", "is new"),
+    *("victim", "broken connection", "is left out", "comes back", "was lost", "does not start", "is new"),
 ]
 
 
@@ -230,6 +235,11 @@ def test_the_generation_after_a_failure_is_announced_when_it_takes_long() -> Non
 
 def test_a_failure_that_a_lost_node_may_have_caused_is_not_the_reason_for_the_next_generation() -> None:
     assert re.search(r"forming generation 4: workers failed, n2 lost$", scene("victim"), re.MULTILINE)
+
+
+def test_the_node_that_reports_a_broken_connection_is_not_blamed_for_the_next_generation() -> None:
+    words = "n1 lost its connection to another worker; which one is not known yet"
+    assert re.search(rf"forming generation 4: {words}$", scene("broken connection"), re.MULTILINE)
 
 
 def test_no_generation_is_announced_on_a_node_that_leaves() -> None:

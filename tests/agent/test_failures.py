@@ -75,7 +75,7 @@ def test_a_hanging_worker_whose_name_was_cut_within_a_character_is_restarted(tmp
         code, log = run(tmp_path, script, "--max-restarts", "1", "--hang-timeout", "0.5")
     assert code == 0, log
     assert re.search(r"made no progress for [0-9.]+ s \(--hang-timeout\)", log), log
-    assert "workers are writing their stacks" in log
+    assert "workers of generation 1 are writing their stacks" in log
 
 
 SAYS_WHY_ON_STDOUT = "import os, sys; print('no such device'); sys.exit(3 * int(os.environ['LOCAL_RANK']))"
@@ -124,3 +124,30 @@ def test_a_traceback_is_shown_once_where_people_read(
     _, log = run(tmp_path, BAD, "--max-restarts", "0", "--log-format", "console", *options)
     assert log.count("raise ValueError") == times, log
     assert "exited with code 1: ValueError: bad label" in log
+
+
+HANGS = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    for _ in range(2):
+        dist.all_reduce(torch.ones(1))
+    if os.environ["ELASTIC_AGENT_GENERATION"] == "1":
+        if dist.get_rank() == 1:
+            time.sleep(600)
+        dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_the_stacks_of_a_hang_are_shown_once_with_their_generation_and_no_frame_of_the_agent(
+    tmp_path: Path,
+) -> None:
+    code, log = run(tmp_path, HANGS, "--nproc-per-node", "2", "--max-restarts", "1", "--hang-timeout", "6")
+    assert code == 0, log
+    assert log.count(": has completed 2 collectives, at train.py:10") == 1, log
+    assert log.count("where the workers of generation 1 are:") == 1
+    assert "most recent call first" not in log
+    assert "elastic_agent/integrations" not in log
+    (root_cause,) = [line for line in log.splitlines() if "generation 1: root cause: " in line]
+    assert root_cause.count("/1 (rank 1)") == 1, "the worker is named once"

@@ -132,7 +132,7 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
         agent.process.terminate()
         code, log = agent.end()
     assert code == ExitCode.STOPPED, log
-    assert "is leaving (SIGTERM received); no other node can continue the run" in log
+    assert "leaves (SIGTERM received); no other node can continue the run" in log
     assert "forming generation 2" not in log
     resumed = re.search(RESUMED, log.splitlines()[-1])
     assert resumed, log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +12,22 @@ import pytest
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting import run_observer
+from elastic_agent.agent.reporting.node_reports import NodeReports
 from elastic_agent.agent.reporting.run_observer import Observed, RunObserver
 from elastic_agent.agent.reporting.status_files import StatusFiles, saved_statuses
+from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
 from elastic_agent.monitoring.goodput import Account
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
 from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
 from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, PlanSeen
-from elastic_agent.rendezvous.reports import Reports
-from elastic_agent.transport import Obstacle, c10d
+from elastic_agent.rendezvous.reports import Reports, RunReports
+from elastic_agent.transport import Obstacle, RunView, Snapshot, c10d
 from elastic_agent.workers.failure import WorkerFailure
+from tests import virtual_time
 from tests.agent.support import asynchronous, elastic_agent
-from tests.transport.support import C10dScene, plan, world
+from tests.transport.support import C10dScene, member, plan, world
 from tests.waiting import GUARD_S
 
 FAILURE = Failure(FailureKind.WORKER, "worker n1/0 exited with code 1", slot=0, returncode=1)
@@ -214,3 +217,36 @@ async def test_a_connection_that_the_network_blocks_is_told_with_what_to_do(
     assert "firewall" in first
     assert "n0/0 is connected to n1 (10.0.0.2), port 4321" in second
     assert "MTU" in second
+
+
+class NewStore(Reports):
+    """A store that was restarted with the agent of n0, in which n2 registers a little later than n1."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        members = {name: member(name, node_id=node_id) for name, node_id in (("i9", "n0"), ("i1-1", "n1"))}
+        without = RunReports(RunView(snapshot=Snapshot(members=members)))
+        end = WorkerReport(0, 4, WorkerState.FAILED, error="boom")
+        late = NodeReport("n2", "i2-1", 1, 1.0, workers=(end,), is_final=True)
+        self.views = [replace(without, reports=(late,)), without, without]
+
+    async def write(self, node_id: str, reports: Sequence[NodeReport]) -> None:
+        self.written += [node_id] * len(reports)
+
+    async def read(self) -> RunReports:
+        return self.views.pop() if len(self.views) > 1 else self.views[0]
+
+
+def test_in_a_new_store_the_reports_of_nodes_that_have_yet_to_register_are_awaited() -> None:
+    async def gathered() -> tuple[set[str], list[str]]:
+        store, last, tasks = NewStore(), world(3), BackgroundTasks()
+        goodput = Account(0.0).goodput(1.0)
+        node = NodeReports("n1", store, lambda: None, lambda _: last, {}, "", lambda: goodput, tasks)
+        node.on_ended(events.GenerationEnded(1, (), {}))
+        await tasks.settle(GUARD_S)
+        store.written.clear()
+        node.on_new_store()
+        found = await node.gather(1, last, lambda one: one.is_final, GUARD_S)
+        return {*found}, store.written
+
+    assert virtual_time.run(gathered()) == ({"n1", "n2"}, ["n1"])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -433,3 +436,34 @@ async def test_the_file_over_which_workers_met_stays_if_other_nodes_may_meet_ove
     await bench.until("stopped", ())
     bench.close()
     assert meeting_file.exists() == is_fenced
+
+
+@asynchronous
+async def test_what_a_worker_of_the_last_generation_told_is_not_told_of_the_one_in_its_place(
+    guard: Guard, tmp_path: Path
+) -> None:
+    collectives = Collectives()
+    collectives.open()
+    told: list[object] = []
+
+    class Watching(Bench):
+        def _report(self, event: events.Event) -> None:
+            if isinstance(event, Spawned) and self.runner.progress is not None:
+                told.append(self.runner.progress.collectives)
+            super()._report(event)
+
+    bench = Watching(guard, tmp_path, collectives)
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as former:
+        former.bind("")
+        former.connect(f"\0{collectives.address}")
+        former.send(json.dumps({"slot": 0, "generation": 1, "pid": os.getpid()}).encode())
+        async with asyncio.timeout(PATIENCE_S):
+            while not collectives.workers:
+                await asyncio.sleep(0)
+    bench.start(2, sys.executable, "-c", "import time; time.sleep(1000)")
+    await bench.until("started", 2)
+    bench.runner.stop(0.0)
+    await bench.until("stopped", ())
+    bench.close()
+    collectives.close()
+    assert told == [{}]

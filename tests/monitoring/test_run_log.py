@@ -33,9 +33,8 @@ def running(generation: int, version: int = 0) -> Plan:
 
 
 def forming(generation: int, reason: str, failure: Failure | None = None) -> Plan:
-    return Plan(
-        1, 0, Phase.FORMING, generation, reason, Policy(), running(generation - 1).world, failure=failure
-    )
+    world = running(generation - 1).world if generation > 1 else None
+    return Plan(1, 0, Phase.FORMING, generation, reason, Policy(), world, failure=failure)
 
 
 def test_a_generation_ends_with_the_plan_that_forms_the_next_one() -> None:
@@ -204,7 +203,28 @@ def test_a_generation_whose_end_nobody_recorded_does_not_run_any_more() -> None:
     first, second = log.generations
     assert (first.cause, first.ended_s) == ("", 1.5)
     assert (second.is_running, second.ended_s) == (False, None)
-    assert second.cause == f"its end was {NOT_RECORDED}"
+    assert second.cause == f"its end was {NOT_RECORDED}; resuming the run"
+
+
+LOST = "the store was lost, and n0 was restarted"
+
+
+def test_the_machine_of_the_store_knows_why_what_ran_ended_when_it_comes_back() -> None:
+    ended = msgspec.structs.replace(forming(3, LOST), free=True)
+    for known in ([], [GenerationStatus(2, 20.0, nodes=("n0", "n1"), workers=3)]):
+        for recalls_first in (True, False):
+            log = RunLog("n0")
+            if recalls_first:
+                log.recall([*recorded(1), *known])
+            log.see(ended, 30.0, "i9")
+            if not recalls_first:
+                log.recall([*recorded(1), *known])
+            first, second = log.generations
+            assert (first.generation, second.generation) == (1, 2)
+            assert LOST in second.end_words
+            assert LOST in second.cause
+            assert "elastic-agent why on n1 may tell" in second.cause
+            assert not second.is_running
 
 
 def test_the_history_of_a_run_that_is_resumed_for_ever_stays_small() -> None:

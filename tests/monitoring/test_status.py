@@ -140,6 +140,13 @@ def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() ->
     assert "0: training is paused on this machine: the" in status_text(replace(silent, is_paused=True))
     forming = text(replace(PLAN, phase=Phase.FORMING, generation=4, world=None), "no answer")[1]
     assert "state unknown; generation 4 was forming when the run was last heard of" in forming
+    leaving = replace(PLAN, phase=Phase.FORMING, generation=4, reason="b leaves (SIGINT)", leaving=("ib",))
+    assert rows(text(leaving, "")[0])["b"] == "leaving (running)"
+    assert rows(text(leaving, "no answer")[0])["b"] == "left 0 s ago: b leaves (SIGINT)"
+    unread = run_status(run_id="r", endpoint="h", asked_s=1000.0, plan=leaving, problem="no answer")
+    assert rows(unread) == {"a": "in the last world", "b": "left 0 s ago: b leaves (SIGINT)"}
+    unknown = replace(silent, generation=0, generations=(), nodes=())
+    assert "known from before" not in status_text(unknown)
     over, finished = text(replace(PLAN, phase=Phase.FINISHED), "no answer")
     assert (over.phase, "finished 10 s ago" in finished) == ("finished", True)
 

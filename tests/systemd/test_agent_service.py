@@ -55,7 +55,7 @@ def test_the_unit_is_ready_with_the_world_and_a_stop_lets_workers_save(machine: 
     assert job.checkpoint() == {"step": last, "why": "told"}
     stopped = {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "75", "NRestarts": "0"}
     assert job.ended() == stopped, "it was the only node"
-    assert job.status() == "stopped: n1 is leaving (SIGTERM received); no other node can continue the run"
+    assert job.status() == "stopped: n1 leaves (SIGTERM received); no other node can continue the run"
     assert left_of(processes) == []
     assert not group.exists()
 

@@ -291,6 +291,7 @@ class WorkerNotSaved(AgentEvent):
 class StacksRequested(AgentEvent):
     """The workers of these slots write their stacks to stderr before they are stopped."""
 
+    generation: int
     slots: tuple[int, ...]
 
 

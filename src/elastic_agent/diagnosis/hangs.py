@@ -112,6 +112,11 @@ def find_standstill(reports: Collection[NodeReport], world_size: int) -> Hang | 
     return find_hang(reports, world_size)
 
 
+def where_all_are(reports: Collection[NodeReport], world_size: int) -> str:
+    """Where every rank is, with the stacks, as in the details of a hang."""
+    return _Comparison(reports, world_size).details()
+
+
 def idle_words(report: NodeReport, idle_s: float, processes: Collection[int]) -> str:
     """Where the workers of a node are that do nothing, and wait for no other worker; in one line.
 
@@ -378,9 +383,9 @@ class _Comparison:
             Culprit(rank, self.nodes.get(rank, ""), self.workers[rank].slot if rank in self.workers else 0)
             for rank in sorted(ranks)
         )
-        return Hang(kind, culprits, summary[:LONGEST_SUMMARY], details=self._details())
+        return Hang(kind, culprits, summary[:LONGEST_SUMMARY], details=self.details())
 
-    def _details(self) -> str:
+    def details(self) -> str:
         """Where every rank is; ranks at the same place together, with their stack."""
         places: dict[tuple[str, str], list[int]] = {}
         for rank in self.ranks:

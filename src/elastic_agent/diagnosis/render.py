@@ -41,9 +41,8 @@ def described(cause: RootCause) -> str:
         return f"{what} on {cause.host}" if cause.host and cause.host not in what else what
     if cause.kind is CauseKind.NODE_LOST:
         return f"{what} ({cause.host})" if cause.host and cause.host not in what else what
-    if what.startswith(who) or (
-        cause.node_id and what.startswith((cause.node_id, f"worker {cause.node_id}"))
-    ):
+    named = (who, cause.node_id, f"worker {cause.node_id}")
+    if what.startswith(named) or f"worker {cause.worker} " in what:
         machine = f" (on {cause.host})" if cause.host and cause.host not in what else ""
         return f"{what}{machine}{_folded(cause)}"
     return f"{who}{'' if what.startswith(_VERBS) else ':'} {what}{_folded(cause)}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from elastic_agent.diagnosis.cause import RootCause
+from elastic_agent.diagnosis.known_errors import Nature, known_error
 from elastic_agent.diagnosis.render import described, headline, render
 from elastic_agent.protocol import FailureKind, Phase, Plan, World, names
 
@@ -61,8 +62,12 @@ class RunLog:
         self._generations: dict[int, GenerationStatus] = {}
         self._earlier: dict[int, GenerationStatus] = {}
         """Those that earlier agents have recorded."""
+        self._unrecorded: list[int] = []
+        """Of these, the ones whose end they did not record."""
         self._first: Plan | None = None
         """The first one that was seen."""
+        self._ended_before: GenerationStatus | None = None
+        """The generation that it has ended, as far as it tells: not seen here, and perhaps recorded by nobody."""
         self._last: World | None = None
         """The newest world that has run."""
         self._departures: dict[str, Departure] = {}
@@ -81,6 +86,8 @@ class RunLog:
     def generations(self) -> tuple[GenerationStatus, ...]:
         """The newest :data:`KEPT_GENERATIONS`, the oldest of them first."""
         known = {number: row for number, row in self._earlier.items() if self._may_precede(number)}
+        if self._ended_before is not None:
+            known.setdefault(self._ended_before.generation, self._ended_before)
         known |= self._generations
         return tuple(known[number] for number in sorted(known)[-KEPT_GENERATIONS:])
 
@@ -92,12 +99,19 @@ class RunLog:
     def recall(self, recorded: Iterable[GenerationStatus]) -> None:
         """Put these generations, which earlier agents of the run have recorded, before those that are seen."""
         self._earlier = {row.generation: row for row in recorded}
-        for number, row in self._earlier.items():
-            if row.is_running:
-                others = [node_id for node_id in row.nodes if node_id != self._node_id]
-                more = f"; elastic-agent why on {others[0]} may tell" if others else ""
-                self._earlier[number] = _without_end(row, f"{NOT_RECORDED}{more}")
+        self._unrecorded = [number for number, row in self._earlier.items() if row.is_running]
+        self._end_unrecorded()
         self._forget_stacks()
+
+    def _end_unrecorded(self) -> None:
+        """Say of generations whose end nobody recorded what the first plan tells of it, if that is known."""
+        told = self._ended_before
+        for number in self._unrecorded:
+            row = self._earlier[number]
+            others = [node_id for node_id in row.nodes if node_id != self._node_id]
+            more = f"; elastic-agent why on {others[0]} may tell" if others else ""
+            why = f"; {told.end}" if told is not None and told.generation == number else ""
+            self._earlier[number] = _without_end(row, f"{NOT_RECORDED}{why}{more}")
 
     def _may_precede(self, generation: int) -> bool:
         """Tell whether a run that is seen from its first plan on can have had this generation before."""
@@ -123,7 +137,9 @@ class RunLog:
         """
         before, self.plan = self.plan, plan
         is_gap = incarnation is not None and _misses_end(before, plan)
-        self._first = self._first or plan
+        if self._first is None:
+            self._first = plan
+            self._note_end_before(plan, now_s)
         if before is None or (before.phase, before.generation) != (plan.phase, plan.generation):
             self.since_s = now_s
         ended = self._end(plan, None if is_gap or was_away else now_s, is_seen=not is_gap)
@@ -149,6 +165,26 @@ class RunLog:
             self.since_s = None
         self._forget_old()
         return Change(ended, has_begun=True)
+
+    def _note_end_before(self, plan: Plan, now_s: float) -> None:
+        """Note the generation that the first plan has ended: this machine was not there, or its agent was killed."""
+        world = plan.world
+        if plan.phase is not Phase.FORMING or world is None:
+            return
+        nodes, end = tuple(seat.node_id for seat in world.seats), symptom(plan) or plan.reason
+        others = [node_id for node_id in nodes if node_id != self._node_id]
+        more = f"; elastic-agent why on {others[0]} may tell more" if others else ""
+        self._ended_before = GenerationStatus(
+            world.generation,
+            now_s,
+            nodes=nodes,
+            workers=world.world_size,
+            end=end,
+            cause=f"{end}{more}" if _is_failure(plan) else "",
+            failed=_is_failure(plan),
+            began_earlier=True,
+        )
+        self._end_unrecorded()
 
     def explain(self, generation: int, cause: RootCause, stacks: str = "") -> None:
         """Note the root cause of a generation's end, and where its workers were if they hung.
@@ -264,6 +300,14 @@ def symptom(plan: Plan) -> str:
     """Return what is certain of a failure that ended a generation; empty: the plan says why it ended."""
     failed = _SYMPTOMS.get(plan.failure.kind, "") if plan.failure is not None else ""
     return f"{failed}, {names(plan.lost)} lost" if failed and plan.lost else failed
+
+
+def broken_connection(plan: Plan) -> str:
+    """Return what is certain of a failure that follows from another worker's; empty: it does not."""
+    error = known_error(plan.failure.error) if plan.failure is not None and plan.failure.error else None
+    if error is None or error.nature is not Nature.PEER:
+        return ""
+    return f"{plan.failed_node} lost its connection to another worker; which one is not known yet"
 
 
 def _is_failure(plan: Plan) -> bool:

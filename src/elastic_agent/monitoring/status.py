@@ -196,10 +196,20 @@ def outdated(status: RunStatus) -> RunStatus:
         status,
         phase=UNKNOWN,
         since_s=None,
-        nodes=tuple(replace(one, state=UNKNOWN) if one.role == IN_WORLD else one for one in status.nodes),
+        nodes=tuple(_outdated_node(one, status) for one in status.nodes),
         stragglers=(),
         standstill=None,
     )
+
+
+def _outdated_node(node: NodeStatus, status: RunStatus) -> NodeStatus:
+    """Return a node without what may not hold any more; one that was leaving has left, as far as can be told."""
+    if node.role == IN_WORLD:
+        return replace(node, state=UNKNOWN)
+    if node.role != "leaving":
+        return node
+    ended_s = status.generations[-1].ended_s if status.generations else None
+    return replace(node, role="left", state="", note=status.reason, departed_s=ended_s or status.asked_s)
 
 
 def unexplained(row: GenerationStatus) -> GenerationStatus:
@@ -425,17 +435,17 @@ class _Nodes:
         )
         return row if plan.is_terminal else replace(row, lease_age_s=self._ages_s.get(seat.incarnation))
 
-    @staticmethod
-    def _seated_role(plan: Plan, seat: Seat, member: Member | None) -> str:
+    def _seated_role(self, plan: Plan, seat: Seat, member: Member | None) -> str:
         if plan.is_terminal:
             return "ended"
         if plan.phase is Phase.RUNNING:
             return IN_WORLD
-        if member is None or member.state is State.LEFT:
+        # Without any record, none has been read: the plan alone is known.
+        if (member is None and self._members) or (member is not None and member.state is State.LEFT):
             return "left"
         if seat.incarnation in plan.leaving:
             return "leaving"
-        return "joining" if member.state is State.READY else IN_LAST_WORLD
+        return "joining" if member is not None and member.state is State.READY else IN_LAST_WORLD
 
     def _unseated(self, member: Member, *, has_row: bool) -> NodeStatus | None:
         """``has_row``: the node is in the world, or gone from it, by another record than this one."""

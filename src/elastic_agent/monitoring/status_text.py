@@ -147,7 +147,8 @@ def _headline(status: RunStatus, now_s: float) -> str:
 def _from_before(status: RunStatus) -> list[str]:
     """Lines if the present status is not known."""
     if _is_outage(status):
-        return [*filter(None, [status.remedy]), f"known from before: {_known(status)}"]
+        known = f"known from before: {_known(status)}" if status.generation else ""
+        return [*filter(None, (status.remedy, known))]
     return [problem_text(status)] if status.problem else []
 
 
@@ -157,8 +158,6 @@ def _is_outage(status: RunStatus) -> bool:
 
 def _known(status: RunStatus) -> str:
     """What the newest generation did that is known of a run whose present state is not."""
-    if not status.generation:
-        return "nothing of the run"
     if status.world_size:
         return f"generation {status.generation} ran with {_size(status)}"
     if status.phase:

@@ -259,12 +259,12 @@ class Coordinator:
                 continue
             runs = one.alive and one.member.state in (State.RUNNING, State.SUCCEEDED)
             if not runs or one.member.generation != world.generation:
-                reason = f"the store was lost, and {seat.node_id} is not running"
+                reason = f"the store was lost, and generation {world.generation} does not run any more"
                 return self._reform_after_store_loss(known, reason)
         replaced = {old for one in self.ledger.sightings.values() for old in one.member.replaces}
         restarted = [seat for seat in world.seats if seat.incarnation in replaced]
         if restarted:
-            lost = "the store was lost, and a participant was restarted"
+            lost = f"the store was lost, and {names(seat.node_id for seat in restarted)} was restarted"
             all_were = len(restarted) == len(world.seats)
             return self._reform_after_store_loss(known, resumes if all_were else lost)
         if not missing:

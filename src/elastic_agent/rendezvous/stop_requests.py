@@ -50,7 +50,7 @@ class StopRequests:
             For how many seconds the coordinator's answer is awaited at most.
         """
         self._participant.perform(self._node.stop_lingering())
-        stop_request = self._new(Cause.DRAIN, left_s, f"{self._node_id} is leaving ({reason})", self._node_id)
+        stop_request = self._new(Cause.DRAIN, left_s, f"{self._node_id} leaves ({reason})", self._node_id)
         self._participant.perform(self._node.drain(reason, stop_request))
         patience_s = left_s + ANSWER_PATIENCE_S if self._handles_notices() else ANSWER_PATIENCE_S
         self._in_the_end(patience_s, self._node.leave_now)

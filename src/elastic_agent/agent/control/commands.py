@@ -149,7 +149,7 @@ class Commands:
         if node == self._node_id:
             self._supervisor.drain(command.words, left_s)
         else:
-            self._supervisor.drain_other(node, left_s, f"{node} is leaving ({command.words})")
+            self._supervisor.drain_other(node, left_s, f"{node} leaves ({command.words})")
         has_left = f"run {self._run_id}: {node} has left; {self._what_remains(node)}"
         is_at_store = any(self._is_at_store(seat) for seat in self._seats() if seat.node_id == node)
         ending = await self._unless_silent(self._supervisor.node_left(node))

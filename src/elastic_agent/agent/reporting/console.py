@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.logs import bind_context, get_logger, is_console, waiting_reporter
-from elastic_agent.monitoring.run_log import symptom
+from elastic_agent.monitoring.run_log import broken_connection, symptom
 from elastic_agent.monitoring.status import join_causes
 from elastic_agent.protocol import (
     Depart,
@@ -259,8 +259,8 @@ class ConsoleReporter:
     def _forming(self, plan: Plan) -> None:
         """Log it now, or after a failure when it is likely that the run continues."""
         self._release_held()
-        # With a lost node, the worker that failed may be a victim of it.
-        reason = (symptom(plan) if plan.lost else "") or plan.reason
+        # With a lost node, or a broken connection, the worker that failed may be a victim.
+        reason = (symptom(plan) if plan.lost else broken_connection(plan)) or plan.reason
         self._held = f"forming generation {plan.generation}: {reason}"
         if plan.failure is None:
             self._release_held()

@@ -7,7 +7,14 @@ import math
 from collections.abc import Callable, Sequence
 
 from elastic_agent.agent import events
-from elastic_agent.diagnosis.hangs import Culprit, Hang, find_standstill, idle_words, stands_still
+from elastic_agent.diagnosis.hangs import (
+    Culprit,
+    Hang,
+    find_standstill,
+    idle_words,
+    stands_still,
+    where_all_are,
+)
 from elastic_agent.diagnosis.records import NodeReport, WorkerState
 from elastic_agent.logs import get_logger
 from elastic_agent.monitoring.run_log import RunLog
@@ -65,6 +72,9 @@ class HangJudge:
             get_logger().warning(idle_words(gathered[self._node_id], stall.idle_s, stall.processes))
         if not stall.is_over or (hang is None and stall.silent_slot is None):
             return
+        where = hang.details if hang is not None else where_all_are(gathered.values(), world.world_size)
+        self._stacks = {stall.generation: where}
+        get_logger().warning(f"where the workers of generation {stall.generation} are:\n{where}")
         culprits = hang.culprits if hang is not None else ()
         own = [one for one in culprits if one.node_id == self._node_id]
         if culprits and not own:
@@ -96,9 +106,7 @@ class HangJudge:
         key = (stall.generation, hang.kind, hang.culprits)
         is_new = key not in self._told
         self._stacks = {stall.generation: hang.details}
-        if stall.is_over:
-            get_logger().warning(f"where the workers are:\n{hang.details}")
-        elif stall.stalled_s >= 2 * self._told.get(key, 0.0):
+        if not stall.is_over and stall.stalled_s >= 2 * self._told.get(key, 0.0):
             self._told[key] = stall.stalled_s
             shown = _shown(stall.stalled_s)
             what = f": {hang.summary_now}" if is_new else ", as told above"

@@ -96,8 +96,10 @@ def _log_workers(event: events.Event) -> None:
             log.warning(_not_saved(event))
         case StopDelayed(alive=alive, waited_s=waited_s):
             log.warning(_not_ended(alive, waited_s))
-        case events.StacksRequested(slots=slots):
-            log.warning("workers are writing their stacks to stderr", slots=[*slots])
+        case events.StacksRequested(generation=generation, slots=slots):
+            log.warning(
+                f"workers of generation {generation} are writing their stacks to stderr", slots=[*slots]
+            )
         case events.GuardFrozen():
             log.error(
                 "the guard process is frozen and cannot stop the workers; killing it together with the "

@@ -72,6 +72,8 @@ class NodeReports:
         self._rate = StepRate()
         self._tasks = tasks
         self._own: dict[int, NodeReport] = {}
+        self._in_lost_store = 0
+        """The last generation that a store ran which was lost since: its nodes may have to register again."""
         self._timer: asyncio.TimerHandle | None = None
         self.incarnation = "unknown"
         """Of this node."""
@@ -115,6 +117,11 @@ class NodeReports:
         if world is not None:
             workers = tuple(ended_worker(one, self._first_rank(world)) for one in event.workers)
             self._write(event.generation, workers, is_final=True, found=event.facts)
+
+    def on_new_store(self) -> None:
+        """Write the reports of the last generations to a store that was restarted empty."""
+        self._in_lost_store = max(self._own, default=0)
+        self._tasks.start(self._publish())
 
     def on_blocked(self, generation: int, line: str) -> None:
         """Report a connection of a worker that the network blocks, in words."""
@@ -166,7 +173,8 @@ class NodeReports:
                 snapshot = known.view.snapshot
             if generation in self._own:
                 found[self._node_id] = self._own[generation]
-            awaited = [seat for seat in world.seats if not _is_lost(seat, snapshot)]
+            may_register = generation <= self._in_lost_store
+            awaited = [seat for seat in world.seats if not _is_lost(seat, snapshot, may_register)]
             complete = all(seat.node_id in found and is_enough(found[seat.node_id]) for seat in awaited)
             if complete or loop.time() > until_s:
                 return found
@@ -236,11 +244,16 @@ def _asked_s(progress: Progress) -> float | None:
     return time.time() - (asyncio.get_running_loop().time() - answered_s)
 
 
-def _is_lost(seat: Seat, snapshot: Snapshot) -> bool:
-    """Whether the store knows that this node will not report any more."""
+def _is_lost(seat: Seat, snapshot: Snapshot, may_register: bool) -> bool:
+    """Whether the store knows that this node will not report any more.
+
+    ``may_register``: the store is newer than the seat, so that the node may still have to register there.
+    """
     lease, member = snapshot.leases.get(seat.incarnation), snapshot.members.get(seat.incarnation)
     if lease is not None:
         return lease.revoked
+    if may_register:  # unless its agent was restarted
+        return any(one.node_id == seat.node_id for one in snapshot.members.values())
     return bool(snapshot.members) and (member is None or member.state is not State.LEFT)
 
 

@@ -148,9 +148,9 @@ class RunObserver:
                 if obstacle is Obstacle.OWN_NETWORK or not self._why_silent:
                     self._why_silent = reason  # what this machine knows for certain stays
             case Connected(replaced=True):
-                self._last_view = (
-                    RunReports()
-                )  # of a store that is gone, in which versions were counted differently
+                # Of a store that is gone, in which versions were counted differently.
+                self._last_view = RunReports()
+                self._reports.on_new_store()
             case LeaseLost():
                 self._was_away = True
             case Registered() | Renewed() | PlanSeen():  # a store that is full answers, but takes no records

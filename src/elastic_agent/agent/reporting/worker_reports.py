@@ -48,7 +48,7 @@ def _running(progress: Progress, slot: int, first_rank: int) -> WorkerReport:
         waits_in=known.waits_in,
         handles=known.handles,
         raised_at=known.raised_at,
-        is_silent=known.asked > 1,
+        is_silent=known.is_silent,
         waits=round(known.waits, 2) if known.waits is not None else None,
     )
 

@@ -102,6 +102,11 @@ class WorkerCollectives:
     """Of its last answers while there was progress: whether it waited in a collective."""
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it has not answered for a while."""
+        return self.asked > 1
+
+    @property
     def waits(self) -> float | None:
         """The part of the time in which it waited in a collective; None: not known yet."""
         return sum(self.samples) / len(self.samples) if len(self.samples) >= LEAST_SAMPLES else None

@@ -222,18 +222,19 @@ class Runner:
             self._notice_poll_timer = None
 
     def _stacks(self) -> bool:
-        """Have the workers that support it write the stacks of all their threads to their stderr."""
+        """Have the workers that support it, and have not told where they are, write the stacks of their threads."""
         running = self._running
         if running is None:
             return False
+        told = {slot for slot, one in self._collectives.workers.items() if one.stack and not one.is_silent}
         able = {
             slot: pid
             for slot, pid in running.pids.items()
-            if slot not in running.exited and catches(pid, STACKS_SIGNAL)
+            if slot not in {*running.exited, *told} and catches(pid, STACKS_SIGNAL)
         }
         if not able:
             return False
-        self._report(events.StacksRequested(tuple(sorted(able))))
+        self._report(events.StacksRequested(running.generation, tuple(sorted(able))))
         for pid in able.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, STACKS_SIGNAL)
@@ -279,9 +280,9 @@ class Runner:
         if running is None or running.generation != event.generation:
             return
         running.cleanup.started(event.pids.values())
+        self._collectives.begin(running.generation)  # before these workers are reported
         self._report(event)
         if not running.stopping:
-            self._collectives.begin(running.generation)
             running.stalls = StallWatch(
                 running.generation,
                 partial(self._watched, running),
