@@ -23,7 +23,7 @@ from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
 from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
 from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
-from elastic_agent.transport import Obstacle, RunView, Snapshot, c10d
+from elastic_agent.transport import Obstacle, RunView, Snapshot, StoreLostError, c10d
 from elastic_agent.workers.failure import WorkerFailure
 from tests import virtual_time
 from tests.agent.support import asynchronous, elastic_agent
@@ -224,6 +224,7 @@ class NewStore(Reports):
 
     def __init__(self) -> None:
         self.written: list[str] = []
+        self.is_of_old_store = False
         members = {name: member(name, node_id=node_id) for name, node_id in (("i9", "n0"), ("i1-1", "n1"))}
         without = RunReports(RunView(snapshot=Snapshot(members=members)))
         end = WorkerReport(0, 4, WorkerState.FAILED, error="boom")
@@ -231,7 +232,12 @@ class NewStore(Reports):
         self.views = [replace(without, reports=(late,)), without, without]
 
     async def write(self, node_id: str, reports: Sequence[NodeReport]) -> None:
+        if self.is_of_old_store:
+            raise StoreLostError("the connection broke")
         self.written += [node_id] * len(reports)
+
+    def close(self) -> None:
+        self.is_of_old_store = False
 
     async def read(self) -> RunReports:
         return self.views.pop() if len(self.views) > 1 else self.views[0]
@@ -245,6 +251,7 @@ def test_in_a_new_store_the_reports_of_nodes_that_have_yet_to_register_are_await
         node.on_ended(events.GenerationEnded(1, (), {}))
         await tasks.settle(GUARD_S)
         store.written.clear()
+        store.is_of_old_store = True
         node.on_new_store()
         found = await node.gather(1, last, lambda one: one.is_final, GUARD_S)
         return {*found}, store.written

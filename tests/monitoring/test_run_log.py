@@ -206,7 +206,7 @@ def test_a_generation_whose_end_nobody_recorded_does_not_run_any_more() -> None:
     assert second.cause == f"its end was {NOT_RECORDED}; resuming the run"
 
 
-LOST = "the store was lost, and n0 was restarted"
+LOST = "the store was lost, and n0 joined anew"
 
 
 def test_the_machine_of_the_store_knows_why_what_ran_ended_when_it_comes_back() -> None:

@@ -17,7 +17,14 @@ from elastic_agent.diagnosis.records import (
     WorkerState,
 )
 from elastic_agent.monitoring.run_log import RunLog
-from elastic_agent.monitoring.status import Departure, GenerationStatus, NodeStatus, RunStatus, run_status
+from elastic_agent.monitoring.status import (
+    Departure,
+    GenerationStatus,
+    NodeStatus,
+    RunStatus,
+    of_ended_agent,
+    run_status,
+)
 from elastic_agent.monitoring.status_text import duration, status_text
 from elastic_agent.protocol import (
     RECORD_VERSION,
@@ -142,9 +149,9 @@ def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() ->
     assert "state unknown; generation 4 was forming when the run was last heard of" in forming
     leaving = replace(PLAN, phase=Phase.FORMING, generation=4, reason="b leaves (SIGINT)", leaving=("ib",))
     assert rows(text(leaving, "")[0])["b"] == "leaving (running)"
-    assert rows(text(leaving, "no answer")[0])["b"] == "left 0 s ago: b leaves (SIGINT)"
+    assert rows(text(leaving, "no answer")[0])["b"] == "leaving (unknown)"
     unread = run_status(run_id="r", endpoint="h", asked_s=1000.0, plan=leaving, problem="no answer")
-    assert rows(unread) == {"a": "in the last world", "b": "left 0 s ago: b leaves (SIGINT)"}
+    assert rows(of_ended_agent(unread)) == {"a": "in the last world", "b": "left 0 s ago: b leaves (SIGINT)"}
     unknown = replace(silent, generation=0, generations=(), nodes=())
     assert "known from before" not in status_text(unknown)
     over, finished = text(replace(PLAN, phase=Phase.FINISHED), "no answer")

@@ -246,7 +246,7 @@ def test_a_run_that_was_interrupted_on_all_nodes_is_resumed() -> None:
 
 def test_a_lost_store_is_the_reason_where_other_nodes_may_still_run() -> None:
     remembered = History(7, world(7, "a-1", "b-1"), 0, ("a", "b"))
-    assert first_reason(remembered, replaces=("a-1",)) == "the store was lost, and a was restarted"
+    assert first_reason(remembered, replaces=("a-1",)) == "the store was lost, and a joined anew"
 
 
 def test_a_run_that_has_ended_is_named_when_another_one_starts_with_its_id() -> None:

@@ -416,6 +416,7 @@ class Supervisor:
             idle_s=graces.idle_s(action.grace),
             dump_stacks=action.dump_stacks,
             may_save=leaves or self._is_in_order(),
+            restarts=action.grace is Grace.RESTART,
         )
 
     def _is_in_order(self) -> bool:

@@ -169,10 +169,15 @@ class RunLog:
     def _note_end_before(self, plan: Plan, now_s: float) -> None:
         """Note the generation that the first plan has ended: this machine was not there, or its agent was killed."""
         world = plan.world
-        if plan.phase is not Phase.FORMING or world is None:
+        if plan.phase is not Phase.FORMING or world is None or plan.generation != world.generation + 1:
             return
         nodes, end = tuple(seat.node_id for seat in world.seats), symptom(plan) or plan.reason
-        others = [node_id for node_id in nodes if node_id != self._node_id]
+        gone = {
+            self._node_id,
+            *plan.lost,
+            *(one.node_id for one in world.seats if one.incarnation in plan.leaving),
+        }
+        others = [node_id for node_id in nodes if node_id not in gone]
         more = f"; elastic-agent why on {others[0]} may tell more" if others else ""
         self._ended_before = GenerationStatus(
             world.generation,

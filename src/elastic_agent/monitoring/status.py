@@ -196,20 +196,12 @@ def outdated(status: RunStatus) -> RunStatus:
         status,
         phase=UNKNOWN,
         since_s=None,
-        nodes=tuple(_outdated_node(one, status) for one in status.nodes),
+        nodes=tuple(
+            replace(one, state=UNKNOWN) if one.role in (IN_WORLD, "leaving") else one for one in status.nodes
+        ),
         stragglers=(),
         standstill=None,
     )
-
-
-def _outdated_node(node: NodeStatus, status: RunStatus) -> NodeStatus:
-    """Return a node without what may not hold any more; one that was leaving has left, as far as can be told."""
-    if node.role == IN_WORLD:
-        return replace(node, state=UNKNOWN)
-    if node.role != "leaving":
-        return node
-    ended_s = status.generations[-1].ended_s if status.generations else None
-    return replace(node, role="left", state="", note=status.reason, departed_s=ended_s or status.asked_s)
 
 
 def unexplained(row: GenerationStatus) -> GenerationStatus:
@@ -219,15 +211,23 @@ def unexplained(row: GenerationStatus) -> GenerationStatus:
 
 
 def of_ended_agent(status: RunStatus) -> RunStatus:
-    """Return a status that an agent saved before it ended without the ages of what it saw, if the run may go on."""
+    """Return a status that an agent saved before it ended without the ages of what it saw, if the run may go on.
+
+    A node that was leaving has left.
+    """
     if status.is_over:
         return status
-    last = status.generations[-1].nodes if status.left and status.generations else ()
-    others = {*last} - {status.node_id}
+    last = status.generations[-1] if status.generations else None
+    others = {*last.nodes} - {status.node_id} if status.left and last is not None else set()
 
     def aged(one: NodeStatus) -> NodeStatus:
         role = IN_LAST_WORLD if one.role == "left" and one.node_id in others else one.role
-        return replace(one, role=role, seen_s=None, lease_age_s=None, collectives_s=None)
+        node = replace(one, role=role, seen_s=None, lease_age_s=None, collectives_s=None)
+        if role != "leaving":
+            return node
+        why = "" if last is not None and last.failed else status.reason
+        ended_s = last.ended_s if last is not None else None
+        return replace(node, role="left", state="", note=why, departed_s=ended_s or status.asked_s)
 
     return outdated(replace(status, nodes=tuple(map(aged, status.nodes))))
 
@@ -346,6 +346,8 @@ def _reason(plan: Plan, generations: Sequence[GenerationStatus]) -> str:
     last, failure = generations[-1] if generations else None, plan.failure
     if last is None or failure is None or failure.kind not in _OF_WORKERS:
         return plan.reason
+    if last.began_earlier and not last.is_pending and not last.culprit:
+        return plan.reason  # this node was not there, and determines no root cause
     is_its_end = last.failed and plan.world is not None and plan.world.generation == last.generation
     if not is_its_end or (failure.kind is FailureKind.HANG and not last.cause):
         return plan.reason

@@ -264,7 +264,7 @@ class Coordinator:
         replaced = {old for one in self.ledger.sightings.values() for old in one.member.replaces}
         restarted = [seat for seat in world.seats if seat.incarnation in replaced]
         if restarted:
-            lost = f"the store was lost, and {names(seat.node_id for seat in restarted)} was restarted"
+            lost = f"the store was lost, and {names(seat.node_id for seat in restarted)} joined anew"
             all_were = len(restarted) == len(world.seats)
             return self._reform_after_store_loss(known, resumes if all_were else lost)
         if not missing:

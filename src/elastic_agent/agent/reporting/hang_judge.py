@@ -97,9 +97,10 @@ class HangJudge:
     def _tell_blocked(self, others: Sequence[NodeReport]) -> None:
         """Log connections that the network blocks: only the node of the worker that connects sees them."""
         fresh = {line for one in others for line in one.blocked} - self._told_blocked
-        for line in sorted(fresh)[:SHOWN_BLOCKED]:
+        shown = sorted(fresh)[:SHOWN_BLOCKED]
+        for line in shown:
             get_logger().warning(line)
-        self._told_blocked |= fresh
+        self._told_blocked.update(shown)
 
     def _tell(self, hang: Hang, stall: events.Stalled) -> None:
         """Log it, unless the same has been logged and the stall has not become much longer."""
@@ -131,7 +132,7 @@ class HangJudge:
         return (
             f"worker {self._node_id}/{stall.silent_slot} made no progress for {shown} s "
             f"(--hang-timeout); its last heartbeat was at step {stall.step}; it may have been waiting for "
-            "another worker: compare the stacks in the logs of all workers"
+            "another worker: elastic-agent why shows where all of them were"
         )
 
 

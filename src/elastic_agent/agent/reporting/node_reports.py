@@ -121,6 +121,7 @@ class NodeReports:
     def on_new_store(self) -> None:
         """Write the reports of the last generations to a store that was restarted empty."""
         self._in_lost_store = max(self._own, default=0)
+        self._reports.close()  # the connection to the old one
         self._tasks.start(self._publish())
 
     def on_blocked(self, generation: int, line: str) -> None:
@@ -253,7 +254,10 @@ def _is_lost(seat: Seat, snapshot: Snapshot, may_register: bool) -> bool:
     if lease is not None:
         return lease.revoked
     if may_register:  # unless its agent was restarted
-        return any(one.node_id == seat.node_id for one in snapshot.members.values())
+        return any(
+            one.node_id == seat.node_id and one.incarnation != seat.incarnation
+            for one in snapshot.members.values()
+        )
     return bool(snapshot.members) and (member is None or member.state is not State.LEFT)
 
 

@@ -41,7 +41,7 @@ class StoreProblem:
 
     def seen(self, reason: str, obstacle: Obstacle, now_s: float) -> None:
         """An attempt to connect failed; ``now_s`` is on a clock that never goes back."""
-        if not self.reason:
+        if not self.reason or (self.obstacle in _TRANSIENT and obstacle not in _TRANSIENT):
             self._since_s = now_s
         self.reason, self.obstacle = reason, obstacle
 

@@ -139,14 +139,16 @@ class Runner:
         idle_s: float | None = None,
         dump_stacks: bool = False,
         may_save: bool = False,
+        restarts: bool = False,
     ) -> None:
         """Send the signal, and SIGKILL after ``grace_s``; ``WorkersCleared`` follows when nothing is left.
 
         With ``idle_s``, SIGKILL also when the workers have made no progress for so long. A guard that is frozen itself
         is killed: then its end follows. ``may_save``: nothing has failed, so that a worker that does now is reported.
+        ``restarts``: one has, and this node goes on with the next workers.
         """
         if self._running is not None:
-            self._running.stopping = True
+            self._running.stopping, self._running.restarts = True, restarts
             if self._running.stopped_s is None:
                 self._running.stopped_s = boottime_s()
                 if may_save and grace_s > 0 and not self._running.failed and self._running.pids:
@@ -553,7 +555,7 @@ class Runner:
         cleared = events.WorkersCleared(unkillable)
         expected = (0, -(running.saves_on or 0))
         if running.saves_on is None or all(one.returncode in expected for one in running.exited.values()):
-            self._report_endings(running, after_s=RESTART_S if running.saves_on is None else 0.0)
+            self._report_endings(running, after_s=RESTART_S if running.restarts else 0.0)
             self._report(cleared)
             return
         loop = asyncio.get_running_loop()

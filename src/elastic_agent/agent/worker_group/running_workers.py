@@ -41,6 +41,8 @@ class RunningWorkers:
     """When the agent began to stop the workers (CLOCK_BOOTTIME)."""
     notice_sent: set[int] = field(default_factory=set)
     """The slots of the workers to which the notice signal was sent."""
+    restarts: bool = False
+    """The workers are stopped because one failed, and this node goes on with the next ones."""
     saves_on: signal.Signals | None = None
     """The signal on which the workers may save; None: none was sent, or they are stopped because of a failure."""
 
