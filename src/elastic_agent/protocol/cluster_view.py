@@ -270,11 +270,14 @@ def unproven(plan: Plan) -> tuple[Seat, ...]:
 
 
 def stopped(now: ClusterView, plan: Plan, notice: Notice) -> Plan:
-    """The run's end by request, as the plan after the present one."""
+    """The run's end by request, as the plan after the present one.
+
+    Nodes that were told to leave speak for the run only if no other node is there: they may be gone already.
+    """
     alive = {one.member.incarnation for one in now.by_node.values()}
-    seated = (
-        [seat.incarnation for seat in plan.world.seats if seat.incarnation in alive] if plan.world else []
-    )
+    seats = plan.world.seats if plan.world else ()
+    seated = [seat.incarnation for seat in seats if seat.incarnation in alive]
+    speakers = sorted([*seated, *sorted(alive.difference(seated))], key=now.plan.leaving.__contains__)
     return msgspec.structs.replace(
         plan,
         version=now.plan.version + 1,
@@ -283,7 +286,7 @@ def stopped(now: ClusterView, plan: Plan, notice: Notice) -> Plan:
         notice=notice,
         uncleared=unproven(plan),
         failure=None,
-        requeuer=next(iter([*seated, *sorted(alive)]), None),
+        requeuer=next(iter(speakers), None),
     )
 
 
