@@ -25,13 +25,14 @@ MAY_BE_EMPTY := $(if $(PYTEST_ARGS),|| [ $$? -eq 5 ])
 BENCH_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-parts test-system prove prove-parts prove-system lint lint-rules lint-format lint-types format fuzz simulate soak bench bench-full evaluate wheel clean distclean system-packages
+.PHONY: help setup demo test test-parts test-system prove prove-parts prove-system lint lint-rules lint-format lint-types docs format fuzz simulate soak bench bench-full evaluate wheel clean distclean system-packages
 
 help:
 	@echo 'make demo       train on two agents on this machine; a worker is killed halfway'
 	@echo 'make test       run the test suite; as root on Debian, first install the system packages it needs'
 	@echo 'make prove      run every test (with Slurm, systemd, all frameworks, time limits; over an hour), then simulate and fuzz'
-	@echo 'make lint       run ruff, its formatter check and mypy --strict'
+	@echo 'make lint       run ruff, its formatter check and mypy --strict, and build the pages of docs'
+	@echo 'make docs       build the pages of docs into `site`: mkdocs serves them with a search (mkdocs serve)'
 	@echo 'make format     format the code'
 	@echo 'make simulate   simulate faults in the protocol, SEEDS=$(SEEDS) seeds'
 	@echo 'make fuzz       feed damaged inputs to every decoder and parser, INPUTS=$(INPUTS) to each'
@@ -65,7 +66,7 @@ prove-system: $(READY)
 	tools/system-packages prove
 	$(PY) -m pytest -m system --hypothesis-profile=random $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 
-lint: lint-rules lint-format lint-types
+lint: lint-rules lint-format lint-types docs
 
 lint-rules: $(READY)
 	$(PY) -m ruff check .
@@ -75,6 +76,9 @@ lint-format: $(READY)
 
 lint-types: $(READY)
 	$(PY) -m mypy
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 format: $(READY)
 	$(PY) -m ruff check --fix .
@@ -108,7 +112,7 @@ system-packages:
 	@if [ '$(SYSTEM_PACKAGES)' = yes ]; then tools/system-packages; fi
 
 clean:
-	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
 	find src tests examples benchmarks evaluation tools -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
