@@ -8,7 +8,7 @@ from pathlib import Path
 
 from elastic_agent.logs import configure_logging
 from elastic_agent.rendezvous.backends.etcd.backend import Members
-from elastic_agent.rendezvous.backends.etcd.election_task import ElectionTask
+from elastic_agent.rendezvous.backends.etcd.election import Election
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import RunKeys, begun_life_of
 from elastic_agent.transport.etcd import EtcdTable
@@ -26,10 +26,7 @@ async def main() -> None:
     history_store = RunHistoryStore(Path(state_dir))
     table = EtcdTable(await members.dial_client(), members.root)
     await begun_life_of(table, RunKeys(run_id))  # as the first node does
-    election = ElectionTask(
-        run_id, members.root, members.dial_client, history_store, SHORT_LEASE_S, lambda: None
-    )
-    await election.ended()
+    await Election(run_id, members.root, members.dial_client, history_store, SHORT_LEASE_S).live()
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ from elastic_agent.protocol.records import (
 from elastic_agent.rendezvous import events, participant
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
+from elastic_agent.rendezvous.dialer import StoreDialer
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.rendezvous.store_requests import StoreDialer
 from elastic_agent.testing.node import freeze, thaw
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint

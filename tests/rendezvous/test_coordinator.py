@@ -19,7 +19,6 @@ import pytest
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol.records import History, Phase, Policy
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.backends.c10d import coordinator
 from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.run_history import RunHistoryStore
@@ -28,7 +27,6 @@ from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
 from tests.transport.support import life_keys
-from tests.waiting import wait_for_async
 
 from .support import PATIENCE_S, Participant, hosted, participants, policy, run
 
@@ -327,36 +325,6 @@ def test_names_without_a_run_use_no_connections_and_delay_no_run(endpoint: Endpo
                     a.fail()
                     await a.running("a", above=generation)
                 stranger.close()
-
-    run(story())
-
-
-def complaints(notes: Notes) -> list[str]:
-    return [line for line in notes.lines if "1 runs, the maximum" in line]
-
-
-def test_runs_above_the_stores_maximum_wait_and_are_logged(
-    endpoint: Endpoint, tmp_path: Path, notes: Notes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coordinator, "MAX_RUNS", 1)
-
-    async def story() -> None:
-        async with coordinated(endpoint, RunHistoryStore(tmp_path / "state"), keep_over_s=0.1, idle_s=0.2):
-            rules = policy(1, 1)
-            async with (
-                Participant("a", endpoint, rules, tmp_path / "a", "first") as a,
-                Participant("b", endpoint, rules, tmp_path / "b", "second") as b,
-            ):
-                await a.hear(events.Registered)
-                await b.hear(events.Registered)
-                running = [asyncio.create_task(one.running(one.name)) for one in (a, b)]
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                first, second = (a, b) if running[0].done() else (b, a)
-                await wait_for_async("the complaint", lambda: complaints(notes))
-                assert not second.of(events.PlanSeen)
-                first.succeed()
-                await asyncio.gather(*running)  # the place is free as soon as that run is over
-                assert len(complaints(notes)) == 1
 
     run(story())
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import Any, TypeGuard
+import types
+from collections.abc import Collection, Generator
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -22,18 +23,10 @@ from elastic_agent.protocol.records import (
     State,
 )
 from elastic_agent.rendezvous.coordinator_driver import RunDriver
-from elastic_agent.rendezvous.coordinator_effects import (
-    LoadHistory,
-    SaveHistory,
-    StoreCall,
-    WaitForHints,
-)
-from elastic_agent.rendezvous.effects import Effect
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport.base import Snapshot
 from elastic_agent.transport.coordinator_records import CoordinatorRecords
 from tests.protocol.support import world
-
-from .stepping import run_until
 
 LEASE_S = 10.0
 RULES = Policy(min_nodes=1, max_nodes=2, lease_ttl_s=LEASE_S, settle_s=0.5, fence_margin_s=1.0)
@@ -42,34 +35,86 @@ MOST_WAITS = 1000
 """More often than any test lets time pass."""
 
 
-class Run:
-    """A driver, and a store and a disk in memory that answer it at once."""
+class Store:
+    """A store and a disk in memory that answer at once."""
 
-    def __init__(self, store_age_s: float = math.inf) -> None:
-        self.now_s = 1000.0
+    def __init__(self) -> None:
         self.members: dict[str, Member] = {}
         self.leases: dict[str, Lease] = {}
         self.plan: Plan | None = None
         self.disk: History | None = None
         self.disk_is_full = False
-        self.asked: list[Effect[Any]] = []
-        """Everything that the driver asked for since it waited."""
+        self.asked: list[tuple[Any, ...]] = []
+        """All calls since the driver waited: the name, and the arguments."""
+
+    async def read_plan(self) -> Plan | None:
+        return self.plan
+
+    async def read(self, names: Collection[str] | None) -> Snapshot:
+        self.asked.append(("read", names))
+        kept = [name for name in self.members if names is None or name in names]
+        return Snapshot({name: self.members[name] for name in kept}, dict(self.leases))
+
+    async def read_leases(self, names: Collection[str]) -> dict[str, Lease]:
+        return dict(self.leases)
+
+    async def publish(self, plan: Plan) -> None:
+        self.asked.append(("publish", plan))
+        self.plan = plan
+
+    async def revoke(self, lease: Lease, reason: str) -> bool:
+        self.asked.append(("revoke", lease))
+        if self.leases[lease.incarnation] != lease:
+            return False
+        self.leases[lease.incarnation] = lease.revoke(reason)
+        return True
+
+    async def forget(self, incarnation: str) -> None:
+        del self.members[incarnation], self.leases[incarnation]
+
+    async def write_status(self, text: str) -> None: ...
+
+    async def remove_run(self, ended: History | None) -> None:
+        self.asked.append(("remove_run",))
+
+    async def load(self, run_id: str) -> History | None:
+        return self.disk
+
+    async def save(self, run_id: str, history: History) -> None:
+        self.asked.append(("save", history))
+        if self.disk_is_full:
+            raise OSError("no space left on device")
+        self.disk = history
+
+
+class Run(Store):
+    """A driver, and the store and the disk that it uses."""
+
+    def __init__(self, store_age_s: float = math.inf) -> None:
+        super().__init__()
+        self.now_s = 1000.0
         self.waits_until_s: float | None = None
         self._waits = 0
         self.driver = RunDriver(
+            "run",
+            cast(CoordinatorRecords, self),
+            cast(RunHistoryStore, self),
+            _hints_from_the_test,
             lambda: self.now_s,
             structlog.get_logger(),
             store_born_s=self.now_s - store_age_s,
             keep_over_s=60.0,
         )
-        self.steps = self.driver.coordinate()
+        self._life = self.driver.coordinate()
         self.resume(None)
 
     def resume(self, hints: Collection[str] | None) -> None:
         """Give the driver these hints, and run it until it waits again."""
         self.asked.clear()
-        waiting = run_until(WaitForHints, self.steps, self.perform, hints)
-        self.waits_until_s = waiting.until_s if waiting is not None else None
+        try:
+            self.waits_until_s = self._life.send(hints)
+        except StopIteration:
+            self.waits_until_s = None
 
     def wait(self) -> None:
         """Let the time pass until which the driver waits."""
@@ -102,42 +147,14 @@ class Run:
         self.leases.setdefault(f"{name}-1", Lease(f"{name}-1", LEASE_S))
         return f"{name}-1"
 
-    def perform(self, effect: Effect[Any]) -> Any:
-        self.asked.append(effect)
-        match effect:
-            case StoreCall(CoordinatorRecords.read_plan):
-                return self.plan
-            case StoreCall(CoordinatorRecords.read, (names,)):
-                kept = [name for name in self.members if names is None or name in names]
-                return Snapshot({name: self.members[name] for name in kept}, dict(self.leases))
-            case StoreCall(CoordinatorRecords.read_leases):
-                return dict(self.leases)
-            case StoreCall(CoordinatorRecords.publish, (plan,)):
-                self.plan = plan
-            case StoreCall(CoordinatorRecords.revoke, (lease, reason)):
-                if self.leases[lease.incarnation] != lease:
-                    return False
-                self.leases[lease.incarnation] = lease.revoke(reason)
-                return True
-            case StoreCall(CoordinatorRecords.forget, (incarnation,)):
-                del self.members[incarnation], self.leases[incarnation]
-            case LoadHistory():
-                return self.disk
-            case SaveHistory(history):
-                if self.disk_is_full:
-                    raise OSError("no space left on device")
-                self.disk = history
-            case StoreCall(CoordinatorRecords.remove_run):
-                pass
-        return None
-
-    def kinds(self) -> list[object]:
-        """What was asked for: types of effects, and methods of the records."""
-        return [effect.method if isinstance(effect, StoreCall) else type(effect) for effect in self.asked]
+    def calls(self) -> list[str]:
+        """What was asked for, in order."""
+        return [name for name, *_ in self.asked]
 
 
-def is_call(effect: Effect[Any], method: object) -> TypeGuard[StoreCall[Any]]:
-    return isinstance(effect, StoreCall) and effect.method is method
+@types.coroutine
+def _hints_from_the_test(until_s: float) -> Generator[float, Collection[str], Collection[str]]:
+    return (yield until_s)
 
 
 @pytest.fixture
@@ -147,8 +164,8 @@ def run() -> Run:
 
 def test_a_generation_is_saved_before_its_plan_is_published(run: Run) -> None:
     run.resume([run.come("a")])
-    kinds = run.kinds()
-    assert kinds.index(SaveHistory) < kinds.index(CoordinatorRecords.publish)
+    calls = run.calls()
+    assert calls.index("save") < calls.index("publish")
     assert run.plan is not None
     assert run.disk is not None
     assert run.disk.generation == run.plan.generation == 1
@@ -166,7 +183,7 @@ def test_a_hint_causes_the_read_of_one_record_only(run: Run) -> None:
     run.resume([run.come("a")])
     run.come("b")
     run.resume(["b-1"])
-    assert [effect.args for effect in run.asked if is_call(effect, CoordinatorRecords.read)] == [(["b-1"],)]
+    assert [args for name, *args in run.asked if name == "read"] == [[["b-1"]]]
 
 
 def test_a_lost_hint_delays_by_a_lease_at_most(run: Run) -> None:
@@ -246,20 +263,19 @@ def test_a_pause_of_the_coordinator_does_not_count_against_nodes(run: Run) -> No
     run.now_s += 5 * LEASE_S  # the whole machine stood still, and no node could renew
     run.resume(())
     assert not run.leases["a-1"].revoked
-    assert CoordinatorRecords.revoke not in run.kinds()
+    assert "revoke" not in run.calls()
 
 
 def test_a_renewal_that_arrives_with_the_revocation_keeps_the_lease(run: Run) -> None:
     run.resume([run.come("a")])
     assert run.waits_until_s is not None
-    perform = run.perform
+    revoke = run.revoke
 
-    def renew_just_before(effect: Effect[Any]) -> Any:
-        if is_call(effect, CoordinatorRecords.revoke):
-            run.leases["a-1"] = run.leases["a-1"].renewed()
-        return perform(effect)
+    async def renew_just_before(lease: Lease, reason: str) -> bool:
+        run.leases["a-1"] = run.leases["a-1"].renewed()
+        return await revoke(lease, reason)
 
-    run.perform = renew_just_before  # type: ignore[method-assign]
+    run.revoke = renew_just_before  # type: ignore[method-assign]
     end_s = run.now_s + 1.5 * LEASE_S
     while run.now_s < end_s:
         run.wait()
@@ -270,5 +286,5 @@ def test_the_records_of_a_run_that_never_began_are_removed_after_a_while(run: Ru
     begun_s = run.now_s
     while run.waits_until_s is not None:
         run.wait()
-    assert run.kinds()[-1] is CoordinatorRecords.remove_run
+    assert run.calls()[-1] == "remove_run"
     assert run.now_s == begun_s + 60.0

@@ -1,27 +1,18 @@
-"""The drivers of the election: when an agent leads, and when it knows that it does not any more."""
+"""The driver of the election: when an agent leads, and when it knows that it does not any more."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, cast
 
 import pytest
 
-from elastic_agent.rendezvous.backends.etcd.election import (
-    AwaitNoLeader,
-    Campaign,
-    Connect,
-    Election,
-    LeaderCall,
-    Resign,
-    WaitForMark,
-    keep_leading,
-)
-from elastic_agent.rendezvous.coordinator_effects import LoadHistory, StoreCall
-from elastic_agent.rendezvous.effects import Effect, Sleep
+from elastic_agent.rendezvous.backends.etcd.election import Election, keep_leading
+from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.rendezvous.waits import Signal, Waits
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.etcd import Leadership, NotLeaderError
-
-from .stepping import run
+from tests.loop_thread import finished
 
 TTL_S = 4.0
 
@@ -30,10 +21,13 @@ class GivenUpError(Exception):
     """The task that keeps the leader key alive is cancelled."""
 
 
-class LeaderKey:
-    """A leader key, and a clock that only waiting moves."""
+class LeaderKey(Signal):
+    """A leader key, and a clock that only waiting for the signal to write a mark moves."""
+
+    ttl_s = TTL_S
 
     def __init__(self) -> None:
+        super().__init__()
         self.now_s = 1000.0
         self.marks_due: list[float] = []
         self.marks: list[float] = []
@@ -41,29 +35,35 @@ class LeaderKey:
         self.given_up_s = 1100.0
         self.etcd_answers_until_s = 1e9
         self.answer_takes_s = 0.0
+        self.answer: bool | NotLeaderError = True
+        """To the request to keep the key alive."""
 
     def keep(self, elected_s: float = 1000.0) -> str:
-        return run(keep_leading(lambda: self.now_s, TTL_S, elected_s), self.perform)
+        return finished(keep_leading(cast(Leadership, self), self, lambda: self.now_s, elected_s))
 
     def keep_until_given_up(self) -> None:
         with pytest.raises(GivenUpError):
             self.keep()
 
-    def perform(self, effect: Effect[Any]) -> Any:
-        if isinstance(effect, WaitForMark):
-            return self.wait(effect.until_s)
-        assert isinstance(effect, LeaderCall)
+    async def write_mark(self) -> None:
+        self._request()
+        self.marks.append(self.now_s)
+
+    async def keep_alive(self) -> bool:
+        self._request()
+        if isinstance(self.answer, NotLeaderError):
+            raise self.answer
+        self.kept.append(self.now_s)
+        return self.answer
+
+    def _request(self) -> None:
         self.now_s += self.answer_takes_s
         if self.now_s > self.etcd_answers_until_s:
             raise StoreLostError("no answer")
-        if effect.method is Leadership.write_mark:
-            self.marks.append(self.now_s)
-            return None
-        assert effect.method is Leadership.keep_alive
-        self.kept.append(self.now_s)
-        return True
 
-    def wait(self, until_s: float) -> bool:
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        assert timeout_s is not None  # the key is to be kept alive
+        until_s = self.now_s + timeout_s
         marking = bool(self.marks_due) and self.marks_due[0] <= until_s
         self.now_s = max(self.now_s, self.marks_due.pop(0) if marking else until_s)
         if self.now_s >= self.given_up_s:
@@ -113,45 +113,67 @@ def test_the_time_of_a_renewal_counts_from_its_request(key: LeaderKey) -> None:
 def test_leadership_is_lost_at_once_when_etcd_reports_it(
     key: LeaderKey, answer: bool | NotLeaderError
 ) -> None:
-    def perform(effect: Effect[Any]) -> Any:
-        if isinstance(effect, LeaderCall):
-            if isinstance(answer, NotLeaderError):
-                raise answer
-            return answer
-        return key.perform(effect)
-
-    lost = run(keep_leading(lambda: key.now_s, TTL_S, 1000.0), perform)
+    key.answer = answer
+    lost = key.keep()
     assert lost == (
         "b leads" if isinstance(answer, NotLeaderError) else "the coordinator's etcd lease expired"
     )
     assert key.now_s == 1001.0
 
 
-class Disk:
+class Disk(Election, Waits):
     """An agent that is elected although its state directory does not answer."""
 
     def __init__(self) -> None:
-        self.election = Election(lambda: 1000.0, self)
         self.logged: list[tuple[str, str]] = []
         self.resigned = 0
+        super().__init__(
+            "run",
+            "",
+            self._connect,
+            cast(RunHistoryStore, self),
+            1.0,
+            clock=lambda: 1000.0,
+            waits=self,
+            log=self,
+        )
 
-    def perform(self, effect: Effect[Any]) -> Any:
-        match effect:
-            case AwaitNoLeader():
-                return "life"
-            case Campaign():
-                return True
-            case LeaderCall(Leadership.store_age_s):
-                return 1e6
-            case LoadHistory():
-                raise TimeoutError(110, "the disk did not answer within 5 s")
-            case Resign():
-                self.resigned += 1
-            case Sleep():
-                raise GivenUpError
-            case _:
-                assert isinstance(effect, (Connect, StoreCall))
-        return None
+    # -- etcd, the disk, and time ---------------------------------------------------------------
+
+    async def _connect(self) -> Any: ...
+
+    async def _await_no_leader(self) -> str:
+        return "life"
+
+    async def _campaign(self, life: str) -> Leadership:
+        return cast(Leadership, self)
+
+    @property
+    def records(self) -> Any:
+        return self
+
+    async def read_plan(self) -> None: ...
+
+    async def read_ended(self) -> None: ...
+
+    async def store_age_s(self) -> float:
+        return 1e6
+
+    async def load(self, run_id: str) -> None:
+        raise TimeoutError(110, "the disk did not answer within 5 s")
+
+    async def resign(self) -> None:
+        self.resigned += 1
+
+    async def until_one_ends(self, *parts: Coroutine[Any, Any, None]) -> None:
+        coordinating, keeping = parts
+        keeping.close()
+        await coordinating
+
+    async def sleep(self, seconds: float) -> None:
+        raise GivenUpError
+
+    # -- its log --------------------------------------------------------------------------------
 
     def debug(self, event: str, **fields: Any) -> None: ...
 
@@ -170,7 +192,7 @@ class Disk:
 def test_an_elected_agent_with_a_hanging_disk_resigns_with_one_log_line() -> None:
     disk = Disk()
     with pytest.raises(GivenUpError):
-        run(disk.election.run(), disk.perform)
+        finished(disk.run())
     assert disk.resigned == 1
     [(level, text)] = disk.logged
     assert level == "warning"

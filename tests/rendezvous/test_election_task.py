@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import pytest
 
 from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Member, Phase, Policy, State
 from elastic_agent.rendezvous.backends.etcd.backend import Members
-from elastic_agent.rendezvous.backends.etcd.election_task import ElectionTask
+from elastic_agent.rendezvous.backends.etcd.election import Election
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import NodeRecords
 from elastic_agent.transport.etcd import EtcdTable, KeptLease, Leadership, campaign_for
@@ -53,14 +54,19 @@ def members_of(cluster: EtcdCluster) -> Members:
 
 @contextmanager
 def election(members: Members, history_store: RunHistoryStore) -> Iterator[None]:
-    async def begun() -> ElectionTask:
-        return ElectionTask(RUN, members.root, members.dial_client, history_store, LEASE_S, lambda: None)
+    async def begin() -> asyncio.Task[None]:
+        one = Election(RUN, members.root, members.dial_client, history_store, LEASE_S)
+        return asyncio.create_task(one.live())
 
-    one = in_loop(begun())
+    async def end() -> None:
+        taking_part.cancel()
+        await asyncio.wait([taking_part])
+
+    taking_part = in_loop(begin())
     try:
         yield
     finally:
-        in_loop(one.stop())
+        in_loop(end())
 
 
 @contextmanager

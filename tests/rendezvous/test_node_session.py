@@ -1,33 +1,26 @@
-"""A node's session without I/O: what it does when its runner answers as a test wants it, in virtual time."""
+"""A node's session: what it does when its store answers as a test wants it, in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import count, pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pytest
 
 from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.node import Announce
-from elastic_agent.protocol.records import RECORD_VERSION, Address, Lease, Member, Phase, State
+from elastic_agent.protocol.records import RECORD_VERSION, Address, Lease, Member, Phase, Plan, State
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.effects import Effect, Request
-from elastic_agent.rendezvous.node_session import NodeSession
-from elastic_agent.rendezvous.store_requests import (
-    Call,
-    Connect,
-    DialBootstrap,
-    OfferBootstrap,
-)
+from elastic_agent.rendezvous.dialer import StoreDialer
+from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport.base import StoreLostError, TransportError
-from elastic_agent.transport.records import NodeRecords
 from tests.protocol.support import plan, world
-from tests.simulator.kernel import Inbox, Kernel, Routine
+from tests.simulator.kernel import Inbox, Kernel
 from tests.simulator.machine import Machine
-from tests.simulator.performing import HAIR_S, Performer
+from tests.simulator.waits import SimulatedWaits, take
 
 from .support import policy
 
@@ -37,14 +30,13 @@ LATE_S = 1e-6
 MOST_EVENTS = 10_000
 """More than happen in a few leases."""
 E = TypeVar("E", bound=events.SessionEvent)
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
 class Handle:
-    """A connection, or a bootstrap store that is offered."""
+    """A bootstrap store that is offered."""
 
-    store_id: str = "store"
-    local_address: str = "127.0.0.1"
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 29500))
     rests: bool = True
     closed: bool = False
@@ -53,12 +45,59 @@ class Handle:
         self.closed = True
 
 
-class Node(Performer):
+class Connection(Handle):
+    """A connection to the store."""
+
+    store_id = "store"
+    local_address = "127.0.0.1"
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self._node = node
+
+    async def next_plan(self, after: int, timeout_s: float) -> None:
+        await take(Inbox(self._node.kernel), timeout_s)
+
+    async def register(self, member: Member, lease: Lease) -> Lease:
+        await self._ask("register")
+        self._node.lease = lease
+        return lease
+
+    async def renew(self, expected: Lease, renewed: Lease) -> bool:
+        await self._ask("renew", expected, renewed)
+        return self._node.renew(expected, renewed)
+
+    async def read_lease(self, incarnation: str) -> Lease | None:
+        await self._ask("read_lease")
+        return self._node.lease
+
+    async def read_plan(self) -> Plan:
+        await self._ask("read_plan")
+        return plan(Phase.RUNNING, WORLD.generation, 1, world=WORLD)
+
+    async def write(self, member: Member) -> None:
+        await self._ask("write", member)
+
+    async def _ask(self, what: str, *args: Any) -> None:
+        await self._node.asked_for(what, *args)
+        if self._node.loses(self, what, args):
+            await never(self._node.kernel)
+        if self._node.answer_takes_s:
+            await take(Inbox(self._node.kernel), self._node.answer_takes_s)
+
+
+async def never(kernel: Kernel) -> None:
+    """Give no answer."""
+    while True:
+        await take(Inbox(kernel), None)
+
+
+class Node(SimulatedWaits):
     """A session whose requests are answered at once, or not at all."""
 
-    def __init__(self, hangs: Callable[[Effect[Any]], bool] = lambda effect: False) -> None:
-        """``hangs``: which effects are never answered, not even by a time-out."""
-        self.loses: Callable[[Call[Any]], bool] = lambda call: False
+    def __init__(self, hangs: Callable[[str], bool] | None = None) -> None:
+        """``hangs``: which requests are never answered, and then no request is answered by a time-out."""
+        self.loses: Callable[[Connection, str, tuple[Any, ...]], bool] = lambda *request: False
         """Which requests are answered by their time-out."""
         self.answer_takes_s = 0.0
         self.refusal = ""
@@ -70,12 +109,12 @@ class Node(Performer):
         self.hangs = hangs
         self.told: list[tuple[float, events.SessionEvent]] = []
         self.handles: list[Handle] = []
-        self.performed: list[Effect[Any]] = []
+        self.requests: list[tuple[Any, ...]] = []
         rules = policy(1, 1, lease_s=LEASE_S)
         member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, rules)
-        self.session = NodeSession(member, LEASE_S, machine.clock)
+        self.session = Session(cast(StoreDialer, self), member, LEASE_S, clock=machine.clock, waits=self)
         self.session.listen(lambda event: self.told.append((machine.clock(), event)))
-        self.life = self.spawn(self.session.live())
+        self.life = self.spawn(self.session.run())
 
     def go_on(self, seconds: float) -> None:
         """Let time pass. A session that does something again and again at one time fails."""
@@ -89,53 +128,41 @@ class Node(Performer):
     def times_of(self, kind: type[events.SessionEvent]) -> list[float]:
         return [at_s for at_s, event in self.told if isinstance(event, kind)]
 
-    def perform(self, effect: Effect[Any]) -> Routine:
-        self.performed.append(effect)
-        if self.hangs(effect):
-            yield Inbox(self.kernel), None
-        match effect:
-            case Connect() | OfferBootstrap():
-                self.handles.append(Handle())
-                return self.handles[-1]
-            case DialBootstrap():
-                return None
-            case Call(request=Request(NodeRecords.next_plan)):
-                yield Inbox(self.kernel), None
-            case Call():
-                if self.loses(effect):
-                    yield effect.timeout_s + HAIR_S
-                    raise StoreLostError(f"no answer within {effect.timeout_s:g} s")
-                if self.answer_takes_s:
-                    yield self.answer_takes_s
-                return self.carry_out(effect.request)
-            case _:
-                return (yield from super().perform(effect))
+    # -- what the session reaches ---------------------------------------------------------------
 
-    def carry_out(self, request: Request[Any]) -> Any:
-        """Do in the store what is requested; the answer."""
-        match request:
-            case Request(NodeRecords.renew) if self.refusal:
-                raise StoreLostError(self.refusal)
-            case Request(NodeRecords.register, (_, lease)):
-                self.lease = lease
-                return lease
-            case Request(NodeRecords.renew, (expected, renewed)):
-                self.lease = renewed if self.lease == expected else self.lease
-                return self.lease == renewed
-            case Request(NodeRecords.read_lease):
-                return self.lease
-            case Request(NodeRecords.read_plan):
-                return plan(Phase.RUNNING, WORLD.generation, 1, world=WORLD)
-            case _:
-                return None
+    async def in_time(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        return await (work if self.hangs is not None else super().in_time(work, timeout_s))
+
+    async def connect(self) -> Connection:
+        await self.asked_for("connect")
+        connection = Connection(self)
+        self.handles.append(connection)
+        return connection
+
+    async def offer_bootstrap(self, local_address: str) -> Handle:
+        await self.asked_for("offer")
+        self.handles.append(Handle())
+        return self.handles[-1]
+
+    async def dial_bootstrap(self, address: Address) -> None:
+        await self.asked_for("dial", address)
+
+    async def asked_for(self, what: str, *args: Any) -> None:
+        self.requests.append((what, *args))
+        if self.hangs is not None and self.hangs(what):
+            await never(self.kernel)
+
+    def renew(self, expected: Lease, renewed: Lease) -> bool:
+        """What the store does with a renewal."""
+        if self.refusal:
+            raise StoreLostError(self.refusal)
+        self.lease = renewed if self.lease == expected else self.lease
+        return self.lease == renewed
 
 
-def is_renewal(effect: Effect[Any]) -> bool:
-    return isinstance(effect, Call) and effect.request.method is NodeRecords.renew
-
-
-def is_request(effect: Effect[Any]) -> bool:
-    return isinstance(effect, Call) and effect.request.method is not NodeRecords.next_plan
+def is_request(what: str) -> bool:
+    """Whether it is one to the store, over a connection."""
+    return what not in ("connect", "offer", "dial")
 
 
 def test_the_end_of_the_lease_is_detected_on_time_while_every_request_hangs() -> None:
@@ -155,10 +182,10 @@ def test_the_end_of_the_lease_is_detected_on_time_while_dialling_hangs() -> None
     deadline_s = node.session.deadline_s
     assert deadline_s is not None
 
-    def breaks(effect: Effect[Any]) -> bool:
-        if is_request(effect):
+    def breaks(what: str) -> bool:
+        if is_request(what):
             raise StoreLostError("the connection broke")
-        return isinstance(effect, Connect)
+        return what == "connect"
 
     node.hangs = breaks
     node.go_on(3 * LEASE_S)
@@ -192,11 +219,11 @@ def test_an_agent_that_was_paused_says_so_also_if_its_guard_reports_before_its_t
 
 
 def test_the_lease_is_renewed_while_the_bootstrap_store_of_the_next_world_does_not_answer() -> None:
-    node = Node(lambda effect: isinstance(effect, DialBootstrap))
+    node = Node(lambda what: what == "dial")
     node.go_on(0.1)
     node.session.prepare(WORLD)
     node.go_on(3 * LEASE_S)
-    assert DialBootstrap(WORLD.bootstrap) in node.performed
+    assert ("dial", WORLD.bootstrap) in node.requests
     assert len(node.times_of(events.Renewed)) >= 3 * RENEWALS_PER_LEASE
     assert not node.times_of(events.LeaseLost)
 
@@ -226,7 +253,7 @@ def test_slow_answers_do_not_delay_renewals() -> None:
 
 def test_a_lease_survives_two_lost_renewals_in_a_row() -> None:
     node, renewals = Node(), count(1)
-    node.loses = lambda call: is_renewal(call) and next(renewals) in (2, 3)
+    node.loses = lambda _, what, args: what == "renew" and next(renewals) in (2, 3)
     node.go_on(3 * LEASE_S)
     assert len(node.of(events.Connected)) == 3
     assert next(renewals) > 4
@@ -238,11 +265,11 @@ def test_a_renewal_whose_answer_is_lost_counts_from_when_it_was_sent_first() -> 
     node.go_on(0.1)
     sent_s: list[float] = []
 
-    def loses(call: Call[Any]) -> bool:
-        if sent_s or not is_renewal(call):
+    def loses(connection: Connection, what: str, args: tuple[Any, ...]) -> bool:
+        if sent_s or what != "renew":
             return False
         sent_s.append(node.machine.clock())
-        return bool(node.carry_out(call.request))
+        return node.renew(*args)
 
     node.loses = loses
     node.go_on(LEASE_S)
@@ -256,7 +283,7 @@ def test_a_silently_dead_connection_does_not_cost_the_lease() -> None:
     node = Node()
     node.go_on(0.1)
     dead = node.handles[:]
-    node.loses = lambda call: call.connection in dead
+    node.loses = lambda connection, what, args: connection in dead
     node.go_on(3 * LEASE_S)
     (disconnected,) = node.of(events.Disconnected)
     assert "no answer within" in disconnected.reason
@@ -279,7 +306,7 @@ def test_a_lease_that_cannot_be_renewed_says_what_the_store_answered() -> None:
     fenced.go_on(LEASE_S / 2)
     fenced.session.fenced("the guard killed the workers when the lease expired")
     assert fenced.of(events.LeaseLost)[0].reason.endswith("when the lease expired: the store is full")
-    hanging = Node(hangs=is_renewal)
+    hanging = Node(hangs=lambda what: what == "renew")
     hanging.go_on(2 * LEASE_S)
     assert hanging.of(events.LeaseLost)[0].reason.endswith("not renewed in time: the store did not answer")
 
@@ -297,9 +324,9 @@ def test_a_node_reads_why_its_lease_was_revoked() -> None:
 def test_a_failed_offer_of_a_bootstrap_store_is_retried_with_each_renewal() -> None:
     failures = 2
 
-    def fails(effect: Effect[Any]) -> bool:
+    def fails(what: str) -> bool:
         nonlocal failures
-        if isinstance(effect, OfferBootstrap) and failures:
+        if what == "offer" and failures:
             failures -= 1
             raise TransportError("no port is free")
         return False
@@ -311,20 +338,16 @@ def test_a_failed_offer_of_a_bootstrap_store_is_retried_with_each_renewal() -> N
     assert node.session.offer is None
     node.go_on(LEASE_S / RENEWALS_PER_LEASE)
     assert node.session.offer is not None
-    written = [
-        effect.request.args[0]
-        for effect in node.performed
-        if isinstance(effect, Call) and effect.request.method is NodeRecords.write
-    ]
+    written = [args[0] for what, *args in node.requests if what == "write"]
     assert written[-1].bootstrap == node.session.offer.address
 
 
 def test_an_outdated_world_is_not_started_although_its_bootstrap_store_answers() -> None:
-    node = Node(lambda effect: isinstance(effect, DialBootstrap))
+    node = Node(lambda what: what == "dial")
     node.go_on(0.1)
     node.session.prepare(WORLD)
     node.go_on(0.1)
-    node.hangs = lambda effect: False
+    node.hangs = None
     node.session.rejoin("a-2")
     node.go_on(LEASE_S)
     assert not node.times_of(events.Prepared)
@@ -347,8 +370,8 @@ def test_a_bootstrap_store_that_workers_use_is_not_closed_for_want_of_a_port() -
     """A new store of the run asks for a fresh offer while they are starting."""
     ports_are_free = True
 
-    def fails(effect: Effect[Any]) -> bool:
-        if isinstance(effect, OfferBootstrap) and not ports_are_free:
+    def fails(what: str) -> bool:
+        if what == "offer" and not ports_are_free:
             raise TransportError("no port is free")
         return False
 

@@ -12,7 +12,7 @@ import pytest
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol.records import Address, FailureKind, History, Lease, Member, Phase, Plan
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.store_requests import BootstrapOffer, StoreDialer
+from elastic_agent.rendezvous.dialer import BootstrapOffer, StoreDialer
 from elastic_agent.transport import NodeRecords
 from elastic_agent.transport.base import StoreLostError, TransportError
 from elastic_agent.values import Endpoint
@@ -149,9 +149,9 @@ class WithoutDescriptors:
     def __init__(self, dialer: StoreDialer) -> None:
         self._dialer = dialer
 
-    def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
+    async def dial_bootstrap(self, address: Address) -> None:
         with no_descriptors_left():
-            self._dialer.dial_bootstrap(address, timeout_s)
+            await self._dialer.dial_bootstrap(address)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dialer, name)
@@ -179,10 +179,10 @@ class ShortOfPorts:
         self._dialer = dialer
         self._port_is_free = port_is_free
 
-    def offer_bootstrap(self, local_address: str) -> BootstrapOffer:
+    async def offer_bootstrap(self, local_address: str) -> BootstrapOffer:
         if not self._port_is_free.is_set():
             raise TransportError("no port of 29500:29500 is free for a bootstrap store")
-        return self._dialer.offer_bootstrap(local_address)
+        return await self._dialer.offer_bootstrap(local_address)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dialer, name)

@@ -1,11 +1,11 @@
 """The protocol under simulated faults: virtual time, one seed, every safety rule checked after every step.
 
-What is real: ``Coordinator``, ``Node``, the drivers (``NodeSession``, ``RunDriver``, ``Election``) and the records of a
-run (``NodeRecords``, ``CoordinatorRecords``), over a table in virtual time. The drivers' effects are performed
-(:mod:`.performing`, :mod:`.coordination`, :mod:`.election`) on models of their environment: processes that freeze and
-die, between any two requests too (:mod:`.kernel`), a network that delays, cuts and loses (:mod:`.network`), keys and
-values (:mod:`.store`) and disks (:mod:`.machine`). Simulated, thinly and in the way the real ones work, are the agent's
-main loop (:mod:`.agent`), the guard and the workers (:mod:`.guard`) and the faults (:mod:`.scenario`, :mod:`.faults`).
+What is real: ``Coordinator``, ``Node``, the drivers (``Session``, ``RunDriver``, ``Election``) and the records of a run
+(``NodeRecords``, ``CoordinatorRecords``), over a table in virtual time. What the drivers are given (:mod:`.waits`,
+:mod:`.coordination`, :mod:`.election`) are models of their environment: processes that freeze and die, between any two
+requests too (:mod:`.kernel`), a network that delays, cuts and loses (:mod:`.network`), keys and values (:mod:`.store`)
+and disks (:mod:`.machine`). Simulated, thinly and in the way the real ones work, are the agent's main loop
+(:mod:`.agent`), the guard and the workers (:mod:`.guard`) and the faults (:mod:`.scenario`, :mod:`.faults`).
 
 Every third seed has an etcd instead (:mod:`.etcd`): the store is no process of a node, every agent takes part in the
 election of the coordinator (:mod:`.election`), and what the real table compares in transactions is compared here.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import shlex
 import sys
 from collections import Counter
 from multiprocessing import get_context
+
+import structlog
 
 from . import seeded_mutants
 from .cluster import Cluster
@@ -48,6 +51,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Exit code 0: no rule was broken; 1: one was."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))  # sessions warn
     options = argument_parser().parse_args()
     gc.freeze()  # collections that look through all that is imported take a quarter of the time
     if options.mutants:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from elastic_agent.protocol.activity import Activity, Event
 from elastic_agent.protocol.forming import STOP_SLACK_S
@@ -30,6 +30,7 @@ from elastic_agent.protocol.records import (
     RECORD_VERSION,
     Address,
     Failure,
+    Lease,
     Member,
     Notice,
     Plan,
@@ -37,10 +38,8 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.effects import Effect
-from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
-from elastic_agent.rendezvous.store_requests import Call, Connect, DialBootstrap, OfferBootstrap
+from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.store_timeout import StoreTimeout
 from elastic_agent.transport import NodeRecords, StoreLostError, TransportError, UnreachableError
 
@@ -51,8 +50,8 @@ from .guard import Group, Guard
 from .kernel import Inbox, Process, Routine
 from .machine import RUN, Machine
 from .network import Connection
-from .performing import Performer, awaited
 from .store import SimulatedTable
+from .waits import SimulatedWaits, awaited, pause
 
 if TYPE_CHECKING:
     from .cluster import Cluster, Seatholder
@@ -87,46 +86,43 @@ class Offer:
         self.open = False
 
 
-class SessionPerformer(Performer):
-    """Performs what an agent's session asks of the store, and of bootstrap stores."""
+class _Records(NodeRecords):
+    """The shipped records; something may happen just before a renewal is sent."""
 
-    def __init__(self, agent: Agent) -> None:
-        super().__init__(agent.machine, agent.process)
+    agent: Agent
+
+    async def renew(self, expected: Lease, renewed: Lease) -> bool:
+        self.agent.cluster.at("renewal sent", self.agent)
+        return await super().renew(expected, renewed)
+
+
+class Dialer:
+    """What an agent's session reaches: the store, and bootstrap stores."""
+
+    def __init__(self, agent: Agent, waits: SimulatedWaits) -> None:
         self._agent = agent
         self._cluster = agent.cluster
+        self._waits = waits
 
-    def perform(self, effect: Effect[Any]) -> Routine:
-        match effect:
-            case Call(connection=NodeRecords() as records, request=request):
-                if request.method is NodeRecords.renew:
-                    self._cluster.at("renewal sent", self._agent)
-                return (yield from self.within(effect.timeout_s, awaited(request.perform(records))))
-            case Connect():
-                return (yield from self._connect())
-            case OfferBootstrap():
-                return self._offer()
-            case DialBootstrap():
-                yield from self._dial_bootstrap(effect.address)
-            case _:
-                return (yield from super().perform(effect))
-        return None
-
-    def _connect(self) -> Routine:
+    async def connect(self) -> NodeRecords:
         """The agent of the endpoint's machine hosts the store if no other does."""
-        connection = self._cluster.endpoint.connect(self._agent)
+        agent = self._agent
+        connection = self._cluster.endpoint.connect(agent)
         if connection is None:
             raise UnreachableError("no answer")
-        opening = NodeRecords.open(
+        opening = _Records.open(
             self._table(connection),
             RUN,
-            self._cluster.reports_invalid(self._agent.name),
-            self._agent.lease_written,
-            self.machine.clock,
+            self._cluster.reports_invalid(agent.name),
+            agent.lease_written,
+            agent.machine.clock,
         )
         try:
-            return (yield from self.within(self._cluster.call_s(), awaited(opening)))
+            records = cast(_Records, await self._waits.in_time(opening, self._cluster.call_s()))
         except StoreLostError as error:
             raise UnreachableError(str(error)) from None
+        records.agent = agent
+        return records
 
     def _table(self, connection: Connection) -> SimulatedTable:
         election = self._agent.election
@@ -134,16 +130,16 @@ class SessionPerformer(Performer):
             return SimulatedTable(connection)
         return EtcdTable(connection, writes=("of_node", self._agent.name), revisions=election.revisions)
 
-    def _offer(self) -> Offer:
+    async def offer_bootstrap(self, local_address: str) -> Offer:
         holder = self._agent.holder
         if holder.portless:
             raise TransportError("no port is free for a bootstrap store")
-        return self._cluster.offer(holder, self.process)
+        return self._cluster.offer(holder, self._agent.process)
 
-    def _dial_bootstrap(self, address: Address) -> Routine:
-        yield self._cluster.network.delay_s(self.machine.name)
-        if not self._cluster.bootstrap_reachable(self.machine, address):
-            yield 0.2
+    async def dial_bootstrap(self, address: Address) -> None:
+        await pause(self._cluster.network.delay_s(self._agent.machine.name))
+        if not self._cluster.bootstrap_reachable(self._agent.machine, address):
+            await pause(0.2)
             raise UnreachableError(f"no answer from {address}")
 
 
@@ -191,19 +187,23 @@ class Agent:
         """Whether it does not get on with a stop, while it renews its lease."""
         self._hasten = Inbox(cluster.kernel)
         self._store_timeout = StoreTimeout(self.policy.join_timeout_s, self.call_later, self._give_up)
-        self.session = NodeSession(
-            self._first_record(proven_gone), self.policy.lease_ttl_s, self.machine.clock
+        waits = SimulatedWaits(self.machine, self.process)
+        self.session = Session(
+            Dialer(self, waits),
+            self._first_record(proven_gone),
+            self.policy.lease_ttl_s,
+            clock=self.machine.clock,
+            waits=waits,
         )
         self.session.history = self.machine.disk
         self.session.listen(self._heard)
         self.participant = _Trapped(self, self._workers(), self._reporter())
         self.node = self.participant.node
         self.asking = Asking(cluster, self)
-        self._performer = SessionPerformer(self)
         cluster.embodied(self)
         in_etcd = cluster.scenario.hosting == "etcd"
         self.election = SimulatedElection(cluster, self) if in_etcd else None
-        self._life = self._performer.spawn(self.session.live())
+        self._life = waits.spawn(self.session.run())
         self.process.spawn(self._main())
 
     def _died(self) -> None:
@@ -255,7 +255,7 @@ class Agent:
     def _leave(self) -> Routine:
         assert self.outcome is not None  # the loop ended
         self.cluster.story(self.name, "departs: {} ({})", self.outcome.outcome, self.outcome.reason)
-        yield from self._performer.run(self.session.until_written(self.cluster.policy.lease_ttl_s))
+        yield from awaited(self.session.flush(self.cluster.policy.lease_ttl_s))
         self._life.cancel()
         while self.cluster.serves(self):
             yield self.cluster.kernel.random.choice((0.001, 0.01, 0.3))

@@ -469,7 +469,7 @@ class Cluster:
     # -- truths for the checker -----------------------------------------------------------------
 
     def strikes_at(self, point: str, process: Process) -> bool:
-        """A coordinator comes to an effect, or to the next request of one; whether its process stops just there."""
+        """A coordinator comes to a call, or to the next request of one; whether its process stops just there."""
         if self.armed is None or self.armed[0] != point or self.faults is None:
             return False
         if point == "store request" and self.kernel.random.random() > 0.6:
@@ -494,7 +494,7 @@ class Cluster:
                 self.kernel.after(restart_s, self.start, holder)
 
     def at(self, point: str, agent: Agent | None) -> None:
-        """An agent gets to a point in its life, or (None) a coordinator to an effect of this name."""
+        """An agent gets to a point in its life, or (None) a coordinator to a call of this name."""
         holder = agent.holder if agent is not None else None
         for trap in self.traps:
             if trap[0] == point and trap[2] in (None, holder) and self.faults is not None:

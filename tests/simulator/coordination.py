@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
-from elastic_agent.protocol.records import Lease, Member
-from elastic_agent.rendezvous.coordinator_driver import RunDriver
-from elastic_agent.rendezvous.coordinator_effects import (
-    LEAST_WAIT_S,
-    DiskEffect,
-    LoadHistory,
-    SaveHistory,
-    StoreCall,
-    WaitForHints,
-)
-from elastic_agent.rendezvous.effects import Effect
+from elastic_agent.protocol.records import History, Lease, Member
+from elastic_agent.rendezvous.coordinator_driver import LEAST_WAIT_S, RunDriver
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import CoordinatorRecords, LifeKeys, StoreLostError, begun_runs, life_of
 
 from .kernel import Inbox, Process, Routine
 from .machine import RUN, Machine
-from .performing import HAIR_S, Performer, awaited
 from .store import KEYS, SimulatedTable, Store
+from .waits import HAIR_S, awaited, performed
 
 if TYPE_CHECKING:
     from .cluster import Cluster
 
 PATIENCE = 2000
-"""How many effects a driver may yield before it must wait."""
+"""How many calls a driver may make before it must wait."""
 
 RETRY_S = 0.05
 KEEP_OVER_LEASES = 3.0
@@ -39,13 +32,12 @@ class RetiredError(StoreLostError):
     """This coordinator does nothing any more."""
 
 
-class Coordination(Performer):
-    """What one coordinator's driver asks for, performed on the shipped records and the simulated disk."""
-
-    records: CoordinatorRecords
+class Coordination:
+    """What one coordinator's driver is given: the shipped records, the simulated disk, and hints."""
 
     def __init__(self, cluster: Cluster, machine: Machine, process: Process, store: Store) -> None:
-        super().__init__(machine, process)
+        self.machine = machine
+        self.process = process
         self.cluster = cluster
         self.store = store
         self.name = f"coordinator on {machine.name}"
@@ -53,47 +45,40 @@ class Coordination(Performer):
         self.seen: dict[str, tuple[Member, Lease]] = {}
         """What this coordinator was told, kept apart from its own memory for the checker."""
         self._hints = Inbox(cluster.kernel)
-        self._effects = 0
-        """How many the driver has yielded since it waited."""
+        self._calls = 0
+        """How many the driver has made since it waited."""
 
-    def perform(self, effect: Effect[Any]) -> Routine:
-        """Perform one effect."""
-        self._effects += 1
-        call = effect.method.__name__ if isinstance(effect, StoreCall) else ""
-        if isinstance(effect, StoreCall) and call == "publish":
-            self.cluster.checker.intends(effect.args[0], self.seen)
-        yield from self._reached(call or type(effect).__name__)
-        if self._effects > PATIENCE:
-            self.cluster.checker.broken("liveness", f"the coordinator does not come to rest: {effect}")
-        match effect:
-            case WaitForHints(until_s):
-                return (yield from self._wait_for_hints(until_s))
-            case DiskEffect():
-                return (yield from self._use_disk(effect))
-            case StoreCall(CoordinatorRecords.publish):
-                yield from self._use_store(effect)
+    @property
+    def disk(self) -> RunHistoryStore:
+        """This machine's run history, as the driver uses it."""
+        return cast(RunHistoryStore, _Disk(self))
+
+    def watched(self, records: CoordinatorRecords) -> CoordinatorRecords:
+        """Return the same records, each call of which is told to the universe first."""
+        return cast(CoordinatorRecords, _WatchedRecords(self, records))
+
+    def call(self, name: str, *args: Any, request: Coroutine[Any, Any, Any]) -> Routine:
+        """Call a method of the records."""
+        if name == "publish":
+            self.cluster.checker.intends(args[0], self.seen)
+        yield from self._comes_to(name)
+        match name:
+            case "publish":
+                yield from self._use_store(name, request)
                 return (yield from self._reached("published"))
-            case StoreCall(CoordinatorRecords.revoke, (lease, _)):
-                return (yield from self._revoke(effect, lease))
-            case StoreCall(CoordinatorRecords.read, (incarnations,)):
-                return (yield from self._read(effect, incarnations))
-            case StoreCall(CoordinatorRecords.read_leases):
-                return (yield from self._read_leases(effect))
-            case StoreCall():
-                return (yield from self._use_store(effect))
+            case "revoke":
+                return (yield from self._revoke(request, args[0]))
+            case "read":
+                return (yield from self._read(request, args[0]))
+            case "read_leases":
+                return (yield from self._read_leases(request))
             case _:
-                raise TypeError(effect)
+                return (yield from self._use_store(name, request))
 
-    def _reached(self, point: str) -> Routine:
-        self.cluster.at(point, None)
-        if self.cluster.strikes_at(point, self.process):
-            yield 0.0
-
-    def _use_disk(self, effect: DiskEffect[Any]) -> Routine:
-        if isinstance(effect, LoadHistory):
-            return self.machine.disk
-        assert isinstance(effect, SaveHistory)
-        machine, history = self.machine, effect.history
+    def save(self, history: History) -> Routine:
+        """Write to the disk, or raise OSError."""
+        yield from self._comes_to("save")
+        machine = self.machine
         try:
             kept = yield from machine.history_store(self.process).save_within_time(history)
         except OSError:
@@ -102,9 +87,36 @@ class Coordination(Performer):
             raise
         self.cluster.checker.saved(history, kept)
 
-    def _use_store(self, effect: StoreCall[Any]) -> Routine:
+    def load(self) -> Routine:
+        """Read what the disk has."""
+        yield from self._comes_to("load")
+        return self.machine.disk
+
+    def wait_for(self, timeout_s: float) -> Routine:
+        """Wait for hints."""
+        yield from self._comes_to("wait")
+        self._calls = 0
+        if self.deposed:
+            raise RetiredError
+        hint = yield self._hints, self.machine.real_s(timeout_s) + HAIR_S
+        hints = dict.fromkeys(one for one in (hint, *self._hints.items) if one is not None)
+        self._hints.items.clear()
+        return tuple(hints)
+
+    def _comes_to(self, point: str) -> Routine:
+        self._calls += 1
+        yield from self._reached(point)
+        if self._calls > PATIENCE:
+            self.cluster.checker.broken("liveness", f"the coordinator does not come to rest: {point}")
+
+    def _reached(self, point: str) -> Routine:
+        self.cluster.at(point, None)
+        if self.cluster.strikes_at(point, self.process):
+            yield 0.0
+
+    def _use_store(self, name: str, request: Coroutine[Any, Any, Any]) -> Routine:
         """Perform it; between any two of its requests the process may be frozen or killed."""
-        requests = awaited(effect.perform(self.records))
+        requests = awaited(request)
         try:
             wanted = next(requests)
             while True:
@@ -116,34 +128,24 @@ class Coordination(Performer):
         finally:
             requests.close()
 
-    def _wait_for_hints(self, until_s: float) -> Routine:
-        self._effects = 0
-        if self.deposed:
-            raise RetiredError
-        wait_s = max(until_s - self.machine.clock(), LEAST_WAIT_S)
-        hint = yield self._hints, self.machine.real_s(wait_s) + HAIR_S
-        hints = dict.fromkeys(one for one in (hint, *self._hints.items) if one is not None)
-        self._hints.items.clear()
-        return tuple(hints)
-
-    def _read_leases(self, effect: StoreCall[Any]) -> Routine:
-        answer = yield from self._use_store(effect)
+    def _read_leases(self, request: Coroutine[Any, Any, Any]) -> Routine:
+        answer = yield from self._use_store("read_leases", request)
         for name in answer.keys() & self.seen.keys():
             self.seen[name] = (self.seen[name][0], answer[name])
         return answer
 
-    def _read(self, effect: StoreCall[Any], incarnations: Collection[str] | None) -> Routine:
-        answer = yield from self._use_store(effect)
+    def _read(self, request: Coroutine[Any, Any, Any], incarnations: Collection[str] | None) -> Routine:
+        answer = yield from self._use_store("read", request)
         for name in answer.members.keys() & answer.leases.keys():
             self.seen[name] = (answer.members[name], answer.leases[name])
         for name in {*(incarnations or ())} & self.seen.keys() - answer.leases.keys():
             self._seen_revoked(name)  # its lease was removed: nothing can renew it any more
         return answer
 
-    def _revoke(self, effect: StoreCall[Any], lease: Lease) -> Routine:
+    def _revoke(self, request: Coroutine[Any, Any, Any], lease: Lease) -> Routine:
         name = lease.incarnation
         self.cluster.checker.revokes(self.seen[name][0])
-        done = yield from self._use_store(effect)
+        done = yield from self._use_store("revoke", request)
         if done:
             self._seen_revoked(name)
         return done
@@ -153,17 +155,49 @@ class Coordination(Performer):
         self.seen[name] = (member, lease.revoke())
 
 
+class _WatchedRecords:
+    def __init__(self, coordination: Coordination, records: CoordinatorRecords) -> None:
+        self._coordination = coordination
+        self._records = records
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._call, name)
+
+    async def _call(self, name: str, *args: Any) -> Any:
+        request = getattr(self._records, name)(*args)
+        try:
+            return await performed(self._coordination.call(name, *args, request=request))
+        finally:
+            request.close()  # it may not have begun
+
+
+class _Disk:
+    def __init__(self, coordination: Coordination) -> None:
+        self._coordination = coordination
+
+    async def load(self, run_id: str) -> History | None:
+        history: History | None = await performed(self._coordination.load())
+        return history
+
+    async def save(self, run_id: str, history: History) -> None:
+        await performed(self._coordination.save(history))
+
+
 class HostedCoordinator(Coordination):
     """The coordinator beside a c10d store, in a thread of its process, until it is retired or the run is over."""
 
     def __init__(self, cluster: Cluster, machine: Machine, process: Process, store: Store) -> None:
         super().__init__(cluster, machine, process, store)
-        self._driver = self._new_driver()
+        self._driver: RunDriver | None = None
         store.listen(self._hints, machine)
         process.spawn(self._coordinate())
 
-    def _new_driver(self) -> RunDriver:
+    def _new_driver(self, records: CoordinatorRecords) -> RunDriver:
         return RunDriver(
+            RUN,
+            self.watched(records),
+            self.disk,
+            self._wait_for_hints,
             self.machine.clock,
             StoryLog(self.cluster, self.name),
             keep_over_s=KEEP_OVER_LEASES * self.cluster.policy.lease_ttl_s,
@@ -175,12 +209,13 @@ class HostedCoordinator(Coordination):
         while not self.deposed:
             table = SimulatedTable(self.store.connect(self.machine), self.cluster.call_s())
             try:
-                if not (yield from awaited(self._take_up(table))):
+                records = yield from awaited(self._take_up(table))
+                if records is None:
                     yield self._hints, 0.1 * self.cluster.policy.lease_ttl_s
                     self._hints.items.clear()
                     continue
-                self._driver = self._new_driver()
-                yield from self.run(self._driver.coordinate())
+                self._driver = self._new_driver(records)
+                yield from awaited(self._driver.coordinate())
             except StoreLostError:
                 yield RETRY_S
             else:
@@ -189,25 +224,30 @@ class HostedCoordinator(Coordination):
                 table.close()
         self.store.unlisten(self._hints)
 
-    async def _take_up(self, table: SimulatedTable) -> bool:
+    async def _take_up(self, table: SimulatedTable) -> CoordinatorRecords | None:
         """A run is taken up when there is more of it than its name."""
         life = await life_of(table, KEYS) if RUN in await begun_runs(table) else None
-        if life is not None:
-            invalid = self.cluster.reports_invalid(self.name)
-            self.records = CoordinatorRecords(table, LifeKeys(KEYS, life), invalid)
-        return life is not None
+        if life is None:
+            return None
+        return CoordinatorRecords(table, LifeKeys(KEYS, life), self.cluster.reports_invalid(self.name))
 
-    def _use_store(self, effect: StoreCall[Any]) -> Routine:
-        if effect.method is CoordinatorRecords.remove_run and not self.cluster.endpoint.may_remove:
+    def _use_store(self, name: str, request: Coroutine[Any, Any, Any]) -> Routine:
+        if name == "remove_run" and not self.cluster.endpoint.may_remove:
             raise StoreLostError("the operator looks at the records of the run that is over")
-        return (yield from super()._use_store(effect))
+        return (yield from super()._use_store(name, request))
 
-    def _wait_for_hints(self, until_s: float) -> Routine:
+    async def _wait_for_hints(self, until_s: float) -> Collection[str]:
+        wait_s = max(until_s - self.machine.clock(), LEAST_WAIT_S)
+        hints: Collection[str] = await performed(self.wait_for(wait_s))
+        return hints
+
+    def wait_for(self, timeout_s: float) -> Routine:
+        assert self._driver is not None  # it waits
         plan = self._driver.plan
         if self._driver.over and plan is not None and not self.cluster.may_go_on(plan):
             self.cluster.run_over(self)
             self.deposed = not self.cluster.goes_on_here
-        hints = yield from super()._wait_for_hints(until_s)
+        hints = yield from super().wait_for(timeout_s)
         newest = self.store.plan
         if plan is not None and newest is not None and newest.version > plan.version:
             raise RetiredError("another coordinator has published")  # by hosting "cluster" there may be two

@@ -351,7 +351,7 @@ class Script(Faults):
         getattr(self, fault)(other.node_id, **options)
 
     def crash_at(self, point: str) -> None:
-        """Kill the coordinator's process at an effect, a ``store request`` of one, or when a plan is ``published``."""
+        """Kill the coordinator's process at a call, a ``store request`` of one, or when a plan is ``published``."""
         self.cluster.armed = (point, "die")
 
     def freeze_at_reading(self, for_s: float) -> None:

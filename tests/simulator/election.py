@@ -1,31 +1,23 @@
-"""An agent's part in the election of the coordinator in etcd: the shipped drivers, on the simulated etcd."""
+"""An agent's part in the election of the coordinator in etcd: the shipped driver, on the simulated etcd."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from elastic_agent.protocol.revisions import RevisionTimes
-from elastic_agent.rendezvous.backends.etcd.election import (
-    AwaitNoLeader,
-    Campaign,
-    Connect,
-    Election,
-    LeaderCall,
-    Resign,
-    WaitForMark,
-    keep_leading,
-)
-from elastic_agent.rendezvous.coordinator_effects import StoreCall
-from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep
+from elastic_agent.rendezvous.backends.etcd.election import PATIENCE_S, Election
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import CoordinatorRecords, LifeKeys, StoreLostError
-from elastic_agent.transport.etcd import NotLeaderError, leadership
+from elastic_agent.transport.etcd import Leadership as ShippedLeadership
+from elastic_agent.transport.etcd import NotLeaderError
 
 from .coordination import Coordination, StoryLog
 from .etcd import DEPOSED, EtcdConnection, EtcdTable
-from .kernel import Inbox, Routine, Task
-from .performing import HAIR_S, Performer, drive
+from .kernel import Routine
+from .machine import RUN
 from .store import KEYS
+from .waits import SimulatedWaits, performed
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -33,60 +25,54 @@ if TYPE_CHECKING:
     from .etcd import Etcd
 
 
-class SimulatedElection(Performer):
+class SimulatedElection(Election):
     """Runs the election as long as its agent lives."""
 
     def __init__(self, cluster: Cluster, agent: Agent) -> None:
-        super().__init__(agent.machine, agent.process)
+        waits = SimulatedWaits(agent.machine, agent.process)
+        super().__init__(
+            RUN,
+            "",
+            self._never_dialled,
+            cast(RunHistoryStore, None),  # that of the term
+            cluster.policy.lease_ttl_s,
+            clock=agent.machine.clock,
+            waits=waits,
+            log=StoryLog(cluster, f"election on {agent.name}"),
+        )
         self.cluster = cluster
         self.agent = agent
         self.leadership: Leadership | None = None
+        """The newest of this agent."""
         self.revisions = RevisionTimes()
-        self.election = Election(agent.machine.clock, StoryLog(cluster, f"election on {agent.name}"))
         self._connection: EtcdConnection | None = None
-        self._task = self.spawn(self.election.run())
-
-    @property
-    def winding_up(self) -> bool:
-        """Whether this agent coordinates a run that is over, but not every live node knows it."""
-        return self.election.winding_up
+        self._task = waits.spawn(self.run())
 
     def saw(self, store_id: str, revision: int) -> None:
         """An answer of an etcd, or news, named this revision."""
         self.revisions.saw(store_id, revision, self.agent.machine.clock())
 
-    def mark(self) -> None:
-        """Its agent's lease was renewed."""
-        if self.leadership is not None:
-            self.leadership.marks.put(True)
-
     def stop(self) -> Routine:
         """Take no part any more."""
         self._task.cancel()
-        if self.leadership is not None:
-            self.leadership.end("its agent departs")
-            yield from self.leadership.resign()
+        if self.leads:
+            assert self.leadership is not None  # it leads
+            yield from self.leadership.give_back()
 
-    # -- performing what the election asks for --------------------------------------------------
+    @property
+    def leads(self) -> bool:
+        """Whether this agent is the coordinator, as far as it knows."""
+        return self._leadership is not None
 
-    def perform(self, effect: Effect[Any]) -> Routine:
-        """Perform one effect."""
-        match effect:
-            case Sleep() | BackOff():
-                return (yield from super().perform(effect))
-            case Connect():
-                self._connection = yield from self._connect()
-            case AwaitNoLeader(patience_s):
-                return (yield from self._await_no_leader(min(patience_s, self.cluster.watch_s())))
-            case Campaign(life):
-                return (yield from self._campaign(life))
-            case Resign():
-                yield from self._resign()
-            case _:
-                assert self.leadership is not None  # elected
-                return (yield from self.leadership.perform(effect))
+    # -- the simulated etcd ---------------------------------------------------------------------
 
-    def _connect(self) -> Routine:
+    async def _never_dialled(self) -> Any:
+        raise NotImplementedError
+
+    async def _connect(self) -> None:
+        self._connection = await performed(self._new_connection())
+
+    def _new_connection(self) -> Routine:
         connection = self.cluster.endpoint.connect(self.agent)
         if not isinstance(connection, EtcdConnection):
             raise StoreLostError
@@ -94,26 +80,26 @@ class SimulatedElection(Performer):
         connection.store.watch_leader(self)
         return connection
 
-    def _await_no_leader(self, patience_s: float) -> Routine:
-        assert self._connection is not None  # connected first
-        timeout_s = patience_s + self.cluster.call_s()
-        return (yield from self._connection.call("await_no_leader", patience_s, timeout_s=timeout_s))
+    async def _await_no_leader(self) -> str | None:
+        patience_s = min(PATIENCE_S, self.cluster.watch_s())
+        life: str | None = await self._call(
+            "await_no_leader", patience_s, timeout_s=patience_s + self.cluster.call_s()
+        )
+        return life
 
-    def _campaign(self, life: str) -> Routine:
-        connection = self._connection
-        assert connection is not None  # connected first
-        sent_s, call_s = self.agent.machine.clock(), self.cluster.call_s()
+    async def _campaign(self, life: str) -> ShippedLeadership | None:
         args = (self.agent.name, self.agent.machine, life)
-        since = yield from connection.call("campaign_for", *args, timeout_s=call_s)
-        if since is not None:
-            self.leadership = Leadership(self, connection, life, since, sent_s)
-        return since is not None
+        since = await self._call("campaign_for", *args, timeout_s=self.cluster.call_s())
+        if since is None:
+            return None
+        assert self._connection is not None  # it answered
+        self.leadership = Leadership(self, self._connection, life, since)
+        self._history_store = self.leadership.disk
+        return cast(ShippedLeadership, self.leadership)
 
-    def _resign(self) -> Routine:
-        leadership, self.leadership = self.leadership, None
-        assert leadership is not None  # elected
-        leadership.end("is given up")
-        yield from leadership.resign()
+    async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        assert self._connection is not None  # connected first
+        return await performed(self._connection.call(method, *args, timeout_s=timeout_s))
 
 
 class Leadership(Coordination):
@@ -122,45 +108,33 @@ class Leadership(Coordination):
     store: Etcd
 
     def __init__(
-        self,
-        candidate: SimulatedElection,
-        connection: EtcdConnection,
-        life: str,
-        since: int,
-        elected_s: float,
+        self, candidate: SimulatedElection, connection: EtcdConnection, life: str, since: int
     ) -> None:
         agent = candidate.agent
         super().__init__(candidate.cluster, agent.machine, agent.process, connection.store)
         self.name = f"term {since} on {agent.name}"
-        self.marks = Inbox(self.cluster.kernel)
-        """An item for each mark that is to be written."""
+        self.ttl_s = self.store.leader_key_s
         self._since = since
         self._link = connection
         connection.is_leaders = True
         table = EtcdTable(
             connection, self.cluster.call_s(), writes=("decree", since), revisions=candidate.revisions
         )
-        self.records = CoordinatorRecords(
-            table, LifeKeys(KEYS, life), self.cluster.reports_invalid(self.name)
+        self.records = self.watched(
+            CoordinatorRecords(table, LifeKeys(KEYS, life), self.cluster.reports_invalid(self.name))
         )
         self._keeping: EtcdConnection | None = None
         """The keeper's own connection."""
         self.store.listen(self._hints, self.machine)
-        self._keeper: Task | None = self.process.spawn(self._keep(elected_s))
 
-    def end(self, why: str) -> None:
-        """Nothing more is done in this term, and nothing waits any longer."""
-        if not self.deposed:
-            self.cluster.story(self.name, "ends: {}", why)
-            self.deposed = True
-            self.store.unlisten(self._hints)
-            self._link.abort()
-            self._hints.put(None)
-            if self._keeper is not None:
-                self._keeper.cancel()
+    async def resign(self) -> None:
+        await performed(self.give_back())
 
-    def resign(self) -> Routine:
-        """Give the leader key back, if etcd can be reached."""
+    def give_back(self) -> Routine:
+        """End this term, and give the leader key back, if etcd can be reached."""
+        self.cluster.story(self.name, "ends")
+        self.store.unlisten(self._hints)
+        self._link.close()
         connection = self._connect()
         with contextlib.suppress(StoreLostError):
             yield from connection.call("resign", self._since, timeout_s=self.cluster.call_s())
@@ -171,45 +145,30 @@ class Leadership(Coordination):
         connection.is_leaders = True
         return connection
 
-    # -- performing what the leader asks for ----------------------------------------------------
-
-    def perform(self, effect: Effect[Any]) -> Routine:
-        try:
-            if isinstance(effect, LeaderCall):
-                assert effect.method is leadership.Leadership.store_age_s
-                return (yield from self._link.call("age_s", timeout_s=self.cluster.call_s()))
-            answer = yield from super().perform(effect)
-        except StoreLostError:
-            if self.deposed:
-                raise NotLeaderError("leadership is lost") from None
-            raise
-        if isinstance(effect, StoreCall) and effect.method is CoordinatorRecords.remove_run:
+    def _use_store(self, name: str, request: Any) -> Routine:
+        answer = yield from super()._use_store(name, request)
+        if name == "remove_run":
             self.cluster.run_over(self)
         return answer
 
+    async def wait(self, timeout_s: float) -> Any:
+        return await performed(self.wait_for(timeout_s))
+
+    async def store_age_s(self) -> float:
+        age_s: float = await performed(self._link.call("age_s", timeout_s=self.cluster.call_s()))
+        return age_s
+
     # -- the leader key -------------------------------------------------------------------------
 
-    def _keep(self, elected_s: float) -> Routine:
-        lost = yield from drive(
-            keep_leading(self.machine.clock, self.store.leader_key_s, elected_s), self._perform_keeping
-        )
-        self._keeper = None
-        self.end(lost)
+    async def keep_alive(self) -> bool:
+        is_kept: bool = await self._call_to_keep("keep_office", self._since)
+        return is_kept
 
-    def _perform_keeping(self, effect: Effect[Any]) -> Routine:
-        match effect:
-            case WaitForMark(until_s):
-                wait_s = self.machine.real_s(until_s - self.machine.clock()) + HAIR_S
-                mark = yield self.marks, wait_s
-                self.marks.items.clear()
-                return mark is not None
-            case LeaderCall(leadership.Leadership.keep_alive):
-                return (yield from self._call_to_keep("keep_office", self._since))
-            case LeaderCall(leadership.Leadership.write_mark):
-                if (yield from self._call_to_keep("decree", self._since, "mark", ())) == DEPOSED:
-                    raise NotLeaderError("another agent leads")
+    async def write_mark(self) -> None:
+        if await self._call_to_keep("decree", self._since, "mark", ()) == DEPOSED:
+            raise NotLeaderError("another agent leads")
 
-    def _call_to_keep(self, method: str, *args: Any) -> Routine:
+    async def _call_to_keep(self, method: str, *args: Any) -> Any:
         if self._keeping is None or self._keeping.closed:
             self._keeping = self._connect()
-        return (yield from self._keeping.call(method, *args, timeout_s=self.store.leader_key_s / 4))
+        return await performed(self._keeping.call(method, *args, timeout_s=self.store.leader_key_s / 4))

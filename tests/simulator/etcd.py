@@ -301,12 +301,6 @@ class EtcdConnection(Connection):
         self.saw(self.revision)
         return answer
 
-    def abort(self) -> None:
-        """Wait for nothing any more."""
-        if self._waiting is not None:
-            self._waiting.put(None)
-        self.close()
-
     def _carry(self, action: Callable[..., None], args: tuple[Any, ...], *, is_answer: bool) -> None:
         network, name = self.network, self.machine.name
         random = network.kernel.random

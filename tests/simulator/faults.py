@@ -603,7 +603,7 @@ class Faults:
     def _is_leader(self) -> Agent | None:
         for holder in self.cluster.holders:
             agent = holder.agent
-            if agent is not None and agent.election is not None and agent.election.leadership is not None:
+            if agent is not None and agent.election is not None and agent.election.leads:
                 return agent
         return None
 
@@ -645,7 +645,7 @@ class Faults:
 
     def _crash_at_publishing(self) -> None:
         if self.cluster.scenario.hosting != "cluster":
-            point = self.random.choice(("SaveHistory", "publish", "store request", "published"))
+            point = self.random.choice(("save", "publish", "store request", "published"))
             self.cluster.armed = (point, "die")
 
     def _slow_disk(self) -> None:

@@ -31,10 +31,9 @@ from elastic_agent.protocol.records import Plan, State
 from elastic_agent.rendezvous.backends.etcd.election import Election
 from elastic_agent.rendezvous.bootstrap_offers import BootstrapOffers
 from elastic_agent.rendezvous.coordinator_driver import RunDriver
-from elastic_agent.rendezvous.coordinator_effects import SaveHistory
-from elastic_agent.rendezvous.effects import Steps
-from elastic_agent.rendezvous.node_session import NodeSession
+from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import NodeRecords, plans
+from elastic_agent.transport.etcd import Leadership
 
 from . import guard
 from .kernel import Routine
@@ -206,11 +205,11 @@ def _forms_at_once(right: Any) -> Any:
 
 
 def _dates_before_the_request(right: Any) -> Any:
-    def read(self: RunDriver, *args: Any) -> Steps[Any]:
+    async def read(self: RunDriver, *args: Any) -> Any:
         clock, asked_s = self._clock, self._clock()
         self._clock = lambda: asked_s
         try:
-            return (yield from right(self, *args))
+            return await right(self, *args)
         finally:
             self._clock = clock
 
@@ -218,53 +217,44 @@ def _dates_before_the_request(right: Any) -> Any:
 
 
 def _saves_after_publishing(right: Any) -> Any:
-    def publish(self: RunDriver, plan: Plan) -> Steps[None]:
-        late: list[SaveHistory] = []
-        steps = right(self, plan)
-        effect = next(steps)
-        while True:
-            if isinstance(effect, SaveHistory):
-                late.append(effect)
-                answer = None
-            else:
-                answer = yield effect
-                yield from late  # type: ignore[misc]
-                late.clear()
-            try:
-                effect = steps.send(answer)
-            except StopIteration:
-                return
+    async def publish(self: RunDriver, plan: Plan) -> None:
+        save = self._save
+        late: list[records.History] = []
+
+        async def later(history: records.History) -> None:
+            late.append(history)
+
+        self._save = later  # type: ignore[method-assign]
+        try:
+            await right(self, plan)
+        finally:
+            self._save = save  # type: ignore[method-assign]
+        for history in late:
+            await save(history)
 
     return publish
 
 
 def _saves_or_fails(right: Any) -> Any:
-    def save(self: RunDriver, history: records.History) -> Steps[None]:
-        yield from SaveHistory(history)
+    async def save(self: RunDriver, history: records.History) -> None:
+        await self._history_store.save(self._run_id, history)
 
     return save
 
 
 def _reads_once(right: Any) -> Any:
-    def read_all(self: RunDriver) -> Steps[None]:
+    async def read_all(self: RunDriver) -> None:
         if self._coordinator.ledger.sightings:
             self._full_read_s = float("inf")
         else:
-            yield from right(self)
+            await right(self)
 
     return read_all
 
 
 def _begins_without_asking(right: Any) -> Any:
-    def begin_run(self: Election) -> Steps[float]:
-        steps = right(self)
-        next(steps)
-        effect = steps.send(None)
-        while True:
-            try:
-                effect = steps.send((yield effect))
-            except StopIteration as end:
-                return float(end.value)
+    async def begin_run(self: Election, leadership: Leadership) -> float:
+        return self._clock() - await leadership.store_age_s()
 
     return begin_run
 
@@ -274,9 +264,9 @@ def _settles_nothing(right: Any) -> Any:
 
 
 def _leads_once(right: Any) -> Any:
-    def lead(self: Election) -> Steps[None]:
+    async def lead(self: Election, *args: Any) -> None:
         self._over = True
-        yield from right(self)
+        await right(self, *args)
 
     return lead
 
@@ -367,7 +357,7 @@ def _any_size(right: Any) -> Any:
 
 
 def _counts_from_the_answer(right: Any) -> Any:
-    def hold(self: NodeSession, held: leases.HeldLease, sent_s: float) -> float:
+    def hold(self: Session, held: leases.HeldLease, sent_s: float) -> float:
         late = leases.HeldLease.granted(held.record, self._clock())
         return right(self, late, sent_s)  # type: ignore[no-any-return]
 
@@ -375,7 +365,7 @@ def _counts_from_the_answer(right: Any) -> Any:
 
 
 def _goes_on_counting_versions(right: Any) -> Any:
-    def connected(self: NodeSession, commands: NodeRecords) -> None:
+    def connected(self: Session, commands: NodeRecords) -> None:
         version = self._read_version
         right(self, commands)
         self._read_version = version
@@ -384,7 +374,7 @@ def _goes_on_counting_versions(right: Any) -> Any:
 
 
 def _does_not_retell(right: Any) -> Any:
-    def rejoin(self: NodeSession, incarnation: str) -> None:
+    def rejoin(self: Session, incarnation: str) -> None:
         right(self, incarnation)
         self._retell = False
 
@@ -564,22 +554,22 @@ _ALL = (
     Mutant(
         "keeps-plan-version",
         "in a new store a node waits for a plan with a higher version than the last store's",
-        ((NodeSession, "_connected", _goes_on_counting_versions),),
+        ((Session, "_connected", _goes_on_counting_versions),),
     ),
     Mutant(
         "plan-not-redelivered",
         "the plan that the node has read before is not delivered to a new incarnation",
-        ((NodeSession, "rejoin", _does_not_retell),),
+        ((Session, "rejoin", _does_not_retell),),
     ),
     Mutant(
         "reports-no-history",
         "a node does not report its history to a store with less history",
-        ((NodeSession, "_knows_more_than", always(False)),),
+        ((Session, "_knows_more_than", always(False)),),
     ),
     Mutant(
         "renews-over-the-fence",
         "a renewal that is answered late counts although the guard has killed the workers",
-        ((NodeSession, "fenced", always(None)),),
+        ((Session, "fenced", always(None)),),
     ),
     Mutant(
         "closes-the-needed-store",
@@ -594,7 +584,7 @@ _ALL = (
     Mutant(
         "offers-once",
         "a node that could not offer a bootstrap store does not try again",
-        ((NodeSession, "_may_offer_again", always(False)),),
+        ((Session, "_may_offer_again", always(False)),),
     ),
     Mutant(
         "omits-uncleared-seat",
@@ -653,7 +643,7 @@ _ALL = (
     Mutant(
         "deadline-from-reply",
         "the node's deadline counts from the answer to a renewal",
-        ((NodeSession, "_hold", _counts_from_the_answer),),
+        ((Session, "_hold", _counts_from_the_answer),),
     ),
     Mutant(
         "deadline-from-last-attempt",

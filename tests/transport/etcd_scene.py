@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from elastic_agent.rendezvous.backends.etcd.backend import Members
-from elastic_agent.rendezvous.backends.etcd.election_task import LeaderKeyTask
+from elastic_agent.rendezvous.backends.etcd.election import keep_leading
+from elastic_agent.rendezvous.waits import Signal
 from elastic_agent.transport import LifeKeys, ReportRecords, RunKeys, Secret
 from elastic_agent.transport.base import UnreachableError
 from elastic_agent.transport.etcd import (
@@ -42,7 +43,7 @@ def begin(work: Coroutine[Any, Any, T]) -> Future[T]:
 class Term(Blocking):
     """The records of a run under a coordinator's leadership, whose own methods are at hand, too."""
 
-    def __init__(self, leadership: Leadership, keeper: LeaderKeyTask | None = None) -> None:
+    def __init__(self, leadership: Leadership, keeper: asyncio.Task[str] | None = None) -> None:
         super().__init__(leadership.records)
         self.leadership = leadership
         self.keeper = keeper
@@ -64,7 +65,9 @@ async def campaign(
     if life is None:
         return None
     elected = await campaign_for(client, root, LifeKeys(run, life), who, lease_ttl_s)
-    return Term(elected, LeaderKeyTask(elected, sent_s)) if elected is not None else None
+    if elected is None:
+        return None
+    return Term(elected, asyncio.create_task(keep_leading(elected, Signal(), time.monotonic, sent_s)))
 
 
 class EtcdScene(Scene):

@@ -55,10 +55,10 @@ from elastic_agent.protocol import (
     Seat,
     Waiting,
 )
-from elastic_agent.rendezvous.asyncio_runner import in_time
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.session import Session
+from elastic_agent.rendezvous.waits import in_time
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.transport import NotAStoreError, TransportError
 from elastic_agent.transport.c10d import StoreServers
@@ -126,7 +126,6 @@ class Agent:
         self._guard = guard
         self._stores = stores
         self._backend = backend
-        backend.nodes_compare_themselves = True
         self._event_log = EventLog(settings.event_journal)
         self._log = get_logger()
         self._logs = logs_specs(settings, slots)

@@ -12,11 +12,11 @@ from elastic_agent.config.etcd_password import etcd_access
 from elastic_agent.config.secret_variables import SecretVariables
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import ETCD
-from elastic_agent.rendezvous.asyncio_runner import in_time
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
 from elastic_agent.rendezvous.events import Disconnected
+from elastic_agent.rendezvous.waits import in_time
 from elastic_agent.transport import StoreLostError, UnreachableError
 from elastic_agent.transport.c10d import ServeStore
 from elastic_agent.values import Endpoint

@@ -13,7 +13,7 @@ from elastic_agent.config.directories import (
     problem_with_temporary,
     temporary_state_dir,
 )
-from elastic_agent.config.etcd_password import exposures
+from elastic_agent.config.etcd_password import exposure
 from elastic_agent.config.run_secret import named_source
 from elastic_agent.config.sources.base import Layer, Source
 from elastic_agent.config.sources.environment import SECRET
@@ -102,7 +102,7 @@ def _check_etcd(builder: SettingsBuilder, environ: Mapping[str, str]) -> None:
 
 
 def _check_access(builder: SettingsBuilder, endpoint: Endpoint, environ: Mapping[str, str]) -> None:
-    """Check certificates and password: of one kind, complete, readable, and not readable by every user."""
+    """Check certificates and password: of one kind, complete, readable, and not sent for everyone to read."""
     secret = named_source(builder.values["secret_file"], environ, is_variable_set=SECRET in environ)
     files = [name for name in ("etcd_ca", "etcd_cert", "etcd_key") if builder.is_given(name)]
     if secret and files:
@@ -120,10 +120,8 @@ def _check_access(builder: SettingsBuilder, endpoint: Endpoint, environ: Mapping
             raise builder.wrong(name, "which is not readable", "a file that this user can read")
     if builder.is_given("etcd_password_file") and not builder.is_given("etcd_user"):
         raise builder.wrong("etcd_password_file", "which requires --etcd-user", "--etcd-user as well")
-    if builder.is_given("etcd_user"):
-        encrypted = bool(secret or files)
-        for warning in exposures(endpoint, builder.values["etcd_password_file"], encrypted=encrypted):
-            builder.warn(warning)
+    if builder.is_given("etcd_user") and (warning := exposure(endpoint, encrypted=bool(secret or files))):
+        builder.warn(warning)
 
 
 def _endpoint_from_master(builder: SettingsBuilder) -> None:

@@ -1,8 +1,7 @@
-"""The access to etcd: its password, and who else can read that."""
+"""The access to etcd: its password, and whether others can read it on its way."""
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
 from elastic_agent.config.errors import UsageError
@@ -42,31 +41,14 @@ def etcd_access(settings: Settings, password: str) -> EtcdAccess:
     )
 
 
-def exposures(endpoint: Endpoint, file: Path | None, *, encrypted: bool) -> list[str]:
-    """A warning for each way in which others can read the password.
+def exposure(endpoint: Endpoint, *, encrypted: bool) -> str:
+    """A warning if others can read the password on its way to these members of etcd, else an empty text.
 
-    Args:
-        endpoint: the members of etcd that it is sent to.
-        file: where it is kept, if it is kept in a file.
-        encrypted: whether connections to etcd are.
+    ``encrypted``: whether connections to etcd are.
     """
-    warnings = []
-    if file is not None and _is_world_readable(file):
-        warnings.append(
-            f"the password file {file} is readable by every user of this machine; expected mode 0600 or 0640"
-        )
-    if not encrypted and not all(_is_loopback(member.host) for member in endpoint.members):
-        warnings.append(
-            f"the password is sent to etcd at {endpoint} unencrypted; use TLS: set --secret-file or --etcd-ca"
-        )
-    return warnings
-
-
-def _is_world_readable(path: Path) -> bool:
-    try:
-        return bool(path.stat().st_mode & stat.S_IROTH)
-    except OSError:
-        return False  # whether it can be read is checked elsewhere
+    if encrypted or all(_is_loopback(member.host) for member in endpoint.members):
+        return ""
+    return f"the password is sent to etcd at {endpoint} unencrypted; use TLS: set --secret-file or --etcd-ca"
 
 
 def _is_loopback(host: str) -> bool:

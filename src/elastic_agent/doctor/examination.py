@@ -9,7 +9,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.rendezvous.asyncio_runner import in_time
+from elastic_agent.rendezvous.waits import in_time
 from elastic_agent.transport import (
     NotAStoreError,
     Obstacle,

@@ -293,7 +293,7 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
 
 class Fingerprint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The versions of script and software on a node. The coordinator logs one warning for each node that differs."""
+    """The versions of script and software on a node; every agent warns of nodes that differ."""
 
     script: Text = ""
     python: Text = ""

@@ -5,37 +5,37 @@ from __future__ import annotations
 from elastic_agent.protocol import Address, World
 from elastic_agent.transport import TransportError
 
-from .effects import Steps
-from .store_requests import BootstrapOffer, OfferBootstrap
+from .dialer import BootstrapOffer, StoreDialer
 
 
 class BootstrapOffers:
     """Serves a fresh store for each generation that the node is ready for."""
 
-    def __init__(self) -> None:
+    def __init__(self, dialer: StoreDialer) -> None:
+        self._dialer = dialer
         self.newest: BootstrapOffer | None = None
         self._last: BootstrapOffer | None = None
         """The one before: others may still be reading from it while they stop."""
         self._used_by: World | None = None
         """Whose workers start or run here."""
 
-    def open(self, local_address: str) -> Steps[BootstrapOffer]:
+    async def open(self, local_address: str) -> BootstrapOffer:
         """Serve a fresh store. Raises TransportError if that fails."""
-        offer = yield from self._open(local_address)
+        offer = await self._open(local_address)
         if self._last is not None:
             self._last.close()
         self.newest, self._last = offer, self.newest
         return offer
 
-    def _open(self, local_address: str) -> Steps[BootstrapOffer]:
+    async def _open(self, local_address: str) -> BootstrapOffer:
         """The one before stays until the next world is ready, unless its port is missing and no worker uses it."""
         try:
-            return (yield from OfferBootstrap(local_address))
+            return await self._dialer.offer_bootstrap(local_address)
         except TransportError:
             if self.newest is None and self._last is None:
                 raise
         self.close(but=self._used_by.bootstrap if self._used_by is not None else None)
-        return (yield from OfferBootstrap(local_address))
+        return await self._dialer.offer_bootstrap(local_address)
 
     def keep_only(self, world: World) -> None:
         """This world is about to start: only its own store is still needed, if this node serves it."""

@@ -1,23 +1,21 @@
 """Coordinates one run: reads its records, and carries the coordinator's decisions out on the store and the disk.
 
-A driver without I/O (see :mod:`.effects`): the agent runs it in a task, the simulator in virtual time. Hints name
-the nodes whose records changed. They only save time: the leases are read whenever a renewal is due, and all records
-every lease period, so that a lost hint costs time and never correctness.
+The agent runs it in a task, the simulator in virtual time, and can stop or kill its process between any two of its
+calls. Hints name the nodes whose records changed. They only save time: the leases are read whenever a renewal is due,
+and all records every lease period, so that a lost hint costs time and never correctness.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from elastic_agent.diagnosis.differences import differences
 from elastic_agent.files import with_remedy
-from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Member, Plan, Waiting
+from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Plan, Waiting
 from elastic_agent.transport import CoordinatorRecords, Snapshot
 
-from .coordinator_effects import LoadHistory, SaveHistory, StoreCall, WaitForHints
-from .effects import Steps
+from .run_history import RunHistoryStore
 
 LEASE_READS_PER_TTL, LEASE_READS_OF_MANY = 50, 10
 """How often the leases are read, at most, of a node or two and of many: a renewal, and so the loss of a node, is
@@ -38,6 +36,9 @@ KEEP_OVER_S = 60.0
 IDLE_S = 60.0
 """How often a run is checked that has no live node and is not over."""
 
+LEAST_WAIT_S = 0.001
+"""For which hints are waited for at least: a time that is over by a rounding error must not make the driver spin."""
+
 MAX_COMPLAINTS = 1000
 
 
@@ -56,23 +57,30 @@ class RunDriver:
 
     def __init__(
         self,
+        run_id: str,
+        records: CoordinatorRecords,
+        history_store: RunHistoryStore,
+        wait_for_hints: Callable[[float], Awaitable[Collection[str]]],
         clock: Callable[[], float],
         log: Log,
         *,
         store_born_s: float = -math.inf,
         keep_over_s: float = KEEP_OVER_S,
         idle_s: float = IDLE_S,
-        compares: bool = True,
     ) -> None:
         """Prepare; :meth:`coordinate` or :meth:`coordinate_until_over` begins.
 
         Args:
+            run_id: the run's name.
+            records: of the run, in the store.
+            history_store: the run histories on this machine's disk.
+            wait_for_hints: waits until records changed, or until this time, for :data:`LEAST_WAIT_S` at least: the
+                incarnations whose records did.
             clock: seconds of the coordinator's own clock.
             log: the agent's log.
             store_born_s: see :class:`~elastic_agent.protocol.coordinator.Coordinator`.
             keep_over_s: how long the records of a run that is over, or never began, stay when no node is left.
             idle_s: how often a run without live nodes is checked.
-            compares: whether to warn of nodes whose software or settings differ.
         """
         self.needed = True
         """Whether a live node still depends on the store for this run."""
@@ -80,12 +88,15 @@ class RunDriver:
         """Whether the run has its outcome and every live node knows it."""
         self.winding_up = False
         """Whether the run has its outcome, or is about to, and its records are still there."""
+        self._run_id = run_id
+        self._records = records
+        self._history_store = history_store
+        self._wait_for_hints = wait_for_hints
         self._clock = clock
         self._log = log
         self._store_born_s = store_born_s
         self._keep_over_s = keep_over_s
         self._idle_s = idle_s
-        self._compares = compares
         now_s = clock()
         self._coordinator = Coordinator(now_s)
         self._decide_s = self._full_read_s = self._lease_read_s = now_s
@@ -95,9 +106,6 @@ class RunDriver:
         self._on_time_s = now_s
         """When this was last known to be where it should be."""
         self._reported: set[str] = set()
-        self._compared: set[str] = set()
-        self._model: Member | None = None
-        """The node whose rules the run follows: the first that came."""
         self._reason = ""
         self._save_fails = False
 
@@ -108,38 +116,38 @@ class RunDriver:
 
     # -- the life of a run ----------------------------------------------------------------------
 
-    def coordinate(self) -> Steps[None]:
+    async def coordinate(self) -> None:
         """Coordinate until no node has used the run for a while, and its records are removed."""
-        yield from self._begin()
+        await self._begin()
         hints: Collection[str] = ()
         while True:
-            yield from self._turn(hints)
+            await self._turn(hints)
             if self._clock() < self._unused_since_s + self._keep_over_s:
-                hints = yield from self._wait(self._next_turn_s if self.needed else self._next_idle_turn_s)
-            elif (yield from self._remove_unused()):
+                hints = await self._wait(self._next_turn_s if self.needed else self._next_idle_turn_s)
+            elif await self._remove_unused():
                 return
             else:
                 hints = ()
 
-    def coordinate_until_over(self) -> Steps[None]:
+    async def coordinate_until_over(self) -> None:
         """Coordinate until every live node knows the run's outcome, and remove its records."""
-        yield from self._begin()
-        yield from self._turn(())
+        await self._begin()
+        await self._turn(())
         while not self.over:
-            hints = yield from self._wait(self._next_turn_s)
-            yield from self._turn(hints)
-        yield from StoreCall(CoordinatorRecords.remove_run, self._settled_history)
+            hints = await self._wait(self._next_turn_s)
+            await self._turn(hints)
+        await self._records.remove_run(self._settled_history)
         self.winding_up = False
 
-    def _begin(self) -> Steps[None]:
+    async def _begin(self) -> None:
         """Read the state of the run from the store and the disk."""
-        plan = yield from StoreCall(CoordinatorRecords.read_plan)
-        history = yield from LoadHistory()
+        plan = await self._records.read_plan()
+        history = await self._history_store.load(self._run_id)
         # After the answers: a notice in the plan has its time from here on.
         self._coordinator = Coordinator(self._clock(), plan, history, self._store_born_s)
 
-    def _wait(self, until_s: float) -> Steps[Collection[str]]:
-        hints = yield from WaitForHints(until_s)
+    async def _wait(self, until_s: float) -> Collection[str]:
+        hints = await self._wait_for_hints(until_s)
         self._on_time_s = min(self._clock(), until_s)
         return hints
 
@@ -153,17 +161,17 @@ class RunDriver:
         removal_s = self._unused_since_s + self._keep_over_s
         return min(self._decide_s, removal_s, self._clock() + self._idle_s)
 
-    def _turn(self, hints: Collection[str]) -> Steps[None]:
+    async def _turn(self, hints: Collection[str]) -> None:
         """Read what may have changed, and act until there is nothing to do."""
         now_s = self._clock()
         if now_s >= self._full_read_s:
-            yield from self._read_all()
+            await self._read_all()
         else:
             if hints:
-                yield from self._read(hints)
+                await self._read(hints)
             if now_s >= self._lease_read_s:
-                yield from self._read_leases()
-        decision = yield from self._act()
+                await self._read_leases()
+        decision = await self._act()
         self._decide_s = decision.wake_s
         self.over = decision.done
         self.winding_up = self.plan is not None and self.plan.is_terminal
@@ -171,11 +179,11 @@ class RunDriver:
         unused = not self._coordinator.has_live_members and (decision.done or self.plan is None)
         self._unused_since_s = min(self._unused_since_s, now_s) if unused else math.inf
 
-    def _remove_unused(self) -> Steps[bool]:
+    async def _remove_unused(self) -> bool:
         """Remove the run's records, unless a node has registered meanwhile: its records are then read at once."""
-        yield from self._read(None)
+        await self._read(None)
         if not self._coordinator.has_live_members:
-            yield from StoreCall(CoordinatorRecords.remove_run, self._settled_history)
+            await self._records.remove_run(self._settled_history)
             return True
         self._unused_since_s = math.inf
         self._full_read_s = self._clock()
@@ -187,29 +195,28 @@ class RunDriver:
 
     # -- reading --------------------------------------------------------------------------------
 
-    def _read_all(self) -> Steps[None]:
+    async def _read_all(self) -> None:
         now_s = self._clock()
-        yield from self._read(None)
+        await self._read(None)
         self._full_read_s = now_s + self._ttl_s
         self._lease_read_s = self._next_lease_read_s(now_s)
 
-    def _read(self, incarnations: Collection[str] | None) -> Steps[Snapshot]:
+    async def _read(self, incarnations: Collection[str] | None) -> Snapshot:
         """Read these incarnations' records again, or all of them (None)."""
-        snapshot = yield from StoreCall(CoordinatorRecords.read, incarnations)
+        snapshot = await self._records.read(incarnations)
         now_s = self._clock()  # after the answer: what it holds was written before
         for problem in snapshot.rejected:
-            self._warn_once("ignored an invalid record in the store", what=problem)
+            self._warn_once(problem)
         for key, member in snapshot.members.items():
             lease = snapshot.leases.get(key)
             if lease is not None:
                 self._coordinator.observe(member, lease, now_s, snapshot.written_s.get(key))
-                self._compare(member)
         return snapshot
 
-    def _read_leases(self) -> Steps[None]:
+    async def _read_leases(self) -> None:
         started_s = self._clock()
         sightings = self._coordinator.ledger.sightings
-        leases = yield from StoreCall(CoordinatorRecords.read_leases, tuple(sightings))
+        leases = await self._records.read_leases(tuple(sightings))
         now_s = self._clock()  # after the answer, too
         for key, lease in leases.items():
             if key in sightings:
@@ -228,90 +235,80 @@ class RunDriver:
     def _ttl_s(self) -> float:
         return self.plan.policy.lease_ttl_s if self.plan is not None else 1.0
 
-    def _compare(self, member: Member) -> None:
-        """Warn once about each node whose software or settings differ from the first one's."""
-        if not self._compares or member.incarnation in self._compared:
-            return
-        self._compared.add(member.incarnation)
-        if self._model is None:
-            self._model = member
-        for difference in differences((self._model, member), used=self._model.policy):
-            self._warn_once(difference)
-
-    def _warn_once(self, event: str, **fields: str) -> None:
-        warning = fields.get("what", event)
-        if warning not in self._reported and len(self._reported) < MAX_COMPLAINTS:
-            self._reported.add(warning)
-            self._log.warning(event, **fields)
+    def _warn_once(self, problem: str) -> None:
+        if problem not in self._reported and len(self._reported) < MAX_COMPLAINTS:
+            self._reported.add(problem)
+            self._log.warning("ignored an invalid record in the store", what=problem)
 
     # -- acting ---------------------------------------------------------------------------------
 
-    def _act(self) -> Steps[Decision]:
+    async def _act(self) -> Decision:
         """Decide and carry out, again and again, until the decision is to wait."""
         while True:
-            yield from self._allow_for_own_pause()
+            await self._allow_for_own_pause()
             decision = self._coordinator.decide(self._clock())
             if decision.plan is not None and self.plan is None:
-                yield from self._read_all()  # a node that has just registered may run a world that no other node knows
+                await (
+                    self._read_all()
+                )  # a node that has just registered may run a world that no other node knows
                 decision = self._coordinator.decide(self._clock())
             if decision.revoke:
-                yield from self._read(
-                    decision.revoke
-                )  # the hint to a node's newest record may have been lost
+                # The hint to a node's newest record may have been lost.
+                await self._read(decision.revoke)
                 decision = self._coordinator.decide(self._clock())
-            yield from self._report(decision)
-            progress = yield from self._revoke(decision.revoke)
+            await self._report(decision)
+            progress = await self._revoke(decision.revoke)
             if decision.plan is not None:
-                yield from self._publish(decision.plan)
+                await self._publish(decision.plan)
                 progress = True
             for incarnation in decision.forget:
-                yield from StoreCall(CoordinatorRecords.forget, incarnation)
+                await self._records.forget(incarnation)
                 self._coordinator.forgotten(incarnation)
             if not progress:
                 if decision.done and self._settled_history is not None:
-                    yield from self._save(self._settled_history)
+                    await self._save(self._settled_history)
                 return decision
 
-    def _allow_for_own_pause(self) -> Steps[None]:
+    async def _allow_for_own_pause(self) -> None:
         """If this process was paused: count neither that time nor what was read before against any node."""
         late_s = self._clock() - self._on_time_s
         if late_s > min(self._ttl_s * PAUSE_LEASES, PAUSE_S):
             self._log.info("the coordinator was paused", for_s=round(late_s, 3))
-            yield from self._read_all()
+            await self._read_all()
             self._coordinator.stood_still(self._clock(), late_s)
         self._on_time_s = self._clock()
 
-    def _report(self, decision: Decision) -> Steps[None]:
+    async def _report(self, decision: Decision) -> None:
         if decision.reason != self._reason:
             self._reason = decision.reason
             self._log.debug("coordinator", decision=decision.reason)
             waiting = Waiting(decision.reason, decision.lacks_nodes, decision.joined)
-            yield from StoreCall(CoordinatorRecords.write_status, waiting.to_text())
+            await self._records.write_status(waiting.to_text())
 
-    def _revoke(self, incarnations: Mapping[str, str]) -> Steps[bool]:
+    async def _revoke(self, incarnations: Mapping[str, str]) -> bool:
         """End these leases, unless they were renewed meanwhile; whether any has ended."""
         progress = False
         for incarnation, reason in incarnations.items():
             lease = self._coordinator.ledger.sightings[incarnation].lease
-            if (yield from StoreCall(CoordinatorRecords.revoke, lease, reason)):
+            if await self._records.revoke(lease, reason):
                 self._coordinator.revoked(incarnation)
                 progress = True
-            elif incarnation not in (yield from self._read([incarnation])).leases:
+            elif incarnation not in (await self._read([incarnation])).leases:
                 self._coordinator.revoked(incarnation, self._clock())
                 progress = True
         return progress
 
-    def _publish(self, plan: Plan) -> Steps[None]:
+    async def _publish(self, plan: Plan) -> None:
         if plan.generation > 0:
-            yield from self._save(plan.history())  # before any node can read it
+            await self._save(plan.history())  # before any node can read it
         self.winding_up |= plan.is_terminal  # before our own agent can read it, and end
-        yield from StoreCall(CoordinatorRecords.publish, plan)
+        await self._records.publish(plan)
         self._coordinator.published(plan, self._clock())
 
-    def _save(self, history: History) -> Steps[None]:
+    async def _save(self, history: History) -> None:
         """Write the run history to disk, for a new store; if that fails, training continues."""
         try:
-            yield from SaveHistory(history)
+            await self._history_store.save(self._run_id, history)
         except OSError as error:
             if not self._save_fails:
                 self._save_fails = True

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from elastic_agent.protocol import Failure, Plan
 from elastic_agent.transport import Obstacle, TransportError
 
 
+class SessionEvent:
+    """What a session tells its owner."""
+
+
 @dataclass(frozen=True)
-class Connected:
+class Connected(SessionEvent):
     """The store answers. ``replaced``: it is another one than before, everything written is gone."""
 
     store_id: str
@@ -18,7 +21,7 @@ class Connected:
 
 
 @dataclass(frozen=True)
-class Disconnected:
+class Disconnected(SessionEvent):
     """The store does not answer; the session continues to dial."""
 
     reason: str
@@ -31,7 +34,7 @@ class Disconnected:
 
 
 @dataclass(frozen=True)
-class Registered:
+class Registered(SessionEvent):
     """This incarnation is known to the store and holds a lease until ``deadline_s`` (CLOCK_BOOTTIME)."""
 
     incarnation: str
@@ -39,14 +42,14 @@ class Registered:
 
 
 @dataclass(frozen=True)
-class Renewed:
+class Renewed(SessionEvent):
     """The lease was renewed until ``deadline_s`` (CLOCK_BOOTTIME)."""
 
     deadline_s: float
 
 
 @dataclass(frozen=True)
-class LeaseLost:
+class LeaseLost(SessionEvent):
     """The lease was revoked or ran out; no worker may run."""
 
     reason: str
@@ -55,21 +58,21 @@ class LeaseLost:
 
 
 @dataclass(frozen=True)
-class PlanSeen:
+class PlanSeen(SessionEvent):
     """A newer plan was read."""
 
     plan: Plan
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(SessionEvent):
     """Lease, plan and bootstrap store of this generation are in order."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class PrepareFailed:
+class PrepareFailed(SessionEvent):
     """The bootstrap store of this generation could not be reached."""
 
     generation: int
@@ -77,28 +80,14 @@ class PrepareFailed:
 
 
 @dataclass(frozen=True)
-class Unusable:
+class Unusable(SessionEvent):
     """The endpoint will never work (another program answers there)."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class OtherVersion:
+class OtherVersion(SessionEvent):
     """Another version of elastic-agent coordinates the run, so this node cannot take part."""
 
     reason: str
-
-
-SessionEvent: TypeAlias = (
-    Connected
-    | Disconnected
-    | Registered
-    | Renewed
-    | LeaseLost
-    | PlanSeen
-    | Prepared
-    | PrepareFailed
-    | Unusable
-    | OtherVersion
-)

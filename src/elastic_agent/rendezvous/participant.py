@@ -30,7 +30,7 @@ from elastic_agent.protocol import (
 )
 
 from . import events
-from .node_session import NodeSession
+from .session import Session
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Participant:
     """One node that takes part in a run."""
 
     def __init__(
-        self, session: NodeSession, workers: Workers, reporter: Reporter, new_incarnation: Callable[[], str]
+        self, session: Session, workers: Workers, reporter: Reporter, new_incarnation: Callable[[], str]
     ) -> None:
         """``session``: with the run history; its owner passes every event of it to :meth:`take_in`."""
         self.node = Node(session.member.incarnation, session.history, self.event_ignored)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from elastic_agent.diagnosis.records import NodeReport, decode_bulletin, encode_bulletin
 from elastic_agent.transport import (
@@ -18,9 +18,7 @@ from elastic_agent.transport import (
     TransportError,
 )
 
-from .asyncio_runner import in_time
-
-T = TypeVar("T")
+from .waits import T, in_time
 
 DIAL_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 5.0

@@ -1,36 +1,89 @@
-"""A node's session in its owner's asyncio loop: performs the effects of :class:`~.node_session.NodeSession`.
+"""A node's side of the rendezvous, over a store that may stall, vanish and come back.
 
-The parts of the session are asyncio tasks, so the timer that detects the end of the lease runs while any request to the
-store hangs; and an agent whose loop hangs does not renew.
+:meth:`Session.run` runs four parts side by side. They share the object's state, and none waits for a request
+of another one:
+
+    timer requests renewals; detects that the lease has run out, also while every request hangs
+    connection   dials; once connected, runs two parts until the connection breaks, and dials again:
+                     pump registers, renews the lease, writes the member record, checks before a start
+                     watch    waits for the next plan, on a connection of its own
+    bootstrap    dials the bootstrap store of the world that is about to start
+
+What has to be written is kept as *state*, not as a queue: after a broken connection the newest record is written
+again, so nothing is lost or reordered. The agent runs the parts as tasks of its event loop, so the timer that detects
+the end of the lease runs while any request to the store hangs; an agent whose loop hangs does not renew. The simulator
+runs them in virtual time (see :mod:`.waits`).
+
+The owner calls methods that only change the state, and receives events in order.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
-from typing import Any
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
 
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Member, Waiting
-from elastic_agent.transport import run_abandonable
+from elastic_agent.protocol import (
+    ANSWERS_PER_LEASE,
+    RENEWALS_PER_LEASE,
+    Announce,
+    Failure,
+    FailureKind,
+    FirstSent,
+    HeldLease,
+    History,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    State,
+    StopRequest,
+    Waiting,
+    World,
+    next_renewal_s,
+)
+from elastic_agent.transport import (
+    NodeRecords,
+    NotAStoreError,
+    Obstacle,
+    OtherVersionError,
+    StoreLostError,
+    TransportError,
+    UnreachableError,
+)
 
-from .asyncio_runner import in_time, run_async, until_one_ends
-from .effects import BackOff, Effect, Signal, Sleep, UntilOneEnds, Wait
-from .node_session import NodeSession
-from .store_requests import Call, Connect, DialBootstrap, OfferBootstrap, StoreDialer
+from . import events
+from .bootstrap_offers import BootstrapOffers
+from .dialer import BootstrapOffer, StoreDialer
+from .waits import Waits, back_offs
+
+T = TypeVar("T")
 
 DIAL_TIMEOUT_S = 30.0
 """An attempt to connect that takes longer than this is abandoned."""
 
-BOOTSTRAP_TIMEOUT_S = 5.0
+REGISTRATIONS_PER_LEASE = 2
+"""A registration is several requests, at a time when many nodes may register: it may take this part of a lease."""
+
+REDIAL_MIN_S, REDIAL_MAX_S = 0.05, 1.0
 
 
-class Session(NodeSession):
-    """A node's session with its store."""
+class Session:
+    """Keeps one node registered, its lease renewed and its owner informed, across losses of the store."""
 
     def __init__(
-        self, dialer: StoreDialer, member: Member, lease_ttl_s: float, address: str | None = None
+        self,
+        dialer: StoreDialer,
+        member: Member,
+        lease_ttl_s: float,
+        address: str | None = None,
+        *,
+        clock: Callable[[], float] = boottime_s,
+        waits: Waits | None = None,
     ) -> None:
         """Prepare; nothing is dialled before :meth:`run`.
 
@@ -39,70 +92,496 @@ class Session(NodeSession):
             member: the node's record, in its first state.
             lease_ttl_s: how long a lease lasts, seconds.
             address: under which the other nodes reach this one; None: the one it reaches the store from.
+            clock: CLOCK_BOOTTIME, seconds.
+            waits: how to wait; None: in asyncio.
         """
-        super().__init__(member, lease_ttl_s, boottime_s, address, _log_warning)
+        self.member = member
+        self.store_id: str | None = None
+        self.history: History | None = None
+        """The run history, for a store without one."""
         self._dialer = dialer
+        self._clock = clock
+        self._waits = waits = waits or Waits()
+        self._ttl_s = lease_ttl_s
+        self._patience_s = lease_ttl_s / ANSWERS_PER_LEASE
+        """An answer that takes longer is not waited for: a fresh connection may save the lease."""
+        self._callback: Callable[[events.SessionEvent], None] = lambda event: None
+        self._lease: HeldLease | None = None
+        self._first_sent = FirstSent()
+        self._work = waits.signal()
+        """The pump may have something to do."""
+        self._written: Member | None = None
+        self._renew_due = self._offer_due = False
+        """Offer: a bootstrap store could not be offered, and it is time to try again."""
+        self._renew_at_s, self._timer_due_s = 0.0, math.inf
+        """When the timer requests the next renewal, and when it runs next: if later, the agent was paused."""
+        self._prepare: World | None = None
+        self._offers = BootstrapOffers(dialer)
+        self._dialled: World | None = None
+        """The world whose bootstrap store is being dialled."""
+        self._dialled_changed = waits.signal()
+        self.plan: Plan | None = None
+        """The newest plan that was followed."""
+        self._read_version = 0
+        """Of the newest plan that was read, followed or not."""
+        self._registered_in: tuple[str, str] | None = None
+        """Store and incarnation of the last registration."""
+        self._retell = False
+        """The plan has not been delivered to the new incarnation yet."""
+        self._over: str | None = None
+        """The incarnation whose lease was lost: it is never registered again."""
+        self._own_address, self._local_address = address, ""
+        self._all_written = waits.signal()
+        self._commands: NodeRecords | None = None
+        self._problem = ""  # what went wrong with the store since the lease was renewed last
 
-    async def run(self) -> None:
-        """Stay registered until cancelled. Raises what went wrong in here or in ``listen``'s callback."""
-        await run_async(self.live(), self._perform)
+    def listen(self, callback: Callable[[events.SessionEvent], None]) -> None:
+        """Call ``callback`` with every event, in the loop."""
+        self._callback = callback
+
+    # -- requests of the owner ------------------------------------------------------------------
+
+    def announce(self, announced: Announce) -> None:
+        """Have this written into the member record as soon as the store answers."""
+        self.member = msgspec.structs.replace(
+            self.member,
+            state=announced.state,
+            generation=announced.generation,
+            failure=announced.failure,
+            handles_notices=announced.handles_notices,
+            bootstrap=None,
+        )
+        if announced.state is State.READY:
+            self._offers.ready(announced.generation)
+        self._work.set()
+
+    def request_stop(self, stop_request: StopRequest | None) -> None:
+        """Have this written into the member record, for the coordinator."""
+        self.member = msgspec.structs.replace(self.member, stop_request=stop_request)
+        self._work.set()
+
+    def prepare(self, world: World) -> None:
+        """Renew, re-read the plan and dial the bootstrap store; ``Prepared`` or ``PrepareFailed`` follows."""
+        self._prepare = world
+        self._work.set()
+
+    def rejoin(self, incarnation: str) -> None:
+        """Register as a new incarnation that replaces the present one, whose workers are gone."""
+        replaces = (*self.member.replaces, self.member.incarnation)[-64:]
+        self.member = msgspec.structs.replace(
+            self.member,
+            incarnation=incarnation,
+            replaces=replaces,
+            state=State.READY,
+            generation=0,
+            failure=None,
+            bootstrap=None,
+        )
+        self._lease = None
+        self._prepare = None
+        self._dial_bootstrap_of(None)
+        self._retell = True
+        self._work.set()
+
+    def fenced(self, why: str, *, at_deadline: bool = True) -> None:
+        """The workers were killed, at the lease's deadline or not: no answer that is still under way renews it."""
+        paused = self._paused(self._clock()) if at_deadline else ""
+        if paused:  # an agent that was paused may hear of it before its own timer runs
+            self._lose(paused)
+        elif at_deadline and self._problem:
+            self._lose(f"{why}: {self._problem}", unanswered=True)
+        else:
+            self._lose(why)
+
+    @property
+    def offer(self) -> BootstrapOffer | None:
+        """The newest bootstrap store that this node serves."""
+        return self._offers.newest
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the lease ends (CLOCK_BOOTTIME), or None without one."""
+        return self._lease.deadline_s if self._lease is not None else None
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until the store has the newest member record; False if that takes longer."""
-        return await run_async(self.until_written(timeout_s), self._perform)
+        if self.store_id is None or self._over == self.member.incarnation:
+            return False  # there is no store to write to, or no lease
+        self._all_written.take()
+        if self._written is self.member:
+            return True
+        return await self._all_written.wait(timeout_s)
 
     async def status(self) -> Waiting:
         """Read what the coordinator waits for; without a reason if it cannot be read."""
-        return await run_async(self.read_status(), self._perform)
+        if self._commands is None:
+            return Waiting()
+        try:
+            return Waiting.from_text(await self._ask(self._commands.read_status()))
+        except StoreLostError:
+            return Waiting()
 
-    async def _perform(self, effect: Effect[Any]) -> Any:
-        match effect:
-            case Call():
-                return await in_time(effect.request.perform(effect.connection), effect.timeout_s)
-            case Wait():
-                return await _wait(effect.signal, effect.timeout_s)
-            case Sleep():
-                await asyncio.sleep(effect.seconds)
-            case BackOff():
-                await asyncio.sleep(random.uniform(0.0, effect.most_s))
-            case UntilOneEnds():
-                await until_one_ends(*(run_async(part, self._perform) for part in effect.parts))
-            case Connect():
-                return await in_time(self._dialer.connect(), DIAL_TIMEOUT_S)
-            case OfferBootstrap():
-                address = effect.local_address
-                return await run_abandonable(
-                    lambda: self._dialer.offer_bootstrap(address),
-                    2 * BOOTSTRAP_TIMEOUT_S,
-                    too_late=lambda late: late.close(),
-                )
-            case DialBootstrap():
-                store = effect.address
-                await run_abandonable(
-                    lambda: self._dialer.dial_bootstrap(store, BOOTSTRAP_TIMEOUT_S), 2 * BOOTSTRAP_TIMEOUT_S
-                )
-            case _:
-                raise NotImplementedError(effect)
-        return None
+    # -- the session's life ---------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Stay registered until cancelled. Raises what went wrong in here or in ``listen``'s callback."""
+        try:
+            await self._waits.until_one_ends(
+                self._keep_time(), self._stay_connected(), self._dial_bootstrap_stores()
+            )
+        finally:
+            self._offers.close()
+
+    async def _keep_time(self) -> None:
+        """Request renewals, and detect when the lease has run out."""
+        self._time_next_renewal(self._clock())
+        while True:
+            now_s = self._clock()
+            if self._lease is not None and self._lease.expired(now_s):
+                self._expire(now_s)
+            if now_s >= self._renew_at_s:
+                self._time_next_renewal(now_s)
+                self._renew_due = True
+                self._work.set()
+            deadline_s = self._lease.deadline_s if self._lease is not None else self._renew_at_s
+            self._timer_due_s = min(self._renew_at_s, deadline_s)
+            await self._waits.sleep(self._timer_due_s - now_s)
+
+    def _expire(self, now_s: float) -> None:
+        if paused := self._paused(now_s):
+            self._lose(paused)
+        else:
+            why = f"it was not renewed in time: {self._problem or 'the store did not answer'}"
+            self._lose(why, unanswered=True)
+
+    def _paused(self, now_s: float) -> str:
+        """A late timer means a paused agent (Ctrl-Z, a suspended machine), not a store that does not answer."""
+        paused_s = now_s - self._timer_due_s
+        if paused_s <= self._ttl_s / RENEWALS_PER_LEASE:
+            return ""
+        return f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
+
+    def _time_next_renewal(self, sent_s: float) -> None:
+        """In even steps from the last one, of any kind: the coordinator reads the lease when the next is expected.
+
+        A renewal out of step is seen late, and so is the loss of this node.
+        """
+        self._renew_at_s = next_renewal_s(self._ttl_s, sent_s, self._clock())
+
+    def _lose(self, why: str, *, unanswered: bool = False) -> None:
+        """This incarnation is over; the owner stops the workers and rejoins."""
+        self._lease = None
+        self._prepare = None
+        self._dial_bootstrap_of(None)
+        if self._over == self.member.incarnation:
+            return
+        self._over = self.member.incarnation
+        self._callback(events.LeaseLost(f"lost the lease of {self._ttl_s:g} s: {why}", unanswered))
+
+    # -- the connection -------------------------------------------------------------------------
+
+    async def _stay_connected(self) -> None:
+        while True:
+            try:
+                await self._attend()
+            except OtherVersionError as error:
+                known = self.plan is not None  # then it is a bad record in a run that this node takes part in
+                if known:
+                    self._problem = str(error)
+                    self._callback(events.Disconnected(self._problem, Obstacle.EXPLAINED))
+                else:
+                    self._callback(events.OtherVersion(str(error)))
+                await self._waits.sleep(REDIAL_MAX_S)
+            except TransportError as error:  # also: no port is free for an offer, or none of ours answers
+                self._lost_store(error)
+                await self._waits.sleep(REDIAL_MIN_S)
+
+    async def _attend(self) -> None:
+        """Connect and work until the store is lost."""
+        commands = await self._dial()
+        try:
+            self._connected(commands)
+            await self._waits.until_one_ends(self._pump(commands), self._watch())
+        finally:
+            self._commands = None
+            commands.close()
+
+    async def _dial(self) -> NodeRecords:
+        """Dial until the store answers; with jitter, for a whole cluster may be dialling."""
+        pauses_s = back_offs(REDIAL_MIN_S, REDIAL_MAX_S)
+        while True:
+            try:
+                return await self._connect()
+            except NotAStoreError as error:
+                self._callback(events.Unusable(str(error)))
+            except UnreachableError as error:
+                self._lost_store(error)
+            await self._waits.back_off(next(pauses_s))
+
+    def _lost_store(self, error: TransportError) -> None:
+        self._problem = str(error)
+        self._callback(events.Disconnected.by(error))
+
+    def _connected(self, commands: NodeRecords) -> None:
+        replaced = self.store_id is not None and commands.store_id != self.store_id
+        if replaced:
+            self.plan, self._read_version = None, 0
+        self.store_id = commands.store_id
+        self._local_address = self._own_address or commands.local_address
+        self._commands = commands
+        self._written = None
+        self._renew_due = True  # the last renewal may have been lost with the connection
+        self._callback(events.Connected(commands.store_id, replaced))
+        if replaced:
+            self._registered_in = None
+            if self._lease is not None and self._lease.expired(self._clock()):
+                self._lose("the store was lost for longer than the lease")
+
+    async def _connect(self) -> NodeRecords:
+        return await self._waits.in_time(self._dialer.connect(), DIAL_TIMEOUT_S)
+
+    async def _ask(self, request: Coroutine[Any, Any, T]) -> T:
+        """A request that is answered soon, or not at all.
+
+        Raises:
+            StoreLostError: there was no answer in time, or the connection broke. The request may or may not have been
+                carried out, and the connection is of no use any more.
+        """
+        return await self._waits.in_time(request, self._patience_s)
+
+    # -- the watch ------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        # its dial comes after the commands' one: a lease that is about to end is renewed first
+        connection = await self._connect()
+        try:
+            if connection.store_id != self.store_id:
+                raise StoreLostError("a different store answers at the endpoint now")
+            while True:
+                after, wait_s = self._read_version, self._ttl_s
+                plan = await self._waits.in_time(connection.next_plan(after, wait_s), 2 * wait_s + 1.0)
+                if plan is not None and plan.version > after:
+                    self._saw(plan)
+        finally:
+            connection.close()
+
+    def _saw(self, plan: Plan) -> None:
+        self._read_version = plan.version
+        self.plan = plan
+        history = plan.history()
+        if self.history is None or history.rank >= self.history.rank:
+            self.history = history
+        elif self._knows_more_than(plan) and self.member.history != self.history:
+            self.member = msgspec.structs.replace(self.member, history=self.history)
+            self._work.set()
+        self._callback(events.PlanSeen(plan))
+
+    def _knows_more_than(self, plan: Plan | None) -> bool:
+        """Whether a coordinator at this plan needs this node's run history."""
+        return self.history is not None and (plan is None or self.history.generation > plan.generation)
+
+    # -- the pump -------------------------------------------------------------------------------
+
+    async def _pump(self, store: NodeRecords) -> None:
+        """Do what is due, in this order, and wait until anything is."""
+        while True:
+            if self._unregistered(store):
+                await self._register(store)
+            if self._renew_due and self._lease is not None:
+                await self._renew(store)
+            if self._unwritten() or self._offer_due:
+                await self._write(store)  # leaves a hint, at which the coordinator sees the renewal too
+            if self._prepare is not None and self._lease is not None:
+                await self._get_ready(store, self._prepare)
+            if not self._pending(store):
+                self._all_written.set()
+                await self._work.wait()
+
+    def _unregistered(self, store: NodeRecords) -> bool:
+        key = (store.store_id, self.member.incarnation)
+        return self._over != self.member.incarnation and self._registered_in != key
+
+    def _unwritten(self) -> bool:
+        return self._over != self.member.incarnation and self._written is not self.member
+
+    def _pending(self, store: NodeRecords) -> bool:
+        due = self._renew_due or self._prepare is not None
+        return (
+            self._unregistered(store)
+            or self._unwritten()
+            or self._offer_due
+            or (due and self._lease is not None)
+        )
+
+    async def _register(self, store: NodeRecords) -> None:
+        history = self.history if self._knows_more_than(self.plan) else None
+        member = msgspec.structs.replace(self.member, address=self._local_address, history=history)
+        self.member = member
+        if _lacks_offer(member):
+            member = await self._with_offer(member)
+        lease = Lease(member.incarnation, self._ttl_s)
+        sent_s = self._first_sent_s(store, lease)
+        timeout_s = self._ttl_s / REGISTRATIONS_PER_LEASE
+        granted = await self._waits.in_time(store.register(member, lease), timeout_s)
+        if self.member.incarnation != member.incarnation:
+            return  # a new incarnation was taken meanwhile
+        if granted is None:
+            await self._find_out_why_lost(store, member.incarnation)
+            return
+        held = HeldLease.granted(granted, sent_s)
+        if held.expired(self._clock()):
+            self._lose("it expired before the registration was answered")
+            return
+        deadline_s = self._hold(held, sent_s)
+        self._registered_in = (store.store_id, member.incarnation)
+        self._renew_due = False
+        self._written = self.member if self._is_unchanged(member) else None
+        self._callback(events.Registered(member.incarnation, deadline_s))
+        if self._retell and self.plan is not None:
+            self._callback(events.PlanSeen(self.plan))
+        self._retell = False
+
+    def _first_sent_s(self, store: NodeRecords, lease: Lease) -> float:
+        """From when the lease counts if the store takes this record: an earlier attempt may have written it."""
+        return self._first_sent.of((store.store_id, lease), self._clock())
+
+    def _hold(self, held: HeldLease, sent_s: float) -> float:
+        """The store has the record that was sent then; when the lease ends now."""
+        self._lease, self._problem = held, ""
+        self._time_next_renewal(sent_s)
+        return held.deadline_s
+
+    def _may_offer_again(self) -> bool:
+        """Whether a bootstrap store that could not be offered is to be tried again now."""
+        return _lacks_offer(self.member) and self._prepare is None
+
+    async def _find_out_why_lost(self, store: NodeRecords, incarnation: str) -> None:
+        """This incarnation may not register (again)."""
+        stored = await self._ask(store.read_lease(incarnation))
+        if self.member.incarnation == incarnation:
+            self._lose(_revocation(stored))
+
+    def _is_unchanged(self, member: Member) -> bool:
+        mine = msgspec.structs.replace(self.member, bootstrap=member.bootstrap, failure=member.failure)
+        if mine != member:
+            return False
+        self.member = member
+        return True
+
+    async def _write(self, store: NodeRecords) -> None:
+        self._offer_due = False
+        member = self.member
+        if _lacks_offer(member):
+            member = await self._with_offer(member)
+            if not self._is_unchanged(member):
+                return  # overtaken while the store was being created
+        if member != self._written:  # else there is still no offer, for the same reason
+            await self._ask(store.write(member))
+        self._written = member
+
+    async def _with_offer(self, member: Member) -> Member:
+        """Offer a fresh bootstrap store, or the reason for none; then it is tried again with the next renewal."""
+        try:
+            offer = await self._offers.open(self._local_address)
+        except TransportError as error:
+            summary = f"{member.node_id} cannot offer a bootstrap store: {error}"[:512]
+            if member.failure is None or member.failure.summary != summary:
+                get_logger().warning("this node cannot offer a bootstrap store", reason=str(error))
+            return msgspec.structs.replace(member, failure=Failure(FailureKind.BOOTSTRAP, summary))
+        return msgspec.structs.replace(member, bootstrap=offer.address, failure=None)
+
+    async def _renew(self, store: NodeRecords) -> None:
+        held = self._lease
+        assert held is not None  # the caller looked
+        self._renew_due = False
+        if held.expired(self._clock()):
+            self._expire(self._clock())
+            return
+        renewed = held.record.renewed()
+        sent_s = self._first_sent_s(store, renewed)
+        ok = await self._ask(store.renew(held.record, renewed))
+        if self._lease is not held:
+            return  # lost or replaced meanwhile
+        if ok:
+            deadline_s = self._hold(held.renewed(renewed, sent_s), sent_s)
+            self._offer_due = self._may_offer_again()
+            self._callback(events.Renewed(deadline_s))
+            return
+        stored = await self._ask(store.read_lease(held.record.incarnation))
+        if self._lease is not held:
+            return  # lost or replaced meanwhile
+        if stored is None or stored.revoked:
+            self._lose(_revocation(stored))
+        else:  # an earlier renewal had an unknown outcome: it did happen
+            self._lease = HeldLease(stored, held.deadline_s)
+            self._renew_due = True
+
+    async def _get_ready(self, store: NodeRecords, world: World) -> None:
+        """The last check before workers are started. The lease continues to be renewed while the store is dialled."""
+        self._renew_due = True
+        while self._renew_due and self._lease is not None:
+            await self._renew(store)
+        if self._lease is None:
+            return
+        plan = await self._ask(store.read_plan())
+        if self._prepare is not world:
+            return
+        self._prepare = None
+        if plan is None or (plan.phase, plan.generation) != (Phase.RUNNING, world.generation):
+            return  # overtaken; the watch brings the newer plan
+        self._dial_bootstrap_of(world)
+
+    # -- the bootstrap store of the next world --------------------------------------------------
+
+    def _dial_bootstrap_of(self, world: World | None) -> None:
+        """Dial the bootstrap store of this world; what was dialled before is overtaken."""
+        self._dialled = world
+        self._dialled_changed.set()
+
+    async def _dial_bootstrap_stores(self) -> None:
+        """One after the other; the lease continues to be renewed meanwhile."""
+        while True:
+            world = self._dialled
+            if world is None:
+                await self._dialled_changed.wait()
+            else:
+                await self._waits.until_one_ends(self._dial_bootstrap(world), self._until_overtaken(world))
+
+    async def _until_overtaken(self, world: World) -> None:
+        while self._dialled is world:
+            await self._dialled_changed.wait()
+
+    async def _dial_bootstrap(self, world: World) -> None:
+        problem: Exception | None = None
+        try:
+            await self._dialer.dial_bootstrap(world.bootstrap)
+        except (TransportError, OSError) as error:
+            problem = error
+        if self._dialled is not world:
+            return
+        self._dialled = None
+        if problem is not None:
+            self._callback(events.PrepareFailed(world.generation, _unreachable(world, problem)))
+            return
+        self._offers.keep_only(world)
+        self._callback(events.Prepared(world.generation))
 
 
-def _log_warning(message: str, reason: str) -> None:
-    get_logger().warning(message, reason=reason)
+def _lacks_offer(member: Member) -> bool:
+    """Whether this node is ready for a generation without a bootstrap store for it."""
+    return member.state is State.READY and member.generation > 0 and member.bootstrap is None
 
 
-async def _wait(signal: Signal, timeout_s: float | None) -> bool:
-    woken = asyncio.get_running_loop().create_future()
+def _revocation(stored: Lease | None) -> str:
+    """Why a lease that is not what it should be was lost, in words."""
+    if stored is None:
+        return "its record is no longer in the store (revoked, and removed since)"
+    return f"the coordinator revoked it: {stored.why or 'no reason given'}"
 
-    def wake() -> None:
-        if not woken.done():
-            woken.set_result(None)
 
-    try:
-        if not signal.on_set(wake):
-            async with asyncio.timeout(timeout_s):
-                await woken
-    except TimeoutError:
-        pass
-    finally:
-        signal.on_set(None)
-    return signal.take()
+def _unreachable(world: World, error: Exception) -> Failure:
+    summary = (
+        f"the bootstrap store of {world.bootstrap_node} cannot be reached: {str(error)[:300]}; allow TCP connections "
+        "between the nodes on all ports, or on those of --port-range (with torchrun, --rdzv-conf port_range=LOW:HIGH)"
+    )
+    return Failure(FailureKind.BOOTSTRAP, summary[:512], unreachable_node=world.bootstrap_node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from elastic_agent.protocol import Address
-from elastic_agent.rendezvous.asyncio_runner import until_one_ends
+from elastic_agent.rendezvous.waits import until_one_ends
 from elastic_agent.transport.c10d import C10dTable
 
 ROOT = "elastic-agent/gathering/"

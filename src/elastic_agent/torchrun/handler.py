@@ -14,9 +14,8 @@ import atexit
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -63,6 +62,8 @@ class ElasticRendezvous(RendezvousHandler):
         self._run_id = run_id
         self._node = node
         self._is_closed = False
+        self._ended: Future[None] = Future()
+        """Done when the thread has ended, expected or not."""
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
         # A daemon: the interpreter waits for other threads before it calls what leaves the run.
@@ -110,7 +111,7 @@ class ElasticRendezvous(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """More than 0 as soon as the world of the last rendezvous is over, so that torchrun starts the next one."""
-        return int(self._node.is_stale or self._node.over is not None or not self._thread.is_alive())
+        return int(self._node.is_stale or self._node.over is not None or self._ended.done())
 
     def is_closed(self) -> bool:
         """Whether there will be no other world."""
@@ -139,35 +140,29 @@ class ElasticRendezvous(RendezvousHandler):
                 self._runner.run(self._node.run())
         except Exception:
             get_logger().exception("internal error of the rendezvous for torchrun")
+        finally:
+            self._ended.set_result(None)
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the thread has ended, and its loop is closed
             self._loop.call_soon_threadsafe(function, *args)
 
     def _next_world(self) -> Gathering:
-        if not self._thread.is_alive():
-            raise RendezvousConnectionError(_ENDED)
         node, timeout_s = self._node, self._node.policy.join_timeout_s
         request = node.next_world()
         try:
             answer = asyncio.run_coroutine_threadsafe(request, self._loop)
-        except RuntimeError:  # the thread has just ended, and closed its loop
+        except RuntimeError:  # the thread has ended, and closed its loop
             request.close()
             raise RendezvousConnectionError(_ENDED) from None
-        ends_s = time.monotonic() + timeout_s
-        while (left_s := ends_s - time.monotonic()) > 0 and self._thread.is_alive():
-            if wait([answer], min(left_s, 1.0)).done:
-                break
-        if not answer.done():
+        if not wait([answer, self._ended], timeout_s, FIRST_COMPLETED).done:
             answer.cancel()
-            if not self._thread.is_alive():
-                raise RendezvousConnectionError(_ENDED)
             why = f": {node.trouble}" if node.trouble else ""
             raise RendezvousTimeoutError(f"no world was formed within {timeout_s:g} s at {node.shown}{why}")
         try:
-            world = answer.result()
-        except CancelledError:
-            self._thread.join()
+            world = answer.result(0.0)
+        except (CancelledError, TimeoutError):
+            self._thread.join()  # or a later call could still begin in its loop
             raise RendezvousConnectionError(_ENDED) from None
         if world is not None:
             return world

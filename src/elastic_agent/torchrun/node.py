@@ -32,10 +32,10 @@ from elastic_agent.protocol import (
     World,
 )
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.asyncio_runner import until_one_ends
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.session import Session
+from elastic_agent.rendezvous.waits import until_one_ends
 from elastic_agent.transport import Obstacle, TransportError, run_abandonable
 from elastic_agent.transport.c10d import StoreServers
 from elastic_agent.values import new_incarnation
@@ -80,12 +80,12 @@ class TorchrunNode:
         self._participant = Participant(
             self._session,
             Workers(
-                set_deadline=_ignore,  # torchrun's workers cannot be fenced
+                set_deadline=lambda deadline_s: None,  # torchrun's workers cannot be fenced
                 start=self._worlds.put_nowait,
                 stop=lambda action: self._stop(),
-                notify=_ignore,  # torchrun cannot give its workers a notice
+                notify=lambda notice: None,  # torchrun cannot give its workers a notice
             ),
-            Reporter(announced=_ignore, rejoins=_ignore, departs=self._departs),
+            Reporter(lambda announced: None, lambda incarnation, reason: None, self._departs),
             new_incarnation,
         )
         self._node, self._perform = self._participant.node, self._participant.perform
@@ -274,7 +274,3 @@ class TorchrunNode:
     def _log_why_not_ended(self) -> None:
         runs = ", ".join(self._backend.busy_with)
         get_logger().warning(f"torchrun is done; keeping the rendezvous store at {self.shown} up for {runs}")
-
-
-def _ignore(*_: object) -> None:
-    pass

@@ -29,10 +29,9 @@ from elastic_agent.config.sources.base import Given, Layer, Source
 from elastic_agent.config.sources.environment import SECRET
 from elastic_agent.config.sources.rdzv_conf import meanings
 from elastic_agent.config.value_types import ETCD
-from elastic_agent.installed import installed_version
 from elastic_agent.logs import bind_context, get_logger, log_beside_program
 from elastic_agent.name_lookups import shorten_lookups
-from elastic_agent.protocol import RECORD_VERSION, Fingerprint, Member, State
+from elastic_agent.protocol import RECORD_VERSION, Member, State
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.run_history import RunHistoryStore, c10d_store
 from elastic_agent.transport import Secret
@@ -143,7 +142,6 @@ def _member(settings: Settings) -> Member:
         generation=0,
         policy=settings.policy(),
         stop_s=_stops_within_s(),
-        fingerprint=Fingerprint(python=platform.python_version(), package=installed_version()),
     )
 
 

@@ -12,9 +12,11 @@ from elastic_agent.files import with_remedy
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan, Seat
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport import NodeRecords, Obstacle, ReportRecords, Secret
+from elastic_agent.transport import NodeRecords, Obstacle, ReportRecords, Secret, run_abandonable
 from elastic_agent.transport.c10d import BootstrapStore, PortPicker, ServeStore, dial_bootstrap
 from elastic_agent.values import Endpoint, PortRange
+
+BOOTSTRAP_TIMEOUT_S = 5.0
 
 
 class RendezvousBackend(abc.ABC):
@@ -43,8 +45,6 @@ class RendezvousBackend(abc.ABC):
         self.run_id: str | None = None
         """The run's name: set by the owner, or agreed at the endpoint."""
         self.history_store = RunHistoryStore(state_dir)
-        self.nodes_compare_themselves = False
-        """Whether every node warns of nodes that differ, so that the coordinator need not."""
         self._endpoint = endpoint
         self.secret = secret
         """What all agents of the run share; None: they share none."""
@@ -106,13 +106,17 @@ class RendezvousBackend(abc.ABC):
             TransportError: the store does not answer.
         """
 
-    def offer_bootstrap(self, local_address: str) -> BootstrapStore:
-        """Serve a fresh store for the workers of the next generation. Blocks."""
-        return BootstrapStore.open(local_address, self._ports, self._serve)
+    async def offer_bootstrap(self, local_address: str) -> BootstrapStore:
+        """Serve a fresh store for the workers of the next generation; see ``StoreDialer``."""
+        return await run_abandonable(
+            lambda: BootstrapStore.open(local_address, self._ports, self._serve),
+            2 * BOOTSTRAP_TIMEOUT_S,
+            too_late=lambda late: late.close(),
+        )
 
-    def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
-        """Check that a generation's bootstrap store answers. Blocks."""
-        dial_bootstrap(address, timeout_s)
+    async def dial_bootstrap(self, address: Address) -> None:
+        """Check that a generation's bootstrap store answers; see ``StoreDialer``."""
+        await run_abandonable(lambda: dial_bootstrap(address, BOOTSTRAP_TIMEOUT_S), 2 * BOOTSTRAP_TIMEOUT_S)
 
     def is_at_store(self, seat: Seat) -> bool:
         """Return whether this node is on the machine of the store."""

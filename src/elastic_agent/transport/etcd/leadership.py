@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 from elastic_agent.logs import get_logger
@@ -74,8 +74,6 @@ class Leadership:
         self._leader = _bytes(root, keys.run.leader)
         self._next_revision = since
         self._watch: Watch | None = None
-        self._lost = ""
-        """Why leadership was lost; empty while this agent leads, as far as known."""
 
     async def keep_alive(self) -> bool:
         """Keep the leader key alive; False if it is gone."""
@@ -93,11 +91,6 @@ class Leadership:
         """
         await self._while_leading([], [put(self._leader, self._who.encode(), self._lease_id)])
 
-    def lose(self, reason: str) -> None:
-        """Leadership is lost: end every call that waits for etcd over this connection."""
-        self._lost = reason
-        self._client.close()
-
     async def resign(self) -> None:
         """Resign, so that another agent takes over at once. Best effort; raises nothing."""
         try:
@@ -108,17 +101,12 @@ class Leadership:
             self._client.close()
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
-        """Incarnations whose member records changed since the last time; empty at the time-out.
-
-        Raises:
-            NotLeaderError: our etcd lease ran out, before or while we waited.
-        """
+        """Incarnations whose member records changed since the last time; empty at the time-out."""
         folder = _bytes(self._root, self._keys.members)
         try:
-            with self._telling_of_loss():
-                if self._watch is None:
-                    self._watch = Watch(self._client, folder, prefix_end(folder), self._next_revision)
-                news = await self._watch.wait(timeout_s)
+            if self._watch is None:
+                self._watch = Watch(self._client, folder, prefix_end(folder), self._next_revision)
+            news = await self._watch.wait(timeout_s)
         except CompactedError:
             self._watch = None
             self._next_revision = int((await self._client.range(self._leader)).header.revision) + 1
@@ -145,12 +133,10 @@ class Leadership:
         """The transaction's answer.
 
         Raises:
-            NotLeaderError: another agent coordinates; nothing was written. Also if leadership was found lost while
-                the answer was awaited.
+            NotLeaderError: another agent coordinates; nothing was written.
         """
         is_leader = was_created_at(self._leader, self._since)
-        with self._telling_of_loss():
-            done = await self._client.transact([is_leader, *compare], then, [*otherwise, get(self._leader)])
+        done = await self._client.transact([is_leader, *compare], then, [*otherwise, get(self._leader)])
         if not done.succeeded:
             leader = found_in(done.responses[-1])
             if leader is None:
@@ -159,15 +145,6 @@ class Leadership:
                 who = leader.value.decode("utf-8", "replace")
                 raise NotLeaderError(f"{who} is now the coordinator of the run")
         return done
-
-    @contextmanager
-    def _telling_of_loss(self) -> Iterator[None]:
-        try:
-            yield
-        except StoreLostError:
-            if self._lost:
-                raise NotLeaderError(self._lost) from None
-            raise
 
 
 async def await_no_leader(client: EtcdClient, root: str, run: RunKeys, patience_s: float) -> str | None:

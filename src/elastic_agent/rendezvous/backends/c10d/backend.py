@@ -219,7 +219,6 @@ class C10dBackend(RendezvousBackend):
             self.history_store,
             changed,
             on_plan=self._plans.__setitem__,
-            compares=not self.nodes_compare_themselves,
         )
         self._coordination = CoordinatorThread(self._coordinator)
 

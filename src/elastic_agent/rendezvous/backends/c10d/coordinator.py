@@ -10,16 +10,14 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Plan
-from elastic_agent.rendezvous.asyncio_runner import run_async
-from elastic_agent.rendezvous.coordinator_driver import IDLE_S, KEEP_OVER_S, RunDriver
-from elastic_agent.rendezvous.coordinator_effects import LEAST_WAIT_S, WaitForHints, performer
-from elastic_agent.rendezvous.effects import Effect, back_offs
+from elastic_agent.rendezvous.coordinator_driver import IDLE_S, KEEP_OVER_S, LEAST_WAIT_S, RunDriver
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport import CoordinatorRecords, StoreLostError, TransportError
+from elastic_agent.rendezvous.waits import back_offs
+from elastic_agent.transport import StoreLostError, TransportError
+from elastic_agent.transport.c10d import C10dInbox
 
 RUNS_READ_EVERY_S = 5.0
 """How often the list of runs is read, for runs without a hint."""
@@ -27,30 +25,8 @@ RUNS_READ_EVERY_S = 5.0
 READ_PAUSE = 4
 """For so many times as long as that took it is not read again: hints that name no run are to delay none."""
 
-MAX_RUNS = 1000
-"""How many runs of a store are coordinated at a time."""
-
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """How long a run is left alone after an internal error with it."""
-
-
-class Inbox(Protocol):
-    """Hints, and the records of all runs. Every call raises :class:`StoreLostError` when the store is gone."""
-
-    async def wait(self, timeout_s: float | None) -> list[tuple[str, str]]:
-        """Hints as (run id, incarnation); empty at the time-out."""
-
-    async def runs(self) -> Collection[str]:
-        """Every run that has begun here."""
-
-    async def records(self, run_id: str) -> CoordinatorRecords | None:
-        """The coordinator's records of a run; None if it has none."""
-
-    async def ended(self, run_id: str) -> None:
-        """Take note that the records of a run were removed."""
-
-    def close(self) -> None:
-        """Close its connections."""
 
 
 class StoreCoordinator:
@@ -58,14 +34,13 @@ class StoreCoordinator:
 
     def __init__(
         self,
-        open_inbox: Callable[[], Awaitable[Inbox]],
+        open_inbox: Callable[[], Awaitable[C10dInbox]],
         history_store: RunHistoryStore,
         on_change: Callable[[], None] = lambda: None,
         *,
         on_plan: Callable[[str, Plan], None] = lambda run_id, plan: None,
         keep_over_s: float = KEEP_OVER_S,
         idle_s: float = IDLE_S,
-        compares: bool = True,
     ) -> None:
         """Prepare; :meth:`run` begins.
 
@@ -76,7 +51,6 @@ class StoreCoordinator:
             on_plan: called with the newest plan of each run, when it has changed.
             keep_over_s: how long a run that is over stays in the store when no node of it is left.
             idle_s: how often a run without live nodes is checked.
-            compares: whether to warn of nodes whose software or settings differ.
         """
         self._open_inbox = open_inbox
         self._history_store = history_store
@@ -84,11 +58,8 @@ class StoreCoordinator:
         self._on_plan = on_plan
         self._keep_over_s = keep_over_s
         self._idle_s = idle_s
-        self._compares = compares
         self._runs: dict[str, _Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: dict[str, None] = {}
-        """Runs that wait until one of those that are coordinated is over."""
         self._log = get_logger()
         self.failed = False
         """Whether it ended without having been cancelled: the store must be closed."""
@@ -125,32 +96,19 @@ class StoreCoordinator:
                     for run_id, incarnation in await inbox.wait(left_s):
                         if run_id in self._runs:
                             self._runs[run_id].hints.add(incarnation)
-                        elif run_id not in self._waiting:
+                        else:
                             again_s = min(again_s, soonest_s)  # it has begun, or is only a name
 
-    async def _take_up_runs(self, inbox: Inbox) -> None:
+    async def _take_up_runs(self, inbox: C10dInbox) -> None:
+        """Coordinate every run that has begun from now on."""
         for run_id in await inbox.runs():
-            if run_id in self._runs:
-                continue
-            if len(self._runs) < MAX_RUNS:
-                self._take_up(run_id, inbox)
-                continue
-            if not self._waiting:
-                self._log.error(
-                    f"this store already coordinates {MAX_RUNS} runs, the maximum; other runs wait until "
-                    "one of them ends",
-                    run=run_id,
-                )
-            self._waiting[run_id] = None
+            if run_id not in self._runs:
+                run = self._runs[run_id] = _Run(run_id)
+                task = asyncio.create_task(self._coordinate(run, inbox), name=f"coordinator of {run_id}")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
-    def _take_up(self, run_id: str, inbox: Inbox) -> None:
-        """Coordinate a run from now on."""
-        run = self._runs[run_id] = _Run(run_id)
-        task = asyncio.create_task(self._coordinate(run, inbox), name=f"coordinator of {run_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _coordinate(self, run: _Run, inbox: Inbox) -> None:
+    async def _coordinate(self, run: _Run, inbox: C10dInbox) -> None:
         """Coordinate a run until it is over. What goes wrong with one run is not to end the others."""
         while True:
             run.hints.clear()  # all is read now
@@ -173,21 +131,12 @@ class StoreCoordinator:
                     break
         self._is_needed(run, False)
         del self._runs[run.run_id]
-        if self._waiting:
-            first = next(iter(self._waiting))
-            del self._waiting[first]
-            self._take_up(first, inbox)
 
-    async def _drive(self, run: _Run, inbox: Inbox) -> None:
+    async def _drive(self, run: _Run, inbox: C10dInbox) -> None:
         """Run a driver until the store holds nothing of the run any more."""
         records = await inbox.records(run.run_id)
         if records is None:
             return
-        log = get_logger(run=run.run_id)
-        driver = RunDriver(
-            time.monotonic, log, keep_over_s=self._keep_over_s, idle_s=self._idle_s, compares=self._compares
-        )
-        perform_other = performer(run.run_id, records, self._history_store)
         shown: Plan | None = None
 
         def show() -> None:
@@ -196,15 +145,23 @@ class StoreCoordinator:
                 shown = driver.plan
                 self._on_plan(run.run_id, shown)
 
-        async def perform(effect: Effect[Any]) -> Any:
-            if not isinstance(effect, WaitForHints):
-                return await perform_other(effect)
+        async def wait_for_hints(until_s: float) -> Collection[str]:
             show()
             run.pauses_s = _pauses_s()
             self._is_needed(run, driver.needed)
-            return await run.hints.take(effect.until_s)
+            return await run.hints.take(until_s)
 
-        await run_async(driver.coordinate(), perform)
+        driver = RunDriver(
+            run.run_id,
+            records,
+            self._history_store,
+            wait_for_hints,
+            time.monotonic,
+            get_logger(run=run.run_id),
+            keep_over_s=self._keep_over_s,
+            idle_s=self._idle_s,
+        )
+        await driver.coordinate()
         show()
         await inbox.ended(run.run_id)
         self._log.debug("removed the records of a run that has ended", run=run.run_id)

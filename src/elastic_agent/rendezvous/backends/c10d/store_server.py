@@ -135,7 +135,7 @@ class Server:
 
     async def run(self, stop: StopRequests) -> bool:
         """Coordinate until a signal to stop; whether that is why it ended."""
-        from elastic_agent.rendezvous.asyncio_runner import until_one_ends
+        from elastic_agent.rendezvous.waits import until_one_ends
 
         self._log.info(f"serving at {self._endpoint}", state_dir=str(self._state_dir))
         self._manager.notify(READY, self._status(), patience_s=DIAL_TIMEOUT_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +32,10 @@ from elastic_agent.transport.etcd import (
 )
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
-from .election_task import ElectionTask
+from .election import Election
 
-FRESH_S = 0.5
-"""A connection that answered so lately is taken as good; should it not be, that shows with the first call."""
-
+RESIGN_S = 1.0
+"""For how long an agent that ends waits for etcd, which is to let another one take over at once."""
 
 TIMEOUT_LEASES = 0.25
 """A member that hangs must not cost a lease: after this part of one it is given up, or after a second."""
@@ -44,12 +43,10 @@ TIMEOUT_LEASES = 0.25
 
 @dataclass
 class _Shared:
-    """The connection of this process, the member it leads to, and what answered there last."""
+    """The connection of this process, and the member it leads to."""
 
     number: int
     client: EtcdClient
-    store_id: str
-    answered_s: float
 
 
 class Members:
@@ -117,7 +114,8 @@ class Members:
         shared = self._shared
         if shared is not None and shared.number == number:
             try:
-                return await self._join(shared)
+                client = shared.client.sibling()
+                return client, await self._ask_name(client)
             except TransportError:
                 if self._shared is shared:
                     self._share(None)
@@ -125,15 +123,7 @@ class Members:
                     raise  # another member first
         client = await EtcdClient.dial(self._members[number], self._access, self._timeout_s, self._secret)
         name = await self._ask_name(client)
-        self._share(_Shared(number, client.sibling(), name, time.monotonic()))
-        return client, name
-
-    async def _join(self, shared: _Shared) -> tuple[EtcdClient, str]:
-        client = shared.client.sibling()
-        if time.monotonic() - shared.answered_s < FRESH_S:
-            return client, shared.store_id
-        name = await self._ask_name(client)
-        shared.answered_s = time.monotonic()
+        self._share(_Shared(number, client.sibling()))
         return client, name
 
     async def _ask_name(self, client: EtcdClient) -> str:
@@ -193,7 +183,8 @@ class EtcdBackend(RendezvousBackend):
         self._kept = KeptLease.of_node(lease_ttl_s)
         self._kept_reports = KeptLease.of_node(lease_ttl_s)
         """Another one, as reports are written by a task of their own."""
-        self._election: ElectionTask | None = None
+        self._election: Election | None = None
+        self._taking_part: asyncio.Task[None] | None = None
 
     async def agree(self, fingerprint: str) -> str:
         """An etcd cluster is shared: here every run has a name (the settings enforce it)."""
@@ -219,15 +210,15 @@ class EtcdBackend(RendezvousBackend):
             table.close()
             raise
         if self._election is None:
-            self._election = ElectionTask(
+            self._election = Election(
                 self.run_id,
                 self._members.root,
                 self._members.dial_client,
                 self.history_store,
                 self._lease_ttl_s,
-                self._poke,
-                compares=not self.nodes_compare_themselves,
+                on_resigned=self._poke,
             )
+            self._taking_part = asyncio.create_task(self._election.live())
         return records
 
     async def connect_reports(self) -> ReportRecords:
@@ -256,12 +247,13 @@ class EtcdBackend(RendezvousBackend):
 
     async def leave(self) -> None:
         """Resign as the coordinator, and close; see :class:`RendezvousBackend`."""
-        if self._election is not None:
-            await self._election.stop()
+        if self._taking_part is not None:
+            self._taking_part.cancel()
+            await asyncio.wait([self._taking_part], timeout=RESIGN_S)
         self.close()
 
     def close(self) -> None:
         """Take no part in the election any more, and release the connection."""
-        if self._election is not None:
-            self._election.cancel()
+        if self._taking_part is not None:
+            self._taking_part.cancel()
         self._members.close()

@@ -1,23 +1,31 @@
 """The election of a run's coordinator in etcd: every agent takes part, and one at a time leads.
 
-Two drivers without I/O (see :mod:`elastic_agent.rendezvous.effects`). :class:`Election` waits until there is no
-leader, campaigns, and then coordinates the run until it is over or leadership is lost; beside it :func:`keep_leading`
-keeps the leader key alive. Every write of the leader is a transaction that compares that key, so that a former leader
-writes nothing.
+:class:`Election` waits until there is no leader, campaigns, and then coordinates the run until it is over or leadership
+is lost; beside it :func:`keep_leading` keeps the leader key alive. Every write of the leader is a transaction that
+compares that key, so that a former leader writes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import platform
+import time
+from collections.abc import Awaitable, Callable, Collection
 
-from elastic_agent.rendezvous.coordinator_driver import Log, RunDriver
-from elastic_agent.rendezvous.coordinator_effects import SaveHistory, StoreCall
-from elastic_agent.rendezvous.effects import BackOff, Effect, Request, Sleep, Steps, T_co, back_offs
-from elastic_agent.transport import CoordinatorRecords, TransportError, UnknownPlanError
-from elastic_agent.transport.etcd import Leadership, NotLeaderError
+from elastic_agent.logs import get_logger
+from elastic_agent.rendezvous.coordinator_driver import LEAST_WAIT_S, Log, RunDriver
+from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.rendezvous.waits import Signal, Waits, back_offs
+from elastic_agent.transport import LifeKeys, RunKeys, TransportError, UnknownPlanError
+from elastic_agent.transport.etcd import (
+    EtcdClient,
+    Leadership,
+    NotLeaderError,
+    await_no_leader,
+    campaign_for,
+)
 
 PATIENCE_S = 10.0
 """How often it is read again whether there is a leader, beside waiting for its key to go."""
@@ -30,59 +38,51 @@ REST_S = 5.0
 """How long nothing is tried after an internal error."""
 
 
-# -- effects ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Connect(Effect[None]):
-    """Connect to an etcd member that answers, in place of an earlier connection."""
-
-
-@dataclass(frozen=True)
-class AwaitNoLeader(Effect[str | None]):
-    """Wait until the run has nodes and no leader: the life of its records; None if that takes longer."""
-
-    patience_s: float
-
-
-@dataclass(frozen=True)
-class Campaign(Effect[bool]):
-    """Create the leader key, unless there is one or the run's records have another life; whether it is ours."""
-
-    life: str
-
-
-@dataclass(frozen=True)
-class Resign(Effect[None]):
-    """Delete the leader key if it is ours, so that another agent takes over at once. Raises nothing."""
-
-
-@dataclass(frozen=True)
-class WaitForMark(Effect[bool]):
-    """Wait until a mark is to be written (True), or until this time (False)."""
-
-    until_s: float
-
-
-class LeaderCall(Request[T_co], Effect[T_co]):
-    """A call of a method of :class:`Leadership`. Raises NotLeaderError when another agent leads."""
-
-    __slots__ = ()
-
-
-# -- drivers ---------------------------------------------------------------------------------------
-
-
 class Election:
     """One agent's part in the election of a run's coordinator, until the run is over."""
 
-    def __init__(self, clock: Callable[[], float], log: Log, *, compares: bool = True) -> None:
-        """``clock``: seconds of this machine's clock; ``compares``: whether to warn of nodes that differ."""
+    def __init__(
+        self,
+        run_id: str,
+        root: str,
+        dial: Callable[[], Awaitable[EtcdClient]],
+        history_store: RunHistoryStore,
+        lease_ttl_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        waits: Waits | None = None,
+        log: Log | None = None,
+        on_resigned: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare; :meth:`live` begins.
+
+        Args:
+            run_id: the run's name.
+            root: of all keys in etcd.
+            dial: a new connection to a member that answers.
+            history_store: the run histories on this machine's disk.
+            lease_ttl_s: of the run's nodes, seconds.
+            clock: seconds of this machine's clock.
+            waits: how to wait; None: in asyncio.
+            log: None: the agent's.
+            on_resigned: called when this agent does not coordinate the run any more.
+        """
+        self._run_id = run_id
+        self._root = root
+        self._run = RunKeys(run_id)
+        self._dial = dial
+        self._history_store = history_store
+        self._lease_ttl_s = lease_ttl_s
         self._clock = clock
-        self._compares = compares
-        self._log = log
-        self._driver: RunDriver | None = None
+        self._waits = waits or Waits()
+        self._on_resigned = on_resigned
+        self._log = log or get_logger(run=run_id)
+        self._mark_due = self._waits.signal()
+        self._client: EtcdClient | None = None
+        self._leadership: Leadership | None = None
         """While this agent leads."""
+        self._driver: RunDriver | None = None
+        """While this agent coordinates the run."""
         self._over = False
         self._reported_loss = ""
         """The last reason for giving up that was logged."""
@@ -92,48 +92,80 @@ class Election:
         """Whether this agent coordinates a run that has its outcome, and whose records it is still to remove."""
         return self._driver is not None and self._driver.winding_up
 
-    def run(self) -> Steps[None]:
+    def mark(self) -> None:
+        """This agent's own lease was just renewed: have a mark written, if it leads."""
+        if self._leadership is not None:
+            self._mark_due.set()
+
+    async def live(self) -> None:
+        """Take part until the run is over and every live node knows it, or until cancelled: then resign."""
+        try:
+            await self.run()
+        finally:
+            try:
+                await self._resign()
+            finally:
+                self._close()
+
+    async def run(self) -> None:
         """Take part, again and again, until the run is over."""
         pauses_s = back_offs(RETRY_MIN_S, RETRY_MAX_S)
         while not self._over:
             try:
-                yield from self._take_part()
+                await self._take_part()
                 pauses_s = back_offs(RETRY_MIN_S, RETRY_MAX_S)
             except TransportError:
-                yield BackOff(next(pauses_s))
+                await self._waits.back_off(next(pauses_s))
             except OSError as error:
                 self._log.warning(
                     "cannot read the run's history in the state directory; not coordinating the run, "
                     f"retrying in {REST_S:g} s",
                     reason=str(error),
                 )
-                yield Sleep(REST_S)
+                await self._waits.sleep(REST_S)
             except Exception:
                 self._log.exception(f"error in the coordinator; retrying in {REST_S:g} s")
-                yield Sleep(REST_S)
+                await self._waits.sleep(REST_S)
 
-    def _take_part(self) -> Steps[None]:
+    async def _take_part(self) -> None:
         """Over one connection: campaign until elected, and lead until that ends."""
-        yield from Connect()
+        await self._connect()
         while True:
-            life = yield from AwaitNoLeader(PATIENCE_S)
-            if life is not None and (yield from Campaign(life)):
-                return (yield from self._lead())
+            life = await self._await_no_leader()
+            sent_s = self._clock()
+            if life is not None and (elected := await self._campaign(life)) is not None:
+                return await self._lead(elected, sent_s)
 
-    def _lead(self) -> Steps[None]:
+    async def _lead(self, leadership: Leadership, elected_s: float) -> None:
         self._log.debug("this agent is now the coordinator of the run")
+        self._leadership = leadership
+        self._mark_due.take()
+        lost = ""
         failure: Exception | None = None
+
+        async def keep() -> None:
+            nonlocal lost
+            lost = await keep_leading(leadership, self._mark_due, self._clock, elected_s)
+
         try:
-            yield from self._coordinate()
+            await self._waits.until_one_ends(self._coordinate(leadership), keep())
+        except NotLeaderError as error:
+            lost = str(error)
         except Exception as error:
             failure = error
-        yield from Resign()
-        self._driver = None
-        if isinstance(failure, NotLeaderError):
-            self._log.info("this agent is no longer the coordinator of the run", reason=str(failure))
-        elif failure is not None:
+        await self._resign()
+        if lost:
+            self._log.info("this agent is no longer the coordinator of the run", reason=lost)
+        if failure is not None:
             self._report_loss(failure)
             raise failure
+
+    async def _resign(self) -> None:
+        self._driver = None
+        self._on_resigned()
+        leadership, self._leadership = self._leadership, None
+        if leadership is not None:
+            await leadership.resign()
 
     def _report_loss(self, failure: Exception) -> None:
         """Log why leadership was given up; it may be so again each second."""
@@ -142,14 +174,26 @@ class Election:
             level = self._log.error if isinstance(failure, UnknownPlanError) else self._log.info
             level("this agent is resigning as the coordinator of the run", reason=str(failure))
 
-    def _coordinate(self) -> Steps[None]:
-        plan = yield from StoreCall(CoordinatorRecords.read_plan)
-        store_born_s = (yield from self._begin_run()) if plan is None else -math.inf
-        self._driver = RunDriver(self._clock, self._log, store_born_s=store_born_s, compares=self._compares)
-        yield from self._driver.coordinate_until_over()
+    async def _coordinate(self, leadership: Leadership) -> None:
+        plan = await leadership.records.read_plan()
+        store_born_s = await self._begin_run(leadership) if plan is None else -math.inf
+
+        async def wait_for_hints(until_s: float) -> Collection[str]:
+            return await leadership.wait(max(LEAST_WAIT_S, until_s - self._clock()))
+
+        self._driver = RunDriver(
+            self._run_id,
+            leadership.records,
+            self._history_store,
+            wait_for_hints,
+            self._clock,
+            self._log,
+            store_born_s=store_born_s,
+        )
+        await self._driver.coordinate_until_over()
         self._over = True
 
-    def _begin_run(self) -> Steps[float]:
+    async def _begin_run(self, leadership: Leadership) -> float:
         """The run has no plan: read how the last one of its name ended, which this machine may have missed.
 
         If that is not in etcd either, it is the first of its name, or etcd has lost its data: then an outcome in
@@ -158,34 +202,61 @@ class Election:
         Returns:
             By when at the latest etcd had its data.
         """
-        ended = yield from StoreCall(CoordinatorRecords.read_ended)
+        ended = await leadership.records.read_ended()
         if ended is not None:
             with contextlib.suppress(OSError):  # the run's driver logs it
-                yield from SaveHistory(ended)
-        age_s = yield from LeaderCall(Leadership.store_age_s)
+                await self._history_store.save(self._run_id, ended)
+        age_s = await leadership.store_age_s()
         return self._clock() - age_s  # at the latest: the answer took a while
 
+    # -- etcd, in whose place the simulator has its own -------------------------------------------
 
-def keep_leading(clock: Callable[[], float], ttl_s: float, elected_s: float) -> Steps[str]:
+    async def _connect(self) -> None:
+        """Connect to a member that answers, in place of an earlier connection."""
+        self._close()
+        self._client = await self._dial()
+
+    def _close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    async def _await_no_leader(self) -> str | None:
+        """Wait until the run has nodes and no leader: the life of its records; None if that takes longer."""
+        assert self._client is not None  # connected first
+        return await await_no_leader(self._client, self._root, self._run, PATIENCE_S)
+
+    async def _campaign(self, life: str) -> Leadership | None:
+        """Create the leader key, unless there is one or the run's records have another life."""
+        assert self._client is not None  # connected first
+        who, keys = f"{platform.node()}:{os.getpid()}", LifeKeys(self._run, life)
+        return await campaign_for(self._client, self._root, keys, who, self._lease_ttl_s)
+
+
+async def keep_leading(
+    leadership: Leadership, mark_due: Signal, clock: Callable[[], float], elected_s: float
+) -> str:
     """Keep the leader key alive until leadership is lost. The deadline is our own: etcd may end the key right after.
 
     Args:
+        leadership: just gained.
+        mark_due: set when a mark is to be written.
         clock: seconds of this machine's clock.
-        ttl_s: for how long the key lives without being kept alive, seconds.
         elected_s: when the key was requested.
 
     Returns:
         Why leadership is lost.
     """
+    ttl_s = leadership.ttl_s
     renewed_s = sent_s = elected_s
     while True:
-        is_marking = yield from WaitForMark(sent_s + ttl_s / RENEWALS_PER_LEADERSHIP)
+        is_marking = await mark_due.wait(max(0.0, sent_s + ttl_s / RENEWALS_PER_LEADERSHIP - clock()))
         try:
             if is_marking:
-                yield from LeaderCall(Leadership.write_mark)
+                await leadership.write_mark()
             if clock() - sent_s >= ttl_s / RENEWALS_PER_LEADERSHIP:
                 sent_s = clock()
-                if not (yield from LeaderCall(Leadership.keep_alive)):
+                if not await leadership.keep_alive():
                     return "the coordinator's etcd lease expired"
                 renewed_s = sent_s
         except NotLeaderError as error:
