@@ -148,7 +148,7 @@ def test_another_program_at_the_endpoint_is_identified(make_cluster: MakeCluster
     with web_server() as web, silent_listener() as silent, other_store() as store:
         said = {
             web: "is used by another program, which is not a store",
-            silent: "of this machine has the port (if that serves the store",
+            silent: "or another program listens there: `ss -ltnp` on that machine shows which",
             store: "not created by elastic-agent",
         }
         clusters = {

@@ -219,7 +219,9 @@ def test_a_node_that_was_told_to_leave_does_not_speak_for_the_run_that_another_s
     asks(table, "a", leave("a"))
     table.all_say(State.SAVED, "a", "b")
     asks(table, "b", leave("b"))
-    assert (table.plan.phase, table.plan.requeuer) == (STOPPED, "b-1"), "a may have left, its lease still stands"
+    assert (table.plan.phase, table.plan.requeuer) == (STOPPED, "b-1"), (
+        "a may have left, its lease still stands"
+    )
 
 
 def test_an_agent_with_the_id_of_another_does_not_make_that_one_leave() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ def c10d_scene() -> Iterator[C10dScene]:
 
 @pytest.fixture
 def secret_scene() -> Iterator[C10dScene]:
-    scene = C10dScene(secret=Secret.random())
+    scene = C10dScene(secret=Secret((secrets.token_bytes(32),)))
     yield scene
     scene.close()
 

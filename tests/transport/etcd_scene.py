@@ -7,13 +7,13 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from typing import Any, TypeVar
 
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election import keep_leading
 from elastic_agent.rendezvous.waits import Signal
-from elastic_agent.transport import LifeKeys, ReportRecords, RunKeys, Secret
+from elastic_agent.transport import CoordinatorRecords, LifeKeys, ReportRecords, RunKeys, Secret
 from elastic_agent.transport.base import UnreachableError
 from elastic_agent.transport.etcd import (
     EtcdTable,
@@ -23,7 +23,7 @@ from elastic_agent.transport.etcd import (
     campaign_for,
     root_of,
 )
-from elastic_agent.transport.etcd.client import EtcdClient, delete, put
+from elastic_agent.transport.etcd.client import EtcdClient, News, delete, put
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
 from tests.loop_thread import Blocking, background_loop, in_loop
@@ -138,7 +138,10 @@ class EtcdScene(Scene):
         """The first one's office, over another connection each time."""
         if run_id not in self._terms:
             self._terms[run_id] = self.leadership(run_id)
-        return sharing_office(self._terms[run_id], self.dial()[0])
+        term = sharing_office(self._terms[run_id], self.dial()[0])
+        own: Any = term.leadership
+        term.records = own.records = CoordinatorRecords(own._table, own._keys, self.complaints.append)
+        return term
 
     def beside(self) -> Any:
         table = Blocking(EtcdTable(self.dial()[0], f"{self.access.prefix}/tests/", lease=self.kept))
@@ -176,6 +179,12 @@ class EtcdStranger:
         found = self._client.get(key.encode())
         assert found is not None, key
         return bytes(found.value)
+
+
+async def first_change(client: EtcdClient, key: bytes, revision: int) -> News:
+    """The first change of a key since a revision."""
+    async with aclosing(client.follow(key, None, revision)) as changes:
+        return await anext(changes)
 
 
 def client_of(records: Any) -> Any:

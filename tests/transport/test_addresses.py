@@ -115,7 +115,7 @@ def test_an_invalid_host_name_is_reported_as_such(host: str) -> None:
 
 def test_the_loopback_endpoints_address_stays_loopback() -> None:
     with listen("127.0.0.1", 0) as server, connect("127.0.0.1", server.getsockname()[1], PATIENCE_S) as sock:
-        assert local_address_towards("127.0.0.1", sock) == "127.0.0.1"
+        assert local_address_towards("127.0.0.1", sock.getsockname()[0]) == "127.0.0.1"
 
 
 # One machine with an interface of its own and no way out, as compute nodes often are.
@@ -138,7 +138,7 @@ Path("/proc/sys/net/ipv6/bindv6only").write_text("1")
 with listen("node1", 0) as server:
     port = server.getsockname()[1]
     facts["advertised"] = [
-        local_address_towards("node1", connect(one, port, 5.0)) for one in ("127.0.1.1", "10.9.8.7")
+        local_address_towards("node1", connect(one, port, 5.0).getsockname()[0]) for one in ("127.0.1.1", "10.9.8.7")
     ]
 Path("/proc/sys/net/ipv4/ip_nonlocal_bind").write_text("1")
 facts["local though all can be bound"] = local()
@@ -227,7 +227,7 @@ from elastic_agent.protocol.records import RECORD_VERSION, Lease, Member, Policy
 from elastic_agent.transport import c10d
 from elastic_agent.transport.addresses import connect, listen
 from elastic_agent.transport.base import UnreachableError
-from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from elastic_agent.transport.c10d import BootstrapStore, PortPicker
 from elastic_agent.values import Endpoint
 
 def answers(port):
@@ -254,7 +254,7 @@ async def meet(host):
     assert list((await reports.read_run()).snapshot.members) == ["a-1"]
     facts["met"].append(host)
     offer = BootstrapStore.open(node.local_address, PortPicker(None, 0.0))
-    dial_bootstrap(offer.address, 5.0)
+    await c10d.check_store(Endpoint(offer.address.host, offer.address.port), 5.0)
     facts["bootstrap"][node.local_address] = answers(offer.address.port)
     offer.close()
     store.close()

@@ -8,8 +8,9 @@ import pytest
 
 from elastic_agent.protocol.records import Address
 from elastic_agent.transport.base import TransportError
-from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from elastic_agent.transport.c10d import BootstrapStore, PortPicker, check_store
 from elastic_agent.values import Endpoint
+from tests.loop_thread import in_loop
 from tests.ports import free_ports
 
 from .support import PATIENCE_S, raw_client
@@ -26,6 +27,10 @@ def take(picker: PortPicker) -> int:
     """A port that is bound, and free again at once as far as the system is concerned."""
     with picker.listen("127.0.0.1") as sock:
         return int(sock.getsockname()[1])
+
+
+def check(address: Address, timeout_s: float) -> None:
+    in_loop(check_store(Endpoint(address.host, address.port), timeout_s))
 
 
 def test_a_port_of_the_range_is_not_reused_for_a_while() -> None:
@@ -68,7 +73,7 @@ def test_each_store_is_fresh_on_a_port_of_its_own() -> None:
     ports = set()
     for i in range(5):
         store = BootstrapStore.open("127.0.0.1", picker)
-        dial_bootstrap(store.address, PATIENCE_S)
+        check(store.address, PATIENCE_S)
         worker = raw_client(Endpoint(store.address.host, store.address.port))
         assert worker.add("rounds", 1) == 1, "no trace of the one before"
         ports.add(store.address.port)
@@ -83,7 +88,7 @@ def test_a_closed_store_does_not_answer_and_its_port_is_not_reused() -> None:
     store = BootstrapStore.open("127.0.0.1", picker)
     store.close()
     with pytest.raises(TransportError, match="refused") as caught:
-        dial_bootstrap(store.address, PATIENCE_S)
+        check(store.address, PATIENCE_S)
     assert str(store.address) in str(caught.value)
     with pytest.raises(TransportError):
         BootstrapStore.open("127.0.0.1", picker)
@@ -103,5 +108,5 @@ def test_another_program_on_the_port_is_not_a_bootstrap_store() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = Address("127.0.0.1", silent.getsockname()[1])
         with pytest.raises(TransportError, match="did not answer") as caught:
-            dial_bootstrap(address, 0.2)
+            check(address, 0.2)
     assert "\n" not in str(caught.value)

@@ -30,7 +30,7 @@ from tests.etcd import EtcdCluster
 from tests.loop_thread import Blocking, in_loop
 from tests.waiting import wait_for
 
-from .etcd_scene import LEASE_TTL_S, EtcdScene, Term, begin, campaign, client_of, endpoint_of
+from .etcd_scene import LEASE_TTL_S, EtcdScene, Term, begin, campaign, client_of, endpoint_of, first_change
 from .support import PATIENCE_S, lease, member, plan
 
 
@@ -216,8 +216,8 @@ def test_revisions_of_an_etcd_that_lost_its_data_do_not_date_the_next_one(own_et
     own_etcd.ctl("del", "--prefix", "/")
     again, _ = in_loop(members.dial())
     assert again.revisions.written_by(revision) is None
-    for one in (client, again, members):
-        Blocking(one).close()
+    for dialled in (client, again):
+        Blocking(dialled).close()
 
 
 # -- compaction -----------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_a_cancelled_call_ends_as_such_and_the_connection_goes_on(etcd_scene: Et
     client, _ = etcd_scene.dial()
 
     async def cancel_each() -> None:
-        for work in (client.get(b"/"), client.watch(b"/", None, 0, PATIENCE_S)):
+        for work in (client.get(b"/"), first_change(client, b"/", 0)):
             task = asyncio.create_task(work)
             await asyncio.sleep(0)
             task.cancel()
@@ -562,13 +562,13 @@ def test_a_removed_run_has_no_coordinator_until_a_node_registers(
     first.resign()
     assert in_loop(campaign(etcd_scene.dial()[0], root, "sleeper", LEASE_TTL_S, 0.05)) is None
     (client, _), waits = etcd_scene.dial(), threading.Event()
-    watch = client.watch
+    follow = client.follow
 
-    def announced_watch(*args: Any) -> Any:
+    def announced(*args: Any) -> Any:
         waits.set()
-        return watch(*args)
+        return follow(*args)
 
-    monkeypatch.setattr(client, "watch", announced_watch)
+    monkeypatch.setattr(client, "follow", announced)
     standing = begin(campaign(client, root, "sleeper", LEASE_TTL_S, 10 * PATIENCE_S))
     assert waits.wait(PATIENCE_S)
     etcd_scene.node()

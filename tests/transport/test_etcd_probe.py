@@ -152,8 +152,8 @@ def test_mutual_tls_works(mutual_etcd: EtcdCluster, papers: Papers) -> None:
 @pytest.mark.parametrize(
     ("client", "said"),
     [
-        ("", "requires a client certificate; give --etcd-cert"),
-        ("stranger", "rejects the client certificate .*stranger.pem"),
+        ("", "requires a valid client certificate .* and got none; give --etcd-cert and --etcd-key"),
+        ("stranger", "requires a valid client certificate .* and got .*stranger.pem; give"),
     ],
 )
 def test_a_rejected_client_certificate_is_reported(
@@ -167,7 +167,7 @@ def test_a_rejected_client_certificate_is_reported(
 @pytest.mark.parametrize(
     ("ca", "client", "key", "said"),
     [
-        ("foreign-ca.pem", "", "", "is not trusted by .*foreign-ca.pem"),
+        ("foreign-ca.pem", "", "", "is not accepted: .* is issued by --etcd-ca .*foreign-ca.pem"),
         ("none.pem", "", "", "none.pem: no such file or directory; expected trusted CA certificates"),
         ("server.key", "", "", "server.key: no certificate .*expected trusted CA certificates"),
         ("ca.pem", "client", "stranger", "key values mismatch; expected a certificate and its key"),
@@ -185,9 +185,9 @@ def test_wrong_files_are_named(
 @pytest.mark.parametrize(
     ("shown", "host", "said"),
     [
-        ("expired", "localhost", "has expired; renew it"),
-        ("elsewhere", "localhost", "is not valid for localhost; connect by a name"),
-        ("elsewhere", "127.0.0.1", "is not valid for 127.0.0.1; connect by a name"),
+        ("expired", "localhost", "is not accepted: certificate has expired; expected one"),
+        ("elsewhere", "localhost", "not valid for 'localhost'; expected one that names localhost"),
+        ("elsewhere", "127.0.0.1", "not valid for '127.0.0.1'; expected one that names 127.0.0.1"),
     ],
 )
 def test_an_invalid_server_certificate_is_refused(papers: Papers, shown: str, host: str, said: str) -> None:
@@ -291,10 +291,10 @@ def test_a_server_that_does_not_answer_is_given_up(
     assert "did not answer within 0.2 s (etcd is frozen or overloaded, or another program" in text
 
 
-def test_a_c10d_store_is_recognised(c10d_scene: C10dScene) -> None:
+def test_a_c10d_store_is_considered(c10d_scene: C10dScene) -> None:
     kind, text = answer(c10d_scene.endpoint, EtcdAccess(PREFIX), 0.2)
-    assert kind is NotAStoreError
-    assert "is a c10d store, not etcd" in text
+    assert kind is UnreachableError
+    assert "perhaps a c10d store" in text
 
 
 def test_another_grpc_service_is_recognised() -> None:

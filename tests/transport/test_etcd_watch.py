@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from elastic_agent.transport.etcd.client import EtcdClient, put
 from tests.loop_thread import in_loop
 
-from .etcd_scene import EtcdScene
+from .etcd_scene import EtcdScene, first_change
 from .support import PATIENCE_S
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ async def woken_by_a_change(wait: Coroutine[Any, Any, T], client: EtcdClient, ke
     try:
         written = await client.transact([], [put(key, b"changed")])
         for _ in range(LATER_WATCHES):
-            assert await client.watch(key, None, int(written.header.revision), PATIENCE_S) is not None
+            await first_change(client, key, int(written.header.revision))
         assert waiting.done(), f"{LATER_WATCHES} watches that began after the change saw it first"
         return waiting.result()
     finally:

@@ -16,10 +16,10 @@ import structlog
 from torch.distributed import TCPStore
 
 from elastic_agent.transport import TransportError, is_local, peers, resolve
-from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
-from elastic_agent.transport.c10d.wire import probe_store
+from elastic_agent.transport.c10d import BootstrapStore, PortPicker, check_store
 from elastic_agent.transport.peers import peer_uid
 from elastic_agent.values import Endpoint
+from tests.loop_thread import in_loop
 from tests.other_users import OTHER_UID, SPEAKS_TO_THE_STORE, is_refused, needs_other_users
 from tests.waiting import wait_for
 
@@ -73,11 +73,8 @@ def test_the_store_itself_answers_nothing_but_the_relay(store: BootstrapStore) -
     dialled = client(store)
     hidden = {*listening_at(store.address.port)} - {"127.0.0.1"}
     assert len(hidden) == 1
-    with (
-        socket.create_connection((*hidden, store.address.port)) as sock,
-        pytest.raises(TransportError, match="did not answer"),
-    ):
-        probe_store(sock, 0.3, "the store itself")
+    with pytest.raises(TransportError, match="did not answer"):
+        in_loop(check_store(Endpoint(*hidden, store.address.port), 0.3))
     dialled.set("key", "value")
 
 
@@ -181,7 +178,7 @@ def exhaust_descriptors() -> None:
         for fd in opened:
             os.close(fd)
         waiting.close()
-    dial_bootstrap(store.address, PATIENCE_S)
+    in_loop(check_store(Endpoint(store.address.host, store.address.port), PATIENCE_S))
     store.close()
 
 
@@ -192,7 +189,7 @@ def test_other_names_of_the_loopback_interface_are_protected_too(host: str) -> N
     store = BootstrapStore.open(host, PortPicker(None, 0.0))
     try:
         client(store).set("key", "value")
-        dial_bootstrap(store.address, PATIENCE_S)
+        in_loop(check_store(Endpoint(store.address.host, store.address.port), PATIENCE_S))
         assert [at for at in listening_at(store.address.port) if at != "127.0.0.1"], "the store itself"
     finally:
         store.close()

@@ -11,34 +11,34 @@ import pytest
 from torch.distributed import TCPStore
 
 from elastic_agent.transport import Obstacle, UnreachableError
-from elastic_agent.transport.addresses import connect
-from elastic_agent.transport.c10d.wire import PROVOCATION, probe_store
+from elastic_agent.transport.c10d import check_store
+from elastic_agent.transport.c10d.wire import PROVOCATION
+from elastic_agent.values import Endpoint
+from tests.loop_thread import in_loop
 
 from .support import PATIENCE_S
 
 
-def test_torchs_server_accepts_our_probe() -> None:
+def test_torchs_server_accepts_our_greeting() -> None:
     server = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
     for _ in range(3):
-        with connect("127.0.0.1", server.port, PATIENCE_S) as sock:
-            probe_store(sock, PATIENCE_S, "the store")
+        in_loop(check_store(Endpoint("127.0.0.1", server.port), PATIENCE_S))
 
 
-def test_our_probe_equals_the_first_message_of_torchs_client() -> None:
+def test_our_greeting_equals_the_first_message_of_torchs_client() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
         patience = timedelta(seconds=PATIENCE_S)
         theirs = _overhear(
             server, lambda: TCPStore("127.0.0.1", port, None, False, patience, wait_for_workers=False)
         )
-    with socket.create_server(("127.0.0.1", 0)) as server, connect(*server.getsockname(), PATIENCE_S) as sock:
-        ours = _overhear(server, lambda: probe_store(sock, PATIENCE_S, "the store"))
+        ours = _overhear(server, lambda: in_loop(check_store(Endpoint("127.0.0.1", port), PATIENCE_S)))
     assert len(theirs) == len(ours) == 10
     assert theirs[:6] == ours[:6], "all but the number that is to be echoed"
 
 
 def test_a_store_that_answers_just_after_the_time_out_is_no_other_program() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, connect(*server.getsockname(), PATIENCE_S) as sock:
+    with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer_late() -> None:
             caller, _ = server.accept()
@@ -52,8 +52,7 @@ def test_a_store_that_answers_just_after_the_time_out_is_no_other_program() -> N
         with ThreadPoolExecutor(1) as pool:
             late = pool.submit(answer_late)
             with pytest.raises(UnreachableError) as silence:
-                probe_store(sock, 0.01, "the store")
-            sock.close()
+                in_loop(check_store(Endpoint(*server.getsockname()), 0.2))
             late.result(PATIENCE_S)
         assert silence.value.obstacle is Obstacle.SILENT
 

@@ -163,10 +163,7 @@ class MeetingPoint:
         from elastic_agent.transport import etcd
 
         members = Members(self._endpoint, access, DIAL_TIMEOUT_S, self._secret)
-        try:
-            client, _ = await members.dial()
-        finally:
-            members.close()
+        client, _ = await members.dial()
         root = f"{access.prefix.rstrip('/')}/{FOLDER}/"
         return etcd.EtcdTable(client, root, lease=etcd.KeptLease(KEPT_S))
 

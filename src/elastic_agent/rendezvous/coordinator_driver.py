@@ -39,8 +39,6 @@ IDLE_S = 60.0
 LEAST_WAIT_S = 0.001
 """For which hints are waited for at least: a time that is over by a rounding error must not make the driver spin."""
 
-MAX_COMPLAINTS = 1000
-
 
 class Log(Protocol):
     """The log that a driver writes to."""
@@ -105,7 +103,6 @@ class RunDriver:
         """Since when the run is over, or never began, and no node of it is alive."""
         self._on_time_s = now_s
         """When this was last known to be where it should be."""
-        self._reported: set[str] = set()
         self._reason = ""
         self._save_fails = False
 
@@ -205,8 +202,6 @@ class RunDriver:
         """Read these incarnations' records again, or all of them (None)."""
         snapshot = await self._records.read(incarnations)
         now_s = self._clock()  # after the answer: what it holds was written before
-        for problem in snapshot.rejected:
-            self._warn_once(problem)
         for key, member in snapshot.members.items():
             lease = snapshot.leases.get(key)
             if lease is not None:
@@ -234,11 +229,6 @@ class RunDriver:
     @property
     def _ttl_s(self) -> float:
         return self.plan.policy.lease_ttl_s if self.plan is not None else 1.0
-
-    def _warn_once(self, problem: str) -> None:
-        if problem not in self._reported and len(self._reported) < MAX_COMPLAINTS:
-            self._reported.add(problem)
-            self._log.warning("ignored an invalid record in the store", what=problem)
 
     # -- acting ---------------------------------------------------------------------------------
 

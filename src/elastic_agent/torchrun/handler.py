@@ -155,7 +155,8 @@ class ElasticRendezvous(RendezvousHandler):
         except RuntimeError:  # the thread has ended, and closed its loop
             request.close()
             raise RendezvousConnectionError(_ENDED) from None
-        if not wait([answer, self._ended], timeout_s, FIRST_COMPLETED).done:
+        either: list[Future[Any]] = [answer, self._ended]
+        if not wait(either, timeout_s, FIRST_COMPLETED).done:
             answer.cancel()
             why = f": {node.trouble}" if node.trouble else ""
             raise RendezvousTimeoutError(f"no world was formed within {timeout_s:g} s at {node.shown}{why}")

@@ -157,8 +157,9 @@ def _unreachable(failures: Mapping[Address, OSError], timeout_s: float) -> Unrea
     obstacles: set[Obstacle] = set()
     for (family, address), error in failures.items():
         own = own_network_problem(family, address) if _is_silence(error) else ""
-        problems.append(f"{address}: {own or _explain(error, timeout_s)}")
-        obstacles.add(Obstacle.OWN_NETWORK if own else _obstacle(error))
+        problem, obstacle = (own, Obstacle.OWN_NETWORK) if own else _explain(error, timeout_s)
+        problems.append(f"{address}: {problem}")
+        obstacles.add(obstacle)
     if len(obstacles) > 1:  # an address of a family that this machine does not have
         obstacles.discard(Obstacle.OWN_NETWORK)
     return UnreachableError("; ".join(problems), obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER)
@@ -201,18 +202,6 @@ def loopback_is_down() -> bool:
     return known is not None and not known.isup
 
 
-def _obstacle(error: OSError) -> Obstacle:
-    if isinstance(error, ConnectionRefusedError):
-        return Obstacle.REFUSED
-    if error.errno == errno.EHOSTUNREACH:
-        return Obstacle.UNREACHABLE
-    if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-        return Obstacle.OWN_NETWORK
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return Obstacle.EXPLAINED
-    return Obstacle.NO_ANSWER if isinstance(error, TimeoutError) else Obstacle.OTHER
-
-
 def _connect_to(family: int, address: str, port: int, timeout_s: float) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -244,35 +233,43 @@ def set_up_for_messages(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVES_MISSED)
 
 
-def _explain(error: OSError, timeout_s: float) -> str:
+def _explain(error: OSError, timeout_s: float) -> tuple[str, Obstacle]:
+    """Return what kept a connection from being made, in words and as callers need to know it."""
     if isinstance(error, TimeoutError):
-        return f"no answer within {timeout_s:g} s (a firewall drops packets, or the machine is down)"
+        return (
+            f"no answer within {timeout_s:g} s (a firewall drops packets, or the machine is down)",
+            Obstacle.NO_ANSWER,
+        )
+    no_family = "this machine has no address of that family", Obstacle.OWN_NETWORK
     known = {
-        errno.ECONNREFUSED: "connection refused (nothing is listening there yet)",
-        errno.EHOSTUNREACH: "the host is unreachable (down, or behind a firewall)",
-        errno.EADDRNOTAVAIL: "this machine has no address of that family",
-        errno.EAFNOSUPPORT: "this machine has no address of that family",
-        errno.EMFILE: "this process has too many open files to open a socket; raise ulimit -n",
-        errno.ENFILE: "this machine has too many open files to open a socket",
+        errno.ECONNREFUSED: ("connection refused (nothing is listening there yet)", Obstacle.REFUSED),
+        errno.EHOSTUNREACH: ("the host is unreachable (down, or behind a firewall)", Obstacle.UNREACHABLE),
+        errno.EADDRNOTAVAIL: no_family,
+        errno.EAFNOSUPPORT: no_family,
+        errno.EMFILE: (
+            "this process has too many open files to open a socket; raise ulimit -n",
+            Obstacle.EXPLAINED,
+        ),
+        errno.ENFILE: ("this machine has too many open files to open a socket", Obstacle.EXPLAINED),
     }
-    return known.get(error.errno or 0, error.strerror or str(error))
+    return known.get(error.errno or 0, (error.strerror or str(error), Obstacle.OTHER))
 
 
-def local_address_towards(host: str, sock: socket.socket) -> str:
-    """The address of this machine on the connection ``sock`` to ``host``, as other nodes can dial it.
+def local_address_towards(host: str, own: str) -> str:
+    """The address ``own`` of this machine on a connection to ``host``, as other nodes can dial it.
 
     On the host of the store itself that connection may run over loopback although the endpoint is not named so;
     then it is the address under which the machine reaches the outside.
     """
-    address = _plain(str(sock.getsockname()[0]))
+    address = _plain(own)
     if is_loopback_name(host) or not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return address
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((target, 9))
             return _plain(str(probe.getsockname()[0]))
-    own = (str(one) for _, one in _interface_addresses() if one.version == 4)
-    return next(own, address)  # for machines that have no way to the outside
+    others = (str(one) for _, one in _interface_addresses() if one.version == 4)
+    return next(others, address)  # for machines that have no way to the outside
 
 
 def _interface_addresses() -> Iterator[tuple[str, IPv4Address | IPv6Address]]:

@@ -81,11 +81,10 @@ def not_a_store(shown: str, answer: bytes) -> NotAStoreError:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Records of some or all incarnations of a run. Bad records are left out and described in ``rejected``."""
+    """Records of some or all incarnations of a run, without those that are invalid."""
 
     members: Mapping[str, Member] = field(default_factory=dict)
     leases: Mapping[str, Lease] = field(default_factory=dict)
-    rejected: tuple[str, ...] = ()
     written_s: Mapping[str, float] = field(default_factory=dict)
     """The latest time at which each lease can have been written (``time.monotonic()``), where known."""
 

@@ -31,20 +31,17 @@ class CoordinatorRecords:
         Args:
             table: the connection.
             keys: of this life of the records.
-            report_invalid: called with a description of each invalid plan.
+            report_invalid: called once with a description of each invalid record in the store.
         """
         self._table = table
         self._keys = keys
         self._report_invalid = report_invalid
         self._plans = PlanReader(table, keys, report_invalid)
         self._writer = PlanWriter(table, keys, self._plans)
-        self._records = RecordReader(table.root + keys.folder)
+        self._records = RecordReader(table.root + keys.folder, report_invalid)
 
     async def read(self, incarnations: Collection[str] | None) -> Snapshot:
-        """Read member and lease records of these incarnations, or of all (None).
-
-        A bad one is described once for each content.
-        """
+        """Read member and lease records of these incarnations, or of all (None)."""
         keys = self._keys
         if incarnations is None:
             found = await self._table.read_folders(keys.members, keys.leases)
@@ -52,21 +49,20 @@ class CoordinatorRecords:
             found = await self._table.read(
                 [key for name in incarnations for key in (keys.member(name), keys.lease(name))]
             )
-        rejected: list[str] = []
         members: dict[str, Member] = {}
         for name, data in _under(keys.members, found).items():
-            member = self._records.member(name, data, rejected)
+            member = self._records.member(name, data)
             if member is not None:
                 members[name] = member
-        leases = self._records.leases(_under(keys.leases, found), rejected)
+        leases = self._records.leases(_under(keys.leases, found))
         written_s = {name: self._table.written_by(keys.lease(name)) for name in leases}
         known_s = {name: at_s for name, at_s in written_s.items() if at_s is not None}
-        return Snapshot(members, leases, tuple(rejected), known_s)
+        return Snapshot(members, leases, known_s)
 
     async def read_leases(self, incarnations: Collection[str]) -> Mapping[str, Lease]:
         """Read the leases of these incarnations."""
         found = await self._table.read([self._keys.lease(name) for name in incarnations])
-        return self._records.leases(_under(self._keys.leases, found), None)
+        return self._records.leases(_under(self._keys.leases, found))
 
     async def read_plan(self) -> Plan | None:
         """Return the newest plan, or None before the first.

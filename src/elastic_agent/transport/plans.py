@@ -30,6 +30,7 @@ from elastic_agent.protocol import (
 
 from .base import StoreLostError
 from .keys import LifeKeys
+from .record_reader import ReportInvalid, once
 from .table import Table
 
 T = TypeVar("T")
@@ -64,12 +65,11 @@ class _DamagedError(Exception):
 class PlanReader:
     """Reads the plans of one run over one connection."""
 
-    def __init__(self, table: Table, keys: LifeKeys, report_invalid: Callable[[str], None]) -> None:
+    def __init__(self, table: Table, keys: LifeKeys, report_invalid: ReportInvalid) -> None:
         """``report_invalid`` is called once with everything in the store that is not a plan."""
         self._table = table
         self._keys = keys
-        self._report_invalid = report_invalid
-        self._reported: set[str] = set()
+        self._report_invalid = once(report_invalid)
         self._worlds: dict[str, World] = {}
         self._orders: dict[str, _Order] = {}
         self.best: Plan | None = None
@@ -184,10 +184,7 @@ class PlanReader:
         return part
 
     def _report(self, problem: str) -> None:
-        """Report it, once."""
-        if problem not in self._reported and len(self._reported) < 1000:
-            self._reported.add(problem)
-            self._report_invalid(self._table.root + problem)
+        self._report_invalid(self._table.root + problem)
 
 
 class PlanWriter:

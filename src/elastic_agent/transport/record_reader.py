@@ -22,17 +22,29 @@ def log_invalid(problem: str) -> None:
     get_logger().warning("ignored an invalid record in the store", what=problem)
 
 
+def once(report_invalid: ReportInvalid) -> ReportInvalid:
+    """Return what reports each problem once."""
+    reported: set[str] = set()
+
+    def report(problem: str) -> None:
+        if problem not in reported and len(reported) < _MOST_REPORTED:
+            reported.add(problem)
+            report_invalid(problem)
+
+    return report
+
+
 class RecordReader:
     """Reads one run's records; most did not change since the last time."""
 
-    def __init__(self, prefix: str) -> None:
-        """``prefix``: of the run's keys, for descriptions of invalid ones."""
+    def __init__(self, prefix: str, report_invalid: ReportInvalid = log_invalid) -> None:
+        """``prefix``: of the run's keys, for descriptions of invalid records, each of which is reported once."""
         self._prefix = prefix
+        self._report = once(report_invalid)
         self._members: dict[str, tuple[bytes, Member | None]] = {}
-        self._rejected: set[str] = set()
 
-    def member(self, name: str, data: bytes, rejected: list[str]) -> Member | None:
-        """The record in ``data``; None if it was forgotten, or is invalid (then described in ``rejected``)."""
+    def member(self, name: str, data: bytes) -> Member | None:
+        """The record in ``data``; None if it was forgotten, or is invalid."""
         if data == GONE:
             self._members.pop(name, None)
             return None
@@ -45,26 +57,25 @@ class RecordReader:
             _check_name(name, member.incarnation)
         except RecordError as error:
             member = None
-            self._reject(f"{self._prefix}m/{name}: {error}", rejected)
+            self._report(f"{self._prefix}m/{name}: {error}")
         else:
-            member = self._without_tale(member, rejected)
+            member = self._without_tale(member)
         self._members[name] = (data, member)
         return member
 
-    def _without_tale(self, member: Member, rejected: list[str]) -> Member:
+    def _without_tale(self, member: Member) -> Member:
         """The member as it is, or without a history that no run can have."""
         history = member.history
         if history is None or history.generation <= MAX_REPORTED_GENERATION:
             return member
-        self._reject(
+        self._report(
             f"{self._prefix}m/{member.incarnation}: reports generation {history.generation}, which is "
-            "above the maximum; the report is ignored",
-            rejected,
+            "above the maximum; the report is ignored"
         )
         return msgspec.structs.replace(member, history=None)
 
-    def leases(self, found: Mapping[str, bytes], rejected: list[str] | None) -> dict[str, Lease]:
-        """The leases in these bytes, by incarnation; ``rejected``: takes descriptions of invalid ones."""
+    def leases(self, found: Mapping[str, bytes]) -> dict[str, Lease]:
+        """The leases in these bytes, by incarnation."""
         leases: dict[str, Lease] = {}
         for name, data in found.items():
             if data == GONE:
@@ -73,16 +84,10 @@ class RecordReader:
                 lease = decode(Lease, data)
                 _check_name(name, lease.incarnation)
             except RecordError as error:
-                if rejected is not None:
-                    self._reject(f"{self._prefix}l/{name}: {error}", rejected)
+                self._report(f"{self._prefix}l/{name}: {error}")
             else:
                 leases[name] = lease
         return leases
-
-    def _reject(self, problem: str, rejected: list[str]) -> None:
-        if problem not in self._rejected and len(self._rejected) < _MOST_REPORTED:
-            self._rejected.add(problem)
-            rejected.append(problem)
 
 
 def lease_in(data: bytes | None, name: str) -> Lease | None:

@@ -20,13 +20,17 @@ class _Life:
 
     def __init__(self, table: Table, keys: LifeKeys) -> None:
         self.keys = keys
-        self.plans = PlanReader(table, keys, lambda problem: None)
-        self.records = CoordinatorRecords(table, keys)
+        self.plans = PlanReader(table, keys, _ignore)
+        self.records = CoordinatorRecords(table, keys, _ignore)
 
     @classmethod
     async def of(cls, table: Table, run: RunKeys) -> _Life | None:
         life = await life_of(table, run)
         return cls(table, LifeKeys(run, life)) if life is not None else None
+
+
+def _ignore(problem: str) -> None:
+    """The coordinator reports it."""
 
 
 class ReportRecords:

@@ -57,7 +57,7 @@ class Table(Protocol):
         """Wait until the key has been written since this connection read it last; False at the time-out."""
 
     async def hint(self, run_id: str, incarnation: str) -> None:
-        """Tell the coordinator of a run that this member record was written. May be lost with the connection."""
+        """Tell the coordinator of a run that this member record was written."""
 
     def written_by(self, key: str) -> float | None:
         """Return the latest time at which what was read last under this key can have been written.

@@ -13,7 +13,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan, Seat
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import NodeRecords, Obstacle, ReportRecords, Secret, run_abandonable
-from elastic_agent.transport.c10d import BootstrapStore, PortPicker, ServeStore, dial_bootstrap
+from elastic_agent.transport.c10d import BootstrapStore, PortPicker, ServeStore, check_store
 from elastic_agent.values import Endpoint, PortRange
 
 BOOTSTRAP_TIMEOUT_S = 5.0
@@ -116,7 +116,7 @@ class RendezvousBackend(abc.ABC):
 
     async def dial_bootstrap(self, address: Address) -> None:
         """Check that a generation's bootstrap store answers; see ``StoreDialer``."""
-        await run_abandonable(lambda: dial_bootstrap(address, BOOTSTRAP_TIMEOUT_S), 2 * BOOTSTRAP_TIMEOUT_S)
+        await check_store(Endpoint(address.host, address.port), BOOTSTRAP_TIMEOUT_S)
 
     def is_at_store(self, seat: Seat) -> bool:
         """Return whether this node is on the machine of the store."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from .bootstrap import BootstrapStore, PortPicker
 from .connection import agree_run_id, dial, dial_reports, open_table, release_run_id
+from .dialling import LOOK_UP_S, check_store
 from .host import C10dHost, find_or_host
 from .inbox import C10dInbox
 from .server_process import ServeStore, StoreServers, serve_here
 from .table import C10dTable
-from .tcpstore import LOOK_UP_S
 
 __all__ = [
     "LOOK_UP_S",
@@ -20,8 +20,8 @@ __all__ = [
     "ServeStore",
     "StoreServers",
     "agree_run_id",
+    "check_store",
     "dial",
-    "dial_bootstrap",
     "dial_reports",
     "find_or_host",
     "open_table",

@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from elastic_agent.protocol import Address
-from elastic_agent.transport.addresses import connect, listen
-from elastic_agent.transport.base import TransportError, UnreachableError
+from elastic_agent.transport.addresses import listen
+from elastic_agent.transport.base import TransportError
 
 from .server_process import ServeStore, serve_here
 from .store_relay import StoreRelay, keep_other_users_out
-from .wire import probe_store
 
 MAX_TRIES = 64
 
@@ -164,17 +163,3 @@ def own_address(sock: socket.socket) -> str:
     """How this process itself reaches its listening socket."""
     address = str(sock.getsockname()[0])
     return "127.0.0.1" if address in ("0.0.0.0", "::") else address  # "::" takes IPv4 too, see listen()
-
-
-def dial_bootstrap(address: Address, timeout_s: float) -> None:
-    """Check that a store answers at a bootstrap store's address.
-
-    Raises:
-        TransportError: none does; the message is one line.
-    """
-    try:
-        sock = connect(address.host, address.port, timeout_s)
-    except UnreachableError as error:
-        raise TransportError(f"{address}: {error}") from None
-    with sock:
-        probe_store(sock, timeout_s, str(address))

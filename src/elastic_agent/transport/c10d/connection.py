@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-from functools import partial
 
-from elastic_agent.transport.addresses import connect, is_local, local_address_towards, resolve
-from elastic_agent.transport.base import NotAStoreError, Obstacle, OtherVersionError, UnreachableError
-from elastic_agent.transport.blocking_call import run_abandonable
+from elastic_agent.transport.addresses import local_address_towards
+from elastic_agent.transport.base import NotAStoreError, OtherVersionError
 from elastic_agent.transport.certificates import Secret
 from elastic_agent.transport.keys import CLEARING, JOBS, RELEASED, STORE_ID, name_in
-from elastic_agent.transport.port_holder import holder_of
 from elastic_agent.transport.record_reader import log_invalid
 from elastic_agent.transport.records import NodeRecords
 from elastic_agent.transport.report_records import ReportRecords
 from elastic_agent.values import Endpoint
 
-from .secured import check_plain, diagnosed, secured
+from .dialling import open_stream
 from .table import CALL_TIMEOUT_S, ROOT, C10dTable
-from .tcpstore import LOOK_UP_S, TCPStoreClient
+from .tcpstore import TCPStoreClient
 
 BIRTH_S = 2.0
 """A new store's id is written within this time of its port being open."""
@@ -42,71 +37,14 @@ async def open_table(
         OtherVersionError: another version of elastic-agent created it.
         StoreLostError: it broke off in between.
     """
-    shown = str(endpoint)
-    sock, local_address = await run_abandonable(
-        partial(_reached, endpoint, timeout_s, secret),
-        6 * timeout_s + LOOK_UP_S,
-        too_late=lambda late: late[0].close(),
-    )
-    if secret is None:
-        client = await TCPStoreClient.over(sock, shown, CALL_TIMEOUT_S)
-    else:
-        try:
-            client = TCPStoreClient(await secured(sock, endpoint, timeout_s, secret), shown, CALL_TIMEOUT_S)
-        except UnreachableError as error:
-            raise await diagnosed(partial(_silent, endpoint, timeout_s, error), timeout_s) from None
+    stream = await open_stream(endpoint, timeout_s, secret)
+    client = TCPStoreClient(stream, str(endpoint), CALL_TIMEOUT_S)
     try:
+        local_address = local_address_towards(endpoint.host, stream.own_address)
         return C10dTable(client, local_address, await _store_id(client, endpoint), root)
     except BaseException:
         client.close()
         raise
-
-
-def _reached(endpoint: Endpoint, timeout_s: float, secret: Secret | None) -> tuple[socket.socket, str]:
-    """Return a connection, and the address of this machine on it; without a secret, a store has answered."""
-    try:
-        sock = connect(endpoint.host, endpoint.port, timeout_s)
-    except UnreachableError as error:  # the queue of a program that takes no connections from it may be full
-        what = f"accepts no more connections (no answer within {timeout_s:g} s)"
-        raise _named(endpoint, what, error) from None
-    try:
-        if secret is None:
-            check_plain(sock, endpoint, timeout_s)
-        else:
-            _ = secret.client_context  # makes a certificate, the first time
-        return sock, local_address_towards(endpoint.host, sock)
-    except UnreachableError as error:
-        sock.close()
-        raise _silent(endpoint, timeout_s, error) from None
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _silent(endpoint: Endpoint, timeout_s: float, error: UnreachableError) -> UnreachableError:
-    return _named(endpoint, f"accepts connections but did not answer within {timeout_s:g} s", error)
-
-
-def _named(endpoint: Endpoint, what: str, error: UnreachableError) -> UnreachableError:
-    """The error to raise instead, if a process of this machine has the port and does not answer: one that names it."""
-    is_silence = error.obstacle in (Obstacle.NO_ANSWER, Obstacle.SILENT)
-    holder = holder_here(endpoint) if is_silence else ""
-    if not holder:
-        return error
-    return UnreachableError(
-        f"{endpoint} {what}: {holder} of this machine has the port (if that serves the store of a run, it is "
-        "frozen or overloaded)",
-        Obstacle.SILENT,
-    )
-
-
-def holder_here(endpoint: Endpoint) -> str:
-    """The other process of this machine that has the endpoint's port, in words; empty: none, or it is not known."""
-    try:
-        holder = holder_of(endpoint.port) if is_local(resolve(endpoint.host)) else ""
-    except (UnreachableError, OSError):
-        return ""
-    return "" if holder.endswith(f"(pid {os.getpid()})") else holder
 
 
 async def _store_id(store: TCPStoreClient, endpoint: Endpoint) -> str:

@@ -21,16 +21,16 @@ from elastic_agent.transport.base import NotAStoreError, StoreLostError, Unreach
 from elastic_agent.transport.blocking_call import run_abandonable
 from elastic_agent.transport.certificates import Secret
 from elastic_agent.transport.keys import STORE_ID
+from elastic_agent.transport.port_holder import holder_of
 from elastic_agent.transport.report_records import ReportRecords
 from elastic_agent.values import Endpoint
 
 from .bootstrap import own_address
-from .connection import holder_here
+from .dialling import LOOK_UP_S
 from .inbox import C10dInbox
 from .server_process import ANSWER_S, ServeStore, serve_here
 from .store_relay import StoreRelay, keep_other_users_out
 from .table import CALL_TIMEOUT_S, C10dTable
-from .tcpstore import LOOK_UP_S
 
 _WHAT = "the store of this run"
 
@@ -88,7 +88,7 @@ def _free_port(endpoint: Endpoint, timeout_s: float) -> socket.socket | None:
         try:
             connect(endpoint.host, endpoint.port, timeout_s).close()  # another agent was quicker
         except UnreachableError:
-            holder = holder_here(endpoint)
+            holder = holder_of(endpoint.port)
             has = f": {holder} has it" if holder else ""
             raise NotAStoreError(
                 f"port {endpoint.port} of this machine cannot be used ({error.strerror}{has}) and no store "

@@ -27,12 +27,15 @@ class RelayLog:
                 f"refused a connection to {self._shown} by another user of this machine, user id {uid}"
             )
 
-    def refused_client(self, address: str, error: ssl.SSLError) -> None:
+    def refused_client(self, address: str, error: ssl.SSLError, *, has_hung_up: bool) -> None:
         """A client at this address did not prove that it has the secret.
 
-        An agent that was refused connects again, without a secret, to see which one it should have.
+        An agent that was refused connects again, without a secret, to see which one it should have. One that has the
+        secret, too, if it gets no answer in TLS; when this process answers late, it has hung up.
         """
         has_other = getattr(error, "reason", "") in ("CERTIFICATE_VERIFY_FAILED", "TLSV1_ALERT_UNKNOWN_CA")
+        if has_hung_up and not has_other:
+            return
         why = "it has another secret" if has_other else "it has no secret"
         if address in self._addresses or len(self._addresses) >= _MOST_NAMED:
             return

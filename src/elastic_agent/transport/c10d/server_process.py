@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import itertools
 import json
@@ -156,14 +155,13 @@ class StoreServers:
         sock: socket.socket | None = None,
     ) -> str:
         """Return the error, in words, or nothing."""
-        fds = (
-            []
-            if sock is None
-            else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [sock.fileno()]))]
-        )
+        data = json.dumps(message).encode()
         try:
             line.settimeout(timeout_s)
-            line.sendmsg([json.dumps(message).encode()], fds)
+            if sock is None:
+                line.send(data)
+            else:
+                socket.send_fds(line, [data], [sock.fileno()])
             answer = self._receive(line)
         except OSError:
             answer = None

@@ -11,23 +11,22 @@ At a second port, it may serve clients of any machine in TLS (:mod:`elastic_agen
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import ipaddress
-import math
 import os
-import selectors
 import socket
 import ssl
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from elastic_agent.logs import get_logger
 from elastic_agent.transport.hidden_listener import HiddenListener
 from elastic_agent.transport.peers import check_peers_are_told, peer_uid
 
-from .relay_ends import End, SecureEnd
 from .relay_log import RelayLog
+from .relay_sides import Side, prove
 
 PAUSE_S = 0.1
 """How long no connections are accepted when this process has no descriptors left."""
@@ -48,7 +47,7 @@ class StoreRelay:
         what: str,
         secure: tuple[socket.socket, ssl.SSLContext] | None = None,
     ) -> None:
-        """Begin to forward, in a thread.
+        """Begin to forward, in an event loop of its own, as the agent's may be busy.
 
         Args:
             public: the listening socket on a loopback address to which processes of this user connect; it becomes the
@@ -62,226 +61,131 @@ class StoreRelay:
         """
         self.port = int(public.getsockname()[1])
         check_peers_are_told(public.getsockname()[0], public.family)
-        self._selector = selectors.DefaultSelector()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        try:
+        with contextlib.ExitStack() as opened:
+            self._loop = opened.enter_context(contextlib.closing(asyncio.new_event_loop()))
             self._hidden = HiddenListener(public)
-        except BaseException:
-            self._selector.close()
-            os.close(self._wake)
-            raise
+            opened.pop_all()
         self.store_listener = self._hidden.store_listener
         """For the store, which takes it over (:meth:`socket.socket.detach`)."""
         self._log = RelayLog(what, self.port if secure is None else int(secure[0].getsockname()[1]))
-        self._closing = threading.Event()
-        self._ends: set[End] = set()
-        self._unproven: dict[SecureEnd, None] = {}
+        self._closing = asyncio.Event()
+        self._sides: set[Side] = set()
+        """The connections that are open, two for each client that was admitted."""
+        self._unproven: dict[asyncio.Task[None], None] = {}
         """Clients that have not shown yet that they have the secret, the earliest first."""
-        self._selector.register(self._wake, selectors.EVENT_READ, lambda: None)
-        self._listeners: dict[socket.socket, Callable[[socket.socket, str], None]] = {
-            public: lambda client, _: self._check_user(client)
+        self._listeners: dict[socket.socket, Callable[[socket.socket, str], Awaitable[None]]] = {
+            public: self._check_user
         }
         if secure is not None:
             listener, context = secure
             self._listeners[listener] = lambda client, host: self._begin_handshake(client, host, context)
         for listener in self._listeners:
             listener.setblocking(False)
-        self._accepts_from_s: float | None = -math.inf
-        """When to accept connections again; None: they are accepted."""
         self._thread = threading.Thread(target=self._run, name="store relay", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Close all connections, when the store has been closed. The ports are free when this returns."""
-        if not self._closing.is_set():
-            self._closing.set()
-            os.eventfd_write(self._wake, 1)
-            self._thread.join()
-            os.close(self._wake)
+        with contextlib.suppress(RuntimeError):  # it was closed before
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join()
 
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while not self._closing.is_set():
-                self._resume_accepting()
-                for key, _ in self._selector.select(self._wait_s()):
-                    if self._closing.is_set():
-                        break
-                    self._carry_out(key)
-                self._give_up_handshakes()
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
         finally:
-            self._close_all()
+            for listener in self._listeners:
+                listener.close()
+            self._hidden.close()
 
-    def _carry_out(self, key: selectors.SelectorKey) -> None:
-        on_event: Callable[[], None] = key.data
-        try:
-            on_event()
-        except (
-            OSError
-        ) as error:  # the system's memory for events, say: it costs this connection, and no other
-            self._log.dropped(error, is_full=error.errno in _FULL)
-            for end in [end for end in self._ends if end.sock is key.fileobj]:
-                self._drop(end)
+    async def _serve(self) -> None:
+        accepting = [asyncio.create_task(self._accept(*each)) for each in self._listeners.items()]
+        await self._closing.wait()
+        for task in (*accepting, *self._unproven):
+            task.cancel()
+        await asyncio.wait([*accepting, *self._unproven])
+        while self._sides:
+            for side in self._sides:
+                if side.transport is not None:
+                    side.transport.abort()
+            await asyncio.sleep(0)
 
-    def _wait_s(self) -> float | None:
-        pause_s = None if self._accepts_from_s is None else PAUSE_S
-        first = next(iter(self._unproven), None)
-        handshake_s = None if first is None else max(0.0, first.until_s - time.monotonic())
-        return min((wait_s for wait_s in (pause_s, handshake_s) if wait_s is not None), default=None)
-
-    def _close_all(self) -> None:
-        for end in self._ends:
-            end.sock.close()
-        self._selector.close()
-        for listener in self._listeners:
-            listener.close()
-        self._hidden.close()
-
-    # -- new connections ------------------------------------------------------------------------
-
-    def _resume_accepting(self) -> None:
-        if self._accepts_from_s is None or time.monotonic() < self._accepts_from_s:
-            return
-        for listener, admit in self._listeners.items():
-            self._selector.register(listener, selectors.EVENT_READ, self._accepting(listener, admit))
-        self._accepts_from_s = None
-
-    def _accepting(
-        self, listener: socket.socket, admit: Callable[[socket.socket, str], None]
-    ) -> Callable[[], None]:
-        def accept() -> None:
-            if self._accepts_from_s is not None:
-                return  # no descriptor was left for the one before
+    async def _accept(
+        self, listener: socket.socket, admit: Callable[[socket.socket, str], Awaitable[None]]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
             try:
-                client, address = listener.accept()
+                client, address = await loop.sock_accept(listener)
             except OSError as error:
-                if error.errno in _FULL:
-                    self._pause_accepting(error)
-                return
+                await asyncio.sleep(PAUSE_S if self._dropped(error) else 0.0)
+                continue
             try:
-                admit(client, str(address[0]).removeprefix("::ffff:"))
+                await admit(client, str(address[0]).removeprefix("::ffff:"))
             except OSError as error:  # the client is gone, or no descriptor is left
-                self._log.dropped(error, is_full=error.errno in _FULL)
+                self._dropped(error)
                 client.close()
+            await asyncio.sleep(0)  # as to accept one that waits already does not let others go on
 
-        return accept
+    def _dropped(self, error: OSError) -> bool:
+        """Note that a connection was not admitted; return whether this process has no descriptor left."""
+        is_full = error.errno in _FULL
+        self._log.dropped(error, is_full=is_full)
+        return is_full
 
-    def _pause_accepting(self, error: OSError) -> None:
-        self._log.dropped(error, is_full=True)
-        for listener in self._listeners:
-            self._selector.unregister(listener)
-        self._accepts_from_s = time.monotonic() + PAUSE_S
-
-    def _check_user(self, client: socket.socket) -> None:
+    async def _check_user(self, client: socket.socket, _: str) -> None:
         uid = peer_uid(client)
         if uid == os.geteuid():
-            self._pair(End(client))
+            await self._pair(client, Side(self._sides))
             return
         client.close()
         if uid is not None:  # else its other end is closed
             self._log.refused_user(uid)
 
-    def _begin_handshake(self, client: socket.socket, host: str, context: ssl.SSLContext) -> None:
-        end = SecureEnd(client, host, context, time.monotonic() + HANDSHAKE_S)
+    async def _begin_handshake(self, client: socket.socket, host: str, context: ssl.SSLContext) -> None:
         if len(self._unproven) >= MOST_UNPROVEN:
-            self._drop(next(iter(self._unproven)))
-        self._ends.add(end)
-        self._unproven[end] = None
-        self._watch(end)
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.cancel()
+        handshake = asyncio.create_task(self._check_secret(client, host, context))
+        self._unproven[handshake] = None
+        handshake.add_done_callback(lambda ended: self._unproven.pop(ended, None))
 
-    def _shake_hands(self, end: SecureEnd) -> None:
+    async def _check_secret(self, client: socket.socket, host: str, context: ssl.SSLContext) -> None:
+        is_admitted = False
         try:
-            if end.is_admitted():
-                del self._unproven[end]
-                self._pair(end)
-                self._pass_on(end, end.decrypted())
-            self._watch(end)
-            if end.other is not None:
-                self._watch(end.other)
+            async with asyncio.timeout(HANDSHAKE_S):
+                side = await prove(client, context, self._sides)
+            await self._pair(client, side)
+            is_admitted = True
         except ssl.SSLError as error:
-            self._drop(end)
-            # An agent with the secret that has waited long for an answer looks, beside it, for a store without one.
-            if all(unproven.host != end.host for unproven in self._unproven):
-                self._log.refused_client(end.host, error)
+            self._log.refused_client(host, error, has_hung_up=_has_hung_up(client))
         except OSError as error:
-            self._log.dropped(error, is_full=error.errno in _FULL)
-            self._drop(end)
+            self._dropped(error)
+        finally:
+            if not is_admitted:
+                client.close()
 
-    def _give_up_handshakes(self) -> None:
-        now_s = time.monotonic()
-        while (first := next(iter(self._unproven), None)) is not None and first.until_s <= now_s:
-            self._drop(first)
-
-    def _pair(self, client: End) -> None:
+    async def _pair(self, client: socket.socket, side: Side) -> None:
         """Connect a client to the store. Raises OSError: the store was closed, or no descriptor is left."""
-        store = End(self._hidden.connect())
-        client.other, store.other = store, client
-        self._ends |= {client, store}
-        self._watch(client)
-        self._watch(store)
+        loop, store = asyncio.get_running_loop(), Side(self._sides)
+        side.other, store.other = store, side
+        hidden = self._hidden.connect()
+        hidden.setblocking(False)
+        await loop.connect_accepted_socket(lambda: store, hidden)
+        await loop.connect_accepted_socket(lambda: side, client)
 
-    # -- a pair of connections ------------------------------------------------------------------
 
-    def _move(self, end: End) -> None:
-        """Send what waits, and pass on what there is."""
-        if end.sock.fileno() < 0:
-            return  # closed by an event of its other end
-        if isinstance(end, SecureEnd) and end in self._unproven:
-            self._shake_hands(end)
-            return
-        other = end.other
-        assert other is not None
-        try:
-            end.send()
-            self._finish(end, other)
-            if end.wanted & selectors.EVENT_READ:
-                self._pass_on(end, end.receive())
-        except OSError:  # one of the two was reset
-            self._drop(end)
-            return
-        if end.is_over and other.is_over and not end.unsent and not other.unsent:
-            self._drop(end)
-            return
-        self._watch(end)
-        self._watch(other)
-
-    def _pass_on(self, end: End, data: bytes) -> None:
-        other = end.other
-        assert other is not None
-        if data:
-            other.put(data)
-            other.send()
-        self._finish(other, end)
-
-    def _finish(self, end: End, other: End) -> None:
-        """Tell this end's peer that nothing more comes, if that is so."""
-        if other.is_over and not end.unsent and not end.is_finished:
-            end.finish()
-
-    def _watch(self, end: End) -> None:
-        wanted = end.wanted
-        if wanted == end.watched:
-            return
-        if not end.watched:
-            self._selector.register(end.sock, wanted, lambda: self._move(end))
-        elif not wanted:
-            self._selector.unregister(end.sock)
-        else:
-            self._selector.modify(end.sock, wanted, self._selector.get_key(end.sock).data)
-        end.watched = wanted
-
-    def _drop(self, end: End) -> None:
-        if isinstance(end, SecureEnd):
-            self._unproven.pop(end, None)
-        for closed in (end, end.other):
-            if closed is None:
-                continue
-            self._ends.discard(closed)
-            if closed.watched:
-                self._selector.unregister(closed.sock)
-                closed.watched = 0
-            closed.sock.close()
+def _has_hung_up(client: socket.socket) -> bool:
+    try:
+        return not client.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def keep_other_users_out(sock: socket.socket, what: str) -> StoreRelay | None:

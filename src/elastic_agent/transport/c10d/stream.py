@@ -28,7 +28,6 @@ class ByteStream(asyncio.Protocol):
         self._received = bytearray()
         self._end: OSError | None = None
         """Why nothing more comes."""
-        self._is_congested = False
         self._waiter: asyncio.Future[None] | None = None
         self.now_s = asyncio.get_running_loop().time
         """The clock of all deadlines."""
@@ -56,6 +55,12 @@ class ByteStream(asyncio.Protocol):
         return stream
 
     @property
+    def own_address(self) -> str:
+        """The address of this machine on the connection."""
+        assert self._transport is not None
+        return str(self._transport.get_extra_info("sockname")[0])
+
+    @property
     def has_received(self) -> bool:
         """Whether something has arrived that was not read yet."""
         return bool(self._received)
@@ -80,7 +85,7 @@ class ByteStream(asyncio.Protocol):
         return data
 
     async def more(self, ends_s: float) -> None:
-        """Wait until something was received or sent, or :meth:`wake` is called; raises as :meth:`read` does."""
+        """Wait until something was received, or :meth:`wake` is called; raises as :meth:`read` does."""
         if self._end is not None:
             raise self._end
         assert self._transport is not None
@@ -98,11 +103,6 @@ class ByteStream(asyncio.Protocol):
         """Send as soon as the other end takes it."""
         assert self._transport is not None
         self._transport.write(data)
-
-    async def drained(self, ends_s: float) -> None:
-        """Wait until little is left to send; raises as :meth:`read` does."""
-        while self._is_congested:
-            await self.more(ends_s)
 
     def wake(self) -> None:
         """Have :meth:`more` return."""
@@ -139,13 +139,6 @@ class ByteStream(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._ended(error)
-
-    def pause_writing(self) -> None:
-        self._is_congested = True
-
-    def resume_writing(self) -> None:
-        self._is_congested = False
-        self.wake()
 
     def _ended(self, error: Exception | None) -> None:
         if self._end is None:

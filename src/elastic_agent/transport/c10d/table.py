@@ -53,7 +53,6 @@ class C10dTable:
         Raises:
             UnreachableError: nothing answers in time.
             NotAStoreError: something else answers.
-            StoreLostError: the connection broke meanwhile.
         """
         return cls(await TCPStoreClient.connect(host, port, timeout_s, CALL_TIMEOUT_S), root=root)
 
@@ -113,7 +112,7 @@ class C10dTable:
         return await self._store.wait(self.root + key, timeout_s)
 
     async def hint(self, run_id: str, incarnation: str) -> None:
-        """Put it into the coordinator's inbox; the server answers nothing."""
+        """Put it into the coordinator's inbox."""
         await self._store.queue_push(self.root + INBOX, f"{run_id} {incarnation}".encode())
 
     def written_by(self, key: str) -> float | None:

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from elastic_agent.transport.base import StoreLostError, not_a_store
-from elastic_agent.transport.blocking_call import run_abandonable
+from elastic_agent.values import Endpoint
 
 from . import wire
+from .dialling import reach
 from .stream import ByteStream
-
-LOOK_UP_S = 30.0
-"""How long looking up a name may take: longer than the resolver with its defaults."""
 
 Answer = TypeVar("Answer")
 
@@ -34,7 +31,7 @@ class TCPStoreClient:
     """
 
     def __init__(self, stream: ByteStream, shown: str, call_timeout_s: float) -> None:
-        """Use a connection to a store, which has answered (:func:`.wire.probe_store`).
+        """Use a connection to a store, which has answered.
 
         Args:
             stream: becomes the client's.
@@ -53,18 +50,6 @@ class TCPStoreClient:
         stream.abort_with(self)
 
     @classmethod
-    async def over(cls, sock: socket.socket, shown: str, call_timeout_s: float) -> TCPStoreClient:
-        """Use a plain socket to a store, which has answered; it becomes the client's.
-
-        Raises:
-            StoreLostError: the connection broke meanwhile.
-        """
-        try:
-            return cls(await ByteStream.over(sock), shown, call_timeout_s)
-        except OSError as error:
-            raise StoreLostError(_closed(shown, error)) from None
-
-    @classmethod
     async def connect(cls, host: str, port: int, timeout_s: float, call_timeout_s: float) -> TCPStoreClient:
         """Connect to a server, and check that it is one.
 
@@ -77,14 +62,9 @@ class TCPStoreClient:
         Raises:
             UnreachableError: nothing listens there, or what does has not answered in time or hung up.
             NotAStoreError: it answers otherwise than a store.
-            StoreLostError: the connection broke meanwhile.
         """
-        sock = await run_abandonable(
-            lambda: wire.dial_store(host, port, timeout_s),
-            2 * timeout_s + LOOK_UP_S,
-            too_late=lambda late: late.close(),
-        )
-        return await cls.over(sock, f"{host}:{port}", call_timeout_s)
+        endpoint = Endpoint(host, port)
+        return cls(await reach(endpoint, timeout_s), str(endpoint), call_timeout_s)
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -108,16 +88,7 @@ class TCPStoreClient:
 
     async def set(self, key: str, value: bytes) -> None:
         """Store a value; returns when the server has it."""
-        nonce = secrets.token_bytes(wire.NONCE_BYTES)
-        # The server does not answer a SET.
-        request = _request(wire.Request.SET, wire.packed_key(key) + wire.packed_value(value))
-
-        async def pong() -> None:
-            answer = await self._read(len(nonce))
-            if answer != nonce:
-                raise self._unexpected(answer)
-
-        await self._call(request + wire.ping(nonce), pong)
+        await self._tell(wire.Request.SET, wire.packed_key(key) + wire.packed_value(value))
 
     async def compare_and_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Store ``desired`` if the value is ``expected``, and return the value that is there then.
@@ -154,9 +125,8 @@ class TCPStoreClient:
         return await self._call(_request(wire.Request.WAIT, wire.packed_keys([key])), is_there)
 
     async def queue_push(self, queue: str, item: bytes) -> None:
-        """Add to the end of a queue; the server does not answer that."""
-        request = _request(wire.Request.QUEUE_PUSH, wire.packed_key(queue) + wire.packed_value(item))
-        await self._call(request, lambda: self._stream.drained(self._ends_s))
+        """Add to the end of a queue; returns when the server has it."""
+        await self._tell(wire.Request.QUEUE_PUSH, wire.packed_key(queue) + wire.packed_value(item))
 
     async def queue_pop(self, queue: str, most: int) -> list[bytes]:
         """Remove up to so many items from the beginning of a queue, and return them."""
@@ -171,6 +141,17 @@ class TCPStoreClient:
         self._fail("the connection was closed")
 
     # -- one call -------------------------------------------------------------------------------
+
+    async def _tell(self, kind: wire.Request, arguments: bytes) -> None:
+        """Make a request that the server does not answer; it answers a ping after it."""
+        nonce = secrets.token_bytes(wire.NONCE_BYTES)
+
+        async def pong() -> None:
+            answer = await self._read(len(nonce))
+            if answer != nonce:
+                raise self._unexpected(answer)
+
+        await self._call(_request(kind, arguments) + wire.ping(nonce), pong)
 
     async def _call(self, request: bytes, parse: Callable[[], Awaitable[Answer]]) -> Answer:
         await self._lock.acquire()

@@ -4,21 +4,13 @@ The protocol is private to torch. A request is one byte, followed by its argumen
 length, and numbers, all in the byte order of the machine. Answers have no header, and come in the order of the
 requests; only the answer to a wait comes when its keys are there. Keys of torch's clients begin with a slash, which is
 added here, so that all clients see the same keys. Requests to set or push have no answer.
-
-Its first messages, sent over a blocking socket, show whether a store answers at all.
 """
 
 from __future__ import annotations
 
 import enum
-import secrets
-import socket
-import ssl
 import struct
 from collections.abc import Sequence
-
-from elastic_agent.transport.addresses import connect
-from elastic_agent.transport.base import NotAStoreError, Obstacle, UnreachableError, not_a_store, silent
 
 MAX_KEY_BYTES = 8 * 1024 - 1
 MAX_VALUE_BYTES = 8 * 1024 * 1024
@@ -35,9 +27,6 @@ STOP_WAITING, WAIT_CANCELLED = b"\0", b"\1"
 
 PROVOCATION = b"\r\n\r\n"
 """Makes servers of text protocols answer; a store that is only slow does not answer it."""
-
-PROVOKED_S = 0.5
-"""How long another server may take to answer it."""
 
 _MAGIC = 0x3C85F7CE
 
@@ -115,79 +104,3 @@ def size_in(data: bytes) -> int:
 def number_in(data: bytes) -> int:
     """Return the signed number in 8 bytes."""
     return int(struct.unpack("=q", data)[0])
-
-
-def no_answer(shown: str) -> UnreachableError:
-    """Return the error of a server that hung up at the first messages."""
-    return UnreachableError(f"{shown} closed the connection without an answer", Obstacle.CLOSED)
-
-
-def dial_store(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Connect to a store, which has answered then; raises as :func:`connect` and :func:`probe_store` do.
-
-    ``timeout_s``: how long the connection may take, and then the answer.
-    """
-    sock = connect(host, port, timeout_s)
-    try:
-        probe_store(sock, timeout_s, f"{host}:{port}")
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def probe_store(sock: socket.socket, timeout_s: float, shown: str, *, provoke: bool = True) -> None:
-    """Check that the other end answers as a TCPStore does; ``provoke``: also send what makes other servers answer.
-
-    Raises:
-        UnreachableError: no answer in time (a frozen store, or something that only listens), or it hung up.
-        NotAStoreError: another answer, or none before hanging up.
-        ssl.SSLError: the connection is in TLS, and the other end ends it.
-    """
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    sock.settimeout(timeout_s)
-    try:
-        sock.sendall(greeting(nonce))
-        answer = _receive(sock, len(nonce))
-    except TimeoutError:
-        spoken = _provoke(sock) if provoke else b""
-        if spoken and not spoken.startswith(nonce):  # a store that was only late: the next attempt will do
-            raise not_a_store(shown, spoken) from None
-        raise silent(shown, timeout_s) from None
-    except ssl.SSLError:
-        raise
-    except OSError:
-        answer = b""
-    if not answer:  # a host that dies while it accepts, a proxy before one that is not there yet
-        raise no_answer(shown)
-    if answer != nonce:
-        raise not_a_store(shown, answer)
-
-
-def is_store(sock: socket.socket, timeout_s: float) -> bool:
-    """Whether a TCPStore answers at the other end of a new connection."""
-    try:
-        probe_store(sock, timeout_s, "", provoke=False)
-    except (UnreachableError, NotAStoreError):
-        return False
-    return True
-
-
-def _provoke(sock: socket.socket) -> bytes:
-    """The answer of a server of a text protocol to empty lines; a store that is only slow does not answer them."""
-    sock.settimeout(PROVOKED_S)
-    try:
-        sock.sendall(PROVOCATION)
-        return sock.recv(64)
-    except OSError:
-        return b""
-
-
-def _receive(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = sock.recv(size - len(data))
-        if not more:
-            break
-        data += more
-    return data

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,13 +60,6 @@ class LeaseGoneError(Exception):
     """The etcd lease ran out or was revoked."""
 
 
-class _RefusedError(Exception):
-    """etcd refused a watch, maybe because the login expired."""
-
-    def __init__(self, explained: Exception) -> None:
-        self.explained = explained
-
-
 @dataclass(frozen=True)
 class News:
     """The result of a watch: the revision to continue from, and the keys written or deleted since the last time."""
@@ -93,52 +86,35 @@ class Revisions:
         return self.times.written_by(self.store, revision)
 
 
-class _Line:
-    """A connection and the login that goes with it, shared by the clients that use it."""
+class EtcdClient:
+    """One connection, and the login that goes with it."""
 
-    def __init__(self, channel: Any) -> None:
-        self.channel = channel
-        self.kv = rpc.KVStub(channel)
-        self.leases = rpc.LeaseStub(channel)
-        self.auth = rpc.AuthStub(channel)
+    def __init__(
+        self, channel: Any, endpoint: Endpoint, access: EtcdAccess, local_address: str, timeout_s: float
+    ):
+        """Use :meth:`dial`."""
+        self.endpoint = endpoint
+        self.local_address = local_address
+        self.revisions = Revisions()
+        """The revisions seen over this connection; replaced when the etcd at its other end is known."""
+        self._channel = channel
+        self._kv = rpc.KVStub(channel)
+        self._leases = rpc.LeaseStub(channel)
+        self._auth = rpc.AuthStub(channel)
         # etcd takes requests for ever on both, but gets one; and keeping a lease alive once has one answer.
-        self.watch = _calls(channel.unary_stream, "Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
-        self.keep_alive = _calls(
+        self._watch = _calls(channel.unary_stream, "Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
+        self._keep_alive = _calls(
             channel.unary_unary,
             "Lease/LeaseKeepAlive",
             rpc.LeaseKeepAliveRequest,
             rpc.LeaseKeepAliveResponse,
         )
-        self.token: str | None = None
-        self.login_lock = asyncio.Lock()
-        self.users = 0
-
-    def let_go(self) -> None:
-        """One user less; the last one closes the connection."""
-        self.users -= 1
-        if self.users == 0:
-            with contextlib.suppress(StopIteration):
-                self.channel.close().send(None)  # without a grace it waits for nothing
-
-
-class EtcdClient:
-    """One user of a connection."""
-
-    def __init__(
-        self, line: _Line, endpoint: Endpoint, access: EtcdAccess, local_address: str, timeout_s: float
-    ):
-        """Use :meth:`dial`, or :meth:`sibling` of one that was dialled."""
-        self.endpoint = endpoint
-        self.local_address = local_address
-        self.revisions = Revisions()
-        """The revisions seen over this connection; replaced when the etcd at its other end is known."""
-        self._line = line
         self._access = access
         self._timeout_s = timeout_s
+        self._token: str | None = None
         self._open = True
         self._calls: set[Any] = set()
         """Calls in progress, and watches."""
-        line.users += 1
 
     @classmethod
     async def dial(
@@ -164,10 +140,10 @@ class EtcdClient:
         local_address, open_channel = await run_abandonable(
             lambda: _explore(endpoint, access, timeout_s, secret), DIAL_TIMEOUT_S
         )
-        client = cls(_Line(open_channel()), endpoint, access, local_address, timeout_s)
+        client = cls(open_channel(), endpoint, access, local_address, timeout_s)
         try:
             if access.user:
-                await client._log_in(None)
+                await client._log_in()
         except StoreLostError as error:
             client.close()
             raise UnreachableError(str(error)) from None
@@ -176,24 +152,15 @@ class EtcdClient:
             raise
         return client
 
-    def sibling(self) -> EtcdClient:
-        """Another user of the same connection; either may close first."""
-        other = EtcdClient(self._line, self.endpoint, self._access, self.local_address, self._timeout_s)
-        other.revisions = self.revisions
-        return other
-
-    def is_sibling_of(self, other: EtcdClient) -> bool:
-        """Whether both use one connection."""
-        return self._line is other._line
-
     def close(self) -> None:
-        """Take no more calls, end those in progress, release the connection; does not block."""
+        """Take no more calls, end those in progress, close the connection; does not block."""
         if self._open:
             self._open = False
             calls, self._calls = self._calls, set()
             for call in calls:
                 call.cancel()
-            self._line.let_go()
+            with contextlib.suppress(StopIteration):
+                self._channel.close().send(None)  # without a grace it waits for nothing
 
     # -- keys -----------------------------------------------------------------------------------
 
@@ -205,7 +172,7 @@ class EtcdClient:
     async def range(self, key: bytes, end: bytes | None = None, *, keys_only: bool = False) -> Any:
         """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it."""
         request = rpc.RangeRequest(key=key, range_end=end or b"", keys_only=keys_only)
-        return await self._ask(self._line.kv.Range, request)
+        return await self._ask(self._kv.Range, request)
 
     async def transact(
         self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()
@@ -216,7 +183,7 @@ class EtcdClient:
             LeaseGoneError: a key was to hang on a lease that is gone; nothing was written.
         """
         request = rpc.TxnRequest(compare=compare, success=then, failure=otherwise)
-        return await self._ask(self._line.kv.Txn, request)
+        return await self._ask(self._kv.Txn, request)
 
     async def _ask(self, method: Callable[..., Any], request: Any) -> Any:
         answer = await self._call(method, request)
@@ -227,7 +194,7 @@ class EtcdClient:
 
     async def grant(self, ttl_s: int) -> int:
         """A new etcd lease; its id."""
-        answer = await self._call(self._line.leases.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s))
+        answer = await self._call(self._leases.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s))
         return int(answer.ID)
 
     async def keep_alive(self, lease_id: int) -> None:
@@ -237,7 +204,7 @@ class EtcdClient:
             LeaseGoneError: it is gone.
         """
         request = rpc.LeaseKeepAliveRequest(ID=lease_id)
-        answer = await self._call(self._line.keep_alive, request)
+        answer = await self._call(self._keep_alive, request)
         if answer is None:
             raise StoreLostError(f"etcd at {self.endpoint} closed a stream")
         if answer.TTL <= 0:
@@ -247,51 +214,26 @@ class EtcdClient:
         """How many whole seconds the lease has left; negative if it is gone."""
         request = rpc.LeaseTimeToLiveRequest(ID=lease_id)
         try:
-            return int((await self._call(self._line.leases.LeaseTimeToLive, request)).TTL)
+            return int((await self._call(self._leases.LeaseTimeToLive, request)).TTL)
         except LeaseGoneError:
             return -1
 
     async def revoke(self, lease_id: int) -> None:
         """End the lease and remove what hangs on it."""
-        await self._call(self._line.leases.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
+        await self._call(self._leases.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
 
     # -- watching -------------------------------------------------------------------------------
 
-    async def watch(self, key: bytes, end: bytes | None, revision: int, timeout_s: float) -> News | None:
-        """Wait for a change of these keys since ``revision`` (included); None at the time-out.
+    async def follow(self, key: bytes, end: bytes | None, revision: int) -> AsyncGenerator[News]:
+        """Every change of these keys since ``revision`` (included).
 
         Raises:
             CompactedError: that revision is gone.
-            StoreLostError: the connection broke; watch again from the same revision.
+            StoreLostError: the connection broke, or etcd ended the watch (as the login has expired, say).
         """
-        async with aclosing(self.follow(key, end, revision, timeout_s)) as changes:
-            return await anext(changes, None)
-
-    async def follow(
-        self, key: bytes, end: bytes | None, revision: int, timeout_s: float | None = None
-    ) -> AsyncGenerator[News]:
-        """Every change of these keys since ``revision``, until the time-out; errors as for :meth:`watch`."""
-        renewed = False
-        while True:
-            token = self._line.token
-            try:
-                async with aclosing(self._stream(key, end, revision, timeout_s, token)) as changes:
-                    async for news in changes:
-                        revision, renewed = news.next_revision, False
-                        yield news
-                return
-            except _RefusedError as error:
-                if renewed or not self._access.user:
-                    raise error.explained from None
-            await self._log_in(token)
-            renewed = True
-
-    async def _stream(
-        self, key: bytes, end: bytes | None, revision: int, timeout_s: float | None, token: str | None
-    ) -> AsyncGenerator[News]:
         create = rpc.WatchCreateRequest(key=key, range_end=end or b"", start_revision=revision)
         request = rpc.WatchRequest(create_request=create)
-        with self._begun(self._line.watch, request, timeout_s, token) as stream:
+        with self._begun(self._watch, request, None, self._token) as stream:
             try:
                 while (response := await stream.read()) is not grpc.aio.EOF:
                     if response.canceled:
@@ -301,34 +243,26 @@ class EtcdClient:
                         self.revisions.saw(news.next_revision - 1)
                         yield news
             except grpc.RpcError as error:
-                if timeout_s is not None and _timed_out(error):
-                    return
-                if _login_expired(error):
-                    raise _RefusedError(self._explained(error)) from None
                 raise self._explained(error) from None
         raise StoreLostError(f"etcd at {self.endpoint} closed a watch")
 
     def _cancelled(self, response: Any) -> Exception:
         if response.compact_revision:
             return CompactedError(f"compacted up to revision {int(response.compact_revision)}")
-        reason = response.cancel_reason
-        if "permission denied" in reason:
-            return _RefusedError(_no_permission(str(self.endpoint), self._access))
-        lost = StoreLostError(f"etcd at {self.endpoint} cancelled a watch: {reason or 'no reason given'}")
-        return _RefusedError(lost) if _is_expired_login(reason) else lost
+        reason = response.cancel_reason or "no reason given"
+        return StoreLostError(f"etcd at {self.endpoint} cancelled a watch: {reason}")
 
     # -- calls ----------------------------------------------------------------------------------
 
     async def _call(self, method: Callable[..., Any], request: Any) -> Any:
-        token = self._line.token
         try:
-            return await self._attempt(method, request, token)
+            return await self._attempt(method, request, self._token)
         except grpc.RpcError as error:
             if not self._access.user or not _login_expired(error):
                 raise self._explained(error) from None
-        await self._log_in(token)
+        await self._log_in()
         try:
-            return await self._attempt(method, request, self._line.token)
+            return await self._attempt(method, request, self._token)
         except grpc.RpcError as error:
             raise self._explained(error) from None
 
@@ -356,17 +290,13 @@ class EtcdClient:
             self._calls.discard(call)
             call.cancel()
 
-    async def _log_in(self, expired: str | None) -> None:
-        """Get a token, unless another task got one since ``expired`` was tried."""
-        async with self._line.login_lock:
-            if self._line.token != expired:
-                return
-            request = rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
-            try:
-                self._line.token = (await self._attempt(self._line.auth.Authenticate, request, None)).token
-            except grpc.RpcError as error:
-                if "authentication is not enabled" not in _details(error):
-                    raise self._explained(error) from None
+    async def _log_in(self) -> None:
+        request = rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
+        try:
+            self._token = (await self._attempt(self._auth.Authenticate, request, None)).token
+        except grpc.RpcError as error:
+            if "authentication is not enabled" not in _details(error):
+                raise self._explained(error) from None
 
     def _explained(self, error: Any) -> Exception:
         if "requested lease not found" in _details(error):
@@ -452,7 +382,8 @@ def _explore(
             f"etcd at {endpoint}: {str(error).removeprefix(f'{endpoint.host}: ')}", error.obstacle
         ) from None
     with sock:
-        local_address, address = local_address_towards(endpoint.host, sock), str(sock.getpeername()[0])
+        local_address = local_address_towards(endpoint.host, str(sock.getsockname()[0]))
+        address = str(sock.getpeername()[0])
         probe_server(sock, endpoint, access, secret, timeout_s)
     numeric = f"ipv6:[{address}]:{endpoint.port}" if ":" in address else f"ipv4:{address}:{endpoint.port}"
     return local_address, _channel_to(numeric, endpoint, access, secret)
@@ -475,12 +406,9 @@ def _channel_to(
 
 
 def _configured_credentials(access: EtcdAccess) -> Any:
-    try:
-        ca, key, certificate = (
-            path.read_bytes() if path is not None else None for path in (access.ca, access.key, access.cert)
-        )
-    except OSError as error:
-        raise NotAStoreError(f"{error.filename}: {error.strerror}; expected a PEM file for etcd") from None
+    ca, key, certificate = (  # the server was probed with them
+        path.read_bytes() if path is not None else None for path in (access.ca, access.key, access.cert)
+    )
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
@@ -519,11 +447,9 @@ def _timed_out(error: Any) -> bool:
 
 
 def _login_expired(error: Any) -> bool:
-    return error.code() is grpc.StatusCode.UNAUTHENTICATED or _is_expired_login(_details(error))
-
-
-def _is_expired_login(details: str) -> bool:
-    return any(words in details for words in _EXPIRED_LOGIN)
+    return error.code() is grpc.StatusCode.UNAUTHENTICATED or any(
+        words in _details(error) for words in _EXPIRED_LOGIN
+    )
 
 
 def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> TransportError:

@@ -8,9 +8,10 @@ coordinator is a transaction that compares that key, so a former leader writes n
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -23,6 +24,7 @@ from .client import (
     CompactedError,
     EtcdClient,
     LeaseGoneError,
+    News,
     found_in,
     get,
     has_value,
@@ -156,8 +158,7 @@ async def await_no_leader(client: EtcdClient, root: str, run: RunKeys, patience_
     stored = await client.range(life_key)
     life = name_in(stored.kvs[0].value) if stored.kvs else None
     if life is None:
-        with contextlib.suppress(CompactedError):
-            await client.watch(life_key, None, stored.header.revision + 1, patience_s)
+        await _is_seen(client, life_key, stored.header.revision + 1, patience_s, lambda news: True)
         return None
     found = await client.range(leader)
     if found.kvs and not await _becomes_free(client, leader, found.header.revision + 1, patience_s):
@@ -193,12 +194,22 @@ async def campaign_for(
 
 async def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeout_s: float) -> bool:
     """Whether the leader key is removed within this time. Meanwhile its holder's marks date the writes of others."""
-    with contextlib.suppress(CompactedError):
-        async with aclosing(client.follow(leader, None, revision, timeout_s)) as changes:
+    return (
+        await _is_seen(client, leader, revision, timeout_s, lambda news: leader in news.deleted)
+        or await client.get(leader) is None
+    )
+
+
+async def _is_seen(
+    client: EtcdClient, key: bytes, revision: int, timeout_s: float, is_wanted: Callable[[News], bool]
+) -> bool:
+    """Whether a change of the key since ``revision`` is the wanted one; False at the time-out."""
+    with contextlib.suppress(CompactedError, TimeoutError):
+        async with asyncio.timeout(timeout_s), aclosing(client.follow(key, None, revision)) as changes:
             async for news in changes:
-                if leader in news.deleted:
+                if is_wanted(news):
                     return True
-    return await client.get(leader) is None
+    return False
 
 
 def _bytes(root: str, key: str) -> bytes:

@@ -19,8 +19,7 @@ from elastic_agent.transport.base import (
     UnreachableError,
     WrongKeyError,
 )
-from elastic_agent.transport.c10d import wire
-from elastic_agent.transport.certificates import SERVER_NAME, Secret, secret_id_in
+from elastic_agent.transport.certificates import SERVER_NAME, Secret, certificate_at, secret_id_in
 from elastic_agent.values import Endpoint, EtcdAccess
 
 _FRAME_HEADER, _SETTINGS = 9, 4
@@ -30,10 +29,8 @@ _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 
 _SECOND_LOOK_S = 0.15
 """Once something is wrong: how long to look for what it is. The time-out covers this too."""
 
-_NOT_YET_VALID, _EXPIRED = 9, 10
-_WRONG_NAME = (62, 64)
-"""OpenSSL's error numbers for a bad certificate; all others mean that no trusted authority issued it."""
-
+_REFUSALS = ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE")
+"""Words in OpenSSL's names of the alerts of a server that refuses a client's certificate."""
 
 _WRITE_CERTIFICATES = "the certificates that `elastic-agent secret --certificates DIR FILE` writes"
 
@@ -132,42 +129,25 @@ def _bad_file(error: OSError, files: str, expected: str) -> NotAStoreError:
 def _bad_certificate(
     error: ssl.SSLCertVerificationError, endpoint: Endpoint, access: EtcdAccess, secret: Secret | None
 ) -> NotAStoreError:
-    theirs = secret_id_in(_certificate_at(endpoint) or b"")
-    if secret is not None:
-        return _other_secret(endpoint, theirs, secret)
-    if theirs is not None:
-        return _has_secret(endpoint, theirs, "give it in place of --etcd-ca, --etcd-cert and --etcd-key")
-    if error.verify_code == _EXPIRED:
-        what = "has expired; renew it, or correct this machine's clock"
-    elif error.verify_code == _NOT_YET_VALID:
-        what = "is not valid yet; correct this machine's clock"
-    elif error.verify_code in _WRONG_NAME:
-        what = f"is not valid for {endpoint.host}; connect by a name or address in the certificate"
-    else:
-        what = (
-            f"is not trusted by {access.ca} ({error.verify_message}); give the CA certificate of its "
-            "issuer as --etcd-ca"
+    theirs = secret_id_in(certificate_at(endpoint, _SECOND_LOOK_S) or b"")
+    if secret is None and theirs is not None:
+        return _has_secret(endpoint, theirs)
+    if secret is None:
+        return NotAStoreError(
+            f"the certificate of etcd at {endpoint} is not accepted: {error.verify_message.rstrip('.')}; expected one "
+            f"that names {endpoint.host}, is valid by this machine's clock, and is issued by --etcd-ca {access.ca}"
         )
-    return NotAStoreError(f"the certificate of etcd at {endpoint} {what}")
-
-
-def _other_secret(endpoint: Endpoint, theirs: str | None, secret: Secret) -> WrongKeyError:
-    """The error of a server whose certificate was not made from our secret."""
-    if theirs is None:
-        return WrongKeyError(
-            f"etcd at {endpoint} has a certificate that was not made from a secret, and this agent has one "
-            f"(key id {_ids(secret)}): start etcd with {_WRITE_CERTIFICATES}, or give --etcd-ca in place of the "
-            "secret (docs/etcd.md)"
-        )
+    made = "that were not made from a secret" if theirs is None else f"of another secret (key id {theirs})"
     return WrongKeyError(
-        f"etcd at {endpoint} has certificates of another secret (key id {theirs}) than this agent "
-        f"(key id {_ids(secret)}); give all agents and all members of etcd the same secret (docs/etcd.md)"
+        f"etcd at {endpoint} has certificates {made}, and this agent has a secret (key id {_ids(secret)}): give all "
+        "agents and all members of etcd the same secret, or the agents --etcd-ca in place of theirs (docs/etcd.md)"
     )
 
 
-def _has_secret(endpoint: Endpoint, theirs: str, remedy: str) -> WrongKeyError:
+def _has_secret(endpoint: Endpoint, theirs: str) -> WrongKeyError:
     return WrongKeyError(
-        f"etcd at {endpoint} accepts only agents with its secret (key id {theirs}), and this agent has none; {remedy}"
+        f"etcd at {endpoint} accepts only agents with its secret (key id {theirs}), and this agent has none; pass the "
+        "same --secret-file to every agent, in place of --etcd-ca, --etcd-cert and --etcd-key"
     )
 
 
@@ -179,33 +159,23 @@ def _bad_tls(
     error: ssl.SSLError, endpoint: Endpoint, access: EtcdAccess, secret: Secret | None
 ) -> TransportError:
     reason = error.reason or ""
-    if "ALERT" in reason and any(
-        word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE")
-    ):
-        if secret is not None:
-            return WrongKeyError(
-                f"etcd at {endpoint} rejects the certificate of this agent's secret (key id {secret.ids[0]}): start "
-                f"etcd with {_WRITE_CERTIFICATES}, ca.pem as --trusted-ca-file (docs/etcd.md)"
-            )
-        if access.cert is None:
-            what = "requires a client certificate; give --etcd-cert and --etcd-key"
-        else:
-            what = (
-                f"rejects the client certificate {access.cert}; expected a valid one of an authority "
-                "that etcd trusts"
-            )
-        return NotAStoreError(f"etcd at {endpoint} {what}")
-    return _other_answer(b"", endpoint, access, secret)
-
-
-def _silent(endpoint: Endpoint, timeout_s: float) -> TransportError:
-    if _is_c10d(endpoint):
-        return NotAStoreError(
-            f"{endpoint} is a c10d store, not etcd; remove --rdzv-backend etcd, or give etcd's endpoint"
+    if "ALERT" not in reason or not any(word in reason for word in _REFUSALS):
+        return _other_answer(b"", endpoint, access, secret)
+    if secret is not None:
+        return WrongKeyError(
+            f"etcd at {endpoint} rejects the certificate of this agent's secret (key id {secret.ids[0]}): start "
+            f"etcd with {_WRITE_CERTIFICATES}, ca.pem as --trusted-ca-file (docs/etcd.md)"
         )
+    return NotAStoreError(
+        f"etcd at {endpoint} requires a valid client certificate of an authority that it trusts, and got "
+        f"{access.cert or 'none'}; give --etcd-cert and --etcd-key"
+    )
+
+
+def _silent(endpoint: Endpoint, timeout_s: float) -> UnreachableError:
     return UnreachableError(
         f"{endpoint} accepts connections but did not answer within {timeout_s:g} s (etcd is frozen or "
-        "overloaded, or another program listens there)",
+        "overloaded, or another program listens there, perhaps a c10d store, which needs --rdzv-backend c10d)",
         Obstacle.SILENT,
     )
 
@@ -213,16 +183,15 @@ def _silent(endpoint: Endpoint, timeout_s: float) -> TransportError:
 def _other_answer(
     answer: bytes, endpoint: Endpoint, access: EtcdAccess, secret: Secret | None
 ) -> TransportError:
-    has_tls = secret is not None or access.tls
-    if has_tls and _is_plaintext(endpoint):
-        return _no_tls(endpoint, secret)
-    if not has_tls and (certificate := _certificate_at(endpoint)) is not None:
+    if secret is not None or access.tls:
+        answer = answer or _read_plaintext(endpoint)
+        if _is_etcds(answer):
+            return _no_tls(endpoint, secret)
+    elif (certificate := certificate_at(endpoint, _SECOND_LOOK_S)) is not None:
         theirs = secret_id_in(certificate)
         if theirs is not None:
-            return _has_secret(endpoint, theirs, "pass the same --secret-file to every agent")
+            return _has_secret(endpoint, theirs)
         return NotAStoreError(f"{endpoint} requires TLS; give the trusted CA certificates as --etcd-ca")
-    if not answer and has_tls:
-        answer = _read_plaintext(endpoint)
     if not answer:  # one that is just ending, a proxy before one that is not there yet
         return UnreachableError(f"{endpoint} closed the connection without an answer", Obstacle.CLOSED)
     return NotAStoreError(
@@ -241,18 +210,6 @@ def _no_tls(endpoint: Endpoint, secret: Secret | None) -> NotAStoreError:
     )
 
 
-def _is_c10d(endpoint: Endpoint) -> bool:
-    try:
-        with connect(endpoint.host, endpoint.port, _SECOND_LOOK_S) as sock:
-            return wire.is_store(sock, _SECOND_LOOK_S)
-    except (OSError, UnreachableError):
-        return False
-
-
-def _is_plaintext(endpoint: Endpoint) -> bool:
-    return _is_etcds(_read_plaintext(endpoint))
-
-
 def _read_plaintext(endpoint: Endpoint) -> bytes:
     try:
         with connect(endpoint.host, endpoint.port, _SECOND_LOOK_S) as sock:
@@ -261,19 +218,3 @@ def _read_plaintext(endpoint: Endpoint) -> bytes:
             return _receive(sock)
     except (OSError, UnreachableError):
         return b""
-
-
-def _certificate_at(endpoint: Endpoint) -> bytes | None:
-    """The certificate of the server (DER); empty if it is not known, None if the server does not use TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is sent over it
-    try:
-        with connect(endpoint.host, endpoint.port, _SECOND_LOOK_S) as sock:
-            sock.settimeout(_SECOND_LOOK_S)
-            with context.wrap_socket(sock, server_hostname=endpoint.host) as stream:
-                return stream.getpeercert(binary_form=True) or b""
-    except ssl.SSLError as error:
-        return b"" if "ALERT" in (error.reason or "") else None
-    except (OSError, UnreachableError):
-        return None

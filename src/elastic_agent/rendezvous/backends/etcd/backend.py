@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_agent.protocol import RevisionTimes, Seat
@@ -41,14 +40,6 @@ TIMEOUT_LEASES = 0.25
 """A member that hangs must not cost a lease: after this part of one it is given up, or after a second."""
 
 
-@dataclass
-class _Shared:
-    """The connection of this process, and the member it leads to."""
-
-    number: int
-    client: EtcdClient
-
-
 class Members:
     """The members of an etcd cluster, of which one that answers is used."""
 
@@ -74,9 +65,8 @@ class Members:
         self._timeout_s = timeout_s
         self._secret = secret
         self._times = RevisionTimes()
-        self._shared: _Shared | None = None
         self._preferred = 0
-        """The one that answered last; everything of this process goes there, so that one failure shows for all."""
+        """The one that answered last: everything of this process goes there."""
 
     async def dial(self) -> tuple[EtcdClient, str]:
         """Return a connection to a member that answers, and this etcd's name.
@@ -110,47 +100,19 @@ class Members:
         return (await self.dial())[0]
 
     async def _dial_one(self, number: int) -> tuple[EtcdClient, str]:
-        """Over the connection this process has to that member, or over a new one."""
-        shared = self._shared
-        if shared is not None and shared.number == number:
-            try:
-                client = shared.client.sibling()
-                return client, await self._ask_name(client)
-            except TransportError:
-                if self._shared is shared:
-                    self._share(None)
-                if len(self._members) > 1:
-                    raise  # another member first
         client = await EtcdClient.dial(self._members[number], self._access, self._timeout_s, self._secret)
-        name = await self._ask_name(client)
-        self._share(_Shared(number, client.sibling()))
-        return client, name
-
-    async def _ask_name(self, client: EtcdClient) -> str:
-        """The name of the etcd at the other end; the client is closed if it does not answer."""
         try:
             name = await store_id(client, self.root)
         except BaseException:
             client.close()
             raise
         client.revisions = Revisions(name, self._times)
-        return name
+        return client, name
 
     def suspect(self, client: EtcdClient) -> None:
         """This connection was given up: the next dial begins with another member."""
-        shared = self._shared
-        if shared is not None and shared.client.is_sibling_of(client):
-            self._preferred = (shared.number + 1) % len(self._members)
-            self._share(None)
-
-    def _share(self, shared: _Shared | None) -> None:
-        before, self._shared = self._shared, shared
-        if before is not None:
-            before.client.close()
-
-    def close(self) -> None:
-        """Release the shared connection; its other users keep it."""
-        self._share(None)
+        if self._members[self._preferred] == client.endpoint:
+            self._preferred = (self._preferred + 1) % len(self._members)
 
 
 class EtcdBackend(RendezvousBackend):
@@ -253,7 +215,6 @@ class EtcdBackend(RendezvousBackend):
         self.close()
 
     def close(self) -> None:
-        """Take no part in the election any more, and release the connection."""
+        """Take no part in the election any more."""
         if self._taking_part is not None:
             self._taking_part.cancel()
-        self._members.close()
