@@ -40,12 +40,3 @@ LAUNCH_FOLDER = PREFIX + "LAUNCH_FOLDER"
 
 READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE, TRANSFORMERS_DISABLE, LIGHTLY_TRAIN_DISABLE, LAUNCH_FOLDER))
 """Variables that are meant for workers. The agent passes them on; they are not settings of its own."""
-
-_TORCHRUNS = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-    *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"),
-    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
-    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
-)
-PER_WORKER = (*_TORCHRUNS, *sorted(WORKER_VARIABLES))
-"""What workers get from the agent, and the process from which they are forked does not have; torchrun's included."""

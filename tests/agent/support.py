@@ -11,10 +11,8 @@ from typing import IO, Any
 
 from tests.cli import support
 from tests.cli.support import COMMAND
-from tests.processes import status_field
-from tests.waiting import wait_for
 
-__all__ = ["COMMAND", "asynchronous", "clean_environment", "elastic_agent", "started", "wait_until_asleep"]
+__all__ = ["COMMAND", "asynchronous", "clean_environment", "elastic_agent", "started"]
 
 PATIENT = {
     "ELASTIC_AGENT_LEASE_TTL": "60",
@@ -87,11 +85,6 @@ def started(
             yield Started(process)
         finally:
             process.kill()
-
-
-def wait_until_asleep(pid: int) -> None:
-    """Wait until a process that is about to wait for something does so."""
-    wait_for(f"process {pid} to sleep", lambda: status_field(pid, "State").startswith("S"))
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import socket
-import subprocess
 from collections.abc import Callable, Iterator, Set
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,13 +20,12 @@ from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.stalls import TELL_AFTER_S, Progress, StallWatch
 from elastic_agent.client._cells import HeartbeatFile
-from elastic_agent.diagnosis.records import Goodput, NodeReport
+from elastic_agent.diagnosis.records import NodeReport
 from elastic_agent.integrations.collectives import private_names
 from elastic_agent.protocol import Address, Seat, World
 from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.transport import ReportRecords, TransportError
 from tests import virtual_time
-from tests.agent.support import wait_until_asleep
 
 CALLS = [{"serial": 6, "name": "all_reduce", "size_bytes": 400}]
 WAITS = {"group": "0", "enqueued": 6, "started": -1, "completed": 5}
@@ -150,7 +148,7 @@ def test_workers_of_earlier_generations_are_forgotten_and_not_listened_to() -> N
     asyncio.run(scene())
 
 
-def stalls(folder: Path, limit_s: float | None, pid: int | None = None, **group: Any) -> list[events.Stalled]:
+def stalls(folder: Path, limit_s: float | None, **group: Any) -> list[events.Stalled]:
     """What the watch tells first of a worker that stands still with a group like this, until it is over."""
     told: list[events.Stalled] = []
 
@@ -166,9 +164,7 @@ def stalls(folder: Path, limit_s: float | None, pid: int | None = None, **group:
         with listening() as collectives, closing(HeartbeatFile.create(folder, 1)) as beats:
             worker = Worker(collectives)
             await until(collectives, 0, answered=False)
-            pids = {0: os.getpid() if pid is None else pid}
-            idle_after_s = 1000.0 if pid is None else 0.0
-            watch = StallWatch(1, lambda: pids, beats, collectives, limit_s, report, idle_after_s)
+            watch = StallWatch(1, lambda: {0: os.getpid()}, beats, collectives, limit_s, report)
             watch.start()
             answering = asyncio.create_task(answer_always(worker, {**WAITS, **group}))
             await over.wait()
@@ -190,15 +186,6 @@ def test_a_stall_is_told_before_the_time_out_and_when_it_is_over(tmp_path: Path)
     assert TELL_AFTER_S <= told[0].stalled_s < 40.0 <= told[-1].stalled_s
     assert {one.limit for one in told} == {"--hang-timeout 40"}
     assert len({one.over_at_s for one in told}) == 1, "it began once"
-
-
-def test_a_worker_that_waits_in_a_collective_is_not_called_idle(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "1000"]) as waiting:
-        wait_until_asleep(waiting.pid)
-        told = stalls(tmp_path, 40.0, waiting.pid)
-        waiting.kill()
-    assert told
-    assert not any(one.idle_s for one in told)
 
 
 def recorded(serial: int, *, retired: bool) -> dict[str, Any]:
@@ -261,7 +248,6 @@ def test_a_report_says_when_the_workers_told_how_far_they_are() -> None:
                     lambda _: world,
                     {},
                     "",
-                    Goodput,
                     BackgroundTasks(),
                 )
                 reports.on_progress()

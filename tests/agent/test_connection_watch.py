@@ -12,9 +12,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from elastic_agent.agent import events
 from elastic_agent.agent.worker_group import connection_watch
-from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
+from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch, blocked_words
 from elastic_agent.protocol.records import Address, Seat, World
 from elastic_agent.workers.guard.client import Spawned, Stopped
 from elastic_agent.workers.tcp_sockets import SYN_SENT, SocketReader, TcpSocket, parse
@@ -77,12 +76,15 @@ def test_a_connection_that_is_not_answered_is_reported_once_with_its_node(
     monkeypatch.setattr(connection_watch, "BLOCKED_S", 0.1)
     seats = Seat("n1", "n1-a", "127.0.0.1", 1, 0), Seat("n2", "n2-a", PEER, 1, 1)
     world = World(1, seats, Address("127.0.0.1", 4000), "n1")
-    found: list[events.Event] = []
+    found: list[tuple[int, str]] = []
+
+    def report(generation: int, line: str) -> None:
+        found.append((generation, line))
 
     async def watched(worker: int) -> None:
-        watch = ConnectionWatch("n1", lambda: world, found.append)
+        watch = ConnectionWatch("n1", lambda: world, report)
         watch.on_event(Spawned(1, {0: worker}))
-        # A second event would be published when what was read third has been looked at.
+        # A second line would be reported when what was read third has been looked at.
         await wait_for_async("four looks after the report", lambda: reads.count(1) >= 4 or len(found) > 1)
         watch.on_event(Stopped(1, ()))
 
@@ -93,9 +95,18 @@ def test_a_connection_that_is_not_answered_is_reported_once_with_its_node(
         asyncio.run(watched(worker.pid))
         assert worker.stdin is not None
         worker.stdin.close()
-    (event,) = found
-    assert isinstance(event, events.ConnectionBlocked)
-    assert (event.worker_id, event.node, event.host, event.port) == ("n1/0", "n2", PEER, silent_port)
+    ((generation, line),) = found
+    assert generation == 1
+    assert line.startswith("worker n1/0 has tried for ")
+    assert (
+        f" s to connect to n2 ({PEER}), port {silent_port}, and nothing answers: probably a firewall" in line
+    )
+
+
+def test_a_connection_whose_data_do_not_arrive_is_reported_with_what_to_do() -> None:
+    line = blocked_words("n0/0", "n1 (10.0.0.2)", 4321, None)
+    assert "n0/0 is connected to n1 (10.0.0.2), port 4321" in line
+    assert "MTU" in line
 
 
 def test_a_new_connection_is_seen_after_the_others_have_settled() -> None:

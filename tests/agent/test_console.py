@@ -423,18 +423,12 @@ def test_a_store_that_answers_but_takes_no_records_is_lost_until_it_takes_one() 
 
 
 def test_a_connection_that_breaks_again_and_again_does_not_fill_the_log() -> None:
-    assert losses()["flips"].count("lost the connection") == 1
-    assert losses()["flips"].count("answers again") == 1
-    for_long = losses()["flips for long"]
-    assert for_long.count("lost the connection") == for_long.count("answers again") == 2
-    assert "times=120" in for_long
+    for name in ("flips", "flips for long"):
+        assert "lost the connection" not in losses()[name]
+        assert "answers again" not in losses()[name]
     lost = losses()["flips and is lost"]
-    assert "times=50" in lost, "a loss that lasts is reported"
-    assert (
-        lost.index("answers again")
-        < lost.index("times=50")
-        < lost.index("start the same command on the host")
-    )
+    assert lost.count("lost the connection") == 1, "a loss that lasts is reported"
+    assert lost.index("lost the connection") < lost.index("start the same command on the host")
 
 
 DIALLING = """

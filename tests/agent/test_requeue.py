@@ -11,59 +11,58 @@ import pytest
 
 from elastic_agent.agent.slurm import job
 from elastic_agent.agent.slurm.job import JobEnd, SlurmJob, parse_facts
-from elastic_agent.agent.slurm.requeue import Stop, decide, how_to_resume, requeue
-from elastic_agent.agent.supervisor import Ending
+from elastic_agent.agent.slurm.requeue import Decision, decide, how_to_resume, requeue
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.values import NodeRange
-from elastic_agent.protocol import Outcome
 from tests.waiting import wait_for
 
 AUTO = Settings(requeue="auto", max_requeues=100)
 JOB = SlurmJob("4711", requeues=0)
-STOPPED = Stop(reason="walltime", chosen=True)
+
+
+def decided(
+    settings: Settings, job: SlurmJob | None = JOB, reason: str = "walltime", *, is_chosen: bool = True
+) -> Decision:
+    return decide(settings, job, reason, is_chosen=is_chosen)
 
 
 @pytest.mark.parametrize("reason", ["walltime", "preempted"])
 def test_an_interrupted_job_is_requeued_by_the_plans_requeuer(reason: str) -> None:
-    decision = decide(AUTO, JOB, replace(STOPPED, reason=reason))
+    decision = decided(AUTO, reason=reason)
     assert decision.act
     assert decision.why == f"requeueing the job ({reason}, requeue 1 of at most 100)"
-    others = decide(AUTO, JOB, replace(STOPPED, reason=reason, chosen=False))
+    others = decided(AUTO, reason=reason, is_chosen=False)
     assert (others.act, others.why) == (False, "the agent of another node requeues the job")
 
 
 @pytest.mark.parametrize("reason", ["drain", "grow", "operator", ""])
-def test_a_job_stopped_by_a_user_is_not_requeued(reason: str) -> None:
-    assert not decide(AUTO, JOB, replace(STOPPED, reason=reason)).act
-
-
-def test_a_finished_or_failed_job_is_not_requeued() -> None:
-    decision = decide(AUTO, JOB, Stop.of(Ending(Outcome.FINISHED, "every worker succeeded"), "a1"))
+def test_a_job_that_a_user_stopped_or_that_has_ended_is_not_requeued(reason: str) -> None:
+    decision = decided(AUTO, reason=reason)
     assert (decision.act, decision.why) == (False, "")
 
 
 def test_requeue_never_disables_requeueing() -> None:
-    decision = decide(replace(AUTO, requeue="never", requeue_command="true"), JOB, STOPPED)
+    decision = decided(replace(AUTO, requeue="never", requeue_command="true"))
     assert not decision.act
     assert "--requeue is never" in decision.why
 
 
 def test_outside_slurm_requeueing_requires_a_command() -> None:
-    decision = decide(AUTO, None, STOPPED)
+    decision = decided(AUTO, None)
     assert not decision.act
     assert "not a Slurm job step" in decision.why
-    assert decide(replace(AUTO, requeue_command="true"), None, STOPPED).act
+    assert decided(replace(AUTO, requeue_command="true"), None).act
 
 
 @pytest.mark.parametrize(("before", "act"), [(0, True), (2, True), (3, False), (9, False)])
 def test_requeues_are_limited(before: int, act: bool) -> None:
-    decision = decide(replace(AUTO, max_requeues=3), replace(JOB, requeues=before), STOPPED)
+    decision = decided(replace(AUTO, max_requeues=3), replace(JOB, requeues=before))
     assert decision.act is act
     assert act or f"requeued {before} times, and --max-requeues is 3" in decision.why
 
 
 def test_a_limit_of_0_disables_requeueing() -> None:
-    assert not decide(replace(AUTO, max_requeues=0), JOB, STOPPED).act
+    assert not decided(replace(AUTO, max_requeues=0)).act
 
 
 def test_a_run_that_is_not_requeued_is_resumed_by_hand() -> None:
@@ -75,8 +74,8 @@ def test_a_run_that_is_not_requeued_is_resumed_by_hand() -> None:
         (named, JOB, "submit the job again with --rdzv-id exp7"),
     ):
         assert how_to_resume(settings, "exp7", within) == f"to resume the run, {words}"
-    assert decide(AUTO, JOB, replace(STOPPED, chosen=False)).requeued, "another agent does it"
-    assert not decide(replace(AUTO, requeue="never"), JOB, STOPPED).requeued
+    assert decided(AUTO, is_chosen=False).requeued, "another agent does it"
+    assert not decided(replace(AUTO, requeue="never")).requeued
 
 
 # -- the effect ---------------------------------------------------------------------------------
@@ -85,14 +84,14 @@ def test_a_run_that_is_not_requeued_is_resumed_by_hand() -> None:
 def test_the_sites_command_is_run_by_a_shell(tmp_path: Path) -> None:
     command = f"echo again >{tmp_path}/note && test -s {tmp_path}/note"
     done = asyncio.run(requeue(replace(AUTO, requeue_command=command), JOB))
-    assert (done.level, done.text) == ("info", f"requeued the job: {command}")
+    assert (done.failed, done.words) == (False, f"requeued the job: {command}")
     assert (tmp_path / "note").read_text() == "again\n"
 
 
 def test_a_failing_command_is_quoted() -> None:
     done = asyncio.run(requeue(replace(AUTO, requeue_command="echo first; echo not today >&2; exit 3"), JOB))
-    assert done.level == "error"
-    assert "failed with exit code 3: not today; its state is saved" in done.text
+    assert done.failed
+    assert "failed with exit code 3: not today; its state is saved" in done.words
 
 
 def test_a_hanging_command_is_killed_with_its_children(
@@ -103,16 +102,16 @@ def test_a_hanging_command_is_killed_with_its_children(
     os.mkfifo(held)
     with open(os.open(held, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as pipe:
         done = asyncio.run(requeue(replace(AUTO, requeue_command=f"exec 3>{held}; sleep 1000 & wait"), JOB))
-        assert "did not complete within 0.3 s" in done.text
+        assert "did not complete within 0.3 s" in done.words
         wait_for("the end of all that hold the pipe open", lambda: pipe.read(1) == b"")
 
 
 def test_a_missing_scontrol_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     done = asyncio.run(requeue(AUTO, JOB))
-    assert done.level == "error"
-    assert "cannot requeue job 4711: cannot start scontrol on this node" in done.text
-    assert "\n" not in done.text
+    assert done.failed
+    assert "cannot requeue job 4711: cannot start scontrol on this node" in done.words
+    assert "\n" not in done.words
 
 
 def test_without_scontrol_only_the_jobs_end_is_unknown(
@@ -141,11 +140,6 @@ def test_the_first_start_of_a_job_has_no_requeues() -> None:
         {**STEP, "SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "1795265604"}
     )
     assert again == SlurmJob("4711", 2, 1795265604.0)
-
-
-def test_one_task_of_a_step_is_the_first() -> None:
-    first, second = (SlurmJob.from_environment({**STEP, "SLURM_PROCID": number}) for number in "01")
-    assert (first, second) == (SlurmJob("4711", 0), SlurmJob("4711", 0, first=False))
 
 
 def test_a_task_of_an_array_is_named_as_one() -> None:

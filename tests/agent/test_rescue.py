@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.agent.events import Requeued
 from elastic_agent.agent.slurm.job import SlurmJob
-from elastic_agent.agent.slurm.requeue import Done, rescue
+from elastic_agent.agent.slurm.requeue import rescue
 from elastic_agent.config.settings import Settings
 
 AUTO = Settings(requeue="auto", max_requeues=100)
@@ -42,7 +43,7 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def rescued(node: str, settings: Settings = AUTO) -> Done | None:
+def rescued(node: str, settings: Settings = AUTO) -> Requeued | None:
     return asyncio.run(rescue(settings, SlurmJob("4711", requeues=1, node=node)))
 
 
@@ -53,8 +54,8 @@ def done(controller: Path) -> list[str]:
 def test_the_first_survivor_requeues_the_job(controller: Path) -> None:
     said = rescued("n1")
     assert said is not None
-    assert (said.level, done(controller)) == ("info", ["scontrol requeue 4711"])
-    assert said.text.startswith(
+    assert (said.failed, done(controller)) == (False, ["scontrol requeue 4711"])
+    assert said.words.startswith(
         "job 4711 lost its batch host and with it the rendezvous store: requeued the job"
     )
 
@@ -89,7 +90,7 @@ def test_other_survivors_leave_the_job_to_the_first(controller: Path) -> None:
 def test_a_job_that_may_not_be_requeued_is_cancelled(controller: Path, settings: Settings) -> None:
     said = rescued("n1", settings)
     assert said is not None
-    assert said.level == "error"
+    assert said.failed
     assert done(controller) == ["scancel --state=RUNNING 4711"]
 
 
@@ -97,8 +98,8 @@ def test_a_job_that_slurm_does_not_requeue_is_cancelled(controller: Path) -> Non
     (controller / "may-requeue").unlink()
     said = rescued("n1")
     assert said is not None
-    assert "refused; its state is saved" in said.text
-    assert "cancelled the job, submit it again to resume" in said.text
+    assert "refused; its state is saved" in said.words
+    assert "cancelled the job, submit it again to resume" in said.words
     assert done(controller) == ["scancel --state=RUNNING 4711"]
 
 
@@ -112,4 +113,4 @@ def test_without_an_answer_the_job_is_not_touched(controller: Path) -> None:
     (controller / "facts").unlink()
     said = rescued("n1")
     assert said is not None
-    assert (said.level, done(controller)) == ("error", [])
+    assert (said.failed, done(controller)) == (True, [])

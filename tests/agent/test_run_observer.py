@@ -7,19 +7,21 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from elastic_agent.agent import events
-from elastic_agent.agent.reporting import run_observer
 from elastic_agent.agent.reporting.node_reports import NodeReports
-from elastic_agent.agent.reporting.run_observer import Observed, RunObserver
-from elastic_agent.agent.reporting.status_files import StatusFiles, saved_statuses
+from elastic_agent.agent.reporting.run_observer import RunObserver
+from elastic_agent.agent.reporting.status_files import saved_statuses
+from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
-from elastic_agent.monitoring.goodput import Account
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
+from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
 from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
@@ -52,21 +54,21 @@ def reports_of(scene: C10dScene) -> Reports:
 
 
 def observer(scene: C10dScene, node_id: str, state_dir: Path) -> RunObserver:
-    observed = Observed(
-        run_id="run",
-        node_id=node_id,
-        endpoint=lambda: "127.0.0.1",
-        reports=reports_of(scene),
-        files=StatusFiles(state_dir, "run", node_id),
+    backend = SimpleNamespace(
+        shown="127.0.0.1", connect_reports=lambda: c10d.dial_reports(scene.endpoint, "run", GUARD_S)
+    )
+    observer = RunObserver(
+        "run",
+        node_id,
+        cast(RendezvousBackend, backend),
+        cast(Supervisor, SimpleNamespace(progress=None, hang=None)),
+        events.Publisher(),
+        state_dir,
         goes_on=False,
-        progress=lambda: None,
-        log_dir="",
         facts={},
-        goodput=lambda: Account(0.0).goodput(1.0),
-        report_hang=lambda *_: None,
+        log_dir="",
         remedy=lambda: "",
     )
-    observer = RunObserver(observed)
     observer.on_event(PlanSeen(plan(1, phase=Phase.RUNNING, world=world(2))))
     return observer
 
@@ -197,28 +199,6 @@ async def test_a_server_names_no_victim_while_a_node_has_not_reported(scene: C10
     assert "n1/0" not in row.end_words
 
 
-@asynchronous
-async def test_a_connection_that_the_network_blocks_is_told_with_what_to_do(
-    scene: C10dScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-
-    class Log:
-        def warning(self, line: str) -> None:
-            lines.append(line)
-
-    monkeypatch.setattr(run_observer, "get_logger", Log)
-    here = observer(scene, "n0", tmp_path)
-    for is_connected in (False, True):
-        here.on_event(events.ConnectionBlocked(1, "n0/0", "n1", "10.0.0.2", 4321, is_connected, 4.0))
-    here.close()
-    first, second = lines
-    assert "n0/0 has tried for 4 s to connect to n1 (10.0.0.2), port 4321" in first
-    assert "firewall" in first
-    assert "n0/0 is connected to n1 (10.0.0.2), port 4321" in second
-    assert "MTU" in second
-
-
 class NewStore(Reports):
     """A store that was restarted with the agent of n0, in which n2 registers a little later than n1."""
 
@@ -246,8 +226,7 @@ class NewStore(Reports):
 def test_in_a_new_store_the_reports_of_nodes_that_have_yet_to_register_are_awaited() -> None:
     async def gathered() -> tuple[set[str], list[str]]:
         store, last, tasks = NewStore(), world(3), BackgroundTasks()
-        goodput = Account(0.0).goodput(1.0)
-        node = NodeReports("n1", store, lambda: None, lambda _: last, {}, "", lambda: goodput, tasks)
+        node = NodeReports("n1", store, lambda: None, lambda _: last, {}, "", tasks)
         node.on_ended(events.GenerationEnded(1, (), {}))
         await tasks.settle(GUARD_S)
         store.written.clear()

@@ -73,7 +73,7 @@ def test_only_names_of_slurm_nodes_are_queried(
 
 def test_text_in_a_reason_is_not_parsed_as_fields() -> None:
     facts = parse_node(LINE.format(address="10.1.2.3", hostname="n0"))
-    assert facts == {"NodeAddr": "10.1.2.3", "NodeHostName": "n0", "State": "DOWN*+DRAIN"}
+    assert facts == {"NodeAddr": "10.1.2.3", "NodeHostName": "n0"}
 
 
 def test_nodes_of_the_step_whose_agents_have_not_joined_are_named(tmp_path: Path) -> None:

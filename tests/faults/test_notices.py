@@ -286,12 +286,8 @@ def typed(*words: str) -> tuple[int, str]:
     [
         (("drain", "a", "b"), "drain: got 'a b'; expected at most one node"),
         (("stop", "a"), "stop: got 'a'; expected no arguments other than options"),
-        (("stop", "--deadline", "-5"), "--deadline: got '-5', which was 5 s ago"),
-        (
-            ("stop", "--deadline", "2020-01-01T00:00"),
-            "s ago; expected a number of seconds from now, or a future time",
-        ),
-        (("stop", "--deadline", "soon"), "--deadline: got 'soon', which is not a time"),
+        (("stop", "--deadline", "-5"), "--deadline: got '-5'; expected a number of seconds from now"),
+        (("stop", "--deadline", "soon"), "--deadline: got 'soon'; expected a number of seconds from now"),
         (("drain", "--deadline"), "drain: --deadline requires a value"),
         (("drain", "--now"), "drain: unknown option '--now'"),
         (

@@ -9,12 +9,12 @@ import msgspec
 
 from elastic_agent.diagnosis.records import (
     Collective,
-    Goodput,
     GroupProgress,
     NodeReport,
     WorkerReport,
     WorkerState,
 )
+from elastic_agent.monitoring.goodput import Goodput
 from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus, Standstill
 from elastic_agent.protocol import Cause, History, Lease, Member, Phase, Plan, StopRequest, World, encode
 from elastic_agent.protocol.records import Budget, Failure, FailureKind, Fingerprint, Notice, Refusal
@@ -131,9 +131,7 @@ def reports() -> tuple[NodeReport, ...]:
         1, 1, WorkerState.STOPPED, 4712, -15, 1.7e9, "", OTHER_ERRORS, progress=groups, waits=0.5
     )
     facts = {"oom_kills": "1", "disk_full": "/data: 0 B of 1 TB free"}
-    first = NodeReport(
-        "n0", "i0-5", 5, 1.7e9, "10.0.0.1", "host0", (failed, others), facts, True, goodput=Goodput(9.0)
-    )
+    first = NodeReport("n0", "i0-5", 5, 1.7e9, "10.0.0.1", "host0", (failed, others), facts, True)
     hung = WorkerReport(0, 2, WorkerState.HUNG, 4713, progress=groups, stack=TRACEBACK, waits_in="all_reduce")
     second = NodeReport(
         "n1", "i1-5", 5, 1.7e9, "10.0.0.2", "host1", (hung,), blocked=("n1 to n0",), stalled_s=30.0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_agent.diagnosis.records import Goodput
-from elastic_agent.monitoring.goodput import Account
+from elastic_agent.monitoring.goodput import Account, Goodput
 from elastic_agent.monitoring.status_text import goodput_text
 
 

@@ -245,11 +245,11 @@ def without_n1(generation: int, **changes: Any) -> Plan:
     return msgspec.structs.replace(running(generation), world=world, **changes)
 
 
-def departures(*plans: Plan) -> list[tuple[str, str, float, str]]:
+def departures(*plans: Plan) -> list[tuple[str, str, float | None, str]]:
     log = RunLog()
     for at, plan in enumerate(plans):
         log.see(plan, float(at))
-    return [(gone.node_id, gone.role, gone.at_s, gone.reason) for gone in log.departures]
+    return [(gone.node_id, gone.role, gone.departed_s, gone.note) for gone in log.departures]
 
 
 def test_a_node_that_is_lost_or_leaves_is_remembered_until_it_comes_back() -> None:

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from elastic_agent.diagnosis.records import (
     Collective,
-    Goodput,
     GroupProgress,
     NodeReport,
     WorkerReport,
@@ -18,7 +17,6 @@ from elastic_agent.diagnosis.records import (
 )
 from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import (
-    Departure,
     GenerationStatus,
     NodeStatus,
     RunStatus,
@@ -51,6 +49,10 @@ PLAN = Plan(RECORD_VERSION, 7, Phase.RUNNING, 3, "2 nodes, 2 workers", Policy(),
 
 def member(name: str, state: State) -> Member:
     return Member(RECORD_VERSION, name, f"i{name}", "10.0.0.9", 1, state, 3, Policy())
+
+
+def gone_node(name: str, role: str, departed_s: float, note: str) -> NodeStatus:
+    return NodeStatus(name, role, address="10.0.0.9", workers=1, note=note, departed_s=departed_s)
 
 
 def shown(plan: Plan, *members: Member, leases: Sequence[Lease] = ()) -> RunStatus:
@@ -209,8 +211,8 @@ def test_a_node_that_was_lost_before_the_end_of_the_run_stays_lost() -> None:
 
 def test_a_node_that_is_gone_keeps_its_row_until_it_comes_back() -> None:
     gone = [
-        Departure("b", "lost", 930.0, "did not renew its lease", "10.0.0.2", 1),
-        Departure("c", "left", 995.0, "c is leaving", "10.0.0.3", 2),
+        gone_node("b", "lost", 930.0, "did not renew its lease"),
+        gone_node("c", "left", 995.0, "c is leaving"),
     ]
     alone = World(3, (Seat("a", "ia", "10.0.0.1", 1, 0),), Address("10.0.0.1", 4711), "a")
     plan = replace(PLAN, world=alone, policy=Policy(desired_nodes=3))
@@ -292,24 +294,6 @@ def test_while_workers_wait_for_each_other_the_status_names_the_one_that_is_the_
     assert len(training.stragglers) == 1
 
 
-def test_the_line_of_the_added_times_says_how_many_nodes_of_the_world_it_is_about() -> None:
-    seats = tuple(Seat(name, f"i{name}", "10.0.0.1", 1, rank) for rank, name in enumerate("abc"))
-    plan = replace(PLAN, world=World(3, seats, Address("10.0.0.1", 4711), "a"))
-
-    def added(*names: str) -> str:
-        reports = [NodeReport(one, f"i{one}", 3, 990.0, goodput=Goodput(training_s=60.0)) for one in names]
-        silent = [NodeReport(one, f"i{one}", 3, 990.0) for one in set("abc") - set(names)]
-        status = run_status(
-            run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, reports=[*reports, *silent]
-        )
-        return next((line for line in status_text(status).splitlines() if "added up" in line), "")
-
-    assert added("a", "b").startswith("2 of 3 nodes, times added up: goodput 100 % over 2 min")
-    assert added("a", "b", "c").startswith("all 3 nodes, times added up: goodput 100 % over 3 min")
-    assert added("a", "b", "c", "gone").startswith("all 4 nodes, times added up: ")
-    assert added("a") == ""
-
-
 @pytest.mark.parametrize("phase", [Phase.FINISHED, Phase.FAILED, Phase.STOPPED])
 def test_a_run_that_has_ended_has_no_notice_and_its_nodes_have_ended(phase: Phase) -> None:
     notice = Notice(1, Cause.OPERATOR, 60.0, "elastic-agent stop by root")
@@ -371,7 +355,7 @@ def test_only_a_node_that_is_ready_joins(
     departed: bool,
 ) -> None:
     """The record of a node outside the world; one that has left may not have been able to say so in it."""
-    drained = [Departure("c", "left", 995.0, "c is drained", "10.0.0.9", 1)]
+    drained = [gone_node("c", "left", 995.0, "c is drained")]
     status = run_status(
         run_id="r",
         endpoint="host0:29400",

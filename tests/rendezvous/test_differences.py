@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from elastic_agent.agent.reporting.start_facts import start_facts
+from elastic_agent.agent.reporting.node_comparison import start_facts
 from elastic_agent.diagnosis.differences import differences
 from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
 

@@ -19,14 +19,14 @@ from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.reporting.copies import CopiesWarning
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
+from elastic_agent.agent.reporting.node_comparison import start_facts
 from elastic_agent.agent.reporting.outcome_file import OutcomeFile
+from elastic_agent.agent.reporting.run_observer import RunObserver
 from elastic_agent.agent.reporting.start_check import StartCheck
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.nodes import with_missing_nodes
 from elastic_agent.agent.slurm.requeue import (
-    Done,
-    Stop,
     decide,
     how_to_join_again,
     how_to_resume,
@@ -72,7 +72,6 @@ from elastic_agent.workers.spawner.curated import current_folder
 from .backend import agree_on_run
 from .identity import IdentityError, NodeIdLock, acquire_node_id, prune_node_ids
 from .member import member_record
-from .observation import Observation
 from .run_claim import ClaimedEndpoint, OtherCommandError, RunClaim, RunElsewhereError
 from .signals import Meanings, SignalDesk
 from .state_dir import using_state_dir
@@ -132,7 +131,7 @@ class Agent:
         self._numa_options = numa_options(settings.numa_binding)
         self._closer = BackgroundCloser()
         self._disk = DiskThread("node-record")
-        self._console: ConsoleReporter | None = None
+        self._console = ConsoleReporter(lambda: backend.shown, self._status, backend.how_to_reach)
         self._start_check: StartCheck | None = None
         self._systemd = SystemdReporter(manager, self._headline)
         self._publish = events.Publisher(log_event, self._event_log.on_event, self._systemd.on_event)
@@ -185,18 +184,16 @@ class Agent:
     async def _main(self) -> Ending:
         self._main_task = asyncio.current_task()
         self._signals.open()
-        console = ConsoleReporter(lambda: self._backend.shown, self._status, self._backend.how_to_reach)
-        self._console = console
-        self._publish.subscribe(console.on_event)
+        self._publish.subscribe(self._console.on_event)
         start_check = self._start_check = StartCheck(self._settings, os.environ)
         self._publish.subscribe(start_check.on_event)
         self._systemd.start()
         try:
-            begun = await self._begin(console)
+            begun = await self._begin()
             if isinstance(begun, Ending):
                 self._not_started(begun.reason)
                 return begun
-            ending = (await self._until_over(begun)).with_remedy(console.remedy)
+            ending = (await self._until_over(begun)).with_remedy(self._console.remedy)
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
                     await in_time(self._backend.release(), RELEASE_S)
@@ -211,14 +208,14 @@ class Agent:
             return ending
         finally:
             start_check.close()
-            console.close()
+            self._console.close()
             await self._backend.leave()
             self._signals.close()
 
-    async def _begin(self, console: ConsoleReporter) -> str | Ending:
+    async def _begin(self) -> str | Ending:
         """Find the run, and become one of its agents; its id, or why this agent takes no part."""
         while True:
-            agreed = await self._agree_on_run(console)
+            agreed = await self._agree_on_run()
             if isinstance(agreed, Ending):
                 return agreed
             bind_context(run=agreed)
@@ -235,7 +232,7 @@ class Agent:
     def _not_started(self, reason: str) -> None:
         self._publish(events.NotStarted(reason))
 
-    async def _agree_on_run(self, console: ConsoleReporter) -> str | Ending:
+    async def _agree_on_run(self) -> str | Ending:
         """The run's id: given, or agreed with the other agents at the endpoint."""
         settings = self._settings
         if settings.rdzv_id is not None:
@@ -248,9 +245,9 @@ class Agent:
             except TimeoutError:
                 reason = (
                     f"no store answered at {self._backend.shown} within {settings.join_timeout:g} s: "
-                    f"{console.last_problem or 'connecting did not complete'}"
+                    f"{self._console.last_problem or 'connecting did not complete'}"
                 )
-                return Ending(Outcome.UNREACHABLE, reason).with_remedy(console.remedy)
+                return Ending(Outcome.UNREACHABLE, reason).with_remedy(self._console.remedy)
             except NotAStoreError as error:
                 return Ending(Outcome.UNREACHABLE, str(error))
 
@@ -274,7 +271,6 @@ class Agent:
             with using_state_dir(self._settings.state_dir):
                 lock = self._node_id_lock = acquire_node_id(folder, self._settings.node_id, refused)
             bind_context(node=lock.node_id)
-            assert self._console is not None  # made at the start
             self._console.node_id = lock.node_id
             self._event_log.bind(node=lock.node_id)
             if lock.warning and not refused:
@@ -353,16 +349,17 @@ class Agent:
         collectives = Collectives(CopiesWarning(lambda: supervisor.world, self._seat))
         collectives.open()
         supervisor = self._supervisor = Supervisor(self._parts(run_id, lock, session, collectives))
-        observation = Observation(
-            settings,
+        observer = RunObserver(
             run_id,
             lock.node_id,
             self._backend,
             supervisor,
             self._publish,
-            self._log_dir(run_id),
+            settings.state_dir,
             goes_on=history is not None and self._runs.continues(history),
-            remedy=lambda: self._console.remedy if self._console is not None else "",
+            facts=start_facts(settings.script_args, os.environ),
+            log_dir=self._log_dir(run_id),
+            remedy=lambda: self._console.remedy,
         )
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots))
         self._signals.attend(supervisor, lock.node_id)
@@ -376,17 +373,17 @@ class Agent:
             depending=lambda: self._depending(lock.node_id),
             is_at_store=self._backend.is_at_store,
             store_problem=self._store_problem,
-            status=observation.status,
+            status=observer.status,
             join_again=how_to_join_again(None, self._job, "there"),
         )
         control = await self._listen(commands)
-        observation.open_page()
+        observer.open_page(settings.status_port)
         tasks = BackgroundTasks()
         if self._job is not None:
             tasks.start(self._stop_for_next_life(supervisor))
         try:
             ending = self._with_own_part(await supervisor.run())
-            await observation.settle(
+            await observer.conclude(
                 ending.outcome,
                 ending.reason,
                 hosts_readers=self._backend.is_host,
@@ -394,7 +391,7 @@ class Agent:
             )
         finally:
             tasks.cancel()
-            observation.close()
+            observer.close()
             collectives.close()
             if control is not None:
                 await control.close(LAST_ANSWERS_S)
@@ -483,9 +480,8 @@ class Agent:
     async def _host_on(self) -> None:
         """A host keeps serving until no run needs its store any more."""
         self._signals.hosting_on = True
-        node_id = self._console.node_id if self._console is not None else ""
         while True:
-            runs, nodes = tuple(self._backend.busy_with), self._depending(node_id)
+            runs, nodes = tuple(self._backend.busy_with), self._depending(self._console.node_id)
             self._publish(events.Hosting(runs, tuple(nodes)))
             if not runs:
                 return
@@ -495,22 +491,20 @@ class Agent:
         """Requeue the job, if it is to be requeued and this agent is the one to do it."""
         if self._supervisor is None:
             return
-        done: Done | None = None
+        done: events.Requeued | None = None
         if ending.outcome is Outcome.UNREACHABLE and self._job is not None:
             done = await rescue(self._settings, self._job)
-        decision = decide(self._settings, self._job, Stop.of(ending, self._supervisor.node.incarnation))
+        plan = ending.plan if ending.outcome is Outcome.STOPPED else None
+        reason = plan.notice.cause.value if plan is not None and plan.notice is not None else ""
+        is_chosen = plan is not None and plan.requeuer == self._supervisor.node.incarnation
+        decision = decide(self._settings, self._job, reason, is_chosen=is_chosen)
         if decision.why:
             self._log.info(decision.why)
         if decision.act:
             done = await requeue(self._settings, self._job)
         if done is not None:
-            self._publish(events.Requeued(done.level == "error", done.text))
-        plan = ending.plan
-        if (
-            ending.outcome is not Outcome.STOPPED
-            or plan is None
-            or (plan.world is None and plan.generation < 2)
-        ):
+            self._publish(done)
+        if plan is None or (plan.world is None and plan.generation < 2):
             return
         if not decision.requeued and not await self._is_to_stop():
             how = how_to_resume(self._settings, self._backend.run_id or "", self._job)
@@ -529,12 +523,12 @@ class Agent:
 
     def _headline(self) -> str:
         """The agent's status, for systemd."""
-        assert self._console is not None  # called while the loop runs
-        return self._console.headline(self._supervisor.step if self._supervisor is not None else None)
+        progress = self._supervisor.progress if self._supervisor is not None else None
+        return self._console.headline(max(progress.steps.values(), default=0) if progress is not None else 0)
 
     def _store_problem(self) -> str:
         """Why the store does not answer, in words; empty: it does."""
-        problem = self._console.last_problem if self._console is not None else ""
+        problem = self._console.last_problem
         return problem and f"the store at {self._backend.shown} does not answer: {problem}"
 
     # -- the node's record ----------------------------------------------------------------------

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from elastic_agent.agent.events import Event, RunAgreed
 from elastic_agent.agent.slurm.nodes import reachable_endpoint
 from elastic_agent.config.etcd_password import etcd_access
+from elastic_agent.config.run_secret import run_secret
 from elastic_agent.config.secret_variables import SecretVariables
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import ETCD
@@ -17,11 +18,15 @@ from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
 from elastic_agent.rendezvous.events import Disconnected
 from elastic_agent.rendezvous.waits import in_time
-from elastic_agent.transport import StoreLostError, UnreachableError
+from elastic_agent.transport import Secret, StoreLostError, UnreachableError
 from elastic_agent.transport.c10d import ServeStore
 from elastic_agent.values import Endpoint
 
-from .secret import configured_secret
+
+def configured_secret(settings: Settings, environ: Mapping[str, str], variable: str | None) -> Secret | None:
+    """Return the secret, None if there is none; ``variable`` and errors as for :func:`run_secret`."""
+    found = run_secret(settings.secret_file, environ, variable)
+    return Secret(found) if found else None
 
 
 def configured_backend(

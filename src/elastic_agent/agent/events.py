@@ -16,7 +16,6 @@ from elastic_agent.diagnosis.records import GroupProgress
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Announce, Cause, Depart, Failure, Grace, Notice, Outcome
 from elastic_agent.rendezvous.events import SessionEvent
-from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import GuardEvent
 
@@ -50,13 +49,6 @@ class Rejoining(AgentEvent):
 
     incarnation: str
     reason: str
-
-
-@dataclass(frozen=True)
-class NotRecorded(AgentEvent):
-    """The state directory could not take the record of this node's processes."""
-
-    error: str
 
 
 @dataclass(frozen=True)
@@ -153,14 +145,6 @@ class NoticesHandled(AgentEvent):
 
 
 @dataclass(frozen=True)
-class WorkerLeft(AgentEvent):
-    """A worker reported that it saved and leaves, and then exited with a code other than 0."""
-
-    worker_id: str
-    returncode: int
-
-
-@dataclass(frozen=True)
 class WorkersInterrupted(AgentEvent):
     """A worker was ended by a signal that makes this node stop as well: neither a failure nor a success."""
 
@@ -190,10 +174,6 @@ class Stalled(AgentEvent):
     """The worker whose heartbeats have stopped for so long; None: none has."""
     step: int = 0
     """Of its last heartbeat."""
-    idle_s: float = 0.0
-    """For so long no worker has used a processor, read or written; 0: they have, or it was told."""
-    processes: tuple[int, ...] = ()
-    """If they have not: the workers and their descendants."""
     over_at_s: float = math.inf
     """When it will have lasted for the hang time-out, by the clock of the loop; infinite: there is none."""
     limit: str = ""
@@ -207,37 +187,6 @@ class WorkersStopping(AgentEvent):
     generation: int
     reason: str
     grace: Grace
-
-
-@dataclass(frozen=True)
-class ConnectionBlocked(AgentEvent):
-    """The network blocks a connection of a worker."""
-
-    generation: int
-    worker_id: str
-    node: str
-    """The node at the other end; empty: it is not known."""
-    host: str
-    port: int
-    is_connected: bool
-    """Data are not acknowledged; else: nothing answers."""
-    for_s: float
-
-    @property
-    def words(self) -> str:
-        """What is blocked and what to do, in a line."""
-        peer = f"{self.node} ({self.host})" if self.node else self.host
-        if self.is_connected:
-            return (
-                f"worker {self.worker_id} is connected to {peer}, port {self.port}, but data that it sends do not "
-                "arrive: that machine is down, the network between the machines is broken, or large packets are lost; "
-                "compare the MTU of the interfaces on both (ip link)"
-            )
-        return (
-            f"worker {self.worker_id} has tried for {self.for_s:.0f} s to connect to {peer}, port {self.port}, and "
-            "nothing answers: probably a firewall drops the packets; allow TCP connections between the nodes on all "
-            "ports from 1024 (workers listen on ports that the system chooses)"
-        )
 
 
 @dataclass(frozen=True)
@@ -275,36 +224,6 @@ class GenerationEnded(AgentEvent):
     workers: tuple[WorkerEnd, ...]
     facts: Mapping[str, str] = field(default_factory=dict)
     """Observations of the machine, if a worker failed; see :mod:`elastic_agent.workers.facts`."""
-
-
-@dataclass(frozen=True)
-class WorkerNotSaved(AgentEvent):
-    """A worker that was to save and exit on a signal failed instead, or was killed; so were ``others`` of the node."""
-
-    node_id: str
-    end: WorkerEnd
-    signum: signal.Signals
-    others: int
-
-
-@dataclass(frozen=True)
-class StacksRequested(AgentEvent):
-    """The workers of these slots write their stacks to stderr before they are stopped."""
-
-    generation: int
-    slots: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class GuardFrozen(AgentEvent):
-    """The guard cannot stop the workers; it is killed together with them."""
-
-
-@dataclass(frozen=True)
-class CleanedUp(AgentEvent):
-    """Shared memory that workers had left behind was removed, or kept."""
-
-    report: SweepReport
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,31 +13,13 @@ from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.diagnosis.signals import signal_name
-from elastic_agent.linux import catches
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Cause, Notice, names
+from elastic_agent.protocol import Cause, names
 
 from .supervisor import Supervisor
 from .tasks import BackgroundTasks
 
-_OF_ERRORS = {"SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS"}
-_HARMLESS = {
-    "SIGCHLD",
-    "SIGCONT",
-    "SIGURG",
-    "SIGWINCH",
-    "SIGSTOP",
-    "SIGTSTP",
-    "SIGTTIN",
-    "SIGTTOU",
-    "SIGKILL",
-}
-"""Signals that do not end a process, or that no process can handle."""
-
 _AGAIN = "the same command is started here again"
-
-FIRST_ONE_S = 2.0
-"""How long the first agent of a Slurm step may take to publish what a signal means."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +31,6 @@ class Meanings:
     """The run saves and ends; ``none``: no signal does."""
     notice_s: float
     """How long workers have then, outside of Slurm."""
-
-
-def _other_deadly_signals() -> list[int]:
-    """Return the signals that would end this process without a word, but for those by which errors end one."""
-    names = {signum: signal_name(-signum) for signum in signal.valid_signals()}
-    left_alone = _OF_ERRORS | _HARMLESS
-    return [
-        signum
-        for signum, name in names.items()
-        if name not in left_alone
-        and signal.getsignal(signum) == signal.SIG_DFL
-        and not catches(os.getpid(), signum)  # handled by compiled code
-    ]
 
 
 class SignalDesk:
@@ -118,10 +86,6 @@ class SignalDesk:
                 self._stop_signals.handled.add(signal.Signals[name])
             if act == self._notice_signalled and self._stop_signals.received([signal.Signals[name]]):
                 act(signal.Signals[name])  # it came before
-        for signum in _other_deadly_signals():
-            with contextlib.suppress(ValueError, RuntimeError):
-                loop.add_signal_handler(signum, self._leave_signalled, signum)
-                self._stop_signals.handled.add(signum)
 
     def close(self) -> None:
         """Take no more signals: a loop that is closed first closes the descriptor that they are written to."""
@@ -175,10 +139,9 @@ class SignalDesk:
 
     async def _leave_or_give_notice(self, supervisor: Supervisor, job: SlurmJob, signum: int) -> None:
         """SIGTERM: from scancel, or from a preemption of the job (if it has no --signal)."""
-        known = await self._from_the_first(supervisor, job)
-        if known is not None and known.ends:
+        if _run_ends(supervisor):
             return
-        if known is None and (await job.end()).preempted:
+        if (await job.end()).preempted:
             self._notice_signalled(signum)
         else:
             self._leave(supervisor, signum)
@@ -200,8 +163,7 @@ class SignalDesk:
 
     async def _give_slurms_notice(self, supervisor: Supervisor, job: SlurmJob) -> None:
         """With the reason and the deadline that Slurm's controller names."""
-        known = await self._from_the_first(supervisor, job)
-        if known is not None and known.ends:
+        if _run_ends(supervisor):
             return
         end = await job.end()
         if end.unknown_because:
@@ -209,18 +171,8 @@ class SignalDesk:
         cause = Cause.PREEMPTED if end.preempted else Cause.WALLTIME
         supervisor.stop(cause, end.time_to_save_s(self._meanings.notice_s), self._notice)
 
-    async def _from_the_first(self, supervisor: Supervisor, job: SlurmJob) -> Notice | None:
-        """The request of the step's first agent after a signal to all of them; None: no request was read here.
 
-        So a large job queries Slurm's controller once, not a thousand times at once.
-        """
-        plan = supervisor.node.plan
-        if plan is not None and plan.notice is not None and plan.notice.ends:
-            return plan.notice
-        if job.first:
-            return None
-        coming = supervisor.plan_with(lambda plan: plan.notice is not None)
-        with contextlib.suppress(TimeoutError):
-            plan = await asyncio.wait_for(coming, FIRST_ONE_S)
-            return plan.notice if plan is not None else None
-        return None
+def _run_ends(supervisor: Supervisor) -> bool:
+    """Return whether the run is to end already, as another agent of the job has requested."""
+    plan = supervisor.node.plan
+    return plan is not None and plan.notice is not None and plan.notice.ends

@@ -22,6 +22,7 @@ from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.files import with_remedy
 from elastic_agent.linux import boottime_s
+from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Activity, Cause, Failure, FailureKind, Grace, Notice, Outcome, Plan, World
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events as session_events
@@ -151,11 +152,6 @@ class Supervisor:
         parts.session.listen(self.session_event)
         self._last_failure: Failure | None = None
         self._runner = self._attach_guard(parts.guard)
-
-    @property
-    def step(self) -> int | None:
-        """The newest step that a worker of this node reported; None while none runs, or none reports any."""
-        return self._runner.step
 
     @property
     def progress(self) -> Progress | None:
@@ -458,7 +454,11 @@ class Supervisor:
         try:
             await self._parts.write_down(incarnation)
         except OSError as error:
-            self._publish(events.NotRecorded(with_remedy(error)))
+            get_logger().warning(
+                "cannot write the state directory; if this agent is killed, its successor on this node has to wait "
+                "until the lease expires",
+                error=with_remedy(error),
+            )
             return False
         return True
 

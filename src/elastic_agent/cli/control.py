@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import os
 import re
 import sys
-import time
 from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from elastic_agent.agent.control.socket import AgentAddress, Answer
 
 DRAIN_PAGE = """\
-Usage: elastic-agent drain [NODE] [--run RUN] [--deadline WHEN]
+Usage: elastic-agent drain [NODE] [--run RUN] [--deadline SECONDS]
 
 Gracefully removes a node from its run: all workers of the run get a notice (client.notice), save and exit; then the
 other nodes continue without that node. NODE defaults to this machine's node. The command returns when the last worker
@@ -33,7 +31,7 @@ code 75. Run the command on any machine of the run, as the user who runs the age
 """
 
 STOP_PAGE = """\
-Usage: elastic-agent stop [--run RUN] [--deadline WHEN]
+Usage: elastic-agent stop [--run RUN] [--deadline SECONDS]
 
 Gracefully shuts down a run on all nodes: all workers get a notice (client.notice), save and exit; the agents exit with
 code 75. To resume the run, start it again with the same run id. The command returns when the last worker process of
@@ -43,10 +41,9 @@ the run, as the user who runs the agents or as root.
 
 OPTIONS_PAGE = """\
 
-  --run RUN         the run, if several have agents on this machine
-  --deadline WHEN   when to stop workers that have not exited yet: seconds from now, or a time such as 17:30 or
-                    2026-11-21T17:30 [default: from the agent's settings]
-  --user USER       only agents of this user (for root, if several users run agents on this machine)"""
+  --run RUN            the run, if several have agents on this machine
+  --deadline SECONDS   when to stop workers that have not exited yet, from now [default: from the agent's settings]
+  --user USER          only agents of this user (for root, if several users run agents on this machine)"""
 
 
 @dataclass(frozen=True)
@@ -91,40 +88,16 @@ def _parse(do: str, argv: Sequence[str]) -> Request:
     if len(found.words) > (1 if do == "drain" else 0):
         expected = "at most one node" if do == "drain" else "no arguments other than options"
         raise UsageError(f"{do}: got {quoted(' '.join(found.words))}; expected {expected}")
-    left_s = _seconds_until(do, found.deadline, time.time()) if found.deadline else None
+    left_s = _seconds(do, found.deadline) if found.deadline else None
     uid = uid_of(do, found.user) if found.user else None
     return Request(found.words[0] if found.words else None, found.run or None, left_s, uid)
 
 
-def _seconds_until(do: str, text: str, now_s: float) -> float:
-    """How long until a deadline, in seconds.
-
-    Raises:
-        UsageError: it is no time, or has passed.
-    """
-    prefix = f"{do}: --deadline: got {quoted(text)}, "
-    expected = "; expected a number of seconds from now, or a future time such as 17:30 or 2026-11-21T17:30"
-    if re.fullmatch(r"-?[0-9]+(\.[0-9]*)?", text):
-        left_s = float(text)
-    else:
-        left_s = _moment(text, prefix, expected).timestamp() - now_s
-    if left_s < 0:
-        raise UsageError(f"{prefix}which was {-left_s:.0f} s ago{expected}")
-    return min(left_s, LONGEST_TIME_S)
-
-
-def _moment(text: str, prefix: str, expected: str) -> datetime.datetime:
-    try:
-        if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}", text):
-            hour, minute = (int(part) for part in text.split(":"))
-            return (
-                datetime.datetime.now()
-                .astimezone()
-                .replace(hour=hour, minute=minute, second=0, microsecond=0)
-            )
-        return datetime.datetime.fromisoformat(text).astimezone()
-    except ValueError:
-        raise UsageError(f"{prefix}which is not a time{expected}") from None
+def _seconds(do: str, text: str) -> float:
+    """Return how long until a deadline; raises ``UsageError``."""
+    if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", text):
+        raise UsageError(f"{do}: --deadline: got {quoted(text)}; expected a number of seconds from now")
+    return min(float(text), LONGEST_TIME_S)
 
 
 async def _carry_out(do: str, wanted: Request) -> int:

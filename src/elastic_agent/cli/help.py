@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import shutil
 import textwrap
 from collections.abc import Sequence
 
@@ -60,7 +59,7 @@ def help_head() -> str:
 
 def help_page(width: int | None = None) -> str:
     """The whole page, folded to ``width`` columns (None: those of the terminal, at most 110)."""
-    columns = min(width or _columns(), 110)
+    columns = min(width or shutil.get_terminal_size((110, 24)).columns, 110)
     parts = [help_head()]
     for group in GROUPS:
         parts.append(f"{group}\n")
@@ -73,7 +72,7 @@ def help_page(width: int | None = None) -> str:
 
 def serve_page(names: Sequence[str], width: int | None = None) -> str:
     """The page of ``serve``, which has only the settings of these names."""
-    columns = min(width or _columns(), 110)
+    columns = min(width or shutil.get_terminal_size((110, 24)).columns, 110)
     parts = [_SERVE_HEAD]
     for spec in specs():
         if spec.name == "rdzv_endpoint":
@@ -86,17 +85,6 @@ def serve_page(names: Sequence[str], width: int | None = None) -> str:
         for code in (ExitCode.FINISHED, ExitCode.USAGE, ExitCode.NO_STORE, ExitCode.INTERNAL)
     ]
     return "\n".join(parts)
-
-
-def _columns() -> int:
-    try:
-        return int(os.environ.get("COLUMNS", "")) or 110
-    except ValueError:
-        pass
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 110
-    except (OSError, ValueError):
-        return 110
 
 
 def _entry(spec: Spec, columns: int) -> str:

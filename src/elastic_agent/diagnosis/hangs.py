@@ -35,11 +35,8 @@ _ON_ONE_MACHINE = (
     "launcher no worker hosts a store"
 )
 
-_SHOWN_WORKERS = 4
 _SHOWN_NAMES = 16
 """Before a stack."""
-_SHOWN_PIDS = 8
-"""In a line."""
 
 SHOWN_FRAMES = 12
 """Of each stack in the details: the innermost."""
@@ -115,30 +112,6 @@ def find_standstill(reports: Collection[NodeReport], world_size: int) -> Hang | 
 def where_all_are(reports: Collection[NodeReport], world_size: int) -> str:
     """Where every rank is, with the stacks, as in the details of a hang."""
     return _Comparison(reports, world_size).details()
-
-
-def idle_words(report: NodeReport, idle_s: float, processes: Collection[int]) -> str:
-    """Where the workers of a node are that do nothing, and wait for no other worker; in one line.
-
-    Args:
-        report: the node's.
-        idle_s: for how long they have done nothing.
-        processes: the workers and their descendants.
-    """
-    running = [worker for worker in report.workers if worker.state is WorkerState.RUNNING]
-    names = [
-        f"worker {report.node_id}/{worker.slot} (pid {worker.pid}; {_place(worker)})" for worker in running
-    ]
-    names[_SHOWN_WORKERS:] = [f"{len(names) - _SHOWN_WORKERS} more"] if len(names) > _SHOWN_WORKERS else []
-    rest = sorted({*processes} - {worker.pid for worker in running})
-    if rest:
-        more = f" and {len(rest) - _SHOWN_PIDS} more" if len(rest) > _SHOWN_PIDS else ""
-        names.append(f"their processes {', '.join(map(str, rest[:_SHOWN_PIDS]))}{more}")
-    return (
-        f"nothing has used a processor, read or written for {idle_s:.0f} s, and no worker waits for another one in a "
-        f"collective: {', '.join(names)}; if they do not wait on purpose (input, a debugger, a pause), elastic-agent "
-        "stacks shows where they are"
-    )
 
 
 def stands_still(report: NodeReport) -> bool:

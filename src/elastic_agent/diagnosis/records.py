@@ -120,24 +120,6 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """The part of the last minutes in which it waited in a collective; None: not known yet."""
 
 
-class Goodput(Struct, frozen=True, omit_defaults=True):
-    """How one node spent its time since its agent was started, in seconds."""
-
-    training_s: float = 0.0
-    """From the first step that the workers report, or their start if they report none, until they end."""
-    other_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        """The whole time, in seconds."""
-        return self.training_s + self.other_s
-
-    @property
-    def share(self) -> float | None:
-        """Training divided by the whole time, 0 to 1; None before any time has passed."""
-        return self.training_s / self.total_s if self.total_s > 0 else None
-
-
 class NodeReport(Struct, frozen=True, omit_defaults=True):
     """What a node observed of its workers in one generation, and of its machine."""
 
@@ -159,8 +141,6 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
     """For how long no worker of the node has made progress; None: for a short time at most, or that is not known."""
     steps_per_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     """How fast the steps that its workers report increase; None: not known."""
-    goodput: Goodput | None = None
-    """How the node spent its time since its agent was started."""
     log_dir: Text = ""
     """Where the output of the run's workers is on this machine; empty: nowhere."""
     collectives_s: Moment | None = None

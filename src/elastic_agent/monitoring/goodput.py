@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-
 from msgspec import Struct
 
-from elastic_agent.diagnosis.records import Goodput
 
+class Goodput(Struct, frozen=True, omit_defaults=True):
+    """How one node spent its time since its agent was started, in seconds."""
 
-class RunGoodput(Struct, frozen=True, omit_defaults=True):
-    """The accounts of several nodes of a run, added up."""
+    training_s: float = 0.0
+    """From the first step that the workers report, or their start if they report none, until they end."""
+    other_s: float = 0.0
 
-    spent: Goodput
-    nodes: int
-    missing: int = 0
-    """Further nodes of the world, which have not reported theirs."""
+    @property
+    def total_s(self) -> float:
+        """The whole time, in seconds."""
+        return self.training_s + self.other_s
 
-
-def sum_goodput(reported: Mapping[str, Goodput], world: Collection[str] = ()) -> RunGoodput | None:
-    """Add up what nodes reported, by node id; None without any. ``world``: the nodes that train."""
-    if not reported:
-        return None
-    accounts = reported.values()
-    spent = Goodput(sum(one.training_s for one in accounts), sum(one.other_s for one in accounts))
-    return RunGoodput(spent, len(reported), len(set(world) - reported.keys()))
+    @property
+    def share(self) -> float | None:
+        """Training divided by the whole time, 0 to 1; None before any time has passed."""
+        return self.training_s / self.total_s if self.total_s > 0 else None
 
 
 class Account:

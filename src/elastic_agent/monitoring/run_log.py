@@ -12,7 +12,7 @@ from elastic_agent.diagnosis.known_errors import Nature, known_error
 from elastic_agent.diagnosis.render import described, headline, render
 from elastic_agent.protocol import FailureKind, Phase, Plan, World, names
 
-from .status import Departure, GenerationStatus, unexplained
+from .status import GenerationStatus, NodeStatus, unexplained
 
 KEPT_GENERATIONS = 1000
 KEPT_WORLDS = 3
@@ -70,11 +70,11 @@ class RunLog:
         """The generation that it has ended, as far as it tells: not seen here, and perhaps recorded by nobody."""
         self._last: World | None = None
         """The newest world that has run."""
-        self._departures: dict[str, Departure] = {}
+        self._departures: dict[str, NodeStatus] = {}
 
     @property
-    def departures(self) -> tuple[Departure, ...]:
-        """Of the nodes that have left the world or were lost, the newest last; at most :data:`KEPT_DEPARTURES`."""
+    def departures(self) -> tuple[NodeStatus, ...]:
+        """The nodes that have left the world or were lost, the newest last; at most :data:`KEPT_DEPARTURES`."""
         return tuple(self._departures.values())
 
     @property
@@ -245,11 +245,16 @@ class RunLog:
             reason = _departure_reason(seat.node_id, ending, is_lost=is_lost)
             if known is None and (is_lost or has_left or seat.incarnation in plan.leaving):
                 role = "lost" if is_lost else "left"
-                self._departures[seat.node_id] = Departure(
-                    seat.node_id, role, now_s, reason, seat.address, seat.slots
+                self._departures[seat.node_id] = NodeStatus(
+                    seat.node_id,
+                    role,
+                    address=seat.address,
+                    workers=seat.slots,
+                    note=reason,
+                    departed_s=now_s,
                 )
             elif known is not None and is_lost and known.role != "lost":
-                self._departures[seat.node_id] = msgspec.structs.replace(known, role="lost", reason=reason)
+                self._departures[seat.node_id] = msgspec.structs.replace(known, role="lost", note=reason)
         if running is not None:
             self._last = running
             for node_id in stay & self._departures.keys():

@@ -8,10 +8,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from elastic_agent.diagnosis.hangs import find_standstill
-from elastic_agent.diagnosis.records import Goodput, GroupProgress, NodeReport, WorkerReport, WorkerState
+from elastic_agent.diagnosis.records import GroupProgress, NodeReport, WorkerReport, WorkerState
 from elastic_agent.protocol import FailureKind, Lease, Member, Phase, Plan, Seat, State, Waiting, end_reason
 
-from .goodput import RunGoodput, sum_goodput
+from .goodput import Goodput
 from .rates import find_stragglers
 
 JOIN_CAUSES = (
@@ -64,19 +64,6 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
         return self.ended_s is None and not self.end
 
 
-class Departure(Struct, frozen=True):
-    """How a node left the world of the run; it has not come back."""
-
-    node_id: str
-    role: str
-    """``left`` or ``lost``."""
-    at_s: float
-    """When this was seen; seconds since 1970."""
-    reason: str
-    address: str
-    workers: int
-
-
 class NodeStatus(Struct, frozen=True, omit_defaults=True):
     """One node of the run."""
 
@@ -98,8 +85,6 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     """When the node wrote its newest report, by its own clock; seconds since 1970."""
     note: str = ""
     """Why it is refused, or lost its lease."""
-    lease_age_s: float | None = None
-    """At most how long ago it renewed its lease; None: not known."""
     steps_per_s: float | None = None
     """How fast its training advances; None: not known."""
     waits: tuple[float | None, ...] = ()
@@ -107,7 +92,7 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     log_dir: str = ""
     """Where the output of its workers is on its machine."""
     departed_s: float | None = None
-    """When it left the world or was lost; seconds since 1970. None: it is there."""
+    """When it was seen to leave the world or to be lost; seconds since 1970. None: it is there."""
     collectives_s: float | None = None
     """When its workers were in their last collectives, by its own clock; seconds since 1970. None: they still are, or
     it is not known."""
@@ -156,8 +141,6 @@ class RunStatus(Struct, frozen=True):
     generations: tuple[GenerationStatus, ...] = ()
     goodput: Goodput | None = None
     """Of the node whose agent determined the status."""
-    run_goodput: RunGoodput | None = None
-    """Of the nodes that have reported theirs."""
     stragglers: tuple[str, ...] = ()
     """Workers that are slower than the others, a line for each, the slowest first; none in a standstill."""
     standstill: Standstill | None = None
@@ -222,7 +205,7 @@ def of_ended_agent(status: RunStatus) -> RunStatus:
 
     def aged(one: NodeStatus) -> NodeStatus:
         role = IN_LAST_WORLD if one.role == "left" and one.node_id in others else one.role
-        node = replace(one, role=role, seen_s=None, lease_age_s=None, collectives_s=None)
+        node = replace(one, role=role, seen_s=None, collectives_s=None)
         if role != "leaving":
             return node
         why = "" if last is not None and last.failed else status.reason
@@ -246,11 +229,10 @@ def run_status(
     waiting: Waiting | None = None,
     members: Mapping[str, Member] | None = None,
     leases: Mapping[str, Lease] | None = None,
-    lease_ages_s: Mapping[str, float] | None = None,
     reports: Sequence[NodeReport] = (),
     since_s: float | None = None,
     generations: Sequence[GenerationStatus] = (),
-    departures: Sequence[Departure] = (),
+    departures: Sequence[NodeStatus] = (),
     goodput: Goodput | None = None,
     problem: str = "",
 ) -> RunStatus:
@@ -264,18 +246,14 @@ def run_status(
         waiting: what the coordinator waits for, if that is known.
         members: member records by incarnation.
         leases: the same of leases.
-        lease_ages_s: by incarnation, how long ago leases were renewed, where that is known.
         reports: the newest report of each node.
         since_s: when the plan's phase and generation began.
         generations: the history of the run, oldest first.
-        departures: of the nodes that have left the world since, as this agent saw it.
+        departures: the nodes that have left the world since, as this agent saw it, and how.
         goodput: of this agent's node.
         problem: why the store could not be read.
     """
-    nodes = _Nodes(
-        plan, members or {}, leases or {}, {one.node_id: one for one in reports}, lease_ages_s or {}
-    )
-    world = plan.world if plan is not None else None
+    nodes = _Nodes(plan, members or {}, leases or {}, {one.node_id: one for one in reports})
     status = RunStatus(
         run_id,
         endpoint,
@@ -284,10 +262,6 @@ def run_status(
         common_causes=join_causes(waiting) if waiting is not None else "",
         nodes=nodes.all(departures),
         goodput=goodput,
-        run_goodput=sum_goodput(
-            {one.node_id: one.goodput for one in reports if one.goodput is not None},
-            {seat.node_id for seat in world.seats} if world is not None else (),
-        ),
         problem=problem,
     )
     if plan is None:
@@ -332,7 +306,7 @@ def _planned(
         restarts=max(0, plan.charged - plan.budget.forgiven),
         max_restarts=plan.policy.max_restarts,
         generations=tuple(generations),
-        stragglers=tuple(one.words for one in find_stragglers(present)) if trains else (),
+        stragglers=find_stragglers(present) if trains else (),
         standstill=standstill,
     )
 
@@ -377,15 +351,13 @@ class _Nodes:
         members: Mapping[str, Member],
         leases: Mapping[str, Lease],
         reports: Mapping[str, NodeReport],
-        ages_s: Mapping[str, float],
     ) -> None:
-        self._ages_s = ages_s
         self._plan = plan
         self._members = members
         self._leases = leases
         self._reports = reports
 
-    def all(self, departures: Sequence[Departure]) -> tuple[NodeStatus, ...]:
+    def all(self, departures: Sequence[NodeStatus]) -> tuple[NodeStatus, ...]:
         """Nodes of the world by rank, then the others by name, then those that are gone."""
         plan = self._plan
         seats = plan.world.seats if plan is not None and plan.world is not None else ()
@@ -404,21 +376,7 @@ class _Nodes:
                 if row is not None:
                     rows.append(row)
         present = {row.node_id for row in rows}
-        gone = [one for one in departures if one.node_id not in present]
-        return (
-            *rows,
-            *(
-                NodeStatus(
-                    one.node_id,
-                    one.role,
-                    address=one.address,
-                    workers=one.workers,
-                    note=one.reason,
-                    departed_s=one.at_s,
-                )
-                for one in gone
-            ),
-        )
+        return (*rows, *(one for one in departures if one.node_id not in present))
 
     def _seated(self, seat: Seat) -> NodeStatus:
         plan = self._plan
@@ -432,10 +390,9 @@ class _Nodes:
         if lease is not None and lease.revoked and not has_left:
             role, note = "lost", lease.why
         state = member.state.value if member is not None and role not in ("left", "ended") else ""
-        row = self._row(
+        return self._row(
             seat.node_id, role, state, seat.address, seat.slots, seat.first_rank if runs else None, note
         )
-        return row if plan.is_terminal else replace(row, lease_age_s=self._ages_s.get(seat.incarnation))
 
     def _seated_role(self, plan: Plan, seat: Seat, member: Member | None) -> str:
         if plan.is_terminal:
@@ -466,7 +423,7 @@ class _Nodes:
         else:
             is_leaving = member.state is State.LEAVING or member.incarnation in plan.leaving
             role = "leaving" if is_leaving else IN_LAST_WORLD
-        row = self._row(
+        return self._row(
             member.node_id,
             role,
             member.state.value if role != "ended" else "",
@@ -475,7 +432,6 @@ class _Nodes:
             None,
             refusal.why if refusal is not None else "",
         )
-        return replace(row, lease_age_s=self._ages_s.get(member.incarnation))
 
     @staticmethod
     def _joining_role(plan: Plan | None, *, is_twin: bool) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from elastic_agent.diagnosis.records import Goodput
 from elastic_agent.protocol import count
 
-from .goodput import RunGoodput
+from .goodput import Goodput
 from .status import IN_LAST_WORLD, IN_WORLD, UNKNOWN, GenerationStatus, NodeStatus, RunStatus, Standstill
 
 SHOWN_GENERATIONS = 10
@@ -48,18 +47,6 @@ def share_text(goodput: Goodput) -> str:
 def training_text(goodput: Goodput) -> str:
     """The time of the training, such as ``training 2 h 2 min``."""
     return f"training {duration(round(goodput.training_s, 1))}"
-
-
-def run_goodput_text(goodput: RunGoodput) -> str:
-    """One line about the nodes of a run."""
-    return f"{counted_nodes(goodput)}, times added up: {goodput_text(goodput.spent)}"
-
-
-def counted_nodes(goodput: RunGoodput) -> str:
-    """The nodes whose times are added up: ``all 3 nodes``, or ``2 of 3 nodes`` while one has not reported its own."""
-    if goodput.missing:
-        return f"{goodput.nodes} of {goodput.nodes + goodput.missing} nodes"
-    return f"all {goodput.nodes} nodes"
 
 
 def standstill_text(standstill: Standstill, now_s: float) -> str:
@@ -103,8 +90,6 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
         lines.append(f"restarts: {status.restarts} of {status.max_restarts} used")
     if status.goodput is not None and status.goodput.share is not None:
         lines.append(f"this node: {goodput_text(status.goodput)}")
-    if status.run_goodput is not None and status.run_goodput.nodes > 1:
-        lines.append(run_goodput_text(status.run_goodput))
     lines += status.stragglers
     if status.phase == "stopped":
         lines.append(
@@ -195,12 +180,11 @@ _HEADER = (
     "STEPS/S",
     "WAITS",
     "LAST COLLECTIVE",
-    "LEASE",
     "SEEN",
 )
 
 
-_SHOWN_IF_KNOWN = frozenset({"STEPS/S", "WAITS", "LEASE"})
+_SHOWN_IF_KNOWN = frozenset({"STEPS/S", "WAITS"})
 
 
 def node_table(nodes: Sequence[NodeStatus], now_s: float) -> tuple[Row, list[Row]]:
@@ -233,10 +217,9 @@ def _node_row(node: NodeStatus, now_s: float) -> Row:
     if node.step is not None and node.seen_s is not None and now_s - node.seen_s >= FRESH_S:
         step = f"{step} ({seen})"  # nodes that train together reported at different times
     speed = "-" if node.steps_per_s is None else f"{node.steps_per_s:.3g}"
-    lease = "-" if node.lease_age_s is None else f"{duration(round(node.lease_age_s, 1))} ago"
     return (
         *(node.node_id, node.address, ranks, state, step, speed, _waits(node.waits)),
-        *(_collectives(node, now_s), lease, seen),
+        *(_collectives(node, now_s), seen),
     )
 
 

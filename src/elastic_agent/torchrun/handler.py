@@ -62,7 +62,7 @@ class ElasticRendezvous(RendezvousHandler):
         self._run_id = run_id
         self._node = node
         self._is_closed = False
-        self._ended: Future[None] = Future()
+        self._ended: Future[Gathering | None] = Future()
         """Done when the thread has ended, expected or not."""
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
@@ -155,8 +155,7 @@ class ElasticRendezvous(RendezvousHandler):
         except RuntimeError:  # the thread has ended, and closed its loop
             request.close()
             raise RendezvousConnectionError(_ENDED) from None
-        either: list[Future[Any]] = [answer, self._ended]
-        if not wait(either, timeout_s, FIRST_COMPLETED).done:
+        if not wait([answer, self._ended], timeout_s, FIRST_COMPLETED).done:
             answer.cancel()
             why = f": {node.trouble}" if node.trouble else ""
             raise RendezvousTimeoutError(f"no world was formed within {timeout_s:g} s at {node.shown}{why}")

@@ -87,27 +87,13 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
         ("node", "slot"),
         waits,
     )
-    yield from _goodput(status)
+    if status.goodput is not None and status.goodput.share is not None:
+        text = "Training divided by the whole time of this node, since its agent was started."
+        yield _single("goodput_ratio", text, status.goodput.share)
     seen: _Values = {(one.node_id,): one.seen_s for one in status.nodes if one.seen_s is not None}
     yield _Gauge(
         "node_report_time_seconds", "When the node wrote its newest report, Unix time.", ("node",), seen
     )
-
-
-def _goodput(status: RunStatus) -> Iterator[_Gauge]:
-    own, run = status.goodput, status.run_goodput
-    if own is not None and own.share is not None:
-        yield _single(
-            "goodput_ratio",
-            "Training divided by the whole time of this node, since its agent was started.",
-            own.share,
-        )
-    if run is not None and run.spent.share is not None:
-        yield _single(
-            "run_goodput_ratio",
-            "Training divided by the whole time, of all nodes of the run.",
-            run.spent.share,
-        )
 
 
 def _count_roles(status: RunStatus) -> _Values:

@@ -79,7 +79,7 @@ class Commands:
         """The answers to a command, as they become available."""
         match command.do:
             case "describe":
-                yield Answer(run_id=self._run_id, node=self._node_id, nodes=self._nodes())
+                yield Answer(run_id=self._run_id, node=self._node_id)
             case "status":
                 yield Answer(run_id=self._run_id, node=self._node_id, status=await self._status())
             case "drain" | "stop" as do:

@@ -33,12 +33,6 @@ LONGEST_ANSWER = 16 * 1024 * 1024
 ANSWER_S = 2.0
 """How long an agent may take to describe itself, before it counts as unable to."""
 
-SEARCH_S = 5.0
-"""How long all agents of the machine together may take."""
-
-CONNECTIONS = 128
-"""How many are queried at the same time."""
-
 _NAME = re.compile(rb" @(elastic-agent/([0-9]{1,10})/([0-9]{1,10})-[0-9a-f]{1,32})$", re.MULTILINE)
 """Our sockets in /proc/net/unix. Other programs' names may hold any bytes."""
 
@@ -66,8 +60,6 @@ class Answer(Struct, frozen=True, omit_defaults=True):
     """drain, stop: workers may still run."""
     run_id: str = ""
     node: str = ""
-    nodes: tuple[str, ...] = ()
-    """describe: the nodes of the present world."""
     status: RunStatus | None = None
     """status: of the run."""
 
@@ -163,25 +155,16 @@ def agents_here() -> list[AgentAddress]:
 
 async def describe_all(addresses: list[AgentAddress]) -> dict[AgentAddress, Answer]:
     """Descriptions of these agents, if they answer in time: one that is stopped, or a fake, delays no other."""
-    gate = asyncio.Semaphore(CONNECTIONS)
-    described: dict[AgentAddress, Answer] = {}
 
-    async def query(address: AgentAddress) -> None:
-        async with gate:
-            try:
-                answer = await asyncio.wait_for(_first_answer(address, Command("describe")), ANSWER_S)
-            except (OSError, ValueError):  # gone, silent, another user's, or no agent
-                return
-        if answer is not None and not answer.failed:
-            described[address] = answer
+    async def query(address: AgentAddress) -> Answer | None:
+        try:
+            return await asyncio.wait_for(_first_answer(address, Command("describe")), ANSWER_S)
+        except (OSError, ValueError):  # gone, silent, another user's, or no agent
+            return None
 
-    tasks = [asyncio.create_task(query(one)) for one in addresses]
-    if tasks:
-        _, late = await asyncio.wait(tasks, timeout=SEARCH_S)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
-    return described
+    answers = await asyncio.gather(*map(query, addresses))
+    found = zip(addresses, answers, strict=True)
+    return {address: answer for address, answer in found if answer is not None and not answer.failed}
 
 
 async def command(address: AgentAddress, wanted: Command) -> AsyncGenerator[Answer]:

@@ -110,9 +110,9 @@ class ConsoleReporter:
         reason, obstacle = self._problem.reason, self._problem.obstacle
         return self._how_to_reach(obstacle, self._was_connected, self._seats) if reason else ""
 
-    def headline(self, step: int | None = None) -> str:
-        """The status in one line; ``step``: the newest that a worker reported."""
-        world = f"{self._world}, step {step}" if self._world and step is not None else self._world
+    def headline(self, step: int = 0) -> str:
+        """The status in one line; ``step``: the newest that a worker reported, 0: none has."""
+        world = f"{self._world}, step {step}" if self._world and step else self._world
         waits = self._text if self._timer is not None else ""
         return "; ".join(filter(None, (world, self._notice, waits))) or (
             "joining the run" if self._was_connected else f"connecting to {self._endpoint()}"
@@ -180,19 +180,17 @@ class ConsoleReporter:
             self._await_soon(False, 0.0 if self._problem.is_urgent else PATIENCE_S)
             if self._was_connected:
                 self._problem.lost()
-                self._tell_loss(has_lasted=False)
         self._text = f"waiting for the store at {self._endpoint()}: {reason}"
         self._facts = {"endpoint": self._endpoint()}
 
-    def _tell_loss(self, *, has_lasted: bool) -> None:
-        losses = self._problem.losses_due(asyncio.get_running_loop().time(), has_lasted)
-        if losses:
-            times = {"times": losses} if losses > 1 else {}
+    def _tell_loss(self) -> None:
+        """Log it, once it has lasted long enough to matter: a connection may break again and again."""
+        if not self._problem.is_loss_told:
+            self._problem.is_loss_told = True
             self._log.warning(
                 f"lost the connection to the store at {self._endpoint()}; workers go on without it for a while "
                 "(--lease-ttl)",
                 reason=self._problem.reason,
-                **times,
             )
 
     def _lease_lost(self, lost: LeaseLost) -> None:
@@ -374,7 +372,7 @@ class ConsoleReporter:
     def _report(self) -> None:
         """Show the wait; its common causes are logged once, in a line that stays."""
         if self._dialling:
-            self._tell_loss(has_lasted=True)
+            self._tell_loss()
             self._causes = self._store_causes()
         self._reporter.update(self._text, self._facts, already_s=PATIENCE_S)
         self._tell_problem()

@@ -8,20 +8,14 @@ from collections.abc import Callable
 
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.stalls import Progress
-from elastic_agent.diagnosis.records import Goodput
 from elastic_agent.logs import get_logger
-from elastic_agent.monitoring.goodput import Account
+from elastic_agent.monitoring.goodput import Account, Goodput
 from elastic_agent.monitoring.status_text import goodput_text
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.workers.guard.client import Fenced, GuardLost, Spawned
 
-LOOKS_AT_START_S = (0.1, 1.0)
-"""The shortest and longest pause between reading the steps of workers until they report the first one; it grows."""
-
-FIRST_LOOKS_S = 60.0
-"""How long so, if the workers report no steps."""
-
-LOOK_EVERY_S = 5.0
+LOOK_EVERY_S = 1.0
+"""How often the steps of workers are read, and so how exactly it is known when they began to train."""
 
 LEAST_LOST_STEPS, LOST_FACTOR = 10, 10
 """Workers that resume below a tenth of the steps that were reached have found no checkpoint; unless these were few, or
@@ -34,9 +28,7 @@ class GoodputRecorder:
     def __init__(self, progress: Callable[[], Progress | None]) -> None:
         """``progress``: of the present workers; None without any."""
         self._progress = progress
-        self._started_s = time.monotonic()
-        """When the newest workers were started."""
-        self._account = Account(self._started_s)
+        self._account = Account(time.monotonic())
         self._has_run = False
         """Workers ran, and the account has not been logged since."""
         self._timer: asyncio.TimerHandle | None = None
@@ -56,8 +48,7 @@ class GoodputRecorder:
                     self._log()
             case Spawned():
                 self._has_run = True
-                self._started_s = time.monotonic()
-                self._account.workers_started(self._started_s)
+                self._account.workers_started(time.monotonic())
                 self._look()
             case (
                 events.WorkersStopping()
@@ -89,12 +80,8 @@ class GoodputRecorder:
 
     def _look(self) -> None:
         """Read the steps of the workers, and again after a while."""
-        now_s = time.monotonic()
-        self._read_step(now_s)
-        since_s, (shortest_s, longest_s) = now_s - self._started_s, LOOKS_AT_START_S
-        is_early = self._account.awaits_step and since_s < FIRST_LOOKS_S
-        pause_s = min(max(shortest_s, since_s / 10), longest_s) if is_early else LOOK_EVERY_S
-        self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
+        self._read_step(time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
     def _read_step(self, now_s: float) -> None:
         progress = self._progress()

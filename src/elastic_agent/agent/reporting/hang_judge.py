@@ -11,7 +11,6 @@ from elastic_agent.diagnosis.hangs import (
     Culprit,
     Hang,
     find_standstill,
-    idle_words,
     stands_still,
     where_all_are,
 )
@@ -68,8 +67,6 @@ class HangJudge:
         hang = find_standstill(gathered.values(), world.world_size)
         if hang is not None:
             self._tell(hang, stall)
-        elif stall.idle_s and self._node_id in gathered:
-            get_logger().warning(idle_words(gathered[self._node_id], stall.idle_s, stall.processes))
         if not stall.is_over or (hang is None and stall.silent_slot is None):
             return
         where = hang.details if hang is not None else where_all_are(gathered.values(), world.world_size)

@@ -7,11 +7,9 @@ import signal
 from collections.abc import Sequence
 
 from elastic_agent.agent import events
-from elastic_agent.diagnosis.signals import ending
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import PROMPT, count
 from elastic_agent.rendezvous.events import PrepareFailed
-from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from elastic_agent.workers.guard.client import (
     Cold,
     GuardLost,
@@ -37,12 +35,6 @@ def _log_agent(event: events.Event) -> None:
     match event:
         case PrepareFailed(failure=failure):
             log.warning("the generation cannot start on this node", reason=failure.summary)
-        case events.NotRecorded(error=error):
-            log.warning(
-                "cannot write the state directory; if this agent is killed, its successor on this node "
-                "has to wait until the lease expires",
-                error=error,
-            )
         case GuardLost(returncode=returncode):
             log.error("the guard process died; starting a new one", returncode=returncode)
         case events.GenerationEnded(facts={"working_folder": what}):
@@ -86,27 +78,10 @@ def _log_workers(event: events.Event) -> None:
     match event:
         case events.NoticeGiven():
             _log_notice(event)
-        case events.WorkerLeft(worker_id=worker_id, returncode=returncode):
-            log.warning(
-                f"worker {worker_id} saved and left, then exited with {returncode}; treated as a clean exit"
-            )
         case events.WorkersInterrupted(failure=failure):
             log.info(failure.summary)
-        case events.WorkerNotSaved():
-            log.warning(_not_saved(event))
         case StopDelayed(alive=alive, waited_s=waited_s):
             log.warning(_not_ended(alive, waited_s))
-        case events.StacksRequested(generation=generation, slots=slots):
-            log.warning(
-                f"workers of generation {generation} are writing their stacks to stderr", slots=[*slots]
-            )
-        case events.GuardFrozen():
-            log.error(
-                "the guard process is frozen and cannot stop the workers; killing it together with the "
-                "workers"
-            )
-        case events.CleanedUp(report=report):
-            _log_cleanup(report)
         case events.WorkersSucceeded() | events.WorkersSaved():
             if event.unkillable:  # they outlived workers that are done: no reason to take the success back
                 log.warning(
@@ -114,17 +89,6 @@ def _log_workers(event: events.Event) -> None:
                 )
             if isinstance(event, events.WorkersSucceeded):
                 log.info(f"all workers of this node succeeded in generation {event.generation}")
-
-
-def _not_saved(event: events.WorkerNotSaved) -> str:
-    """Return, for example, "worker n2/0 exited with code 1 after SIGTERM: KeyError: 3; it may not have saved"."""
-    end = event.end
-    error = f": {end.failure.message}" if end.failure is not None and end.failure.message else ""
-    who = f"it and {count(event.others, 'other worker')} of this node" if event.others else "it"
-    return (
-        f"worker {event.node_id}/{end.slot} {ending(end.returncode)} after {event.signum.name}{error}; "
-        f"{who} may not have saved"
-    )
 
 
 def _not_ended(alive: Sequence[Survivor], waited_s: float) -> str:
@@ -150,21 +114,6 @@ def _survivor(one: Survivor) -> str:
     except KeyError:
         user = str(one.foreign_user)
     return f"{one.pid} ({one.name}, state {one.state}, user {user})"
-
-
-def _log_cleanup(report: SweepReport) -> None:
-    log = get_logger()
-    if report.removed:
-        log.info("removed shared memory left behind by workers", files=report.removed)
-    if report.unknown:
-        log.warning(
-            "kept shared memory left behind by workers: cannot determine whether other processes use it",
-            files=report.unknown,
-        )
-    for held in report.held:
-        log.warning(
-            f"kept shared memory of the workers: {held.file} is in use by {held.process} ({held.pid})"
-        )
 
 
 def _log_warm_start(event: events.Event) -> None:

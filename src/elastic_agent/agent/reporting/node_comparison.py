@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import Mapping, Sequence
 
 from elastic_agent.agent.tasks import BackgroundTasks
-from elastic_agent.diagnosis.differences import differences
+from elastic_agent.diagnosis.compared import LONGEST_VALUE, compared_variables
+from elastic_agent.diagnosis.differences import ARGUMENTS, VARIABLE, differences
 from elastic_agent.logs import get_logger
 from elastic_agent.monitoring.run_log import RunLog
+from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Member, Phase, World, names
 from elastic_agent.rendezvous.reports import RunReports
 from elastic_agent.transport import Snapshot, TransportError
@@ -23,6 +26,13 @@ FACTS_S = 10.0
 """How long the facts of the other nodes of the first world are waited for."""
 
 SHOWN_DIFFERENCES = 8
+
+
+def start_facts(script_args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The arguments of the script and the variables that matter, by the names of facts."""
+    arguments = without_surrogates(shlex.join(map(str, script_args)))[: 2 * LONGEST_VALUE]
+    variables = {f"{VARIABLE}{name}": value for name, value in compared_variables(environ).items()}
+    return {ARGUMENTS: arguments, **variables}
 
 
 class NodeComparison:

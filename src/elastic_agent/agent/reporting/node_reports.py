@@ -13,7 +13,7 @@ import msgspec
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.stalls import Progress
-from elastic_agent.diagnosis.records import Goodput, NodeReport, WorkerReport
+from elastic_agent.diagnosis.records import NodeReport, WorkerReport
 from elastic_agent.monitoring.rates import StepRate
 from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Seat, State, World
@@ -47,7 +47,6 @@ class NodeReports:
         world: Callable[[int], World | None],
         facts: Mapping[str, str],
         log_dir: str,
-        goodput: Callable[[], Goodput],
         tasks: BackgroundTasks,
     ) -> None:
         """Report nothing yet.
@@ -59,7 +58,6 @@ class NodeReports:
             world: the world of a generation, if it is known.
             facts: how this node was started.
             log_dir: where the output of the run's workers is; empty: nowhere.
-            goodput: the account of this node so far.
             tasks: runs what waits for the store.
         """
         self._node_id = node_id
@@ -68,7 +66,6 @@ class NodeReports:
         self._world = world
         self._facts = dict(facts)
         self._log_dir = without_surrogates(log_dir)[:LONGEST_TEXT]
-        self._goodput = goodput
         self._rate = StepRate()
         self._tasks = tasks
         self._own: dict[int, NodeReport] = {}
@@ -215,7 +212,6 @@ class NodeReports:
             blocked=known.blocked if (known := self._own.get(generation)) is not None else (),
             stalled_s=stalled_s,
             steps_per_s=self._rate.per_s if not is_final and stalled_s is None else None,
-            goodput=self._goodput(),
             log_dir=self._log_dir,
             collectives_s=collectives_s,
         )

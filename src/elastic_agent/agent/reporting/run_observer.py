@@ -9,31 +9,34 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from elastic_agent.agent import events
-from elastic_agent.agent.reporting.status_files import StatusFiles
+from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.tasks import BackgroundTasks
-from elastic_agent.agent.worker_group.stalls import Progress
-from elastic_agent.diagnosis.records import Goodput
+from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
 from elastic_agent.diagnosis.render import render
 from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.logs import get_logger, is_console
-from elastic_agent.monitoring.rates import LeaseAges
 from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus, run_status
-from elastic_agent.monitoring.status_text import run_goodput_text
-from elastic_agent.protocol import Phase, Plan, Waiting
+from elastic_agent.protocol import Outcome, Phase, Plan, Waiting
+from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, PlanSeen, Registered, Renewed
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import Obstacle, TransportError
+from elastic_agent.values import Endpoint
+from elastic_agent.web.loop_source import LoopSource
+from elastic_agent.web.server import StatusServer, open_status_page
 from elastic_agent.workers.guard.client import Spawned
 
-from .hang_judge import HangJudge, ReportHang
+from .goodput_recorder import GoodputRecorder
+from .hang_judge import HangJudge
 from .node_comparison import NodeComparison
 from .node_reports import NodeReports
+from .status_files import StatusFiles
 
 GATHER_S = 10.0
 """How long the reports on a failed generation are waited for; not for those of nodes that are lost."""
@@ -41,60 +44,72 @@ GATHER_S = 10.0
 ANSWER_S = 2.0
 """How long the store may take, when a user asks for the status, until the answer is what was known before."""
 
+EXPLAINED_S = 11.0
+"""How long the explanation may take when the run has failed."""
+
+READ_S = 3.0
+"""How long the store of a run that has failed stays for nodes that have not read the reports of the others yet."""
+
+SAVED_S = 1.0
+"""How long writing the last status may take otherwise: there is nothing to explain."""
+
 SAVE_AFTER_S = 1.0
 """How long after the begin of a generation it is recorded: its workers are being started."""
-
-LAST_ANSWER_S = 0.5
-"""The same at the end, when the host of the store may have gone."""
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What a :class:`RunObserver` observes, and whom it tells."""
-
-    run_id: str
-    node_id: str
-    endpoint: Callable[[], str]
-    """Of the store, as users write it."""
-    reports: Reports
-    files: StatusFiles
-    goes_on: bool
-    """Whether earlier agents may have recorded generations of this run."""
-    progress: Callable[[], Progress | None]
-    """Of the present workers; None without any."""
-    log_dir: str
-    """Where the output of the run's workers is on this machine; empty: nowhere."""
-    facts: Mapping[str, str]
-    """How this node was started (:mod:`elastic_agent.diagnosis.differences`)."""
-    goodput: Callable[[], Goodput]
-    """The account of this node so far."""
-    report_hang: ReportHang
-    remedy: Callable[[], str]
-    """What to do about a store that does not answer."""
 
 
 class RunObserver:
     """One node's view of the run, from the start of the agent's part in it to the end."""
 
-    def __init__(self, observed: Observed) -> None:
-        """Observe nothing yet."""
-        self._observed = observed
-        self._log = RunLog(observed.node_id)
+    def __init__(
+        self,
+        run_id: str,
+        node_id: str,
+        backend: RendezvousBackend,
+        supervisor: Supervisor,
+        publisher: events.Publisher,
+        state_dir: Path,
+        *,
+        goes_on: bool,
+        facts: Mapping[str, str],
+        log_dir: str,
+        remedy: Callable[[], str],
+    ) -> None:
+        """Observe from now on what is published.
+
+        Args:
+            run_id: the run.
+            node_id: this node.
+            backend: leads to the store.
+            supervisor: runs the workers; told when they hang.
+            publisher: publishes what is observed.
+            state_dir: the status is saved there.
+            goes_on: the run has begun before, so that earlier agents may have recorded generations of it.
+            facts: how this node was started (:mod:`elastic_agent.diagnosis.differences`).
+            log_dir: where the output of the run's workers is on this machine; empty: nowhere.
+            remedy: gives what to do about a store that does not answer.
+        """
+        self._run_id, self._node_id = run_id, node_id
+        self._backend = backend
+        self._supervisor = supervisor
+        self._files = StatusFiles(state_dir, run_id, node_id)
+        self._remedy = remedy
+        self._log = RunLog(node_id)
         self._tasks = BackgroundTasks()
+        self._goodput = GoodputRecorder(lambda: supervisor.progress)
         self._reports = NodeReports(
-            observed.node_id,
-            observed.reports,
-            observed.progress,
+            node_id,
+            Reports(backend.connect_reports),
+            lambda: supervisor.progress,
             self._log.world,
-            observed.facts,
-            observed.log_dir,
-            observed.goodput,
+            facts,
+            log_dir,
             self._tasks,
         )
         self._comparison = NodeComparison(self._log, self._reports, self._tasks)
-        self._judge = HangJudge(observed.node_id, self._log, self._reports, observed.report_hang)
+        self._judge = HangJudge(node_id, self._log, self._reports, supervisor.hang)
+        self._watch = ConnectionWatch(node_id, lambda: supervisor.world, self._blocked)
+        self._page: StatusServer | None = None
         self._last_view = RunReports()
-        self._ages = LeaseAges()
         self._repeated = ""
         """What is logged of an earlier explanation at the end, because the reason of the end names a consequence."""
         self._shown_tail = ""
@@ -106,11 +121,20 @@ class RunObserver:
         self._why_silent = ""
         self._was_away = False
         """This node has lost its lease and seen no plan since."""
-        self._is_recalled = not observed.goes_on
+        self._is_recalled = not goes_on
         """What earlier agents have recorded is known; before that, it must not be replaced by less."""
         self._save_timer: asyncio.TimerHandle | None = None
         self._seen: dict[int, frozenset[str]] = {}
         """Workers of this node whose output is beside the log, by generation."""
+        self._publisher = publisher
+        publisher.subscribe(self._goodput.on_event, first=True)
+        publisher.subscribe(self.on_event)
+        publisher.subscribe(self._watch.on_event)
+
+    def open_page(self, address: Endpoint | None) -> None:
+        """Serve the status page from now on; None: there is to be none."""
+        source = LoopSource("the agent", lambda: (self._run_id,), lambda run_id: self.status())
+        self._page = open_status_page(address, source, self._backend.secret)
 
     def on_event(self, event: events.Event) -> None:
         """Take note of it."""
@@ -129,17 +153,17 @@ class RunObserver:
             case events.Stalled():
                 self._reports.on_progress()
                 self._tasks.start(self._judge.judge(event))
-            case events.ConnectionBlocked():
-                get_logger().warning(event.words)
-                self._reports.on_blocked(event.generation, event.words)
             case events.WorkersFailed(failure=failure):
                 self._shown_tail = failure.tail
             case events.GenerationEnded(generation=generation, workers=workers):
-                shown = (
-                    f"{self._observed.node_id}/{one.slot}" for one in workers if one.is_shown and is_console()
-                )
+                shown = (f"{self._node_id}/{one.slot}" for one in workers if one.is_shown and is_console())
                 self._seen = {generation: frozenset(shown)}
                 self._reports.on_ended(event)
+
+    def _blocked(self, generation: int, line: str) -> None:
+        """Report a connection of a worker here that the network blocks."""
+        get_logger().warning(line)
+        self._reports.on_blocked(generation, line)
 
     def _note_contact(self, event: events.Event) -> None:
         match event:
@@ -172,7 +196,7 @@ class RunObserver:
             self._save_timer = asyncio.get_running_loop().call_later(SAVE_AFTER_S, self._save)
 
     async def _recall(self) -> None:
-        recorded, problems = await self._observed.files.recorded()
+        recorded, problems = await self._files.recorded()
         for problem in problems:
             get_logger().warning(problem)
         self._log.recall(recorded)
@@ -211,7 +235,6 @@ class RunObserver:
         self._reports.refresh()
         try:
             self._last_view = await asyncio.wait_for(self._reports.read(), within_s)
-            self._ages.see(self._last_view.view.snapshot.leases, time.monotonic())
         except (TransportError, TimeoutError) as error:
             problem = self._why_silent or str(error) or f"no answer within {within_s:g} s"
         return self._status(problem)
@@ -228,36 +251,52 @@ class RunObserver:
         )
         newest = {one.node_id: one for one in (*self._last_view.reports, *self._reports.own)}
         status = run_status(
-            run_id=self._observed.run_id,
-            endpoint=self._observed.endpoint(),
+            run_id=self._run_id,
+            endpoint=self._backend.shown,
             asked_s=time.time(),
             plan=plan,
             waiting=Waiting.from_text(view.status),
             members=view.snapshot.members,
             leases=view.snapshot.leases,
-            lease_ages_s=self._ages.ages_s(time.monotonic()),
             reports=tuple(newest.values()),
             since_s=self._log.since_s if is_known else None,
             generations=self._log.generations,
             departures=self._log.departures,
-            goodput=self._observed.goodput(),
+            goodput=self._goodput.goodput,
             problem=problem,
         )
         is_silent = bool(problem) and self._silent_since_s is not None
         return replace(
             status,
-            node_id=self._observed.node_id,
+            node_id=self._node_id,
             left=self._left,
             silent_since_s=self._silent_since_s if is_silent else None,
-            is_paused=is_silent and self._takes_part(status) and self._observed.progress() is None,
-            remedy=self._observed.remedy() if is_silent else "",
+            is_paused=is_silent and self._takes_part(status) and self._supervisor.progress is None,
+            remedy=self._remedy() if is_silent else "",
             serves=self._serves,
         )
 
     def _takes_part(self, status: RunStatus) -> bool:
-        return bool(status.generations) and self._observed.node_id in status.generations[-1].nodes
+        return bool(status.generations) and self._node_id in status.generations[-1].nodes
 
     # -- the end --------------------------------------------------------------------------------
+
+    async def conclude(
+        self, outcome: Outcome, reason: str, *, hosts_readers: bool, serves: Sequence[str]
+    ) -> None:
+        """Wait until the last failure is explained and the status is saved.
+
+        Args:
+            outcome: of this node's part in the run.
+            reason: of this outcome.
+            hosts_readers: whether other nodes read reports in a store that ends with this agent.
+            serves: the nodes that cannot go on without the store of this agent.
+        """
+        has_failed = outcome is Outcome.FAILED
+        left = reason if outcome not in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED) else ""
+        await self.settle(EXPLAINED_S if has_failed else SAVED_S, left, serves)
+        if has_failed and hosts_readers:
+            await self.others_have_read(READ_S)
 
     async def settle(self, timeout_s: float, left: str = "", serves: Sequence[str] = ()) -> None:
         """Wait until the last reports are written and the last failure is explained; not for longer than this.
@@ -273,16 +312,7 @@ class RunObserver:
             get_logger().error(self._repeated)
         self._save()
         if self._is_recalled:  # otherwise the disk hangs
-            await self._observed.files.written(timeout_s)
-
-    async def log_goodput(self) -> None:
-        """Log the goodput of all nodes, if there are several; on the node of rank 0, which the others follow."""
-        last = self._log.last
-        if last is None or last.nodes[:1] != (self._observed.node_id,) or len(last.nodes) == 1:
-            return
-        goodput = (await self.status(LAST_ANSWER_S)).run_goodput
-        if goodput is not None and goodput.nodes > 1:
-            get_logger().info(run_goodput_text(goodput))
+            await self._files.written(timeout_s)
 
     async def others_have_read(self, timeout_s: float) -> None:
         """Wait until all nodes that are not lost have read the reports on the last generation, if that failed."""
@@ -292,14 +322,20 @@ class RunObserver:
             await self._reports.gather(world.generation, world, lambda one: one.has_read, timeout_s)
 
     def close(self) -> None:
-        """Give up whatever is under way."""
+        """Observe no more, and give up whatever is under way."""
+        for subscriber in (self._goodput.on_event, self.on_event, self._watch.on_event):
+            self._publisher.unsubscribe(subscriber)
+        self._goodput.close()
+        self._watch.stop()
         self._stop_timer()
         self._tasks.cancel()
         self._reports.close()
+        if self._page is not None:
+            self._page.close()
 
     def _save(self) -> None:
         if self._is_recalled:
-            self._observed.files.save(self._status())
+            self._files.save(self._status())
 
     def _stop_timer(self) -> None:
         if self._save_timer is not None:

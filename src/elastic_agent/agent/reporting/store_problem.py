@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 from elastic_agent.transport import Obstacle
 
 PATIENCE_S = 2.0
 """A shorter problem is not reported."""
-
-QUIET_S = 60.0
-"""For so long another short loss of the connection is not reported: it may be lost again and again."""
 
 _TRANSIENT = (Obstacle.REFUSED, Obstacle.CLOSED)
 """As while the agent there starts or dies; the start check warns of it if it lasts."""
@@ -35,9 +31,6 @@ class StoreProblem:
         """That loss was reported, if there was one."""
         self.has_ended_lease = False
         """The lease of this node ran out because of it."""
-        self._losses = 0
-        """Since the last one that was reported, with it."""
-        self._quiet_until_s = -math.inf
 
     def seen(self, reason: str, obstacle: Obstacle, now_s: float) -> None:
         """An attempt to connect failed; ``now_s`` is on a clock that never goes back."""
@@ -53,15 +46,6 @@ class StoreProblem:
     def lost(self) -> None:
         """The connection to a store that had answered is lost."""
         self.lost_at, self.is_loss_told = time.strftime("%H:%M:%S"), False
-        self._losses += 1
-
-    def losses_due(self, now_s: float, has_lasted: bool) -> int:
-        """How many losses are to be reported now, this one and those that were not; 0: none."""
-        if self.is_loss_told or not (has_lasted or now_s >= self._quiet_until_s):
-            return 0
-        self.is_loss_told = True
-        losses, self._losses, self._quiet_until_s = self._losses, 0, now_s + QUIET_S
-        return losses
 
     @property
     def is_urgent(self) -> bool:

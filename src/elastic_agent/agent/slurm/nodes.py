@@ -1,11 +1,11 @@
-"""What Slurm's controller knows of a node: where it is reached, and whether it is down."""
+"""What Slurm knows of nodes: where they are reached, and which of a step are missing."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -20,30 +20,13 @@ from .scontrol import SlurmError, scontrol
 SHOWN_NODES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmNode:
-    """One node, as ``scontrol show node`` describes it."""
-
-    name: str
-    address: str
-    """Where Slurm itself reaches it: an address or a host name (NodeAddr)."""
-    hostname: str
-    """What the machine calls itself (NodeHostName)."""
-    state: str
-
-    @staticmethod
-    async def query(name: str) -> SlurmNode:
-        """Query the controller. Raises ``SlurmError``."""
-        facts = parse_node(await scontrol("show", "node", "-o", name))
-        return SlurmNode(
-            name, facts.get("NodeAddr", ""), facts.get("NodeHostName", ""), facts.get("State", "")
-        )
-
-
 def parse_node(text: str) -> dict[str, str]:
-    """What we use of ``scontrol show node -o``. Comments, which may hold anything, come later in the line."""
+    """Return where Slurm reaches a node (NodeAddr), and what the machine calls itself (NodeHostName).
+
+    ``text``: from ``scontrol show node -o``. Comments, which may hold anything, come later in the line.
+    """
     line = text.lstrip().split("\n")[0]
-    pairs = re.findall(r" (NodeAddr|NodeHostName|State)=(\S*)", line)
+    pairs = re.findall(r" (NodeAddr|NodeHostName)=(\S*)", line)
     return dict(reversed(pairs))
 
 
@@ -56,7 +39,7 @@ def reachable_endpoint(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoi
         return endpoint
     log = get_logger()
     try:
-        node = asyncio.run(SlurmNode.query(endpoint.host))
+        node = parse_node(asyncio.run(scontrol("show", "node", "-o", endpoint.host)))
     except SlurmError as error:
         log.warning(
             f"the host name {endpoint.host} does not resolve on this node, and Slurm does not report its "
@@ -64,8 +47,8 @@ def reachable_endpoint(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoi
             reason=str(error),
         )
         return endpoint
-    for host in (node.address, node.hostname):
-        if host and _resolves(host):
+    for host in filter(None, map(node.get, ("NodeAddr", "NodeHostName"))):
+        if _resolves(host):
             log.info(
                 f"the host name {endpoint.host} does not resolve on this node; using the address "
                 f"reported by Slurm, {host}"

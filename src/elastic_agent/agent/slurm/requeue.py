@@ -8,42 +8,16 @@ stopped by a person. And when it lost the node of its batch script, and the stor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
+from elastic_agent.agent.events import Requeued
 from elastic_agent.config.settings import Settings
-from elastic_agent.protocol import Cause, Outcome, Plan
+from elastic_agent.protocol import Cause, Plan
 
 from .job import SlurmJob, run_requeue_command
 from .scontrol import SlurmError
 
-if TYPE_CHECKING:  # it imports torch, which nothing here needs
-    from elastic_agent.agent.supervisor import Ending
-
 REASONS = frozenset({Cause.PREEMPTED, Cause.WALLTIME})
 """The reasons for a stop after which a job is requeued."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """How the run ended for this node."""
-
-    reason: str
-    """Why it was stopped, every rank having saved: preempted, walltime, drain, grow, operator.
-
-    Empty: it finished, failed, or this node alone left it.
-    """
-
-    chosen: bool
-    """This node's agent is the one that requeues (the plan's requeuer)."""
-
-    @staticmethod
-    def of(ending: Ending, incarnation: str) -> Stop:
-        """How the run ended for the node in this incarnation."""
-        plan = ending.plan
-        if ending.outcome is not Outcome.STOPPED or plan is None:
-            return Stop(reason="", chosen=False)
-        reason = plan.notice.cause.value if plan.notice is not None else ""
-        return Stop(reason, chosen=plan.requeuer == incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +30,29 @@ class Decision:
     """The job is requeued, by this agent or another one."""
 
 
-def decide(settings: Settings, job: SlurmJob | None, stop: Stop) -> Decision:
-    """Whether this agent requeues the job, and why (not)."""
-    if stop.reason not in REASONS:
+def decide(settings: Settings, job: SlurmJob | None, reason: str, *, is_chosen: bool) -> Decision:
+    """Whether this agent requeues the job, and why (not).
+
+    Args:
+        settings: of the run.
+        job: that this agent is a task of.
+        reason: why the run was stopped, every rank having saved: preempted, walltime, drain, grow, operator. Empty: it
+            finished, failed, or this node alone left it.
+        is_chosen: this node's agent is the one that requeues (the plan's requeuer).
+    """
+    if reason not in REASONS:
         return Decision(False)
     if settings.requeue == "never":
         return _not("--requeue is never")
     if job is None and not settings.requeue_command:
         return _not("this is not a Slurm job step, and --requeue-command is not set")
-    if not stop.chosen:
+    if not is_chosen:
         return Decision(False, "the agent of another node requeues the job", requeued=True)
     requeues = job.requeues if job is not None else 0
     most = settings.max_requeues
     if requeues >= most:
         return _not(f"it has been requeued {requeues} times, and --max-requeues is {most}")
-    why = f"requeueing the job ({stop.reason}, requeue {requeues + 1} of at most {most})"
+    why = f"requeueing the job ({reason}, requeue {requeues + 1} of at most {most})"
     return Decision(True, why, requeued=True)
 
 
@@ -98,15 +80,7 @@ def _not(why: str) -> Decision:
     return Decision(False, f"not requeueing the job: {why}")
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What became of it, for the log."""
-
-    level: Literal["info", "error"]
-    text: str
-
-
-async def requeue(settings: Settings, job: SlurmJob | None) -> Done:
+async def requeue(settings: Settings, job: SlurmJob | None) -> Requeued:
     """Put the job back into the queue. Slurm may end this process before this returns."""
     try:
         if settings.requeue_command:
@@ -116,17 +90,16 @@ async def requeue(settings: Settings, job: SlurmJob | None) -> Done:
             did = await job.requeue()
     except SlurmError as error:
         name = f"job {job.id}" if job is not None else "the job"
-        return Done(
-            "error",
-            f"cannot requeue {name}: {error}; its state is saved: requeue or submit it again to resume",
+        return Requeued(
+            True, f"cannot requeue {name}: {error}; its state is saved: requeue or submit it again to resume"
         )
-    return Done("info", f"requeued the job: {did}")
+    return Requeued(False, f"requeued the job: {did}")
 
 
 # -- a job without its batch script ---------------------------------------------------------------
 
 
-async def rescue(settings: Settings, job: SlurmJob) -> Done | None:
+async def rescue(settings: Settings, job: SlurmJob) -> Requeued | None:
     """Requeue, or else cancel, a job that lost the node of its batch script; None: there is nothing to do here.
 
     Called when the store does not answer any more, so the surviving agents cannot agree which of them acts: it is the
@@ -135,20 +108,20 @@ async def rescue(settings: Settings, job: SlurmJob) -> Done | None:
     try:
         survivors = await job.survivors()
     except SlurmError as error:
-        return Done("error", f"cannot determine whether job {job.id} lost its batch host: {error}")
+        return Requeued(True, f"cannot determine whether job {job.id} lost its batch host: {error}")
     if job.node not in survivors[:1]:
         return None
     return await _requeue_or_cancel(settings, job)
 
 
-async def _requeue_or_cancel(settings: Settings, job: SlurmJob) -> Done:
+async def _requeue_or_cancel(settings: Settings, job: SlurmJob) -> Requeued:
     lost = f"job {job.id} lost its batch host and with it the rendezvous store"
     allowed = settings.requeue != "never" and job.requeues < settings.max_requeues
-    done = await requeue(settings, job) if allowed else Done("info", "requeueing is not allowed")
+    done = await requeue(settings, job) if allowed else Requeued(False, "requeueing is not allowed")
     try:
         if await job.survivors():
             await job.cancel()
-            return Done("error", f"{lost}: {done.text}; cancelled the job, submit it again to resume")
+            return Requeued(True, f"{lost}: {done.words}; cancelled the job, submit it again to resume")
     except SlurmError as error:
-        return Done("error", f"{lost}: {done.text}; cannot cancel it either: {error}")
-    return Done(done.level, f"{lost}: {done.text}")
+        return Requeued(True, f"{lost}: {done.words}; cannot cancel it either: {error}")
+    return Requeued(done.failed, f"{lost}: {done.words}")

@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from elastic_agent.diagnosis.records import Collective, GroupProgress
+from elastic_agent.diagnosis.records import GroupProgress
 from elastic_agent.printable import plain
 
 from .datagrams import WorkerDatagrams
@@ -34,19 +34,7 @@ SAME_PLACE_S = 8.0
 """After so long at the same place nothing progresses: what a worker does then tells nothing about its speed."""
 
 
-class _Call(msgspec.Struct):
-    serial: Annotated[int, Meta(ge=0, le=2**53)]
-    name: Annotated[str, Meta(max_length=256)]
-    size_bytes: Annotated[int, Meta(ge=0, le=2**60)]
-
-
-class _Group(msgspec.Struct):
-    group: Annotated[str, Meta(max_length=256)]
-    enqueued: Annotated[int, Meta(ge=-1, le=2**53)]
-    started: Annotated[int, Meta(ge=-1, le=2**53)]
-    completed: Annotated[int, Meta(ge=-1, le=2**53)]
-    recent: tuple[_Call, ...] = ()
-    ranks: tuple[Annotated[int, Meta(ge=0, le=2**53)], ...] = ()
+class _Group(GroupProgress, frozen=True):
     timeout_s: float = 0.0
 
 
@@ -249,10 +237,9 @@ def _sampled(known: WorkerCollectives, is_waiting: bool, is_detailed: bool, now_
 
 
 def _progress(one: _Group, answer: _Answer) -> GroupProgress:
-    recent = tuple(Collective(call.serial, call.name, call.size_bytes) for call in one.recent)
-    last = next((call for call in recent if call.serial == one.enqueued), None)
+    last = next((call for call in one.recent if call.serial == one.enqueued), None)
     # gloo counts a collective that failed as completed.
     is_where_it_is = (answer.is_last and answer.waits_in != "") or one.enqueued > max(one.completed, 0)
     if last is not None and is_where_it_is:
         last = msgspec.structs.replace(last, line=answer.line)
-    return GroupProgress(one.group, one.enqueued, one.started, one.completed, last, one.ranks, recent)
+    return GroupProgress(one.group, one.enqueued, one.started, one.completed, last, one.ranks, one.recent)

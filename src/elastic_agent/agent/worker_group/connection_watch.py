@@ -21,9 +21,6 @@ from elastic_agent.workers.guard.client import GuardLost, Spawned, Stopped
 from elastic_agent.workers.tcp_sockets import ESTABLISHED, SYN_SENT, SocketReader, TcpSocket
 
 LOOK_EVERY_S = 2.0
-LATER_EVERY_S = 5.0
-"""After ``EARLY_S``."""
-EARLY_S = 30.0
 BLOCKED_S = 4.0
 """A connection that is not answered for so long is reported. The kernel has sent at least three packets by then, and
 the kernel of a machine that is only busy answers."""
@@ -44,15 +41,15 @@ class _Blocked:
 
 
 class ConnectionWatch:
-    """Watches the connections of this node's workers; a subscriber that publishes ``ConnectionBlocked``."""
+    """Watches the connections of this node's workers; a subscriber."""
 
     def __init__(
-        self, node_id: str, world: Callable[[], World | None], publish: Callable[[events.Event], None]
+        self, node_id: str, world: Callable[[], World | None], report: Callable[[int, str], None]
     ) -> None:
-        """``world``: the one whose workers run."""
+        """``world``: the one whose workers run; ``report``: takes the generation, and what is blocked, in a line."""
         self._node_id = node_id
         self._world = world
-        self._publish = publish
+        self._report = report
         self._timer: asyncio.TimerHandle | None = None
         self._generation = 0
         self._until_s = 0.0
@@ -78,11 +75,8 @@ class ConnectionWatch:
             self._timer = None
 
     def _wait(self, reader: SocketReader) -> None:
-        left_s = self._until_s - time.monotonic()
-        if self._generation and left_s > 0:
-            is_early = left_s > WATCH_S - EARLY_S or bool(self._since_s)
-            every_s = LOOK_EVERY_S if is_early else LATER_EVERY_S
-            self._timer = asyncio.get_running_loop().call_later(every_s, self._look, reader)
+        if self._generation and time.monotonic() < self._until_s:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look, reader)
 
     def _look(self, reader: SocketReader) -> None:
         loop, generation = asyncio.get_running_loop(), self._generation
@@ -102,19 +96,18 @@ class ConnectionWatch:
         self._since_s = {one: self._since_s.get(one, now_s) for one in blocked}
         for one, since_s in self._since_s.items():
             if one.is_connected or now_s - since_s >= BLOCKED_S:
-                self._report(one, now_s - since_s)
+                self._tell(one, now_s - since_s)
         self._wait(reader)
 
-    def _report(self, one: _Blocked, for_s: float) -> None:
+    def _tell(self, one: _Blocked, for_s: float) -> None:
         node = self._node_at(one.host)
         if (one.host, one.is_connected) in self._told or not (node or _is_internal(one)):
             return
         self._told.add((one.host, one.is_connected))
+        peer = f"{node} ({one.host})" if node else one.host
         worker = f"{self._node_id}/{one.slot}"
-        self._publish(
-            events.ConnectionBlocked(
-                self._generation, worker, node, one.host, one.port, one.is_connected, for_s
-            )
+        self._report(
+            self._generation, blocked_words(worker, peer, one.port, None if one.is_connected else for_s)
         )
 
     def _node_at(self, host: str) -> str:
@@ -123,6 +116,21 @@ class ConnectionWatch:
         return next(
             (seat.node_id for seat in seats if seat.address == host and seat.node_id != self._node_id), ""
         )
+
+
+def blocked_words(worker_id: str, peer: str, port: int, tried_s: float | None) -> str:
+    """Say in a line what is blocked and what to do; ``tried_s``: None: connected, but data are not acknowledged."""
+    if tried_s is None:
+        return (
+            f"worker {worker_id} is connected to {peer}, port {port}, but data that it sends do not arrive: that "
+            "machine is down, the network between the machines is broken, or large packets are lost; compare the MTU "
+            "of the interfaces on both (ip link)"
+        )
+    return (
+        f"worker {worker_id} has tried for {tried_s:.0f} s to connect to {peer}, port {port}, and nothing answers: "
+        "probably a firewall drops the packets; allow TCP connections between the nodes on all ports from 1024 "
+        "(workers listen on ports that the system chooses)"
+    )
 
 
 def _blocked(slot: int, one: TcpSocket) -> _Blocked | None:

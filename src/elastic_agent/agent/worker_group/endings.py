@@ -9,15 +9,19 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import filterfalse
 
 from elastic_agent.agent import events
 from elastic_agent.diagnosis.records import GroupProgress
+from elastic_agent.diagnosis.signals import ending
 from elastic_agent.exit_note import Note
 from elastic_agent.linux import boottime_s
+from elastic_agent.logs import get_logger
 from elastic_agent.printable import plain
+from elastic_agent.protocol import count
+from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard.client import Exited
 
@@ -79,6 +83,35 @@ def has_not_saved(end: events.WorkerEnd, signum: signal.Signals | None) -> bool:
     if signum is None or not end.stopping or end.returncode == 128 + signum:
         return False
     return end.failure is not None or end.returncode not in (0, -signum)
+
+
+def warn_of_unsaved(node_id: str, ends: Iterable[events.WorkerEnd], signum: signal.Signals | None) -> None:
+    """Log which worker was to save and exit on a signal, and failed instead or was killed; and how many others."""
+    unsaved = [end for end in ends if has_not_saved(end, signum)]
+    if not unsaved or signum is None:
+        return
+    end, others = unsaved[0], len(unsaved) - 1
+    error = f": {end.failure.message}" if end.failure is not None and end.failure.message else ""
+    who = f"it and {count(others, 'other worker')} of this node" if others else "it"
+    get_logger().warning(
+        f"worker {node_id}/{end.slot} {ending(end.returncode)} after {signum.name}{error}; {who} may not have saved"
+    )
+
+
+def log_cleanup(report: SweepReport) -> None:
+    """Log which shared memory that workers had left was removed, or kept and why."""
+    log = get_logger()
+    if report.removed:
+        log.info("removed shared memory left behind by workers", files=report.removed)
+    if report.unknown:
+        log.warning(
+            "kept shared memory left behind by workers: cannot determine whether other processes use it",
+            files=report.unknown,
+        )
+    for held in report.held:
+        log.warning(
+            f"kept shared memory of the workers: {held.file} is in use by {held.process} ({held.pid})"
+        )
 
 
 def _worker_end(

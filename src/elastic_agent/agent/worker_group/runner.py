@@ -20,6 +20,7 @@ import msgspec
 from elastic_agent.agent import events
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s, catches, is_frozen
+from elastic_agent.logs import get_logger
 from elastic_agent.protocol import PROMPT, Failure, FailureKind, Notice
 from elastic_agent.workers.cleanup.generation import CLEANUP_LIMIT_S, Cleanup
 from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
@@ -30,7 +31,7 @@ from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 from .collectives import Collectives
-from .endings import RESTART_S, Left, has_not_saved, noted_error, report_endings, valid_note
+from .endings import RESTART_S, Left, log_cleanup, noted_error, report_endings, valid_note, warn_of_unsaved
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 from .running_workers import RunningWorkers
 from .stalls import Progress, StallWatch
@@ -96,15 +97,6 @@ class Runner:
         return list(self._running.pids.values()) if self._running is not None else []
 
     @property
-    def step(self) -> int | None:
-        """The newest step that a running worker reported by its heartbeat; None if none did, or only step 0."""
-        running = self._running
-        if running is None or running.stopping:
-            return None
-        beats = (running.heartbeats.read(slot) for slot in running.pids)
-        return max((step for _, step in beats if step), default=None)
-
-    @property
     def progress(self) -> Progress | None:
         """What the present workers do; None while none runs."""
         running = self._running
@@ -158,7 +150,9 @@ class Runner:
                 return
             self._running.cleanup.inspect()
         if is_frozen(self._guard.pid):
-            self._report(events.GuardFrozen())
+            get_logger().error(
+                "the guard process is frozen and cannot stop the workers; killing it together with the workers"
+            )
             os.kill(self._guard.pid, signal.SIGKILL)
             return  # its end is noticed
         if dump_stacks and self._stacks() and grace_s > 0:
@@ -236,7 +230,10 @@ class Runner:
         }
         if not able:
             return False
-        self._report(events.StacksRequested(running.generation, tuple(sorted(able))))
+        get_logger().warning(
+            f"workers of generation {running.generation} are writing their stacks to stderr",
+            slots=sorted(able),
+        )
         for pid in able.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, STACKS_SIGNAL)
@@ -345,7 +342,10 @@ class Runner:
 
     def _left(self, running: RunningWorkers, event: guard_events.Exited) -> None:
         if event.returncode != 0:
-            self._report(events.WorkerLeft(f"{self._node_id}/{event.slot}", event.returncode))
+            who = f"worker {self._node_id}/{event.slot}"
+            get_logger().warning(
+                f"{who} saved and left, then exited with {event.returncode}; treated as a clean exit"
+            )
         self._end_if_all_have(running)
 
     def _interrupted(
@@ -459,12 +459,8 @@ class Runner:
 
         def ended(event: events.GenerationEnded) -> None:
             self._report(event)
-            unsaved = [
-                one for one in event.workers if one.slot not in saved and has_not_saved(one, running.saves_on)
-            ]
-            if unsaved and running.saves_on is not None:
-                others = len(unsaved) - 1
-                self._report(events.WorkerNotSaved(self._node_id, unsaved[0], running.saves_on, others))
+            ends = [end for end in event.workers if end.slot not in saved]
+            warn_of_unsaved(self._node_id, ends, running.saves_on)
             then()
 
         report_endings(running.context, left, running.stopped_s, ended, after_s)
@@ -498,7 +494,7 @@ class Runner:
         loop = asyncio.get_running_loop()
 
         def cleared(report: SweepReport) -> None:
-            self._report(events.CleanedUp(report))
+            log_cleanup(report)
             self._all_gone(running, unkillable)
 
         def from_thread(report: SweepReport) -> None:

@@ -16,7 +16,6 @@ from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.workers.guard.client import Exited
 
 from .collectives import Collectives, WorkerCollectives
-from .idle import IDLE_AFTER_S, IdleMeter
 
 LOOKS_PER_TIMEOUT = 20
 """How often progress is checked per hang time-out."""
@@ -73,7 +72,6 @@ class StallWatch:
         collectives: Collectives,
         limit_s: float | None,
         report: Callable[[events.Event], None],
-        idle_after_s: float = IDLE_AFTER_S,
     ) -> None:
         """Watch nothing yet.
 
@@ -84,7 +82,6 @@ class StallWatch:
             collectives: their answers.
             limit_s: the time-out; 0: a stall never counts as a hang; None: by the collectives' own time-outs.
             report: publishes :class:`~elastic_agent.agent.events.Stalled`.
-            idle_after_s: it is told, too, that the workers have used no processor for so long.
         """
         self._generation = generation
         self._alive = alive
@@ -103,9 +100,6 @@ class StallWatch:
         self._tell_after_s = self._tells_first_s
         self._over_again_s = 0.0
         """A stall that was told to be over and is no hang is told again after it has lasted for so long."""
-        self._idle = IdleMeter(0.0)
-        self._tell_idle_after_s = idle_after_s
-        self._idle_after_s = idle_after_s
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -121,7 +115,6 @@ class StallWatch:
     def start(self) -> None:
         """Watch from now on."""
         self._since_s = self._quiet_since_s = asyncio.get_running_loop().time()
-        self._idle = IdleMeter(self._since_s)
         self._look()
 
     def stop(self) -> None:
@@ -148,29 +141,17 @@ class StallWatch:
                 self._quiet_since_s, self._tell_after_s = now_s, self._tells_first_s
         stalled_s, quiet_s = now_s - self._since_s, now_s - self._quiet_since_s
         over = stalled_s >= self._over_again_s and (silent is not None or stalled_s >= self._limit()[0])
-        idle_s = self._newly_idle_s(alive, now_s)
-        if over or idle_s or quiet_s >= self._tell_after_s:
+        if over or quiet_s >= self._tell_after_s:
             if over:
                 self._over_again_s = stalled_s + OVER_AGAIN_S
             if quiet_s >= self._tell_after_s:
                 self._tell_after_s = 2 * quiet_s
             self._collectives.ask(details=True)
-            self._timer = loop.call_later(self._answer_s, self._tell, over, silent, idle_s)
+            self._timer = loop.call_later(self._answer_s, self._tell, over, silent)
         else:
             self._collectives.ask(details=False)
             pause_s = self._pause_s if quiet_s == 0 else min(self._pause_s, STALLED_LOOK_EVERY_S)
             self._timer = loop.call_later(pause_s, self._look)
-
-    def _newly_idle_s(self, alive: Mapping[int, int], now_s: float) -> float:
-        """For how long the workers have done nothing, if that is to be told now, which it is at doubling intervals."""
-        idle_s = min(self._idle.idle_s(alive.values(), now_s), now_s - self._since_s)
-        if idle_s < self._idle_after_s:
-            self._tell_idle_after_s = self._idle_after_s
-        waits = any(map(is_waiting, self._collectives.workers.values()))
-        if not alive or waits or idle_s < self._tell_idle_after_s:
-            return 0.0
-        self._tell_idle_after_s = 2 * idle_s
-        return idle_s
 
     def _silent(self, counts: Mapping[int, int], now_s: float) -> int | None:
         """Return a slot whose heartbeats have stopped for the time-out; ``counts``: how many each has sent."""
@@ -201,17 +182,20 @@ class StallWatch:
     def _answer_s(self) -> float:
         return min(ANSWER_S, max(0.3, self._pause_s))
 
-    def _tell(self, over: bool, silent: int | None, idle_s: float) -> None:
-        alive = self._alive()
-        if alive is None:
+    def _tell(self, over: bool, silent: int | None) -> None:
+        if self._alive() is None:
             return
         now_s = asyncio.get_running_loop().time()
         step = self._heartbeats.read(silent)[1] if silent is not None else 0
-        stalled_s, processes = now_s - self._quiet_since_s, self._idle.processes if idle_s else ()
+        stalled_s = now_s - self._quiet_since_s
         limit_s, limit = self._limit()
         self._report(
             events.Stalled(
-                *(self._generation, stalled_s, over, silent, step, idle_s, processes),
+                self._generation,
+                stalled_s,
+                over,
+                silent,
+                step,
                 over_at_s=self._since_s + limit_s,
                 limit=limit,
             )

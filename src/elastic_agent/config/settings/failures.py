@@ -75,8 +75,8 @@ class FailureSettings:
         value_types.SIGNALS,
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "Signals that make the agent stop its workers and leave the run. By default, signals that are "
-        "ignored when the agent starts, for example under nohup, stay ignored. Any other signal that would "
-        "end the agent has the same effect.",
+        "ignored when the agent starts, for example under nohup, stay ignored. Add those that a scheduler sends "
+        "before it ends a job, such as SIGXCPU or SIGUSR2; any other signal ends the agent, and its workers at once.",
         torchrun=True,
     )
     monitor_interval: float = setting(

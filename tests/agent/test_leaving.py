@@ -1,4 +1,4 @@
-"""What a signal to the agent does, whichever it is."""
+"""What an agent says and does when a signal, or a notice, makes its node leave."""
 
 from __future__ import annotations
 
@@ -24,62 +24,6 @@ from elastic_agent.protocol import Cause, Notice
 from tests.agent.support import started
 from tests.names import unique
 from tests.waiting import wait_for
-
-DEADLY = {
-    "SIGUSR2": signal.SIGUSR2,
-    "SIGIO": signal.SIGIO,
-    "SIGPWR": signal.SIGPWR,
-    "SIGVTALRM": signal.SIGVTALRM,
-    "SIGXCPU": signal.SIGXCPU,
-    "SIGRTMIN+3": int(signal.SIGRTMIN) + 3,
-}
-"""Signals in none of the agent's lists, which would end it."""
-
-
-@pytest.mark.parametrize(("name", "signum"), DEADLY.items(), ids=DEADLY)
-def test_any_signal_that_would_end_the_agent_makes_its_node_leave(name: str, signum: int) -> None:
-    left: list[str] = []
-    at_once: list[bool] = []
-    stop_signals = StopSignals()
-
-    async def receive() -> None:
-        heard = asyncio.Event()
-        desk = SignalDesk(
-            Meanings(("SIGTERM",), "SIGUSR1", 60.0),
-            None,
-            stop_signals,
-            publish=lambda event: left.append(event.reason),
-            end_at_once=lambda: (at_once.append(True), heard.set()),
-        )
-        desk.open()
-        signal.raise_signal(signum)
-        await heard.wait()
-
-    asyncio.run(receive())
-    assert left == [f"{name} received"]
-    assert at_once == [True], "there was no run yet, so nothing to leave"
-    assert stop_signals.received([signum])
-    assert signal.getsignal(signum) == signal.SIG_DFL, "as before"
-
-
-@pytest.mark.parametrize(
-    "signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGCHLD, signal.SIGWINCH, signal.SIGPIPE]
-)
-def test_signals_of_errors_and_those_that_end_nothing_stay_as_they_are(signum: signal.Signals) -> None:
-    before = signal.getsignal(signum)
-
-    async def look() -> object:
-        desk = SignalDesk(
-            Meanings(("SIGTERM",), "none", 60.0),
-            None,
-            StopSignals(),
-            publish=lambda _: None,
-            end_at_once=lambda: None,
-        )
-        desk.open()
-        return signal.getsignal(signum)
-
-    assert asyncio.run(look()) == before
 
 
 @pytest.mark.parametrize(
