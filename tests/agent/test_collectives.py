@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import pickle
+import re
 import socket
 from collections.abc import Callable, Iterator, Set
 from contextlib import closing, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -227,7 +230,21 @@ def test_collectives_that_complete_in_another_order_are_not_waited_for(
 
 
 def test_this_torch_has_the_private_names_that_workers_need() -> None:
-    assert private_names.missing() == [], "adapt elastic_agent/integrations/collectives/private_names.py"
+    """A test that fails means: adapt elastic_agent/integrations/collectives/private_names.py."""
+    from torch._C import _distributed_c10d as bindings
+    from torch.distributed import distributed_c10d
+
+    makes_groups = inspect.getsource(inspect.unwrap(distributed_c10d.init_process_group))
+    assert f"{private_names.HOOK}(" in makes_groups, "workers do not notice that a group is made"
+    steps = import_module("torch.optim.optimizer")
+    assert hasattr(steps, "_global_optimizer_post_hooks"), "optimizer steps are not counted"
+    asks_for_the_store = r"def \w+\([^)]*\bport\b[^)]*\)(?:(?!\ndef ).)*? _torchelastic_use_agent_store\(\)"
+    connects = inspect.getsource(import_module("torch.distributed.rendezvous"))
+    assert re.search(asks_for_the_store, connects, re.S), "its caller has no port"
+    for name in ("_dump_fr_trace_json", "_dump_fr_trace"):
+        assert hasattr(bindings, name), "collectives of gloo are not seen"
+    for name in ("pg_names", "pg_group_ranks"):
+        assert hasattr(distributed_c10d._world, name), "the ranks of groups are not known"
 
 
 def test_a_report_says_when_the_workers_told_how_far_they_are() -> None:

@@ -283,7 +283,7 @@ def test_what_needs_a_gpu_is_refused_without_one_and_doctor_says_so(
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("before", [[], ["--"], ["--nodes", "2", "--no-baseline", "--"], ["--nodes=2"]])
+@pytest.mark.parametrize("before", [[], ["--"], ["--nodes", "2", "--separate-folders", "--"], ["--nodes=2"]])
 def test_chaos_leaves_the_script_its_own_dashes(before: list[str], tmp_path: Path) -> None:
     done = elastic_agent("chaos", *before, str(tmp_path / "train.py"), "--flag", "--", "--nodes", "rest")
     assert done.returncode == ExitCode.USAGE

@@ -33,7 +33,6 @@ from elastic_agent.doctor.system import (
     LEAST_SHM,
     check_folders,
     check_gloo_interface,
-    check_launcher_variables,
     check_limits,
     check_nccl_interface,
     check_shared_memory,
@@ -149,12 +148,6 @@ def test_a_start_that_would_be_refused_is_reported_with_its_remedy() -> None:
 
 
 # -- environment ----------------------------------------------------------------------------------
-
-
-def test_variables_of_other_launchers_are_reported() -> None:
-    assert checks(check_launcher_variables({"RANK": "0"})) == [("warning", "launcher-variables")]
-    assert checks(check_launcher_variables({"SLURM_NTASKS": "2"})) == [("warning", "slurm-variables")]
-    assert checks(check_launcher_variables({"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"})) == []
 
 
 def test_passwords_and_bytes_that_are_no_text_stay_out_of_what_is_compared() -> None:

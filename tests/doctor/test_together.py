@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from torch.distributed import TCPStore
@@ -20,7 +19,7 @@ from elastic_agent.agent.doctor_request import doctor_request
 from elastic_agent.config.settings import Settings
 from elastic_agent.diagnosis.compared import POLICY_OPTIONS
 from elastic_agent.doctor import interpreter, meeting, pairs
-from elastic_agent.doctor.differences import clock_findings, difference_findings
+from elastic_agent.doctor.differences import difference_findings
 from elastic_agent.doctor.examination import MeetingPoint
 from elastic_agent.doctor.findings import Finding
 from elastic_agent.doctor.interpreter import Interpreter
@@ -196,22 +195,6 @@ def test_connections_between_machines_work_in_both_directions_and_on_the_port_ra
     assert [(one.problem, one.is_ranged) for one in made] == [("", False), ("", True)]
 
 
-def test_the_clock_of_the_other_machine_is_compared_with_the_own_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(time=iter([1000.0, 1060.0]).__next__, monotonic=lambda: 5.0)  # own, then theirs
-    monkeypatch.setattr(pairs, "time", clock)
-
-    async def connect() -> list[Connection]:
-        server = EchoServer()
-        await server.start(None)
-        try:
-            return await connect_to_all({"it": attendance("b", port=server.port)})
-        finally:
-            server.close()
-
-    (made,) = asyncio.run(connect())
-    assert (made.problem, made.ahead_s) == ("", 60.0)
-
-
 def test_a_program_that_is_no_doctor_is_recognised() -> None:
     async def connect() -> tuple[Connection, Connection]:
         other = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
@@ -374,23 +357,13 @@ def test_long_values_are_shown_where_they_differ() -> None:
     assert re.search(r": \.\.\.\S+:/usr/b on b; \.\.\.\S+:/usr/a on a", finding.cause), finding.cause
 
 
-def test_differences_that_are_usual_are_notes() -> None:
-    machines = [facts("a", {"NCCL_SOCKET_IFNAME": "ib0"}, memory="64 GiB"), facts("b", memory="32 GiB")]
-    found = [(one.severity, one.cause.partition(":")[0]) for one in difference_findings(machines)]
-    assert found == [("note", "machines differ in memory"), ("note", "machines differ in NCCL_SOCKET_IFNAME")]
-
-
-def test_of_two_machines_whose_clocks_differ_one_finding_names_both() -> None:
-    (finding,) = clock_findings({"a": "n1", "b": "n2"}, {"a": (7.2,), "b": (-7.2,)})
-    assert finding.machine == "n1"
-    assert "7 s ahead of that of n2 (one of the two is wrong)" in finding.cause
-
-
-def test_a_wrong_clock_is_reported() -> None:
-    ahead = {"a": [-60.0, 0.0, 0.1], "b": [60.0, 60.1, 59.9], "c": [-60.0, 0.1, 0.0]}
-    (finding,) = clock_findings({"a": "a", "b": "b", "c": "c"}, ahead)
-    assert finding.machine == "b"
-    assert "60 s ahead of" in finding.cause
+def test_differences_that_are_usual_are_not_reported() -> None:
+    machines = [facts("a", {"NCCL_SOCKET_IFNAME": "ib0"}, workers="8"), facts("b", workers="4")]
+    assert [*difference_findings(machines)] == []
+    assert json.loads(as_json(Report(tuple(machines))))["differences"].keys() == {
+        "workers",
+        "$NCCL_SOCKET_IFNAME",
+    }
 
 
 # -- shared folders -------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ PARTS = tuple(part for _, parts in PACKED for part in parts.values())
 BULLETIN = encode_bulletin(reports())
 FINDING = error("script", "train.py does not compile", "correct it")
 SHARED = doctor.Shared("/data", "", True, "12", 10**12)
-CONNECTION = doctor.Connection("n1", "no-route", "refused", False, 0.1)
+CONNECTION = doctor.Connection("n1", "no-route", "refused", True)
 FACTS = {"python": "3.11", "torch": "2.13"}
 EXAMINATION = (
     doctor.Attendance("host0", 1, 4, "10.0.0.1", 4000, 4001, 3),

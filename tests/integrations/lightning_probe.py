@@ -18,21 +18,21 @@ import pytorch_lightning
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
 
-from elastic_agent.integrations.lightning import private_names
-from elastic_agent.integrations.patching import misfits
+from elastic_agent.integrations import patching
+from elastic_agent.integrations.lightning.private_names import FABRIC, FABRICS, PYTORCH, PYTORCHES, Feature
 
-FABRICS, PYTORCHES = private_names.FABRICS, private_names.PYTORCHES
+PATCHES = {**dict.fromkeys(FABRICS, FABRIC), **dict.fromkeys(PYTORCHES, PYTORCH)}
 
 
 def adapted() -> list[str]:
     """Which features' replacements are in place, in whichever of Lightning's packages."""
     found: set[str] = set()
-    for patch in private_names.PATCHES:
-        if patch.replace is not None:
-            for root in patch.roots or FABRICS + PYTORCHES:
+    for root, patches in PATCHES.items():
+        for patch in patches.all:
+            if patch.replace is not None:
                 owner, name, attribute = patch.find(root)
                 function = attribute.fget if isinstance(attribute, property) else getattr(owner, name)
-                if function.__code__.co_filename == private_names.__file__:
+                if function.__code__.co_filename == patching.__file__:
                     found.add(str(patch.feature))
     return sorted(found)
 
@@ -59,7 +59,9 @@ def environment_of_a_slurm_script(folder: str) -> dict[str, Any]:
 
 def main() -> None:
     result: dict[str, Any] = {
-        "misfits": [misfits(root, private_names.PATCHES, read_source=True) for root in FABRICS + PYTORCHES],
+        "misfits": [
+            patches.misfits(root, frozenset(Feature), read_source=True) for root, patches in PATCHES.items()
+        ],
         "version": lightning.__version__,
     }
     result["without"] = {"callbacks": callbacks(), "adapted": adapted()}

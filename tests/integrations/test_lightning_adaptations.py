@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastic_agent.integrations.lightning import private_names
-from elastic_agent.integrations.lightning.features import Feature
+from elastic_agent.integrations.lightning.private_names import Feature
 from tests.client.support import launched
 
 PROBE = Path(__file__).parent / "lightning_probe.py"

@@ -53,11 +53,11 @@ def test_a_cold_worker_adapts_transformers_and_keeps_a_callback_of_the_script(tm
 OTHER_VERSIONS = """
 import json, os, sys
 import transformers.trainer
-from elastic_agent.integrations.patching import misfits
 from elastic_agent.integrations.transformers import install, private_names
 
 Trainer = transformers.trainer.Trainer
-unfit = misfits("transformers", private_names.PATCHES, read_source=True)
+features = frozenset(private_names.Feature)
+unfit = private_names.PATCHES.misfits("transformers", features, read_source=True)
 print(json.dumps([hasattr(Trainer.train, "__wrapped__"), transformers.__version__, unfit]), flush=True)
 transformers.__version__ = "5.24.0"
 for change in sys.argv[1:]:

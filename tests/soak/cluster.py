@@ -8,9 +8,11 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from elastic_agent.testing import LocalCluster
 from elastic_agent.transport.plans import KEPT_PLANS
 from elastic_agent.worker_variables import PREFIX
 from tests.etcd import EtcdCluster
+from tests.relay import Relay
 
 SCRIPT = Path(__file__).parent / "train.py"
 ETCD_PREFIX = "/soak"
@@ -30,7 +33,7 @@ Repair = Callable[[], object]
 
 
 class SoakCluster(LocalCluster):
-    """Nodes that meet in a store that none of them hosts."""
+    """Nodes that meet in a store that none of them hosts, through relays that can cut them off."""
 
     def __init__(self, folder: Path, checkpoints: Path, *, nodes: int, pace_s: float) -> None:
         """``pace_s``: how long each step takes at least."""
@@ -48,6 +51,33 @@ class SoakCluster(LocalCluster):
         """The node whose processes are watched over the whole time."""
         self.lost: set[str] = set()
         """Nodes that a fault has hit already."""
+        self._relays: dict[str, list[Relay]] = {}
+        self._stack = ExitStack()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._stack.close()
+
+    def rendezvous(self, name: str) -> tuple[str, ...]:
+        return "--rdzv-endpoint", f"127.0.0.1:{self.relayed(name, [self._port])[0]}"
+
+    def relayed(self, name: str, ports: Sequence[int]) -> list[int]:
+        """The ports of relays to these, over which :meth:`cut_off` has power; the same at every call."""
+        if name not in self._relays:
+            self._relays[name] = [self._stack.enter_context(Relay(port, both_ways=True)) for port in ports]
+        return [relay.endpoint.port for relay in self._relays[name]]
+
+    def cut_off(self, name: str) -> None:
+        """Nothing gets from this node to the store or back any more; connections stay open."""
+        for relay in self._relays[name]:
+            relay.hold()
+
+    def reconnect(self, name: str) -> None:
+        """End the partition."""
+        for relay in self._relays[name]:
+            relay.release()
 
     @property
     def spared(self) -> set[str]:

@@ -14,10 +14,11 @@ from pathlib import Path
 from elastic_agent import linux
 from elastic_agent.testing import ClusterError, LocalCluster
 from elastic_agent.testing.checks import check_leftovers
-from elastic_agent.testing.faults import FAULTS, Fault, Injected
+from elastic_agent.testing.faults import Fault, Injected
 
 from .cluster import C10dCluster, SoakCluster, ThreeMembersCluster
 from .counts import Agent, Counts, agent_of, counts, exceeding
+from .faults import SOAK_FAULTS
 from .history import Pause, RecordedRun
 
 BACKENDS: dict[str, type[SoakCluster]] = {"c10d": C10dCluster, "etcd": ThreeMembersCluster}
@@ -49,7 +50,6 @@ WEIGHTS = {
     "join": 2,
     "drain": 2,
     "preempted": 2,
-    "slow-disk": 1,
     "store-lost": 3,
     "stop": 1,
 }
@@ -193,7 +193,7 @@ class SoakTest:
             "store-lost": self._lose_store,
             "join": self._join,
         }
-        fault = Fault("", own[name]) if name in own else FAULTS[name]
+        fault = Fault("", own[name]) if name in own else SOAK_FAULTS[name]
         injected = fault.inject(self.cluster, self._rng)
         with (self._folder / "faults.log").open("a") as log:
             print(f"{injected.at_s:.3f} {name}: {injected.what}", file=log)

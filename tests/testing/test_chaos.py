@@ -16,21 +16,21 @@ MISTAKES = {
     "checkpoint named after a rank": {'"model.pt"': 'f"model-{rank}.pt"', "if rank == 0:": "if True:"},
     "checkpoint is not replaced atomically": {SAVE_AND_RENAME: "torch.save(state, path)"},
     "no resume": {"if os.path.exists(path):": "if False:"},
-    "notice ignored": {
-        "agreement = client.Agreement()\n": "",
-        "if (step + 1) % 5 == 0:": "if (step + 1) % 20 == 0:",
-        """    if agreement.notice():
-        save(step + 1)
-        dist.barrier()
-        client.leave()
-""": "",
-    },
     "checkpoint in a node-local folder": {
         "import time\n": "import tempfile\nimport time\n",
         "sys.argv[1]": "tempfile.gettempdir()",
     },
 }
 """What is changed in the correct script, by the name of the mistake."""
+IGNORES_NOTICES = {
+    "agreement = client.Agreement()\n": "",
+    "if (step + 1) % 5 == 0:": "if (step + 1) % 20 == 0:",
+    """    if agreement.notice():
+        save(step + 1)
+        dist.barrier()
+        client.leave()
+""": "",
+}
 PRELOAD = ("--preload", "torch._dynamo")
 """What torch's optimizers import when they are used first, once for each node instead of once for each worker."""
 
@@ -50,10 +50,22 @@ def chaos(folder: Path, script: Path, steps: int, *options: str) -> tuple[int, s
     return done.returncode, done.stdout
 
 
+def changed_script(folder: Path, changes: dict[str, str]) -> Path:
+    """The correct script with these changes."""
+    text = CORRECT.read_text()
+    for right, wrong in changes.items():
+        assert right in text
+        text = text.replace(right, wrong)
+    script = folder / "train.py"
+    script.write_text(text)
+    return script
+
+
 @pytest.mark.system
 @pytest.mark.prove
 def test_a_correct_script_passes(tmp_path: Path) -> None:
-    code, said = chaos(tmp_path, CORRECT, 200, "--nodes", "2", "--faults", "worker-killed-saving,drain")
+    options = ("--nodes", "2", "--every", "0.5", "--faults", "worker-killed-saving,drain")
+    code, said = chaos(tmp_path, CORRECT, 200, *options)
     assert code == 0, said
     assert "mistake" not in said
     assert len(re.findall(r"^chaos: fault \d: .* next training step after [\d.]+ s", said, re.M)) == 2, said
@@ -82,7 +94,6 @@ def test_a_correct_script_passes(tmp_path: Path) -> None:
             marks=pytest.mark.prove,
         ),
         ("no resume", "worker-killed", 1, "load the latest checkpoint"),
-        pytest.param("notice ignored", "stop", 1, "client.leave()", marks=pytest.mark.prove),
         pytest.param(
             "checkpoint in a node-local folder",
             "worker-killed",
@@ -95,14 +106,19 @@ def test_a_correct_script_passes(tmp_path: Path) -> None:
 def test_a_mistake_is_named_with_its_remedy(
     tmp_path: Path, mistake: str, fault: str, workers: int, remedy: str
 ) -> None:
-    text = CORRECT.read_text()
-    for right, wrong in MISTAKES[mistake].items():
-        assert right in text
-        text = text.replace(right, wrong)
-    script = tmp_path / "train.py"
-    script.write_text(text)
-    options = ("--nodes", "1", "--nproc-per-node", str(workers), "--no-baseline", "--every", "0.5")
+    script = changed_script(tmp_path, MISTAKES[mistake])
+    options = ("--nodes", "1", "--nproc-per-node", str(workers), "--every", "0.5")
     code, said = chaos(tmp_path, script, 90, *options, "--folder", "out", "--faults", fault)
     assert code == 1, said
     assert re.findall(r"^mistake: ([^:]*):", said, re.M) == [mistake], said
     assert remedy in re.findall(r"^  remedy: (.*)", said, re.M)[0]
+
+
+@pytest.mark.system
+@pytest.mark.prove
+def test_steps_lost_because_notices_are_ignored_are_counted_with_the_remedy(tmp_path: Path) -> None:
+    script = changed_script(tmp_path, IGNORES_NOTICES)
+    code, said = chaos(tmp_path, script, 90, "--nodes", "1", "--every", "0.5", "--faults", "stop")
+    assert code == 1, said
+    assert re.search(r"^FAILED: steps lost after 1 notices: \d+ after .*client\.leave\(\)", said, re.M), said
+    assert "mistake" not in said

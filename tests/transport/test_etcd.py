@@ -19,7 +19,6 @@ from elastic_agent.protocol.records import History, Phase, State
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election import keep_leading
 from elastic_agent.rendezvous.waits import Signal
-from elastic_agent.testing.relay import Relay
 from elastic_agent.transport import NodeRecords, UnknownPlanError
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
 from elastic_agent.transport.etcd import EtcdTable, KeptLease, NotLeaderError, kept_lease
@@ -28,6 +27,7 @@ from elastic_agent.transport.etcd.leadership import campaign_for
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 from tests.loop_thread import Blocking, in_loop
+from tests.relay import Relay
 from tests.waiting import wait_for
 
 from .etcd_scene import LEASE_TTL_S, EtcdScene, Term, begin, campaign, client_of, endpoint_of, first_change

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from elastic_agent.protocol.records import Plan, State
-from elastic_agent.testing.relay import Relay
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import StoreLostError
 from tests.loop_thread import Blocking, in_loop
+from tests.relay import Relay
 
 from .support import PATIENCE_S, C10dScene, Scene, beside, lease, member, plan, world
 

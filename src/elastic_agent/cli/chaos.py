@@ -23,25 +23,24 @@ PAGE = """\
 Usage: elastic-agent chaos [OPTIONS] -- SCRIPT [ARGUMENTS OF THE SCRIPT]
        elastic-agent chaos [OPTIONS] -- -m MODULE [ARGUMENTS]
 
-Tests whether a training script survives faults, on this machine: starts a cluster of several agents with real workers,
-runs the script undisturbed, then runs it again with faults. Prints a line for each fault, with the time until the next
-training step, and names classic mistakes in the script with their remedies. The script needs no change.
+Tests whether a training script survives faults, on this machine: runs it in a cluster of several agents with real
+workers, and injects faults. Prints a line for each fault, with the time until the next training step, and names classic
+mistakes in the script with their remedies. The script needs no change.
 
     elastic-agent chaos --nodes 3 --faults worker-killed,node-killed,drain -- train.py --save-to {checkpoints}
 
 The script runs in a copy of the current folder. {checkpoints} in its arguments is replaced by an empty folder that all
-nodes share, a new one for each of the two runs.
+nodes share.
 
   --nodes N              nodes [default: 3]
   --min-nodes N          nodes with which training continues while others are missing [default: 1]
   --nproc-per-node N     workers of each node [default: 1]
   --faults NAME,NAME     faults to inject, in this order [default: worker-killed,worker-killed-saving,node-killed,drain]
   --seed S               decides which worker or node each fault hits [default: 0]
-  --every SECONDS        time between faults [default: spread over the steps of the undisturbed run]
+  --every SECONDS        time for which all nodes train before each fault [default: 5]
   --checkpoints DIR      folder that the script saves to, if it is not given by {checkpoints}; must be empty if absolute
   --shared DIR,DIR       folders outside the current one that all machines of the real cluster share
   --separate-folders     give each node its own working folder, like machines that share only --checkpoints
-  --no-baseline          do not run the script undisturbed first; without --every, faults then come every 5 seconds
   --hang-timeout SECONDS time without progress after which workers count as hung [default: 10]
   --timeout SECONDS      time in which the script must make its next step [default: 120]
   --preload MODULES      as in the command of the real run: workers are forked with these modules already imported
@@ -58,9 +57,9 @@ Exit codes
   70     internal error of elastic-agent: please report it"""
 
 _NUMBERS = {"--nodes": 3, "--min-nodes": 1, "--nproc-per-node": 1}
-_SECONDS = {"--every": None, "--hang-timeout": 10.0, "--timeout": 120.0}
+_SECONDS = {"--every": 5.0, "--hang-timeout": 10.0, "--timeout": 120.0}
 _TEXTS = ("--faults", "--seed", "--checkpoints", "--shared", "--preload", "--folder")
-_SWITCHES = ("--separate-folders", "--no-baseline")
+_SWITCHES = ("--separate-folders",)
 
 
 def chaos(argv: Sequence[str]) -> int:
@@ -146,9 +145,8 @@ def _options(found: Namespace, script: list[str]) -> Options:
         checkpoints=_checkpoints(found.checkpoints),
         shared=[Path(os.path.abspath(one)) for one in (found.shared or "").split(",") if one],
         separate_folders=found.separate_folders,
-        baseline=not found.no_baseline,
-        hang_timeout_s=seconds["--hang-timeout"] or 0.0,
-        timeout_s=seconds["--timeout"] or 0.0,
+        hang_timeout_s=seconds["--hang-timeout"],
+        timeout_s=seconds["--timeout"],
         folder=_new_folder(found.folder),
         agent_options=("--preload", found.preload) if found.preload else (),
     )
@@ -166,7 +164,7 @@ def _number(option: str, text: str | None, default: int) -> int:
     return int(text)
 
 
-def _positive(option: str, text: str | None, default: float | None) -> float | None:
+def _positive(option: str, text: str | None, default: float) -> float:
     if text is None:
         return default
     try:

@@ -17,13 +17,12 @@ from msgspec.structs import replace
 from elastic_agent.protocol import Plan, Seat, World
 from elastic_agent.values import largest_world
 
-from .announced import with_announced
 from .cause import CauseKind, RootCause
 from .findings import Finding, Standing, judge
 from .known_errors import Nature
 from .mismatch import ERRORS, MISMATCH, Mismatch, find_mismatch
 from .others import describe_others, where
-from .planned import is_hang, planned_failure
+from .planned import is_hang, planned_failure, with_announced
 from .records import NodeReport, WorkerState
 from .signals import signal_name
 

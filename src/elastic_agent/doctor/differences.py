@@ -14,14 +14,12 @@ from elastic_agent.diagnosis.compared import (
     usual_value,
 )
 
-from .findings import Finding, Severity, finding, warning
+from .findings import Finding, Severity, finding
 from .interpreter import PACKAGES
 from .records import MachineFacts
 
 ABSENT = "none"
 LONGEST_SHOWN = 100
-LATE_S = 5.0
-"""Clocks may differ by so much without making the logs of the machines hard to compare."""
 
 _ERRORS = {
     "elastic-agent": ("agents of different versions may refuse each other", INSTALL_THE_SAME),
@@ -55,7 +53,6 @@ _WARNINGS = {
 _PACKAGE = "workers may diverge, or fail on one machine only", INSTALL_THE_SAME
 _OPTION = "the run uses one of these for all machines", USE_THE_SAME_COMMAND
 _VARIABLE = "libraries of the workers may behave differently", "set it alike on all machines"
-_INTENDED = "", "none is needed if this is intended"
 
 
 def differing(machines: Sequence[MachineFacts]) -> dict[str, dict[str, str]]:
@@ -74,7 +71,8 @@ def differing(machines: Sequence[MachineFacts]) -> dict[str, dict[str, str]]:
     return {name: values for name, values in every.items() if len({*values.values()}) > 1}
 
 
-def _rule(name: str) -> tuple[Severity, tuple[str, str]]:
+def _rule(name: str) -> tuple[Severity, tuple[str, str]] | None:
+    """Return what follows if this fact or variable differs, and what to do; None: nothing has to be done."""
     if name in _ERRORS:
         return Severity.ERROR, _ERRORS[name]
     if name in _WARNINGS:
@@ -85,17 +83,17 @@ def _rule(name: str) -> tuple[Severity, tuple[str, str]]:
         return Severity.WARNING, _OPTION
     if name.startswith("$") and not may_differ(name):
         return Severity.WARNING, _VARIABLE
-    return Severity.NOTE, _INTENDED
+    return None
 
 
 def difference_findings(machines: Sequence[MachineFacts]) -> Iterator[Finding]:
-    """Yield each difference, of the machines that are unlike most others, if most are alike."""
+    """Yield each difference that matters, of the machines that are unlike most others, if most are alike."""
     for name, values in differing(machines).items():
-        severity, (consequence, remedy) = _rule(name)
-        shown = described(_cut(values))
-        cause = (
-            f"machines differ in {name.removeprefix('$')}: {shown}{f'; {consequence}' if consequence else ''}"
-        )
+        rule = _rule(name)
+        if rule is None:
+            continue
+        severity, (consequence, remedy) = rule
+        cause = f"machines differ in {name.removeprefix('$')}: {described(_cut(values))}; {consequence}"
         has_usual = usual_value([*values.values()]) is not None
         for machine in unusual(values) if has_usual else [""]:
             yield finding(severity, "differs", cause, remedy, machine)
@@ -118,27 +116,3 @@ def _part(text: str, begin: int) -> str:
     before = "..." if begin else ""
     after = "..." if len(text) > begin + LONGEST_SHOWN else ""
     return f"{before}{text[begin : begin + LONGEST_SHOWN]}{after}"
-
-
-def clock_findings(names: Mapping[str, str], ahead_s: Mapping[str, Sequence[float]]) -> Iterator[Finding]:
-    """Yield the machines whose clock is wrong.
-
-    ``ahead_s``: for each machine, by how much the others found it ahead of themselves.
-    """
-    for machine, values in ahead_s.items():
-        median_s = sorted(values)[len(values) // 2] if values else 0.0
-        others = [names[other] for other in ahead_s if other != machine]
-        is_one_of_two = len(others) == 1  # it cannot be told which is wrong: told once
-        if abs(median_s) <= LATE_S or (is_one_of_two and median_s < 0):
-            continue
-        direction = "ahead of" if median_s > 0 else "behind"
-        usual = (
-            f"that of {others[0]} (one of the two is wrong)" if is_one_of_two else "those of most machines"
-        )
-        yield warning(
-            "clock",
-            f"the clock is {abs(median_s):.0f} s {direction} {usual}; log times cannot be compared, and certificates "
-            "may be invalid",
-            "start a time service (chrony, systemd-timesyncd)",
-            names[machine],
-        )

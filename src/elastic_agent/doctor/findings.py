@@ -18,8 +18,6 @@ class Severity(enum.StrEnum):
     """The run will not start, or will hang or fail."""
     WARNING = "warning"
     """The run may fail, be slow, or be misleading."""
-    NOTE = "note"
-    """Good to know; nothing has to be done."""
 
 
 _ORDER = list(Severity)
@@ -50,11 +48,6 @@ def error(check: str, cause: str, remedy: str, machine: str = "") -> Finding:
 def warning(check: str, cause: str, remedy: str, machine: str = "") -> Finding:
     """Return a finding of severity warning."""
     return finding(Severity.WARNING, check, cause, remedy, machine)
-
-
-def note(check: str, cause: str, remedy: str, machine: str = "") -> Finding:
-    """Return a finding of severity note."""
-    return finding(Severity.NOTE, check, cause, remedy, machine)
 
 
 def _bounded(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import re
 import resource
 from collections.abc import Callable, Iterable
@@ -67,12 +66,10 @@ def _checks(request: Request) -> dict[str, Callable[[], Iterable[Finding]]]:
         "what an agent needs": lambda: [*system.check_folders(request), *system.check_start(request)],
         "limits": lambda: system.check_limits(request),
         "shared memory": system.check_shared_memory,
-        "variables": lambda: system.check_launcher_variables(request.environ),
     }
     if request.endpoint is not None and request.is_distributed:
         endpoint = request.endpoint
         checks["endpoint"] = lambda: network.check_endpoint(endpoint)
-        checks["name servers"] = lambda: network.check_lookups(endpoint)
     return checks
 
 
@@ -156,11 +153,6 @@ def _facts(request: Request, installed: Installed, gpus: Gpus) -> dict[str, str]
         "driver": gpus.driver,
         "gpus": gpus.described,
         "workers": "per GPU" if request.slots is None else str(request.slots),
-        "cpus": str(len(os.sched_getaffinity(0))),
-        "memory": system.memory_text(),
-        "/dev/shm": system.shm_text(),
-        "open files": system.limit_text(resource.RLIMIT_NOFILE),
-        "processes": system.limit_text(resource.RLIMIT_NPROC),
     }
     return {
         name: without_surrogates(value, "backslashreplace")[:480] for name, value in facts.items() if value

@@ -23,7 +23,7 @@ from .records import Attendance, decode_all
 
 R = TypeVar("R", bound=Struct)
 
-FOLDER = "elastic-agent-doctor/2"
+FOLDER = "elastic-agent-doctor/3"
 POLL_S = 0.2
 GONE_S = 4.0
 """A machine that has written nothing for this long is not waiting any more."""

@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import os
 import socket
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -23,11 +22,7 @@ from elastic_agent.transport import (
 )
 from elastic_agent.values import Endpoint
 
-from .findings import Finding, error, warning
-
-SLOW_LOOKUP_S = 1.0
-MOST_ADDRESSES = 3
-"""Of which the names are looked up, one after the other."""
+from .findings import Finding, error
 
 
 def interfaces() -> dict[str, tuple[str, ...]]:
@@ -91,33 +86,6 @@ def check_endpoint(endpoint: Endpoint) -> Iterator[Finding]:
                 "loopback-endpoint",
                 f"the endpoint's name {host} resolves to {found[0]} on this machine, although it is not its name",
                 f"remove {host} from the line of {found[0]} in /etc/hosts",
-            )
-
-
-def check_lookups(endpoint: Endpoint) -> Iterator[Finding]:
-    """Check how long looking up names takes: torch looks up the peer's name of every connection to a store."""
-    addresses: dict[str, None] = {}
-    for name in dict.fromkeys((os.uname().nodename, *(member.host for member in endpoint.members))):
-        begun_s = time.monotonic()
-        addresses |= dict.fromkeys(address for _, address in _resolved(name))
-        took_s = time.monotonic() - begun_s
-        if took_s > SLOW_LOOKUP_S:
-            yield warning(
-                "slow-lookup",
-                f"looking up {name} takes {took_s:.1f} s on this machine",
-                f"add {name} with its address to /etc/hosts, or repair the name servers in /etc/resolv.conf",
-            )
-    for address in [address for address in addresses if not _is_loopback(address)][:MOST_ADDRESSES]:
-        begun_s = time.monotonic()
-        with contextlib.suppress(OSError):
-            socket.getnameinfo((address, 0), 0)
-        took_s = time.monotonic() - begun_s
-        if took_s > SLOW_LOOKUP_S:
-            yield warning(
-                "slow-reverse-lookup",
-                f"looking up the host name of {address} takes {took_s:.1f} s, by which every connection to a store "
-                "of torch is delayed",
-                "add the machines to /etc/hosts, or repair the name servers in /etc/resolv.conf",
             )
 
 

@@ -11,8 +11,6 @@ import enum
 import errno
 import random
 import socket
-import struct
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from elastic_agent.values import PortRange
@@ -31,7 +29,6 @@ ALL_PAIRS_UP_TO = 32
 """Machines; of more, each one connects to its neighbour and to some others at random."""
 RANDOM_PAIRS = 8
 _HELLO = b"elastic-agent-doctor\n"
-_TIME = struct.Struct("!d")
 
 
 class Problem(enum.StrEnum):
@@ -88,7 +85,7 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
         async with asyncio.timeout(2 * ANSWER_S):
             if await reader.readexactly(len(_HELLO)) == _HELLO:
-                writer.write(_TIME.pack(time.time()))
+                writer.write(_HELLO)
                 await reader.readexactly(SIZE)
                 writer.write(b"+")
                 await writer.drain()
@@ -125,10 +122,10 @@ async def _test(member: str, address: str, port: int, *, is_ranged: bool) -> Con
         kind, detail = _connect_problem(failure)
         return Connection(member, kind, detail, is_ranged)
     try:
-        problem, ahead_s = await _converse(reader, writer)
+        problem = await _converse(reader, writer)
     finally:
         writer.close()
-    return Connection(member, problem or "", "", is_ranged, ahead_s)
+    return Connection(member, problem or "", "", is_ranged)
 
 
 def _connect_problem(failure: OSError) -> tuple[Problem, str]:
@@ -142,18 +139,13 @@ def _connect_problem(failure: OSError) -> tuple[Problem, str]:
     return Problem.DROPPED, f"no answer within {CONNECT_S:g} s"
 
 
-async def _converse(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> tuple[Problem | None, float]:
-    """Return the problem, and how far the other clock is ahead, seconds."""
+async def _converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Problem | None:
+    """Return the problem; None: small and large messages arrive in both directions."""
     stage = Problem.NO_ANSWER
-    ahead_s = 0.0
     try:
         async with asyncio.timeout(ANSWER_S):
-            sent_s, begun_s = time.time(), time.monotonic()
             writer.write(_HELLO)
-            (theirs_s,) = _TIME.unpack(await reader.readexactly(_TIME.size))
-            ahead_s = theirs_s - sent_s - (time.monotonic() - begun_s) / 2
+            await reader.readexactly(len(_HELLO))
         stage = Problem.LARGE_LOST
         async with asyncio.timeout(ANSWER_S):
             writer.write(bytes(SIZE))
@@ -162,8 +154,8 @@ async def _converse(
         async with asyncio.timeout(ANSWER_S):
             await reader.readexactly(SIZE)
     except (OSError, asyncio.IncompleteReadError, TimeoutError):
-        return stage, ahead_s
-    return None, ahead_s
+        return stage
+    return None
 
 
 # -- what the tests mean --------------------------------------------------------------------------

@@ -20,7 +20,7 @@ LARGEST = 1 << 20
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Nodes = Annotated[int, Meta(ge=1, le=MOST_NODES)]
-Moment = Annotated[float, Meta(ge=-1e12, le=1e12)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class Attendance(Struct, frozen=True, array_like=True):
@@ -60,8 +60,6 @@ class Connection(Struct, frozen=True, array_like=True):
     """A ``pairs.Problem``; empty: it works."""
     detail: Text = ""
     is_ranged: bool = False
-    ahead_s: Moment = 0.0
-    """By how much the other machine's clock is ahead, seconds."""
 
 
 class MachineFacts(Struct, frozen=True):
@@ -88,7 +86,7 @@ class Reduced(Struct, frozen=True):
     """How an all-reduce ended on one machine."""
 
     problem: Text = ""
-    took_s: Moment = 0.0
+    took_s: Seconds = 0.0
 
 
 class Results(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Checks of this machine: limits, shared memory, folders, variables of the environment."""
+"""Checks of this machine: limits, shared memory, folders, variables that name interfaces."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 from .findings import Finding, error, warning
 from .request import Request
 
-_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-_SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _LOCAL_BRIDGES = ("docker", "virbr", "br-", "veth", "cni", "lo")
 """Beginnings of names of interfaces that no other machine reaches."""
 GIB = 2**30
@@ -110,47 +108,7 @@ def size(number: float) -> str:
     return f"{number:.0f} bytes"
 
 
-def limit_text(which: int) -> str:
-    """Return a soft limit of this process, as text."""
-    value = soft_limit(which)
-    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
-
-
-def memory_text() -> str:
-    """Return the machine's memory in whole GiB."""
-    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / GIB:.0f} GiB"
-
-
-def shm_text(folder: str = "/dev/shm") -> str:
-    """Return the size of /dev/shm."""
-    try:
-        return size(shutil.disk_usage(folder).total)
-    except OSError:
-        return "none"
-
-
 # -- variables ------------------------------------------------------------------------------------
-
-
-def check_launcher_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Report variables that another launcher, or a shell in a Slurm job, left behind."""
-    names = [name for name in _LAUNCHER if name in environ]
-    if names:
-        shown = ", ".join(f"{name}={environ[name]}" for name in names)
-        yield warning(
-            "launcher-variables",
-            f"{shown} set in this environment; workers get values of their own, but programs that look for these "
-            "variables take the agent's shell for a worker",
-            f"unset {' '.join(names)}, and start elastic-agent once per machine, not with another launcher",
-        )
-    slurm = [name for name in _SLURM if name in environ]
-    if slurm and "SLURM_STEP_ID" not in environ:
-        yield warning(
-            "slurm-variables",
-            f"{', '.join(slurm)} set, but this is not a Slurm step; Lightning and other frameworks conclude that "
-            "srun has started the workers",
-            f"start the agents with srun, or unset {' '.join(slurm)}",
-        )
 
 
 def check_gloo_interface(

@@ -21,8 +21,8 @@ from elastic_agent.transport import (
     run_abandonable,
 )
 
-from .differences import clock_findings, difference_findings
-from .findings import Finding, error, note
+from .differences import difference_findings
+from .findings import Finding, error, warning
 from .interpreter import REDUCE_S, Interpreter
 from .local import LocalResult
 from .meeting import Meeting
@@ -135,7 +135,7 @@ class Together:
         meeting, count = self._meeting, len(self._meeting.members)
         lacking = meeting.expected - count
         if lacking > 0:
-            make = error if count < meeting.least else note
+            make = error if count < meeting.least else warning
             yield make(
                 "missing-machines",
                 f"{lacking} of {meeting.expected} machines did not come within {self._request.wait_s:g} s; here: "
@@ -154,16 +154,10 @@ class Together:
 
     def _compare_connections(self) -> list[Finding]:
         each = {member: facts.connections for member, facts in self.machines.items()}
-        ahead_s: dict[str, list[float]] = {member: [] for member in self._names}
-        for connection in (
-            connection for made in each.values() for connection in made if not connection.problem
-        ):
-            if connection.to in ahead_s:
-                ahead_s[connection.to].append(connection.ahead_s)
         count = sum(map(len, each.values()))
         if count and not any(connection.problem for made in each.values() for connection in made):
             self.tested.append(counted(count, "connection"))
-        return [*connection_findings(self._attendances, each), *clock_findings(self._names, ahead_s)]
+        return [*connection_findings(self._attendances, each)]
 
     def _compare_folders(self, results: dict[str, Results]) -> list[Finding]:
         shared = {member: facts.shared for member, facts in self.machines.items()}

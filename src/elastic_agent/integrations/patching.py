@@ -6,15 +6,18 @@ replacement depends on, is searched for what it has to contain. A feature that d
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from elastic_agent.integrations.say import say_once
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -23,27 +26,24 @@ class Patch:
 
     feature: StrEnum | None
     """None: all features need it."""
-    module: str
-    """Below the framework's package; empty: the package itself."""
-    path: str
-    """In the module, such as ``Trainer.fit``."""
-    replace: Callable[[Any], Any] | None = None
-    """Gets the present attribute, returns its replacement."""
-    needed: tuple[str, ...] = ()
+    place: str
+    """Below the framework's package: its module and its path in there, such as ``trainer.trainer:Trainer.fit``."""
+    needed: tuple[str, ...]
     """What the function's source has to contain."""
-    roots: tuple[str, ...] = ()
-    """The packages that have it; empty: all."""
+    replace: Callable[..., Any] | None = None
+    """Is called in its place, with the function itself before the arguments."""
 
     def find(self, root: str) -> tuple[Any, str, Any]:
         """Return the owner of the attribute, its name and its present value; LookupError: there is none."""
-        *owners, name = self.path.split(".")
+        module, _, path = self.place.partition(":")
+        *owners, name = path.split(".")
         try:
-            owner: Any = importlib.import_module(self._module(root))
+            owner: Any = importlib.import_module(f"{root}.{module}")
             for part in owners:
                 owner = getattr(owner, part)
             return owner, name, vars(owner)[name]
         except (ImportError, AttributeError, KeyError) as error:
-            raise LookupError(f"{self.path} no longer exists") from error
+            raise LookupError(f"{path} no longer exists") from error
 
     def misfit(self, root: str, *, read_source: bool) -> str:
         """Return why the framework's function is not the one that is expected; empty if it is."""
@@ -53,21 +53,91 @@ class Patch:
             return str(error)
         if not read_source or not self.needed:
             return ""
+        path = self.place.partition(":")[2]
         try:
             function: Any = found.fget if isinstance(found, property) else getattr(owner, name)
             source = inspect.getsource(inspect.unwrap(function))
         except (OSError, TypeError):
-            return f"the source of {self.path} is not there"
-        return next((f"{self.path} lacks {text!r}" for text in self.needed if text not in source), "")
+            return f"the source of {path} is not there"
+        return next((f"{path} lacks {text!r}" for text in self.needed if text not in source), "")
 
     def apply(self, root: str) -> None:
         """Replace the function, if it is one to be replaced."""
-        if self.replace is not None:
-            owner, name, found = self.find(root)
-            setattr(owner, name, self.replace(found))
+        if self.replace is None:
+            return
+        owner, name, found = self.find(root)
+        if isinstance(found, property):
+            setattr(owner, name, property(_calling(self.replace, found.fget)))
+        elif isinstance(found, staticmethod):
+            setattr(owner, name, staticmethod(_calling(self.replace, found.__func__)))
+        else:
+            setattr(owner, name, _calling(self.replace, found))
 
-    def _module(self, root: str) -> str:
-        return f"{root}.{self.module}" if self.module else root
+
+def _calling(replace: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return replace(original, *args, **kwargs)
+
+    return replacement
+
+
+class Patches:
+    """All functions of a framework's package that its integration replaces or depends on."""
+
+    def __init__(self) -> None:
+        self.all: list[Patch] = []
+        """In the order in which they are applied."""
+
+    def replace(self, feature: StrEnum | None, place: str, *needed: str) -> Callable[[F], F]:
+        """Have the decorated function called in place of the framework's; arguments as for :class:`Patch`."""
+
+        def add(replacement: F) -> F:
+            self.all.append(Patch(feature, place, needed, replacement))
+            return replacement
+
+        return add
+
+    def need(self, feature: StrEnum | None, place: str, *needed: str) -> None:
+        """Have a feature depend on a function that is not replaced; arguments as for :class:`Patch`."""
+        self.all.append(Patch(feature, place, needed))
+
+    def misfits(
+        self, root: str, features: frozenset[StrEnum], *, read_source: bool
+    ) -> dict[StrEnum | None, str]:
+        """Return, for each of these features that the package does not fit, why; None stands for all."""
+        found: dict[StrEnum | None, str] = {}
+        for patch in self.all:
+            if patch.feature not in found and patch.feature in {None, *features}:
+                problem = patch.misfit(root, read_source=read_source)
+                if problem:
+                    found[patch.feature] = problem
+        return found
+
+    def apply(self, root: str, versions: tuple[str, str], features: frozenset[StrEnum]) -> frozenset[StrEnum]:
+        """Apply the patches of these features, and return the features that do not fit.
+
+        Args:
+            root: the framework's package.
+            versions: the one that is installed, and the one that the tests run with.
+            features: those to apply.
+        """
+        installed, tested = versions
+        problems = self.misfits(root, features, read_source=installed != tested)
+        for patch in self.all:
+            if patch.feature in {None, *features} and not {None, patch.feature} & problems.keys():
+                patch.apply(root)
+        if not problems:
+            return frozenset()
+        if None in problems:
+            problems = {None: problems[None]}
+        why = "; ".join(f"{feature or 'all'}: {problem}" for feature, problem in problems.items())
+        say_once([f"{root} {installed} differs from {tested}, so that these features are left out: {why}"])
+        return (
+            features
+            if None in problems
+            else frozenset(feature for feature in problems if feature is not None)
+        )
 
 
 def wanted(variable: str, features: type[StrEnum], *, quietly: bool = False) -> frozenset[StrEnum]:
@@ -79,41 +149,3 @@ def wanted(variable: str, features: type[StrEnum], *, quietly: bool = False) -> 
         listed = f"{', '.join(unknown)}; expected a comma-separated list of {', '.join(features)}"
         say_once([f"{variable}={text!r}: no such feature: {listed}"])
     return frozenset(feature for feature in features if feature not in names)
-
-
-def misfits(root: str, patches: Iterable[Patch], *, read_source: bool) -> dict[StrEnum | None, str]:
-    """Return, for each feature that the package does not fit, why."""
-    found: dict[StrEnum | None, str] = {}
-    for patch in patches:
-        if patch.feature not in found and (not patch.roots or root in patch.roots):
-            problem = patch.misfit(root, read_source=read_source)
-            if problem:
-                found[patch.feature] = problem
-    return found
-
-
-def apply(
-    root: str, versions: tuple[str, str], patches: Sequence[Patch], features: frozenset[StrEnum]
-) -> frozenset[StrEnum]:
-    """Apply the patches of these features, and return the features that do not fit.
-
-    Args:
-        root: the framework's package.
-        versions: the one that is installed, and the one that the tests run with.
-        patches: all patches.
-        features: those to apply.
-    """
-    here = [one for one in patches if not one.roots or root in one.roots]
-    here = [one for one in here if one.feature is None or one.feature in features]
-    installed, tested = versions
-    problems = misfits(root, here, read_source=installed != tested)
-    for patch in here:
-        if None not in problems and patch.feature not in problems:
-            patch.apply(root)
-    if not problems:
-        return frozenset()
-    if None in problems:
-        problems = {None: problems[None]}
-    why = "; ".join(f"{feature or 'all'}: {problem}" for feature, problem in problems.items())
-    say_once([f"{root} {installed} differs from {tested}, so that these features are left out: {why}"])
-    return features if None in problems else frozenset(one for one in problems if one is not None)

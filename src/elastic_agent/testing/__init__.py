@@ -5,7 +5,7 @@
     report = run_chaos(["train.py", "--epochs", "3"], Options(nodes=3, faults=("worker-killed", "node-killed")))
     assert report.passed, report.text()
 
-The command ``elastic-agent chaos`` does the same, and ``elastic_agent.testing.pytest_plugin`` provides fixtures.
+The command ``elastic-agent chaos`` does the same.
 :class:`LocalCluster` starts real agents with real workers; faults are injected with its methods. See docs/chaos.md.
 """
 
@@ -17,7 +17,6 @@ from elastic_agent.testing.cluster import ClusterError, LocalCluster
 from elastic_agent.testing.faults import FAULTS
 from elastic_agent.testing.mistakes import Mistake
 from elastic_agent.testing.node import NodeProcess
-from elastic_agent.testing.relay import Relay
 
 __all__ = [
     "FAULTS",
@@ -28,7 +27,6 @@ __all__ = [
     "Mistake",
     "NodeProcess",
     "Options",
-    "Relay",
     "Report",
     "run_chaos",
 ]

@@ -1,4 +1,4 @@
-"""Runs a training script undisturbed and with faults, and checks that it survives them."""
+"""Runs a training script with faults, and checks that it survives them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastic_agent import linux
 from elastic_agent.testing.checkpoints import files_below, torn_files
 from elastic_agent.testing.checks import Check, check_leftovers, check_notices
 from elastic_agent.testing.cluster import LEFT, ClusterError, LocalCluster
-from elastic_agent.testing.course import Course
 from elastic_agent.testing.faults import DEFAULT, FAULTS, Injected
 from elastic_agent.testing.mistakes import Evidence, Mistake, find_mistakes
 from elastic_agent.testing.workspace import Workspace
 
 ENDING_S = 10.0
 """How long after the first agent the others may end."""
+_NO_STEP = (
+    "no training step was seen: the script makes no step of a torch optimizer; have it report its steps with "
+    "client.heartbeat(step)"
+)
 FIRST_SAVE_S = 60.0
 """How long the first fault waits for the first checkpoint."""
 
@@ -38,16 +40,14 @@ class Options:
     """Names from ``FAULTS``, in order."""
     seed: int = 0
     """Decides which worker or node a fault hits."""
-    every_s: float | None = None
-    """The time between faults; None: they are spread over the steps of the undisturbed run."""
+    every_s: float = 5.0
+    """For how long all nodes train before a fault hits."""
     checkpoints: Path | None = None
     """The folder that the script saves to, relative to its working folder or absolute; must not contain anything."""
     shared: Sequence[Path] = ()
     """More folders that all machines share, when there are machines."""
     separate_folders: bool = False
     """Each node has its own working folder, as machines without a shared one."""
-    baseline: bool = True
-    """Run the script undisturbed first."""
     hang_timeout_s: float = 10.0
     """After which time without progress workers count as hung; longer than the longest step."""
     timeout_s: float = 120.0
@@ -70,8 +70,6 @@ class FaultResult:
     """How many steps training had made when the fault hit."""
     lost: int | None = None
     """How many steps had to be repeated; None: unknown."""
-    whole_s: float | None = None
-    """Until all nodes trained again."""
 
     def __str__(self) -> str:
         repeated = "" if self.lost is None else f", {self.lost} step{'s' * (self.lost != 1)} repeated"
@@ -95,12 +93,12 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        return all(one.passed for one in self.checks) and not self.mistakes
+        return all(check.passed for check in self.checks) and not self.mistakes
 
     def verdict(self) -> str:
         """Checks and mistakes."""
-        lines = [str(one) for one in self.checks]
-        lines += [f"mistake: {one}" for one in self.mistakes]
+        lines = [str(check) for check in self.checks]
+        lines += [f"mistake: {mistake}" for mistake in self.mistakes]
         lines.append("passed" if self.passed else "FAILED")
         if self.folder:
             lines.append(f"output of agents and workers: {self.folder}")
@@ -114,7 +112,7 @@ class Report:
 def run_chaos(
     script: Sequence[str], options: Options, show: Callable[[str], object] = lambda _: None
 ) -> Report:
-    """Run a script undisturbed and with faults.
+    """Run a script with faults.
 
     Args:
         script: the script and its arguments (or ``-m``, module, arguments). ``{checkpoints}`` in an argument becomes a
@@ -129,7 +127,8 @@ def run_chaos(
     folder.mkdir(parents=True, exist_ok=True)
     report = Report(folder=folder)
     try:
-        _run(script, options, folder, report, show)
+        show(f"running the script with faults: {', '.join(options.faults)}")
+        _Disturbed(script, options, folder, report, show).run()
     except KeyboardInterrupt:
         if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -138,73 +137,6 @@ def run_chaos(
         shutil.rmtree(folder)
         report.folder = None
     return report
-
-
-def _run(
-    script: Sequence[str], options: Options, folder: Path, report: Report, show: Callable[[str], object]
-) -> None:
-    undisturbed: Course | None = None
-    if options.baseline:
-        show(f"running the script undisturbed on {_nodes(options)}")
-        undisturbed = _undisturbed(script, options, folder / "undisturbed", report)
-        if undisturbed is not None:
-            show(f"undisturbed: {undisturbed.position} training steps")
-    if undisturbed is not None or not options.baseline:
-        show(f"running it with faults: {', '.join(options.faults)}")
-        _Disturbed(script, options, folder / "faults", report, undisturbed, show).run()
-
-
-def _nodes(options: Options) -> str:
-    return (
-        f"{options.nodes} nodes with {options.nproc_per_node} worker{'s' * (options.nproc_per_node > 1)} each"
-    )
-
-
-def _cluster(script: Sequence[str], options: Options, folder: Path) -> tuple[LocalCluster, Workspace]:
-    space = Workspace(folder, script, options.checkpoints, options.separate_folders)
-    own = folder / "cluster"
-    own.mkdir()
-    joins = sum(name == "join" for name in options.faults)
-    cluster = LocalCluster(
-        space.words(),
-        own,
-        nodes=options.nodes,
-        min_nodes=options.min_nodes,
-        max_nodes=options.nodes + joins,
-        nproc_per_node=options.nproc_per_node,
-        hang_timeout_s=options.hang_timeout_s,
-        options=tuple(options.agent_options),
-        working_folder=space.working_folder,
-    )
-    return cluster, space
-
-
-def _undisturbed(script: Sequence[str], options: Options, folder: Path, report: Report) -> Course | None:
-    """The course of a run without faults; None if it failed."""
-    cluster, space = _cluster(script, options, folder)
-    try:
-        with cluster:
-            cluster.start_all()
-            codes = _end(cluster, options.timeout_s)
-            course = cluster.course
-    except ClusterError as error:
-        report.checks.append(Check(False, f"the undisturbed run did not end: {str(error).splitlines()[0]}"))
-        return None
-    finally:
-        space.close()
-    if any(codes.values()):
-        report.checks.append(Check(False, f"the undisturbed run failed: {_last_error(cluster)}"))
-        return None
-    if not course.position:
-        report.checks.append(
-            Check(
-                False,
-                "no training step was seen: the script makes no step of a torch optimizer; have it report its steps "
-                "with client.heartbeat(step)",
-            )
-        )
-        return None
-    return course
 
 
 def _end(cluster: LocalCluster, timeout_s: float) -> dict[str, int]:
@@ -218,7 +150,7 @@ def _end(cluster: LocalCluster, timeout_s: float) -> dict[str, int]:
         cluster.wait("a training step, or the end", look, timeout_s)
     # Nodes that are still about to join, when the run ends, wait for another one.
     with contextlib.suppress(ClusterError):
-        cluster.wait("", lambda: not any(one.runs for one in cluster.agents.values()), ENDING_S)
+        cluster.wait("", lambda: not any(agent.runs for agent in cluster.agents.values()), ENDING_S)
     for agent in cluster.agents.values():
         if agent.runs:
             agent.terminate()
@@ -247,17 +179,28 @@ class _Disturbed:
         options: Options,
         folder: Path,
         report: Report,
-        undisturbed: Course | None,
         show: Callable[[str], object],
     ) -> None:
         self._options = options
         self._report = report
-        self._undisturbed = undisturbed
         self._show = show
         self._rng = random.Random(options.seed)
         self._torn: list[str] = []
         self._examined = 0
-        self._cluster, self._space = _cluster(script, options, folder)
+        self._space = Workspace(folder, script, options.checkpoints, options.separate_folders)
+        own = folder / "cluster"
+        own.mkdir()
+        self._cluster = LocalCluster(
+            self._space.words(),
+            own,
+            nodes=options.nodes,
+            min_nodes=options.min_nodes,
+            max_nodes=options.nodes + sum(name == "join" for name in options.faults),
+            nproc_per_node=options.nproc_per_node,
+            hang_timeout_s=options.hang_timeout_s,
+            options=tuple(options.agent_options),
+            working_folder=self._space.working_folder,
+        )
 
     def run(self) -> None:
         """Inject the faults, and check what came of them."""
@@ -282,7 +225,7 @@ class _Disturbed:
         # A checkpoint, and a step after it:
         self._await(lambda: bool(cluster.course.saves) and cluster.course.position > 2, FIRST_SAVE_S)
         for number, name in enumerate(self._options.faults):
-            self._await_turn(len(self._options.faults) - number)
+            self._await(lambda: False, self._options.every_s)
             if cluster.is_over():
                 return
             result = self._inject(name)
@@ -292,16 +235,6 @@ class _Disturbed:
             self._show(f"fault {number + 1}: {result}")
             if result.recovery_s is None:
                 return
-
-    def _await_turn(self, faults_left: int) -> None:
-        """Until it is time for the next fault, or the run is over."""
-        cluster = self._cluster
-        if self._options.every_s is not None or self._undisturbed is None:
-            self._await(lambda: False, 5.0 if self._options.every_s is None else self._options.every_s)
-            return
-        steps_left = self._undisturbed.position - cluster.course.position
-        due = cluster.course.position + max(2, steps_left // (faults_left + 1))
-        self._await(lambda: cluster.course.position >= due, self._options.timeout_s)
 
     def _await(self, look: Callable[[], bool], timeout_s: float) -> None:
         """Until then, until the time is over, or until the run is."""
@@ -327,8 +260,7 @@ class _Disturbed:
             after = later.number if later else 0
             injected.repair()
         cluster.wait_training(*cluster.names, after=after, timeout_s=self._options.timeout_s)
-        whole_s = linux.boottime_s() - injected.at_s
-        return FaultResult(name, injected.what, recovered_s - injected.at_s, position, lost, whole_s)
+        return FaultResult(name, injected.what, recovered_s - injected.at_s, position, lost)
 
     def _next_step(self, injected: Injected, generation: int) -> float | None:
         """When the next training step was made after a fault; None if none was."""
@@ -341,19 +273,15 @@ class _Disturbed:
             if injected.restarts:
                 return None
             steps = cluster.records("step") or cluster.records("beat")
-            return next((one["boottime_s"] for one in steps if one["boottime_s"] > injected.at_s), None)
+            return next((step["boottime_s"] for step in steps if step["boottime_s"] > injected.at_s), None)
 
-        try:
-            found = cluster.wait(
-                "", lambda: look() or (cluster.is_over() and -1.0) or None, self._options.timeout_s
-            )
-        except ClusterError:
-            return None
-        return found if found > 0 else None
+        self._await(lambda: look() is not None, self._options.timeout_s)
+        return look()
 
     def _examine(self) -> None:
         """Look at the checkpoints as they are just now."""
-        loaded = {Path(path) for one in self._cluster.course.generations.values() for path in one.loaded}
+        generations = self._cluster.course.generations.values()
+        loaded = {Path(path) for generation in generations for path in generation.loaded}
         paths = {*loaded, *files_below(self._space.checkpoint_folder)}
         self._examined += len(paths)
         self._torn += torn_files(paths)
@@ -371,7 +299,7 @@ class _Disturbed:
         report.mistakes += find_mistakes(seen)
         done = len(report.faults)
         wanted = len(self._options.faults)
-        recovered = sum(one.recovery_s is not None for one in report.faults)
+        recovered = sum(fault.recovery_s is not None for fault in report.faults)
         text = f"training continued after {recovered} of {done} faults"
         report.checks.append(
             Check(recovered == done and not problem, f"{text}; {problem}" if problem else text)
@@ -380,12 +308,12 @@ class _Disturbed:
         if codes:
             end = f"the run failed: {_last_error(cluster)}" if failed else "the script ran to its end"
             report.checks.append(Check(not failed, end))
-        if done < wanted and not problem and not failed:
+        if codes and not failed and not cluster.course.position:
+            report.checks.append(Check(False, _NO_STEP))
+        elif done < wanted and not problem and not failed:
+            early = f"the script ended before fault {done + 1} of {wanted}"
             report.checks.append(
-                Check(
-                    False,
-                    f"the script ended before fault {done + 1} of {wanted}: have it train longer, or inject fewer",
-                )
+                Check(False, f"{early}: have it train longer, or inject fewer or sooner (--every)")
             )
         loaded = {line["path"] for line in seen.loads()}
         torn = sorted(loaded.intersection(self._torn))
@@ -394,6 +322,6 @@ class _Disturbed:
                 not torn, f"torn checkpoints: {', '.join(torn) or 'none'} ({self._examined} files examined)"
             )
         )
-        report.checks.append(check_notices(seen))
+        report.checks.append(check_notices(seen, is_explained=bool(report.mistakes)))
         if left is not None:
             report.checks.append(left)

@@ -7,10 +7,8 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from elastic_agent import linux
 from elastic_agent.exit_codes import ExitCode
@@ -19,13 +17,14 @@ from elastic_agent.testing.node import NodeProcess, freeze, thaw
 from elastic_agent.testing.ports import free_port
 from elastic_agent.testing.processes import JOURNAL, WAIT_TIMEOUT_S, Agents
 from elastic_agent.testing.records import Line, Lines
-from elastic_agent.testing.relay import Relay
 from elastic_agent.worker_variables import PREFIX
 
 LEASE_S, MARGIN_S, SETTLE_S = 4.0, 1.0, 0.5
 """As the agent's defaults, or a little shorter."""
 OBSERVER = Path(__file__).with_name("observer.py")
 RECORDS = "records.jsonl"
+DIE_SAVING = "die-saving"
+"""The file by which workers are told to die (see ``observer.py``)."""
 _ENDS_WITH_PARENT = (
     "import os, sys; from elastic_agent import linux; linux.set_parent_death_signal(15); "
     "os.getppid() == int(sys.argv[1]) and os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
@@ -41,9 +40,8 @@ class ClusterError(RuntimeError):
 class LocalCluster(Agents):
     """Nodes ``node-a``, ``node-b``, … on this machine, which run a training script.
 
-    Each node has an agent with a guard and workers of its own, a state directory and a TMPDIR, and reaches the store
-    through a relay that can cut it off. The first node hosts the store. Home and working directory are those of the
-    calling process, as on machines that share them.
+    Each node has an agent with a guard and workers of its own, a state directory and a TMPDIR. The first node hosts the
+    store. Home and working directory are those of the calling process, as on machines that share them.
     """
 
     error = ClusterError
@@ -86,19 +84,11 @@ class LocalCluster(Agents):
         self._options = options
         self._port = free_port()
         self._secret = secrets.token_hex(32)
-        self._relays: dict[str, list[Relay]] = {}
         self._machines = 0
         self._temps: dict[str, Path] = {}
-        self._stack = ExitStack()
         self._records = Lines(folder / RECORDS)
         self._course = Course()
         self._fed = 0
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        self._stack.close()
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -169,24 +159,7 @@ class LocalCluster(Agents):
 
     def rendezvous(self, name: str) -> tuple[str, ...]:
         """Options of this node's agent: where it reaches the store."""
-        port = self._port if name == self.host else self.relayed(name, [self._port])[0]
-        return "--rdzv-endpoint", f"127.0.0.1:{port}"
-
-    def relayed(self, name: str, ports: Sequence[int]) -> list[int]:
-        """The ports of relays to these, over which :meth:`cut_off` has power; the same at every call."""
-        if name not in self._relays:
-            self._relays[name] = [self._stack.enter_context(Relay(port, both_ways=True)) for port in ports]
-        return [relay.endpoint.port for relay in self._relays[name]]
-
-    def cut_off(self, name: str) -> None:
-        """Nothing gets from this node to the store or back any more; connections stay open. Not for the host."""
-        for relay in self._relays[name]:
-            relay.hold()
-
-    def reconnect(self, name: str) -> None:
-        """End the partition."""
-        for relay in self._relays[name]:
-            relay.release()
+        return "--rdzv-endpoint", f"127.0.0.1:{self._port}"
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -209,11 +182,11 @@ class LocalCluster(Agents):
         """SIGCONT, if the process is still there."""
         thaw(pid)
 
-    def order(self, name: str, content: str = "") -> Path:
-        """Have workers do something at their next save: ``die-saving``, or ``slow-save`` with seconds."""
-        draft = self.folder / f".{name}"
-        draft.write_text(content)
-        return draft.rename(self.folder / name)
+    def order_death(self) -> Path:
+        """Have the next worker that saves die halfway; the order, which can be withdrawn by removing it."""
+        order = self.folder / DIE_SAVING
+        order.touch()
+        return order
 
     def command(self, *words: str, timeout_s: float = WAIT_TIMEOUT_S) -> str:
         """Run ``elastic-agent`` with these words, for this run; what it printed."""

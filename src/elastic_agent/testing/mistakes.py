@@ -66,12 +66,7 @@ class Evidence:
 
 def find_mistakes(seen: Evidence) -> list[Mistake]:
     """All that the run shows, the causes before what follows from them."""
-    found = [*_node_local(seen), *_rank_named(seen), *_not_atomic(seen)]
-    if not found:
-        found += _no_resume(seen)
-    if not found:
-        found += _notice_ignored(seen)
-    return found
+    return [*_node_local(seen), *_rank_named(seen), *_not_atomic(seen)] or [*_no_resume(seen)]
 
 
 def _node_local(seen: Evidence) -> Iterable[Mistake]:
@@ -187,33 +182,23 @@ def noticed(journal: Iterable[Line]) -> dict[int, str]:
     return notices
 
 
-def after_notice(journal: Iterable[Line], course: Course) -> dict[int, GenerationCourse]:
-    """By generation that was given a notice, the one that trained next."""
-    trained = sorted(one.number for one in course.generations.values() if one.steps)
-    notices = noticed(journal)
-    return {earlier: course.generations[later] for earlier, later in pairwise(trained) if earlier in notices}
+def steps_lost_after_notices(seen: Evidence) -> dict[int, int]:
+    """By generation that was to end after a notice, how many steps the one that trained next had to repeat.
 
-
-def _notice_ignored(seen: Evidence) -> Iterable[Mistake]:
+    A generation of which a worker failed is left out if steps were lost: that is why.
+    """
+    trained = sorted(course.number for course in seen.course.generations.values() if course.steps)
+    notices = noticed(seen.journal)
     lost = {
-        earlier: later
-        for earlier, later in after_notice(seen.journal, seen.course).items()
-        if later.lost and _ended_by_notice(seen.journal, earlier)
+        earlier: seen.course.generations[later].lost or 0
+        for earlier, later in pairwise(trained)
+        if earlier in notices
     }
-    if lost:
-        earlier, later = next(iter(lost.items()))
-        yield Mistake(
-            "notice ignored",
-            f"a graceful shutdown was requested in generation {earlier} (cause: {noticed(seen.journal)[earlier]}), but "
-            f"{later.lost} steps were lost",
-            "check for notices after each step (client.Agreement().notice()), then save and call client.leave(); see "
-            "docs/script.md, Notices",
-        )
+    return {number: steps for number, steps in lost.items() if not steps or not _failed(seen.journal, number)}
 
 
-def _ended_by_notice(journal: Iterable[Line], generation: int) -> bool:
-    """Whether no worker of the generation failed."""
-    return not any(
+def _failed(journal: Iterable[Line], generation: int) -> bool:
+    return any(
         line["event"] == "worker_exited"
         and line["generation"] == generation
         and line["returncode"] not in (0, -15)

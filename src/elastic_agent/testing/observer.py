@@ -7,8 +7,7 @@ Appends JSON lines to ``FOLDER/records.jsonl``: each optimizer step with the los
 a fingerprint of the parameters, each ``torch.save`` and ``torch.load``, each step reported with ``client.heartbeat``.
 The fingerprint shows which state training continues from after a restart, whatever the script calls its steps.
 
-Files in FOLDER are orders: ``die-saving`` has the next worker that saves die halfway, ``slow-save`` contains the
-seconds by which each save is delayed.
+The file ``FOLDER/die-saving`` is an order: the next worker that saves dies halfway.
 """
 
 from __future__ import annotations
@@ -142,16 +141,7 @@ def _save(recorder: Recorder, save: Callable[[Any], object], f: Any) -> None:
     if _ordered(recorder.folder / "die-saving"):
         _die_halfway(recorder, save, f, path)
     save(f)
-    delay_s = _slow_save_s(recorder.folder)
-    time.sleep(delay_s)
-    recorder.write("saved", path=path, delay_s=delay_s)
-
-
-def _slow_save_s(folder: Path) -> float:
-    try:
-        return float((folder / "slow-save").read_text())
-    except (OSError, ValueError):
-        return 0.0
+    recorder.write("saved", path=path)
 
 
 def _ordered(order: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The folders that a script runs in under chaos: new ones for each run, so that it overwrites no file of the user."""
+"""The folders that a script runs in under chaos: new ones, so that it overwrites no file of the user."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Workspace:
         return work
 
     def close(self) -> None:
-        """Keep the checkpoints of this run apart from those of the next one."""
+        """Leave an absolute folder for checkpoints as empty as it was, for the next run."""
         if self.checkpoint_folder != self.kept and self.checkpoint_folder.is_dir():
             for entry in self.checkpoint_folder.iterdir():
                 shutil.move(entry, self.kept / entry.name)

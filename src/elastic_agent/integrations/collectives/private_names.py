@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pickle
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -93,43 +92,6 @@ def limit_agent_store(is_agents: Callable[[int], bool]) -> None:
         return original() and (port is None or is_agents(port))
 
     module._torchelastic_use_agent_store = use_agent_store
-
-
-def missing() -> list[str]:
-    """How this version of torch differs from what the integration needs; each entry is a sentence."""
-    import inspect
-
-    from torch._C import _distributed_c10d as bindings
-    from torch.distributed import distributed_c10d as module
-
-    problems = []
-    if f"{HOOK}(" not in inspect.getsource(inspect.unwrap(module.init_process_group)):
-        problems.append(
-            f"init_process_group no longer calls {HOOK}: workers do not notice that a group is made"
-        )
-    if not hasattr(import_module("torch.optim.optimizer"), "_global_optimizer_post_hooks"):
-        problems.append(
-            "torch.optim.optimizer._global_optimizer_post_hooks no longer exists: optimizer steps are not counted"
-        )
-    connects = inspect.getsource(import_module("torch.distributed.rendezvous"))
-    if not re.search(
-        r"def \w+\([^)]*\bport\b[^)]*\)(?:(?!\ndef ).)*? _torchelastic_use_agent_store\(\)", connects, re.S
-    ):
-        problems.append(
-            "rendezvous.py: _torchelastic_use_agent_store is not called by a function of the port"
-        )
-    for name in ("_dump_fr_trace_json", "_dump_fr_trace"):
-        if not hasattr(bindings, name):
-            problems.append(
-                f"torch._C._distributed_c10d.{name} no longer exists: collectives of gloo are not seen"
-            )
-    world: Any = getattr(module, "_world", None)
-    for name in ("pg_names", "pg_group_ranks"):
-        if not hasattr(world, name):
-            problems.append(
-                f"distributed_c10d._world.{name} no longer exists: the ranks of groups are not known"
-            )
-    return problems
 
 
 class Recorders:

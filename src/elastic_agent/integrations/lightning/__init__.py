@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from elastic_agent.integrations.lightning.features import Feature
+    from elastic_agent.integrations.lightning.private_names import Feature
 
 __all__ = ["fabric_callbacks", "trainer_callbacks"]
 

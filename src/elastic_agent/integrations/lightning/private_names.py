@@ -6,16 +6,15 @@ Lightning exists twice: ``lightning`` contains ``lightning.fabric`` and ``lightn
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from typing import Any
 
-from elastic_agent.integrations import patching, signature
-from elastic_agent.integrations.lightning.features import Feature
-from elastic_agent.integrations.patching import Patch
+from elastic_agent.integrations import signature
+from elastic_agent.integrations.patching import Patches, wanted
 from elastic_agent.integrations.signature import Signature
 from elastic_agent.worker_variables import LIGHTNING_DISABLE
 
@@ -25,6 +24,10 @@ TESTED = "2.6.6"
 FABRICS = ("lightning.fabric", "lightning_fabric")
 PYTORCHES = ("lightning.pytorch", "pytorch_lightning")
 
+FABRIC, PYTORCH = Patches(), Patches()
+"""Of these packages."""
+
+_EPOCH_LOOP = "loops.training_epoch_loop:_TrainingEpochLoop"
 
 _SETTINGS = (
     "max_epochs",
@@ -39,43 +42,83 @@ _SETTINGS = (
 """The attributes of a ``Trainer`` on which the weights depend, and which do not depend on the nodes."""
 
 
+class Feature(StrEnum):
+    """A part of the integration; its value is the name in ``ELASTIC_AGENT_LIGHTNING_DISABLE``."""
+
+    WORLD = "world"
+    """Take the number of workers and nodes from the world, not from the script."""
+
+    STEPS = "steps"
+    """Report each training step to the agent."""
+
+    NOTICES = "notices"
+    """On a notice, save one checkpoint at a step that all ranks agree on, and leave."""
+
+    RESUME = "resume"
+    """Continue a training from its newest checkpoint, if it is certainly the same and the script names none."""
+
+    SAMPLER = "sampler"
+    """Continue an epoch with the samples that have not been used, also in a world of another size."""
+
+    SIGNALS = "signals"
+    """Install no signal handlers, broadcast no SIGTERM flag, and ignore Slurm: the agent does all of this."""
+
+
 # -- the world -----------------------------------------------------------------------------------
 
 
-def _world_is_the_launchers(original: Any) -> Any:
-    def validate_settings(self: Any, num_devices: int, num_nodes: int) -> None:
-        """Accept any: nodes may have different numbers of workers, and the world changes."""
-
-    return validate_settings
-
-
-def _sampler_of_the_world(original: Any) -> Any:
-    def distributed_sampler_kwargs(self: Any) -> dict[str, Any]:
-        return {"num_replicas": self.world_size, "rank": self.global_rank}
-
-    return property(distributed_sampler_kwargs)
+@FABRIC.replace(
+    Feature.WORLD,
+    "plugins.environments.torchelastic:TorchElasticEnvironment.validate_settings",
+    "ValueError",
+)
+def _accept_any_world(original: Any, environment: Any, num_devices: int, num_nodes: int) -> None:
+    """Accept any: nodes may have different numbers of workers, and the world changes."""
 
 
-def _devices_before_data(original: Any) -> Any:
-    @functools.wraps(original)
-    def on_trainer_init(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # The first thing that a Trainer does after it has loaded the callbacks.
-        fit_to_world(self.trainer._accelerator_connector)
-        return original(self, *args, **kwargs)
-
-    return on_trainer_init
+FABRIC.need(
+    Feature.WORLD,
+    "strategies.launchers.subprocess_script:_SubprocessScriptLauncher.launch",
+    "validate_settings",
+)
 
 
-def _devices_before_run(original: Any) -> Any:
-    @functools.wraps(original)
-    def _prepare_run_method(self: Any) -> Any:
-        # The first thing that a Fabric does after it has loaded the callbacks.
-        fit_to_world(self._connector)
-        self._strategy = self._connector.strategy
-        self._accelerator = self._connector.accelerator
-        return original(self)
+@FABRIC.replace(Feature.WORLD, "strategies.ddp:DDPStrategy.distributed_sampler_kwargs")
+@FABRIC.replace(Feature.WORLD, "strategies.fsdp:FSDPStrategy.distributed_sampler_kwargs")
+@PYTORCH.replace(Feature.WORLD, "strategies.ddp:DDPStrategy.distributed_sampler_kwargs")
+@PYTORCH.replace(Feature.WORLD, "strategies.fsdp:FSDPStrategy.distributed_sampler_kwargs")
+def _sampler_of_the_world(original: Any, strategy: Any) -> dict[str, Any]:
+    return {"num_replicas": strategy.world_size, "rank": strategy.global_rank}
 
-    return _prepare_run_method
+
+@PYTORCH.replace(Feature.WORLD, "trainer.connectors.data_connector:_DataConnector.on_trainer_init")
+def _devices_before_data(original: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
+    # The first thing that a Trainer does after it has loaded the callbacks.
+    fit_to_world(connector.trainer._accelerator_connector)
+    return original(connector, *args, **kwargs)
+
+
+PYTORCH.need(
+    Feature.WORLD,
+    "trainer.trainer:Trainer.__init__",
+    *("_callback_connector.on_trainer_init(", "_data_connector.on_trainer_init("),
+)
+
+
+@FABRIC.replace(Feature.WORLD, "fabric:Fabric._prepare_run_method")
+def _devices_before_run(original: Any, fabric: Any) -> Any:
+    # The first thing that a Fabric does after it has loaded the callbacks.
+    fit_to_world(fabric._connector)
+    fabric._strategy = fabric._connector.strategy
+    fabric._accelerator = fabric._connector.accelerator
+    return original(fabric)
+
+
+FABRIC.need(
+    Feature.WORLD,
+    "fabric:Fabric.__init__",
+    *("self._connector = ", "_configure_callbacks(", "_prepare_run_method()"),
+)
 
 
 def fit_to_world(connector: Any) -> None:
@@ -123,103 +166,131 @@ def _use_launchers_environment(connector: Any) -> None:
             connector.strategy.cluster_environment = connector.cluster_environment
 
 
+_LAZY_STRATEGY = ("_parallel_devices", "_num_nodes_flag", "_configure_launcher")
+FABRIC.need(Feature.WORLD, "connector:_Connector._lazy_init_strategy", *_LAZY_STRATEGY)
+PYTORCH.need(
+    Feature.WORLD,
+    "trainer.connectors.accelerator_connector:_AcceleratorConnector._lazy_init_strategy",
+    *_LAZY_STRATEGY,
+)
+
+
 # -- signals -------------------------------------------------------------------------------------
 
-
-def _no_signal_handlers(original: Any) -> Any:
-    def register_signal_handlers(self: Any) -> None:
-        """Leave signals to the agent: Lightning's handler broadcasts, and hangs if a peer has died."""
-        self.received_sigterm = False
-        self._original_handlers = {}
-
-    return register_signal_handlers
+_SIGNAL_CONNECTOR = "trainer.connectors.signal_connector:_SignalConnector"
 
 
-def _no_broadcast(original: Any) -> Any:
-    def _broadcast_sigterm_tensor(self: Any) -> None:
-        """Broadcast nothing: there is no handler that could have set the flag."""
+@PYTORCH.replace(Feature.SIGNALS, f"{_SIGNAL_CONNECTOR}.register_signal_handlers")
+def _no_signal_handlers(original: Any, connector: Any) -> None:
+    """Leave signals to the agent: Lightning's handler broadcasts, and hangs if a peer has died."""
+    connector.received_sigterm = False
+    connector._original_handlers = {}
 
-    return _broadcast_sigterm_tensor
+
+PYTORCH.need(Feature.SIGNALS, f"{_SIGNAL_CONNECTOR}.teardown", "self._original_handlers")
 
 
-def _not_under_slurm(original: Any) -> Any:
-    def detect() -> bool:
-        return False
+@PYTORCH.replace(Feature.SIGNALS, f"{_EPOCH_LOOP}._broadcast_sigterm_tensor")
+def _no_broadcast(original: Any, loop: Any) -> None:
+    """Broadcast nothing: there is no handler that could have set the flag."""
 
-    return staticmethod(detect)
+
+@FABRIC.replace(Feature.SIGNALS, "plugins.environments.slurm:SLURMEnvironment.detect")
+def _not_under_slurm(original: Any) -> bool:
+    return False
 
 
 # -- notices -------------------------------------------------------------------------------------
 
 
-def _notice_after_step(original: Any) -> Any:
-    @functools.wraps(original)
-    def on_advance_end(self: Any, data_fetcher: Any) -> None:
-        hooks = hooks_of(self.trainer)
-        if hooks is not None and hooks.take_validated() and self._skip_next_val:
-            self._skip_next_val = False  # this step's end was reached before the checkpoint was saved
-            return
-        original(self, data_fetcher)
-        if hooks is not None and not self._num_ready_batches_reached():
-            hooks.after_step(self.trainer, complete=not self._should_accumulate())
-
-    return on_advance_end
+@PYTORCH.replace(Feature.NOTICES, f"{_EPOCH_LOOP}.on_advance_end", "self._skip_next_val")
+def _notice_after_step(original: Any, loop: Any, data_fetcher: Any) -> None:
+    hooks = hooks_of(loop.trainer)
+    if hooks is not None and hooks.take_validated() and loop._skip_next_val:
+        loop._skip_next_val = False  # this step's end was reached before the checkpoint was saved
+        return
+    original(loop, data_fetcher)
+    if hooks is not None and not loop._num_ready_batches_reached():
+        hooks.after_step(loop.trainer, complete=not loop._should_accumulate())
 
 
-def _notice_after_epoch(original: Any) -> Any:
-    @functools.wraps(original)
-    def on_advance_end(self: Any) -> None:
-        original(self)
-        hooks = hooks_of(self.trainer)
-        if hooks is not None:
-            hooks.after_epoch(self.trainer)
+PYTORCH.need(
+    Feature.NOTICES, f"{_EPOCH_LOOP}.advance", "self._skip_next_val = True", "self.restarted_on_last"
+)
+PYTORCH.need(Feature.NOTICES, f"{_EPOCH_LOOP}._should_accumulate", "self")
+PYTORCH.need(Feature.NOTICES, f"{_EPOCH_LOOP}._should_check_val_fx", "data_fetcher")
+PYTORCH.need(Feature.NOTICES, f"{_EPOCH_LOOP}._num_ready_batches_reached", "self")
 
-    return on_advance_end
+
+@PYTORCH.replace(Feature.NOTICES, "loops.fit_loop:_FitLoop.on_advance_end")
+def _notice_after_epoch(original: Any, loop: Any) -> None:
+    original(loop)
+    hooks = hooks_of(loop.trainer)
+    if hooks is not None:
+        hooks.after_epoch(loop.trainer)
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
 
-
-def _note_request_for_last(original: Any) -> Any:
-    @functools.wraps(original)
-    def _select_ckpt_path(self: Any, state_fn: Any, ckpt_path: Any, *args: Any, **kwargs: Any) -> Any:
-        self._elastic_agent_wants_last = ckpt_path == "last"
-        return original(self, state_fn, ckpt_path, *args, **kwargs)
-
-    return _select_ckpt_path
+_CHECKPOINTS = "trainer.connectors.checkpoint_connector:_CheckpointConnector"
 
 
-def _continue_training(original: Any) -> Any:
-    @functools.wraps(original)
-    def resume_start(self: Any, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
-        hooks = hooks_of(self.trainer)
-        if hooks is not None and self.trainer.state.fn == "fit" and not is_trial(self.trainer):
-            # "last" is a choice of Lightning's, which does not know of the checkpoints that were saved on a notice.
-            wants_last = getattr(self, "_elastic_agent_wants_last", False)
-            for newest in hooks.begin_training(self.trainer, None if wants_last else checkpoint_path):
-                # The run's own workers saved it, whatever objects the script puts into its checkpoints.
-                original(self, newest, False)
-                if hooks.is_of_this_training(self.trainer, newest, self._loaded_checkpoint):
-                    return
-            self._loaded_checkpoint = {}
-        original(self, checkpoint_path, weights_only)
-
-    return resume_start
+@PYTORCH.replace(Feature.RESUME, f"{_CHECKPOINTS}._select_ckpt_path")
+def _note_request_for_last(
+    original: Any, connector: Any, state_fn: Any, ckpt_path: Any, *args: Any, **kwargs: Any
+) -> Any:
+    connector._elastic_agent_wants_last = ckpt_path == "last"
+    return original(connector, state_fn, ckpt_path, *args, **kwargs)
 
 
-def _record_checkpoint(original: Any) -> Any:
-    @functools.wraps(original)
-    def save_checkpoint(
-        self: Any, filepath: Any, weights_only: bool | None = None, storage_options: Any = None
-    ) -> None:
-        hooks = hooks_of(self) if self.state.fn == "fit" else None
-        if hooks is not None:
-            hooks.about_to_save(self, filepath)
-        original(self, filepath, weights_only, storage_options)
-        if hooks is not None and not weights_only:
-            hooks.saved(self, filepath)
+@PYTORCH.replace(Feature.RESUME, f"{_CHECKPOINTS}.resume_start")
+def _continue_training(
+    original: Any, connector: Any, checkpoint_path: Any = None, weights_only: bool | None = None
+) -> None:
+    trainer = connector.trainer
+    hooks = hooks_of(trainer)
+    if hooks is not None and trainer.state.fn == "fit" and not is_trial(trainer):
+        # "last" is a choice of Lightning's, which does not know of the checkpoints that were saved on a notice.
+        wants_last = getattr(connector, "_elastic_agent_wants_last", False)
+        for newest in hooks.begin_training(trainer, None if wants_last else checkpoint_path):
+            # The run's own workers saved it, whatever objects the script puts into its checkpoints.
+            original(connector, newest, False)
+            if hooks.is_of_this_training(trainer, newest, connector._loaded_checkpoint):
+                return
+        connector._loaded_checkpoint = {}
+    original(connector, checkpoint_path, weights_only)
 
-    return save_checkpoint
+
+PYTORCH.need(
+    Feature.RESUME,
+    f"{_CHECKPOINTS}._restore_modules_and_callbacks",
+    *("self.resume_start(checkpoint_path, weights_only=weights_only)", "self.restore_callbacks()"),
+)
+
+
+@PYTORCH.replace(
+    Feature.RESUME, "trainer.trainer:Trainer.save_checkpoint", "filepath", "weights_only", "strategy.barrier"
+)
+def _record_checkpoint(
+    original: Any,
+    trainer: Any,
+    filepath: Any,
+    weights_only: bool | None = None,
+    storage_options: Any = None,
+) -> None:
+    hooks = hooks_of(trainer) if trainer.state.fn == "fit" else None
+    if hooks is not None:
+        hooks.about_to_save(trainer, filepath)
+    original(trainer, filepath, weights_only, storage_options)
+    if hooks is not None and not weights_only:
+        hooks.saved(trainer, filepath)
+
+
+PYTORCH.need(
+    Feature.RESUME,
+    "plugins.io.async_plugin:AsyncCheckpointIO",
+    *("self._executor = ThreadPoolExecutor(max_workers=1)", "self._error = ex"),
+)
 
 
 def after_saves(trainer: Any, call: Callable[..., None], *arguments: Any) -> None:
@@ -235,36 +306,47 @@ def after_saves(trainer: Any, call: Callable[..., None], *arguments: Any) -> Non
 # -- samples -------------------------------------------------------------------------------------
 
 
-def _loaders_requested(original: Any) -> Any:
-    @functools.wraps(original)
-    def setup_data(self: Any) -> None:
-        hooks = hooks_of(self.trainer)
-        if hooks is not None and (self._combined_loader is None or self._should_reload_train_dl):
-            hooks.samples.release()
-        original(self)
+@PYTORCH.replace(
+    Feature.SAMPLER,
+    "loops.fit_loop:_FitLoop.setup_data",
+    "self._combined_loader is not None and not self._should_reload_train_dl",
+)
+def _loaders_requested(original: Any, loop: Any) -> None:
+    hooks = hooks_of(loop.trainer)
+    if hooks is not None and (loop._combined_loader is None or loop._should_reload_train_dl):
+        hooks.samples.release()
+    original(loop)
 
-    return setup_data
+
+@PYTORCH.replace(
+    Feature.SAMPLER,
+    "trainer.connectors.data_connector:_DataConnector._prepare_dataloader",
+    "dataloader: object, shuffle: bool, mode: RunningStage",
+    "_update_dataloader(dataloader, sampler, mode=mode)",
+)
+def _each_sample_once(original: Any, connector: Any, dataloader: Any, shuffle: bool, mode: Any) -> Any:
+    trainer = connector.trainer
+    hooks = hooks_of(trainer)
+    if hooks is not None and mode == "train" and trainer._accelerator_connector.use_distributed_sampler:
+        distributed = trainer._accelerator_connector.is_distributed
+        sampler = hooks.samples.sampler_for(
+            dataloader,
+            shuffle=shuffle and not trainer.overfit_batches,
+            epoch=trainer.fit_loop.epoch_progress.current.processed,
+            world=trainer.distributed_sampler_kwargs if distributed else None,
+        )
+        if sampler is not None:
+            update = sys.modules[type(connector).__module__]._update_dataloader
+            return update(dataloader, sampler, mode=mode)
+    return original(connector, dataloader, shuffle, mode)
 
 
-def _each_sample_once(original: Any) -> Any:
-    @functools.wraps(original)
-    def _prepare_dataloader(self: Any, dataloader: Any, shuffle: bool, mode: Any) -> Any:
-        trainer = self.trainer
-        hooks = hooks_of(trainer)
-        if hooks is not None and mode == "train" and trainer._accelerator_connector.use_distributed_sampler:
-            distributed = trainer._accelerator_connector.is_distributed
-            sampler = hooks.samples.sampler_for(
-                dataloader,
-                shuffle=shuffle and not trainer.overfit_batches,
-                epoch=trainer.fit_loop.epoch_progress.current.processed,
-                world=trainer.distributed_sampler_kwargs if distributed else None,
-            )
-            if sampler is not None:
-                update = sys.modules[type(self).__module__]._update_dataloader
-                return update(dataloader, sampler, mode=mode)
-        return original(self, dataloader, shuffle, mode)
-
-    return _prepare_dataloader
+PYTORCH.need(Feature.SAMPLER, "loops.fit_loop:_FitLoop.update_restart_stage", "RESTARTED_MID_EPOCH")
+PYTORCH.need(
+    Feature.SAMPLER,
+    f"{_EPOCH_LOOP}.on_run_start",
+    "data_fetcher.fetched += self.batch_progress.current.ready",
+)
 
 
 def set_batches_done(trainer: Any, count: int) -> None:
@@ -277,201 +359,6 @@ def set_batches_done(trainer: Any, count: int) -> None:
 
 # -- all of it -----------------------------------------------------------------------------------
 
-PATCHES = (
-    Patch(
-        Feature.WORLD,
-        "plugins.environments.torchelastic",
-        "TorchElasticEnvironment.validate_settings",
-        _world_is_the_launchers,
-        ("ValueError",),
-        FABRICS,
-    ),
-    Patch(
-        Feature.WORLD,
-        "strategies.launchers.subprocess_script",
-        "_SubprocessScriptLauncher.launch",
-        None,
-        ("validate_settings",),
-        FABRICS,
-    ),
-    *(
-        Patch(Feature.WORLD, module, f"{owner}.distributed_sampler_kwargs", _sampler_of_the_world)
-        for module, owner in (("strategies.ddp", "DDPStrategy"), ("strategies.fsdp", "FSDPStrategy"))
-    ),
-    Patch(
-        Feature.WORLD,
-        "trainer.connectors.data_connector",
-        "_DataConnector.on_trainer_init",
-        _devices_before_data,
-        roots=PYTORCHES,
-    ),
-    Patch(
-        Feature.WORLD,
-        "trainer.trainer",
-        "Trainer.__init__",
-        None,
-        ("_callback_connector.on_trainer_init(", "_data_connector.on_trainer_init("),
-        PYTORCHES,
-    ),
-    Patch(Feature.WORLD, "fabric", "Fabric._prepare_run_method", _devices_before_run, roots=FABRICS),
-    Patch(
-        Feature.WORLD,
-        "fabric",
-        "Fabric.__init__",
-        None,
-        ("self._connector = ", "_configure_callbacks(", "_prepare_run_method()"),
-        FABRICS,
-    ),
-    *(
-        Patch(
-            Feature.WORLD,
-            module,
-            f"{owner}._lazy_init_strategy",
-            None,
-            ("_parallel_devices", "_num_nodes_flag", "_configure_launcher"),
-            roots,
-        )
-        for roots, module, owner in (
-            (FABRICS, "connector", "_Connector"),
-            (PYTORCHES, "trainer.connectors.accelerator_connector", "_AcceleratorConnector"),
-        )
-    ),
-    Patch(
-        Feature.SIGNALS,
-        "trainer.connectors.signal_connector",
-        "_SignalConnector.register_signal_handlers",
-        _no_signal_handlers,
-        roots=PYTORCHES,
-    ),
-    Patch(
-        Feature.SIGNALS,
-        "trainer.connectors.signal_connector",
-        "_SignalConnector.teardown",
-        None,
-        ("self._original_handlers",),
-        PYTORCHES,
-    ),
-    Patch(
-        Feature.SIGNALS,
-        "loops.training_epoch_loop",
-        "_TrainingEpochLoop._broadcast_sigterm_tensor",
-        _no_broadcast,
-        roots=PYTORCHES,
-    ),
-    Patch(
-        Feature.SIGNALS,
-        "plugins.environments.slurm",
-        "SLURMEnvironment.detect",
-        _not_under_slurm,
-        roots=FABRICS,
-    ),
-    Patch(
-        Feature.NOTICES,
-        "loops.training_epoch_loop",
-        "_TrainingEpochLoop.on_advance_end",
-        _notice_after_step,
-        ("self._skip_next_val",),
-        PYTORCHES,
-    ),
-    Patch(
-        Feature.NOTICES,
-        "loops.training_epoch_loop",
-        "_TrainingEpochLoop.advance",
-        None,
-        ("self._skip_next_val = True", "self.restarted_on_last"),
-        PYTORCHES,
-    ),
-    *(
-        Patch(
-            Feature.NOTICES,
-            "loops.training_epoch_loop",
-            f"_TrainingEpochLoop.{name}",
-            None,
-            (text,),
-            PYTORCHES,
-        )
-        for name, text in (
-            ("_should_accumulate", "self"),
-            ("_should_check_val_fx", "data_fetcher"),
-            ("_num_ready_batches_reached", "self"),
-        )
-    ),
-    Patch(Feature.NOTICES, "loops.fit_loop", "_FitLoop.on_advance_end", _notice_after_epoch, roots=PYTORCHES),
-    Patch(
-        Feature.RESUME,
-        "trainer.connectors.checkpoint_connector",
-        "_CheckpointConnector._select_ckpt_path",
-        _note_request_for_last,
-        roots=PYTORCHES,
-    ),
-    Patch(
-        Feature.RESUME,
-        "trainer.connectors.checkpoint_connector",
-        "_CheckpointConnector.resume_start",
-        _continue_training,
-        roots=PYTORCHES,
-    ),
-    Patch(
-        Feature.RESUME,
-        "trainer.connectors.checkpoint_connector",
-        "_CheckpointConnector._restore_modules_and_callbacks",
-        None,
-        ("self.resume_start(checkpoint_path, weights_only=weights_only)", "self.restore_callbacks()"),
-        PYTORCHES,
-    ),
-    Patch(
-        Feature.RESUME,
-        "trainer.trainer",
-        "Trainer.save_checkpoint",
-        _record_checkpoint,
-        ("filepath", "weights_only", "strategy.barrier"),
-        PYTORCHES,
-    ),
-    Patch(
-        Feature.RESUME,
-        "plugins.io.async_plugin",
-        "AsyncCheckpointIO",
-        None,
-        ("self._executor = ThreadPoolExecutor(max_workers=1)", "self._error = ex"),
-        PYTORCHES,
-    ),
-    Patch(
-        Feature.SAMPLER,
-        "loops.fit_loop",
-        "_FitLoop.setup_data",
-        _loaders_requested,
-        ("self._combined_loader is not None and not self._should_reload_train_dl",),
-        PYTORCHES,
-    ),
-    Patch(
-        Feature.SAMPLER,
-        "trainer.connectors.data_connector",
-        "_DataConnector._prepare_dataloader",
-        _each_sample_once,
-        (
-            "dataloader: object, shuffle: bool, mode: RunningStage",
-            "_update_dataloader(dataloader, sampler, mode=mode)",
-        ),
-        PYTORCHES,
-    ),
-    Patch(
-        Feature.SAMPLER,
-        "loops.fit_loop",
-        "_FitLoop.update_restart_stage",
-        None,
-        ("RESTARTED_MID_EPOCH",),
-        PYTORCHES,
-    ),
-    Patch(
-        Feature.SAMPLER,
-        "loops.training_epoch_loop",
-        "_TrainingEpochLoop.on_run_start",
-        None,
-        ("data_fetcher.fetched += self.batch_progress.current.ready",),
-        PYTORCHES,
-    ),
-)
-
 _adapted: set[str] = set()
 _unfit: set[Any] = set()
 
@@ -479,11 +366,11 @@ _unfit: set[Any] = set()
 def adapt() -> frozenset[Feature]:
     """Replace what the features need in whatever of Lightning is loaded, and return the features in force."""
     roots = [root for root in loaded(FABRICS + PYTORCHES) if root not in _adapted]
-    features = patching.wanted(LIGHTNING_DISABLE, Feature, quietly=not roots)
+    features = wanted(LIGHTNING_DISABLE, Feature, quietly=not roots)
     for root in roots:
         _adapted.add(root)
         versions = str(sys.modules[root].__version__), TESTED
-        _unfit.update(patching.apply(root, versions, PATCHES, features))
+        _unfit.update((FABRIC if root in FABRICS else PYTORCH).apply(root, versions, features))
     return frozenset(feature for feature in Feature if feature in features - _unfit)
 
 
@@ -555,7 +442,18 @@ def validated_last(trainer: Any) -> bool:
     return bool(loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
 
 
-def current_batches(loops: dict[str, Any]) -> dict[str, Any]:
-    """The counters of batches within the epoch, in a checkpoint's ``loops``."""
-    counters: dict[str, Any] = loops["fit_loop"]["epoch_loop.batch_progress"]["current"]
-    return counters
+def translate_batches(loops: dict[str, Any], saved_in: int, world: int) -> None:
+    """Have the counters of one worker's batches stand for as much of the epoch in a world of another size.
+
+    In a world of three workers, 20 batches are as many samples as 30 batches of two workers.
+
+    Args:
+        loops: of a checkpoint.
+        saved_in: the size of the world in which it was saved.
+        world: the size of the present one.
+    """
+    counters = loops["fit_loop"]["epoch_loop.batch_progress"]["current"]
+    done = counters["ready"]
+    moved = -(-done * saved_in // world) - done  # rounded up: never more than the epoch has
+    for name in ("ready", "started", "processed", "completed"):
+        counters[name] += moved

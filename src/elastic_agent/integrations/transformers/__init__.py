@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_agent.integrations.transformers.callback import ElasticCallback
-    from elastic_agent.integrations.transformers.features import Feature
+    from elastic_agent.integrations.transformers.private_names import Feature
 
 __all__ = ["ElasticCallback", "install"]
 

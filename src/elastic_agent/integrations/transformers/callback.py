@@ -14,8 +14,8 @@ from elastic_agent.integrations.say import say
 from elastic_agent.integrations.signature import Signature
 from elastic_agent.integrations.trainings import Training
 from elastic_agent.integrations.transformers import checkpoints, install
-from elastic_agent.integrations.transformers.features import Feature
 from elastic_agent.integrations.transformers.position import Position
+from elastic_agent.integrations.transformers.private_names import Feature
 
 FOLDER = "_elastic_agent"
 """In ``output_dir``, with the records: ``Trainer.push_to_hub`` leaves out what begins with an underscore."""
