@@ -264,18 +264,6 @@ def thread_state(tid: int) -> str:
         return ""
 
 
-def system_call(tid: int) -> tuple[int, str] | None:
-    """The system call in which a thread waits, and its stack pointer: the same call again has the same one.
-
-    None when it runs or is gone, or when the system does not show it.
-    """
-    with contextlib.suppress(OSError):
-        words = _read(f"/proc/{tid}/syscall").split()
-        if len(words) > 2:  # the number, six arguments, the stack pointer and the program counter
-            return int(words[0]), words[-2].decode()
-    return None
-
-
 def process_ids() -> list[int]:
     """All processes that can be seen here."""
     with os.scandir("/proc") as entries:

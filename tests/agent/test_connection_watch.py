@@ -109,10 +109,9 @@ def test_a_connection_whose_data_do_not_arrive_is_reported_with_what_to_do() -> 
     assert "MTU" in line
 
 
-def test_a_new_connection_is_seen_after_the_others_have_settled() -> None:
+def test_a_new_connection_is_seen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         reader = SocketReader({0: os.getpid()})
-        for _ in range(5):
-            reader.read()
+        reader.read()
         with socket.create_connection(server.getsockname()):
             assert server.getsockname()[1] in [one.remote_port for _, one in reader.read()]

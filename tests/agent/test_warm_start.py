@@ -153,14 +153,14 @@ spawner, marker = os.getpid(), Path(__file__).with_name("died")
 def children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
-def is_announced_next():
+def has_forked_again():
     (between,) = children(spawner)
-    return children(between) and Path(f"/proc/{between}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return children(between) or Path(f"/proc/{between}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 def die():
     is_ready = Path("/proc/self/cmdline").read_bytes().startswith(b"elastic-spawner")
     if os.getpid() == spawner and is_ready and not marker.exists():
-        while WAITS and not is_announced_next():
+        while WAITS and not has_forked_again():
             pass
         marker.touch()
         os.kill(spawner, signal.SIGKILL)

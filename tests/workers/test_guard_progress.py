@@ -53,20 +53,17 @@ def stop(driver: Driver, news: News, launch: Launch, grace_s: float = LONG_S) ->
 
 
 WRITES = "open(sys.argv[1] + '.state', 'wb').write(bytes(10_000_000))"
-SLEEPS_FOR_A_MOMENT = "time.sleep(0.3)"
+COMPUTES = "ends = time.monotonic() + 0.3\nwhile time.monotonic() < ends:\n    pass"
 SAVES = {
     "writes a file": WRITES,
-    "waits for a thread that computes": """
-        def compute():
-            ends = time.monotonic() + 0.3
-            while time.monotonic() < ends:
-                pass
-        thread = threading.Thread(target=compute)
+    "waits for a thread that computes": f"""
+        thread = threading.Thread(target=exec, args=({COMPUTES!r}, globals()))
         thread.start()
         thread.join()
     """,
-    "waits for a thread that waits for a child process": """
-        thread = threading.Thread(target=lambda: subprocess.run(['sleep', '0.3']))
+    "waits for a thread that waits for a child process": f"""
+        computes = [sys.executable, "-S", "-c", {"import time; " + COMPUTES!r}]
+        thread = threading.Thread(target=lambda: subprocess.run(computes))
         thread.start()
         thread.join()
     """,
@@ -150,7 +147,7 @@ def test_a_worker_that_hangs_does_not_end_the_grace_period_of_one_that_saves(
     driver: Driver, news: News
 ) -> None:
     hangs = python(1, TELL + BLOCKED, str(news.path), WAITS_FOR_A_LOCK)
-    driver.guard.spawn(1, [saving(news, SLEEPS_FOR_A_MOMENT), hangs])
+    driver.guard.spawn(1, [saving(news, COMPUTES), hangs])
     assert [news.line(), news.line()] == ["ready", "ready"]
     driver.guard.stop(LONG_S, idle_s=IDLE_S)
     driver.until(Stopped)

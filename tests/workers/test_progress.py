@@ -12,18 +12,14 @@ from elastic_agent.workers.guard import progress
 from elastic_agent.workers.guard.progress import LOOK_EVERY_S, UNCLEAR_S, Progress
 
 WORKER, IDLE_S = 7, 0.05
-BEFORE = (230, "stack 1")
-"""The system call in which the worker waited when it got the signal."""
-SLEEP, LOCK, WRITE = (230, "stack 2"), (202, "stack 2"), (1, "stack 2")
 MEGABYTE = 2**20
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What the worker does for some time: the state and system call of its only thread, and what it uses."""
+    """What the worker does for some time: the state of its only thread, and what it uses."""
 
     lasts_s: float
-    call: tuple[int, str] | None = None
     state: str = "S"
     cpu_share: float = 0.0
     bytes_per_s: float = 0.0
@@ -36,7 +32,7 @@ class Proc:
     """The part of `elastic_agent.linux` that is asked, for one worker."""
 
     def __init__(self) -> None:
-        self.phase = Phase(0.0, BEFORE)
+        self.phase = Phase(0.0)
         self.cpu_s = 0.0
         self.bytes = 0.0
 
@@ -47,7 +43,6 @@ class Proc:
             ends_by=lambda pid, signum: not self.phase.handles,
             threads=lambda pid: [pid],
             thread_state=lambda tid: self.phase.state,
-            system_call=lambda tid: self.phase.call,
             cpu_time_s=lambda pid: self.cpu_s,
             transferred_bytes=lambda pid: int(self.bytes),
             resident_bytes=lambda pid: 0,
@@ -70,8 +65,6 @@ def killed_at_s(monkeypatch: pytest.MonkeyPatch, *phases: Phase) -> float | None
     """Return when a worker that does this is to be killed; None: it may complete."""
     proc = Proc()
     monkeypatch.setattr(progress, "linux", proc.as_module())
-    monkeypatch.setattr(progress, "_LOCKS", {LOCK[0]})
-    monkeypatch.setattr(progress, "_WRITES", {WRITE[0]})
     judged = Progress([WORKER], 15, IDLE_S, list, lambda process: False, 0.0)
     return next((now_s for now_s in proc.looks(phases) if not judged.look(now_s)), None)
 
@@ -83,25 +76,21 @@ COMPUTES = {"state": "R", "cpu_share": 1.0}
     "phases",
     [
         (Phase(5.0, **COMPUTES, bytes_per_s=50 * MEGABYTE),),
-        (Phase(60.0, WRITE),),
         (Phase(60.0, state="D"),),
         (Phase(60.0, state="R"),),
-        (Phase(0.9, SLEEP),),
-        (Phase(0.9, **COMPUTES), Phase(0.02, WRITE), Phase(0.9, **COMPUTES)),
-        (Phase(0.04, LOCK), Phase(0.02, WRITE)) * 20,
-        (Phase(0.1, SLEEP), Phase(9.0, SLEEP, stalls=True), Phase(0.2, SLEEP)),
-        (Phase(0.02, LOCK), Phase(9.0, LOCK, stalls=True), Phase(0.01, WRITE)),
+        (Phase(0.9, **COMPUTES), Phase(0.02, state="D"), Phase(0.9, **COMPUTES)),
+        (Phase(0.04), Phase(0.02, state="D")) * 20,
+        (Phase(0.1, **COMPUTES), Phase(9.0, state="R", stalls=True), Phase(0.2, **COMPUTES)),
+        (Phase(0.02), Phase(9.0, stalls=True), Phase(0.01, state="D")),
     ],
     ids=[
         "writes or takes memory",
-        "waits in a write",
         "waits for a disk",
         "waits for a processor",
-        "sleeps for a moment",
         "computes, and writes in between",
         "pauses for less than the idle time",
-        "sleeps while the machine stands still",
-        "waits for a lock while the machine stands still",
+        "computes while the machine stands still",
+        "waits while the machine stands still",
     ],
 )
 def test_a_worker_that_may_save_goes_on(monkeypatch: pytest.MonkeyPatch, phases: tuple[Phase, ...]) -> None:
@@ -111,21 +100,12 @@ def test_a_worker_that_may_save_goes_on(monkeypatch: pytest.MonkeyPatch, phases:
 @pytest.mark.parametrize(
     ("phase", "after_s"),
     [
-        (Phase(9.0, BEFORE), IDLE_S),
-        (Phase(9.0, LOCK), IDLE_S),
-        (Phase(9.0, SLEEP), UNCLEAR_S + IDLE_S),
+        (Phase(9.0), IDLE_S),
         (Phase(9.0, **COMPUTES), UNCLEAR_S + IDLE_S),
-        (Phase(9.0, LOCK, bytes_per_s=1000), IDLE_S),
+        (Phase(9.0, bytes_per_s=1000), IDLE_S),
         (Phase(9.0, **COMPUTES, handles=False), IDLE_S),
     ],
-    ids=[
-        "waits as before",
-        "waits for a lock",
-        "sleeps",
-        "computes",
-        "sends heartbeats",
-        "has reset its handlers",
-    ],
+    ids=["waits", "computes", "sends heartbeats", "has reset its handlers"],
 )
 def test_a_worker_that_does_nothing_is_killed(
     monkeypatch: pytest.MonkeyPatch, phase: Phase, after_s: float

@@ -111,8 +111,11 @@ def test_a_killed_standby_is_not_used(warm: Driver, tmp_path: Path, news: News) 
     warm.until(Spawned)
     news.line()
     stop(warm)
-    for pid in standbys_of(warm.guard.pid):
-        os.kill(pid, signal.SIGKILL)
+    standbys = standbys_of(warm.guard.pid)
+    with watching(*standbys) as processes:
+        for pid in standbys:
+            os.kill(pid, signal.SIGKILL)
+        assert all(process.ended() for process in processes)
     spawn(warm, 2, *(script(tmp_path, news, STAY, slot=slot) for slot in (0, 1)))
     assert len(warm.until(Spawned).pids) == 2
     assert {news.line().split()[0] for _ in range(2)} == {"warm"}

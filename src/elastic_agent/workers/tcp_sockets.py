@@ -7,7 +7,6 @@ import ipaddress
 import re
 import socket
 import struct
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,11 +14,6 @@ from elastic_agent.linux import open_files, tcp_tables
 
 ESTABLISHED, SYN_SENT = 1, 2
 """States of a socket in the kernel's tables."""
-
-SETTLED_AFTER = 2
-"""A socket that waited for nothing so often is not looked at any more, for a while."""
-
-READ_AGAIN_S = 30.0
 
 _SOCKET = re.compile(r"socket:\[([0-9]+)\]")
 
@@ -39,34 +33,19 @@ class TcpSocket:
 
 
 class SocketReader:
-    """Reads the TCP sockets of the workers of a node.
-
-    The kernel takes milliseconds for its tables, however short they are. They are read only while there are sockets
-    that are new or wait for an answer, and from time to time.
-    """
+    """Reads the TCP sockets of the workers of a node. The kernel takes milliseconds for its tables."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         """``pids``: the workers, by slot; in one network namespace."""
         self._pids = dict(pids)
-        self._fine: dict[int, int] = {}
-        """How often in a row each socket was there and waited for nothing, by inode."""
-        self._read_again_s = 0.0
 
     def read(self) -> list[tuple[int, TcpSocket]]:
-        """The connected and connecting sockets with their slots; none if nothing is to be expected of them.
+        """The connected and connecting sockets with their slots.
 
         Workers that have ended, or may not be inspected, have none.
         """
         owners = {inode: slot for slot, pid in self._pids.items() for inode in _inodes(pid)}
-        now_s = time.monotonic()
-        settled = all(self._fine.get(inode, 0) >= SETTLED_AFTER for inode in owners)
-        if settled and now_s < self._read_again_s:
-            return []
-        self._read_again_s = now_s + READ_AGAIN_S
-        found = [(owners[one.inode], one) for one in self._tables() if one.inode in owners]
-        waiting = {one.inode for _, one in found if one.state == SYN_SENT or one.retransmits}
-        self._fine = {inode: 0 if inode in waiting else self._fine.get(inode, 0) + 1 for inode in owners}
-        return found
+        return [(owners[one.inode], one) for one in self._tables() if one.inode in owners]
 
     def _tables(self) -> Iterator[TcpSocket]:
         for pid in self._pids.values():

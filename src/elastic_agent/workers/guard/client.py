@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from elastic_agent import linux
 from elastic_agent.workers.guard.messages import DEADLINE_BYTES, MAILBOX_OFFSET, LineBuffer, encode
@@ -260,16 +260,27 @@ class Guard:
         `stores`: the line to the process in which stores are served, which the spawner forks; it is closed here.
         Raises OSError when no process can be created.
         """
-        with _Means(stores) as means:
-            arguments = means.arguments(kill_patience_s)
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as on_failure:
+            if stores is not None:
+                theirs.enter_context(stores)
+            ours, other_end = socket.socketpair()
+            theirs.enter_context(other_end)
+            on_failure.enter_context(ours)
+            memory_fd = os.memfd_create("elastic-agent-guard")
+            on_failure.callback(os.close, memory_fd)
+            os.ftruncate(memory_fd, MAILBOX_OFFSET)
+            stores_fds = () if stores is None else (stores.fileno(),)
+            arguments = (other_end.fileno(), memory_fd, os.getpid(), kill_patience_s, *stores_fds)
             # A session of its own: Ctrl-C and Ctrl-Z on the agent's terminal are for the agent only.
             with linux.signals_blocked():
                 process = subprocess.Popen(
-                    [sys.executable, *_GUARD_OPTIONS, *arguments],
-                    pass_fds=means.theirs,
+                    [sys.executable, *_GUARD_OPTIONS, *map(str, arguments)],
+                    pass_fds=(other_end.fileno(), memory_fd, *stores_fds),
                     start_new_session=True,
                 )
-            return cls(process, *means.ours())
+            on_failure.pop_all()
+        ours.setblocking(False)
+        return cls(process, ours, memory_fd)
 
     @property
     def pid(self) -> int:
@@ -431,44 +442,6 @@ _PLAIN_EVENTS: dict[str, Callable[..., GuardEvent]] = {
     "fenced": Fenced,
     "signalled": Signalled,
 }
-
-
-class _Means:
-    """What a guard and its agent share; the guard's ends are closed here when it has been started."""
-
-    def __init__(self, stores: socket.socket | None) -> None:
-        self._ours, self._theirs = socket.socketpair()
-        self._memory_fd = os.memfd_create("elastic-agent-guard")
-        self._stores = stores
-        self._given = False
-
-    def __enter__(self) -> Self:
-        os.ftruncate(self._memory_fd, MAILBOX_OFFSET)
-        return self
-
-    @property
-    def theirs(self) -> tuple[int, ...]:
-        """The descriptors that the guard inherits."""
-        stores = () if self._stores is None else (self._stores.fileno(),)
-        return self._theirs.fileno(), self._memory_fd, *stores
-
-    def arguments(self, kill_patience_s: float) -> list[str]:
-        """The guard's command line."""
-        line_fd, memory_fd, *stores = self.theirs
-        return [str(value) for value in (line_fd, memory_fd, os.getpid(), kill_patience_s, *stores)]
-
-    def ours(self) -> tuple[socket.socket, int]:
-        self._ours.setblocking(False)
-        self._given = True
-        return self._ours, self._memory_fd
-
-    def __exit__(self, *error: object) -> None:
-        self._theirs.close()
-        if self._stores is not None:
-            self._stores.close()
-        if not self._given:
-            self._ours.close()
-            os.close(self._memory_fd)
 
 
 def kill_orphans(patience_s: float, spared_pid: int | None = None) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ _SCANS_AT_ONCE = 20
 class Worker:
     """A worker process that has not been reaped."""
 
-    __slots__ = ("pid", "pidfd", "relay", "slot", "standby_for", "start_fd")
+    __slots__ = ("pid", "pidfd", "relay", "slot", "start_fd")
 
     def __init__(
         self,
@@ -48,10 +48,7 @@ class Worker:
         pidfd: int | None,
         start_fd: int,
         relay: Relay | None,
-        standby_for: LaunchSpec | None = None,
     ) -> None:
-        """`standby_for`: the worker that a standby is to become."""
-        self.standby_for = standby_for
         self.slot = slot
         self.pid = pid
         self.pidfd = pidfd
@@ -155,7 +152,7 @@ class Generation:
         finally:
             if relay is not None:
                 relay.started()
-        self._add_worker(Worker(launch.slot, standby.pid, standby.pidfd, start_fd, relay, launch))
+        self._add_worker(Worker(launch.slot, standby.pid, standby.pidfd, start_fd, relay))
 
     def _fork(self, launch: LaunchSpec) -> None:
         relay = self._relays.open(launch.stderr)
@@ -177,24 +174,13 @@ class Generation:
     def _start_known(self, worker: Worker) -> None:
         if worker.start_fd is None:
             return
-        launch, error = None, None
-        try:
-            if worker.standby_for is not None:
-                error = spawn.read_standbys_answer(worker.start_fd)
-            else:
-                error = spawn.read_start_error(worker.start_fd)
-            if error is None:
-                return
-        except spawn.DeadStandbyError:
-            launch = worker.standby_for
+        error = spawn.read_start_error(worker.start_fd)
+        if error is None:
+            return
         self._loop.remove(worker.start_fd)
         os.close(worker.start_fd)
         worker.start_fd = None
-        if launch is not None:
-            del self._pids[worker.slot]  # another one becomes it
-            self._to_start.append(launch)
-            self.start_more()
-        elif error:
+        if error:
             del self._pids[worker.slot]  # it never became a worker, so its end is not reported
             self._start_failed(worker.slot, error)
         elif self._starting and not self._to_start and not self._any_unknown():

@@ -24,9 +24,6 @@ MAILBOX_OFFSET = 4096
 TAIL_BYTES = 8 * 1024
 """How much of a worker's last stderr output is kept."""
 
-STARTED = b"\x00"
-"""A standby's answer when it has become the requested worker; anything else is the reason why it could not."""
-
 NO_SLOT = -1
 """Slot of a `SpawnFailed` that concerns the whole generation."""
 

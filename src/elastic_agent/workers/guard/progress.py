@@ -4,12 +4,10 @@ A worker whose handler saves a checkpoint computes, fills memory, reads and writ
 worker whose main thread waits for a dead peer does none of these, in or outside of a handler, and never will: Python
 runs handlers in the main thread only. What a process has done between two looks is
 
-- clear: it read, wrote or took more memory; a thread waits for a disk, or is in a call that writes (on file systems in
-  user space and pipes it waits there like for anything else);
+- clear: it read, wrote or took more memory, or a thread waits for a disk;
 - unclear: it used the processor and nothing else, as a computation does, and a thread that spins until a GPU is done;
-  or its main thread waits, in a call that it entered since the signal, for the network, a child or a timer (not for a
-  lock, which is also what a handler waits for that began a collective operation with a dead peer);
-- nothing. A thread that waits for a processor is not held responsible for that.
+- nothing: it waits, for a lock, the network or a timer. A thread that waits for a processor is not held responsible for
+  that.
 
 Unclear activity counts for `UNCLEAR_S` in a row, and not at all in a process which the signal would end now: an
 interpreter that ends has reset its handlers, and takes up to seconds to free what it has imported. (Its memory does not
@@ -18,8 +16,6 @@ Small activity in the background (threads that poll, heartbeats) counts as nothi
 """
 
 from __future__ import annotations
-
-import os
 
 from elastic_agent import linux
 
@@ -42,22 +38,6 @@ _LONGEST_INTERVAL_S = 0.02
 
 _CLEAR_BYTES = 64 * 1024
 """Read, written or taken as memory."""
-
-CLEAR, UNCLEAR, WAITS_FOR_PROCESSOR, NOTHING = "clear", "unclear", "waits for a processor", "nothing"
-
-_LOCKS, _WRITES = {
-    # futex and futex_waitv; write, close, pwrite64, writev, sendfile, fsync, fdatasync, truncate, ftruncate, rename,
-    # splice, sync_file_range, fallocate, pwritev, renameat, renameat2, copy_file_range, msync
-    "x86_64": (
-        {202, 449},
-        {1, 3, 18, 20, 40, 74, 75, 76, 77, 82, 275, 277, 285, 296, 264, 316, 326, 26},
-    ),
-    "aarch64": (
-        {98, 449},
-        {64, 57, 68, 66, 71, 82, 83, 45, 46, 76, 84, 47, 70, 38, 276, 285, 227},
-    ),
-}.get(os.uname().machine, (set(), set()))
-"""Numbers of system calls."""
 
 
 class Progress:
@@ -88,7 +68,7 @@ class Progress:
         self._signalled_at_s = linux.boottime_s()
         self._looked = False
         self._known = {  # by process id
-            pid: _Activity(pid, signum, is_new=False) for pid in workers if pid not in self._ignoring
+            pid: _Activity(pid, signum) for pid in workers if pid not in self._ignoring
         }
 
     def look(self, now: float) -> bool:
@@ -114,8 +94,8 @@ class Progress:
         if any(self._counts(activity) for activity in active):
             return True
         idle = [activity for activity in self._known.values() if activity not in active]
-        found = [activity.threads_show(elapsed_s) for activity in idle]  # all: each keeps its own account
-        return any(shown and self._counts(activity) for shown, activity in zip(found, idle, strict=True))
+        shown = [activity for activity in idle if activity.threads_show()]
+        return any(self._counts(activity) for activity in shown)
 
     def _counts(self, activity: _Activity) -> bool:
         return activity.unclear_s < self._unclear_limit_s
@@ -124,42 +104,39 @@ class Progress:
         """Whether there are processes that count and were not known."""
         before = len(self._known)
         for process in self._remaining():
-            is_new = linux.started_after(process, self._signalled_at_s)
             if (
                 process.pid not in self._known
                 and process.pid not in self._ignoring
-                and (is_new or self._is_terminated(process))
+                and (linux.started_after(process, self._signalled_at_s) or self._is_terminated(process))
             ):
-                self._known[process.pid] = _Activity(process.pid, None, is_new=is_new)
+                self._known[process.pid] = _Activity(process.pid, None)
         return len(self._known) > before
 
 
 class _Activity:
     """What one process has done. `handled`: the signal for which a worker has a handler until it ends."""
 
-    def __init__(self, pid: int, handled: int | None, *, is_new: bool) -> None:
+    def __init__(self, pid: int, handled: int | None) -> None:
         self.unclear_s = 0.0
         """For how long it has done nothing clear, and something unclear."""
         self._pid = pid
         self._handled = handled
-        self._old_threads = set() if is_new else set(linux.threads(pid))
-        self._main_call = None if is_new else linux.system_call(pid)
-        self._seen = _Counters.of(pid) or _Counters(0.0, 0, 0)
+        self._seen = _counters(pid) or (0.0, 0, 0)
         self._moved = 0
         """Bytes since the last clear activity."""
 
     def used(self, elapsed_s: float) -> bool:
         """Whether it used the processor, memory or files since the last look."""
-        now = _Counters.of(self._pid)
+        now = _counters(self._pid)
         if now is None:
             return False
-        before, self._seen = self._seen, now
-        self._moved += now.transferred - before.transferred + max(0, now.resident - before.resident)
+        used_s, transferred, grown = (after - before for after, before in zip(now, self._seen, strict=True))
+        self._seen = now
+        self._moved += int(transferred + max(0, grown))
         if self._moved >= _CLEAR_BYTES:
             self._moved = 0
             self.unclear_s = 0.0
             return True
-        used_s = now.cpu_s - before.cpu_s
         if used_s < _BUSY_SHARE * min(elapsed_s, _LONGEST_INTERVAL_S) or self._ends():
             return False
         self.unclear_s += min(elapsed_s, used_s)
@@ -168,49 +145,18 @@ class _Activity:
     def _ends(self) -> bool:
         return self._handled is not None and linux.ends_by(self._pid, self._handled)
 
-    def threads_show(self, elapsed_s: float) -> bool:
+    def threads_show(self) -> bool:
         """Whether its threads show that it does something, although it used nothing."""
-        shown = {self._shown_by(tid) for tid in linux.threads(self._pid)}
-        if CLEAR in shown:
+        states = {linux.thread_state(tid) for tid in linux.threads(self._pid)}
+        if "D" in states:
             self.unclear_s = 0.0
             return True
-        if self._ends():
-            return False
-        if UNCLEAR in shown:
-            self.unclear_s += min(elapsed_s, _LONGEST_INTERVAL_S)
-        return shown != {NOTHING} and bool(shown)
-
-    def _shown_by(self, tid: int) -> str:
-        state = linux.thread_state(tid)
-        if state == "D":
-            return CLEAR
-        if state == "R":
-            return WAITS_FOR_PROCESSOR
-        call = linux.system_call(tid)
-        if state != "S" or call is None or call[0] in _LOCKS:
-            return NOTHING
-        is_main = tid == self._pid
-        if is_main and call == self._main_call:
-            return NOTHING
-        if call[0] in _WRITES:
-            return CLEAR
-        return UNCLEAR if _LOCKS and (is_main or tid not in self._old_threads) else NOTHING
+        return "R" in states and not self._ends()
 
 
-class _Counters:
-    """Seconds of the processor; bytes read and written; bytes of memory."""
-
-    __slots__ = ("cpu_s", "resident", "transferred")
-
-    def __init__(self, cpu_s: float, transferred: int, resident: int) -> None:
-        self.cpu_s = cpu_s
-        self.transferred = transferred
-        self.resident = resident
-
-    @staticmethod
-    def of(pid: int) -> _Counters | None:
-        """None when the process is gone."""
-        try:
-            return _Counters(linux.cpu_time_s(pid), linux.transferred_bytes(pid), linux.resident_bytes(pid))
-        except OSError:
-            return None
+def _counters(pid: int) -> tuple[float, int, int] | None:
+    """Seconds of the processor; bytes read and written; bytes of memory. None when the process is gone."""
+    try:
+        return linux.cpu_time_s(pid), linux.transferred_bytes(pid), linux.resident_bytes(pid)
+    except OSError:
+        return None

@@ -12,7 +12,6 @@ import signal
 
 from elastic_agent import linux
 from elastic_agent.workers.cold_start import with_startup_hook
-from elastic_agent.workers.guard.messages import STARTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
 _ALL_SIGNALS = signal.valid_signals()
 _RESETTABLE = tuple(int(s) for s in _ALL_SIGNALS if s not in (signal.SIGKILL, signal.SIGSTOP))
 _ERROR_BYTES = 4096
-
-
-class DeadStandbyError(Exception):
-    """A standby died before it had become the requested worker: another one can be used."""
 
 
 class LaunchSpec:
@@ -102,24 +97,16 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def read_start_error(fd: int) -> str | None:
-    """The content of `fork_worker`'s descriptor: None = not known yet, "" = started, else the error."""
+    """The content of such a descriptor: None = not known yet, "" = started, else the error.
+
+    It is also empty for a process that was killed before: its end is reported as that of any worker.
+    """
     try:
         return os.read(fd, _ERROR_BYTES).decode(errors="replace")
     except BlockingIOError:
         return None
-
-
-def read_standbys_answer(fd: int) -> str | None:
-    """As `read_start_error`, of a standby's line. Raises DeadStandbyError when it died before it became a worker."""
-    try:
-        answer = os.read(fd, _ERROR_BYTES)
-    except BlockingIOError:
-        return None
-    except OSError:  # it had not even read what it was to become
-        answer = b""
-    if not answer:
-        raise DeadStandbyError
-    return "" if answer == STARTED else answer.decode(errors="replace")
+    except ConnectionResetError:  # a standby that had not even read what it was to become
+        return ""
 
 
 def _become_worker(launch: LaunchSpec, stderr_fd: int | None, guard_pid: int, error_fd: int) -> NoReturn:

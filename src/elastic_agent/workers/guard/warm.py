@@ -146,7 +146,7 @@ class WarmPool:
         return self._pids().issuperset(children)
 
     def _listen(self) -> None:
-        """Register every standby that the guard has as a child by now: it was announced before it became one."""
+        """Take all messages of the spawner's: every standby was announced before it became a child of the guard."""
         while self._line is not None and self._read_one():
             pass
 
@@ -184,37 +184,22 @@ class WarmPool:
     # --- the spawner ------------------------------------------------------------------------------
 
     def _start_spawner(self) -> None:
+        settings = (self._config[name] for name in ("preload", "folder", "imports"))
+        stores_fds = () if self._stores_fd is None else (self._stores_fd,)
         try:
-            self._spawner_pid, line = self._fork_spawner(self._config)
+            line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                arguments = [theirs.fileno(), self._stores_fd, os.getpid(), *settings]
+                argv = [self._config["python"], "-u", _SPAWNER_PATH, json.dumps(arguments)]
+                env = {**os.environ, **self._config["environment"]}
+                self._spawner_pid = spawn.fork_helper(argv, env, (theirs.fileno(), *stores_fds))
         except OSError as error:
             self._give_up(f"cannot start the spawner: {error.strerror}", "")
             return
-        self._use_line(line)
-
-    def _fork_spawner(self, config: dict[str, Any]) -> tuple[int, socket.socket]:
-        """Start a spawner: its pid, and the line to it."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings = (config[name] for name in ("preload", "folder", "imports"))
-        arguments = [theirs.fileno(), self._stores_fd, os.getpid(), *settings]
-        argv = [config["python"], "-u", _SPAWNER_PATH, json.dumps(arguments)]
-        env = {**os.environ, **config["environment"]}
-        try:
-            stores = () if self._stores_fd is None else (self._stores_fd,)
-            pid = spawn.fork_helper(argv, env, (theirs.fileno(), *stores))
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        return pid, ours
-
-    def _use_line(self, line: socket.socket) -> None:
+        line.setblocking(False)
         self._state = LOADING
         self._line = line
-        line.set_inheritable(False)
-        line.setblocking(False)
-        self._loop.add(line.fileno(), self._readable)
+        self._loop.add(line.fileno(), self._listen)
 
     def _retire(self) -> None:
         """End the present spawner and its standbys."""
@@ -229,9 +214,6 @@ class WarmPool:
         self._close_line()
         self._spawner_pid = self._requested = 0
         self._leaves = False
-
-    def _readable(self) -> None:
-        self._read_one()
 
     def _read_one(self) -> bool:
         """Take one message of the spawner's, if there is one."""

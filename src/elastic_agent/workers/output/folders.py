@@ -16,9 +16,7 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec
@@ -65,7 +63,6 @@ class LogFolders:
         self._log_dir = log_dir
         self._keep_generations = keep_generations
         self._keep_runs = keep_runs
-        self._began = _file_time(log_dir)
         self._claimed = False
         self._marker: int | None = None
 
@@ -78,7 +75,7 @@ class LogFolders:
             self._claimed = True
             self._claim(run_directory, directory.name)
         _make_anew(directory)
-        self._point_to_generation(run_directory, generation, directory.name)
+        _link(run_directory / _LATEST, f"{generation:06d}", directory.name)
         _in_thread(prune_generations, run_directory, generation, directory.name, self._keep_generations)
         return directory
 
@@ -101,27 +98,6 @@ class LogFolders:
             os.utime(self._marker)  # its position among the newest
             fcntl.flock(self._marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
         _in_thread(prune_runs, self._log_dir, self._keep_runs)
-
-    def _point_to_generation(self, run_directory: Path, generation: int, node_name: str) -> None:
-        """Point `latest` at the generation, but never back from one that is newer.
-
-        A higher number alone is no proof: a run that is started again under an old name counts from 1 again, next
-        to the folders of the earlier run. Those have not changed since this agent began.
-        """
-        with contextlib.suppress(OSError, ValueError):
-            current = os.readlink(run_directory / _LATEST)
-            if int(current) > generation and os.stat(run_directory / current).st_mtime >= self._began:
-                return
-        _link(run_directory / _LATEST, f"{generation:06d}", node_name)
-
-
-def _file_time(directory: str) -> float:
-    """Now, by the clock of the file system: a file server's may differ from ours."""
-    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as probe:
-        probe.write(b".")
-        probe.flush()
-        return os.fstat(probe.fileno()).st_mtime
-    return time.time()
 
 
 def _make_anew(directory: Path) -> None:

@@ -111,12 +111,25 @@ def _authkey(module: Any) -> None:
     module.current_process().authkey = os.urandom(32)
 
 
-RESEEDED: Mapping[str, Callable[[Any], None]] = {
+RESEEDED: Mapping[str, Callable[[Any], object]] = {
+    "datasets.fingerprint": lambda module: module.fingerprint_rng.seed(),
     "multiprocessing.process": _authkey,
     "numpy.random": lambda module: module.seed(),
+    "sympy.core.random": lambda module: (module.rng.seed(), module._assumptions_rng.seed()),
     "torch": lambda module: module.default_generator.seed(),
 }
-"""Modules that draw from the system when they are imported, but for generators of the standard library."""
+"""Modules that draw from the system when they are imported. `random` does so again in forked processes itself."""
+
+
+REPLACES: Mapping[str, tuple[str, str]] = {
+    "lightning.fabric.utilities.warnings": ("warnings", "formatwarning"),
+    "lightning.fabric.wrappers": ("torch", "compile"),
+    "lightning_fabric.utilities.warnings": ("warnings", "formatwarning"),
+    "lightning_fabric.wrappers": ("torch", "compile"),
+    "torch._dynamo": ("torch", "manual_seed"),
+    "torch.package.package_importer": ("inspect", "getfile"),
+}
+"""Modules that replace a function of another one when they are imported: of which module, and which."""
 
 
 def is_curated(name: str) -> bool:

@@ -7,24 +7,24 @@ would come to the same. Otherwise the worker imports it itself, from the files.
 
 from __future__ import annotations
 
-import ast
 import atexit
 import gc
+import inspect
 import logging
 import operator
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
+from collections.abc import Callable, Sequence
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, SourceFileLoader
 from itertools import takewhile
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from elastic_agent.integrations import post_import
 from elastic_agent.workers.spawner.curated import ONLY_PREFIX, READ_AGAIN, RENEWED, RESEEDED
-from elastic_agent.workers.spawner.generators import Generators
+from elastic_agent.workers.spawner.fork_safety import UnsafeError
 from elastic_agent.workers.spawner.import_variables import is_read_at_import
 from elastic_agent.workers.spawner.recording import EVERYTHING, MISSING, Record, Recorder, stamp
 from elastic_agent.workers.spawner.search_path import SearchPath
@@ -42,11 +42,13 @@ class Preloaded:
     on_no_effect: Callable[[], object] = bool
     """Called in a worker when something that its script did came too late for these modules."""
 
-    def __init__(self, recorder: Recorder, generators: Generators, folder: str) -> None:
-        """Take them all out of `sys.modules`. `folder`: where modules of the user were found."""
+    def __init__(self, recorder: Recorder, folder: str) -> None:
+        """Take them all out of `sys.modules`. `folder`: where modules of the user were found.
+
+        Raises UnsafeError if a file there would have been imported instead of one of them.
+        """
         self._baseline = recorder.baseline
         self._environment = recorder.environment
-        self._generators = generators
         self._filters = recorder.filters
         self._records = recorder.records
         self._modules = {
@@ -54,17 +56,17 @@ class Preloaded:
             for name, module in sys.modules.items()
             if name not in recorder.baseline and name.partition(".")[0] != _OWN
         }
-        self._changed_by_fork = recorder.changed_by_fork & self._modules.keys()
         kept = {self._records[name] for name in self._modules if name in self._records}
-        self._variables = [read for read in recorder.variables if read[0] in kept and _matters(*read)]
+        for name in (*READ_AGAIN, *ONLY_PREFIX):
+            if name in self._records:
+                self._records[name].reads.clear()
         self._effects = [
             (record, kind, value)
             for record, kind, value in recorder.effects
             if record in kept and (kind != "filter" or value[0] in warnings.filters)
         ]
-        first = [(self._records[value[0]], value[1]) for _, kind, value in self._effects if kind == "module"]
-        for record, module in [*((record, sys.modules[record.name]) for record in kept), *first]:
-            namespace = _namespace(module)
+        for record in kept:
+            namespace = _namespace(sys.modules[record.name])
             for key in [key for key, value in namespace.items() if record.has_computed(key, value)]:
                 del namespace[key]
         if "linecache" in self._modules:
@@ -82,17 +84,16 @@ class Preloaded:
         main = sys.modules["__main__"]
         self._aliases_of_main = [name for name, module in self._modules.items() if module is main]
         """Names of modules that are to be the worker's main module: `__mp_main__`, by which children pickle classes."""
-        self._uses_of_main = [
-            (name, attribute)
+        uses_of_main = {
+            name: [attribute for attribute, value in _namespace(module).items() if value is main]
             for name, module in self._modules.items()
-            for attribute, value in _namespace(module).items()
-            if value is main
-        ]
+        }
+        self._uses_of_main = {name: attributes for name, attributes in uses_of_main.items() if attributes}
         """Attributes of modules that are to be the worker's main module."""
-        using_main = {name for name, _ in self._uses_of_main}
-        self._out_of_date = {*self._attributes, *using_main, *RENEWED, *post_import.INTEGRATIONS}
-        """Modules that differ from what an import would make of them."""
-        self._path = SearchPath(recorder.searched, {*sys.path, folder})
+        looked_up = set[str]().union(*(record.looked_up for record in self._records.values()))
+        self._path = SearchPath({name for name in (*self._records, *looked_up) if "." not in name}, folder)
+        if self._path.shadowing:
+            raise UnsafeError(f"{self._path.shadowing} has the name of a module that is already imported")
         self._handed: set[str] = set()
         self._closures = {name: self._reached(name) for name in recorder.roots if name in self._modules}
         self._namespaces: dict[str, dict[str, Any]] = {}
@@ -101,7 +102,6 @@ class Preloaded:
         self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
         self._said: set[str] = set()
         recorder.effects.clear()
-        recorder.variables.clear()
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -114,16 +114,11 @@ class Preloaded:
             if kind == "replaced":
                 module, key, old, _ = value
                 setattr(module, key, old)
-            elif kind == "module":
-                name, old, new, own = value
-                self._modules[name] = old
-                # Those of `own` its import made, and no later import of a submodule.
-                for child in [key for key in vars(new).keys() - own if f"{name}.{key}" in self._modules]:
-                    del vars(new)[child]
             elif kind == "finder" and value[1] in sys.meta_path:
                 sys.meta_path.remove(value[1])
-        for name, attribute in self._uses_of_main:  # or hidden modules would keep the spawner's alive
-            setattr(self._modules[name], attribute, None)
+        for name, attributes in self._uses_of_main.items():
+            for attribute in attributes:  # or hidden modules would keep the spawner's alive
+                setattr(self._modules[name], attribute, None)
         for name in sys.modules.keys() - self._baseline:
             del sys.modules[name]
             if name in self._attributes:
@@ -141,19 +136,14 @@ class Preloaded:
         self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
         atexit.register(self.end)  # before the script registers its functions, so it is called after them
         _ignore_interrupts_then()
-        if changed := self._path.changed_startup_file():
-            return changed
         records = [self._records[name] for name in self._reached_from("torch") if name in self._records]
         # Nothing else can have changed yet.
         return self._other_variable(records) or self._other_search(records)
 
     def renew(self) -> None:
         """Have modules draw again, in a forked process, what they have drawn from the system for themselves."""
-        self._generators.renew()
         for name in RESEEDED.keys() & self._modules.keys():
             RESEEDED[name](self._modules[name])
-        for name in self._changed_by_fork:
-            self._namespaces[name] = dict(_namespace(self._modules[name]))
         self._why_not(self._reached_from("torch"))  # copies the memory that it touches while there is time
 
     def end(self) -> None:
@@ -165,7 +155,7 @@ class Preloaded:
             sys.modules.setdefault(name, module)
         for kept in (self._modules, self._namespaces, self._closures, self._records):
             kept.clear()
-        self._variables, self._effects, self._uses_of_main = [], [], []
+        self._effects = []
         gc.unfreeze()
 
     def watch(self) -> None:
@@ -201,16 +191,12 @@ class Preloaded:
             sys.modules.setdefault(each, self._modules[each])
         self._handed.update(each for each in new if sys.modules[each] is self._modules[each])
         records = {self._records[each] for each in new if each in self._records}
-        for record, variable, value, is_set in self._variables:
-            if is_set and record in records:
-                _set_variable(os.environ, variable, value)
-                _set_variable(self._environment, variable, value)
         for record, kind, value in self._effects:
             if record in records:
                 self._enter(kind, value)
         if "torch" in new:
             self._set_threads(sys.modules["torch"])
-        for each in filter(self._out_of_date.__contains__, new):  # to look at the others takes milliseconds
+        for each in new:
             self._bring_up_to_date(each)
 
     def _set_threads(self, torch: Any) -> None:
@@ -224,9 +210,8 @@ class Preloaded:
         module = self._modules[name]
         if name in self._attributes:
             self._set_attribute(name, module)
-        for user, attribute in self._uses_of_main:
-            if user == name:
-                setattr(module, attribute, sys.modules["__main__"])
+        for attribute in self._uses_of_main.get(name, ()):
+            setattr(module, attribute, sys.modules["__main__"])
         if name in RENEWED:
             RENEWED[name](module)
         if name in post_import.INTEGRATIONS:
@@ -235,8 +220,12 @@ class Preloaded:
             self._namespaces[name] = dict(_namespace(module))
 
     def _enter(self, kind: str, value: Any) -> None:
-        """Make an entry in a registry."""
+        """Make an entry in a registry, or in the environment."""
         match kind, value:
+            case "variable", (name, content):
+                for environment in (os.environ, self._environment):
+                    environment.pop(name, None)
+                    environment.update({name: content} if content is not None else {})
             case "filter", (item, append):
                 warnings._add_filter(*item, append=append)  # type: ignore[attr-defined]
             case "exit", (function, args, kwargs):
@@ -244,12 +233,9 @@ class Preloaded:
             case "finder", (is_last, finder):
                 sys.meta_path.insert(len(sys.meta_path) if is_last else 0, finder)
                 self._finders.append(finder)
-            case "replaced", (module, key, old, new) if _namespace(module).get(key) is old:
+            case "replaced", (module, key, _, new):
                 setattr(module, key, new)
                 self._namespaces.get(module.__name__, {})[key] = new
-            case "module", (name, _, new, _):
-                self._modules[name] = sys.modules[name] = new
-                self._namespaces[name] = dict(_namespace(new))
             case "logger", logger:
                 _register_logger(logger)
 
@@ -291,30 +277,22 @@ class Preloaded:
         )
 
     def _other_variable(self, records: Sequence[Record]) -> str:
-        among, set_before, changed = set(records), dict[str, str | None](), set[str]()
-        for record, name, value, is_set in self._variables:
-            if record not in among:
-                continue
-            if is_set:
-                set_before[name] = value
-            elif name == EVERYTHING:
-                prefix = ONLY_PREFIX.get(record.name)
-                if prefix is None or _with(prefix, os.environ) != _with(prefix, self._environment):
-                    return f"variables that {record.name} reads were changed"
-            elif (set_before[name] if name in set_before else os.environ.get(name)) != value:
-                changed.add(name)
+        """Look for variables that an import would read, and that differ from those of the spawner."""
+        now, then = dict(os.environ), self._environment
+        differing = {name for name in now.keys() | then.keys() if now.get(name) != then.get(name)}
+        read = set[str]().union(*(record.reads for record in records))
+        prefixes = tuple(ONLY_PREFIX[record.name] for record in records if record.name in ONLY_PREFIX)
+        changed = {name for name in differing if {name, EVERYTHING} & read or name.startswith(prefixes)}
         if any(record.name in self._once for record in records):  # loads compiled code, which reads them
-            for name in os.environ.keys() | self._environment.keys():
-                now, then = os.environ.get(name), self._environment.get(name)
-                if now != then and (is_read_at_import(name, now) or is_read_at_import(name, then)):
-                    changed.add(name)
+            changed |= {
+                name
+                for name in differing
+                if is_read_at_import(name, now.get(name)) or is_read_at_import(name, then.get(name))
+            }
         if any(record.name == "torch" for record in records):
             changed -= {name for name in _THREADS if _is_count(os.environ.get(name, ""))}
-        return (
-            f"{', '.join(sorted(changed))} {'was' if len(changed) == 1 else 'were'} changed"
-            if changed
-            else ""
-        )
+        were = "was" if len(changed) == 1 else "were"
+        return f"{', '.join(sorted(changed))} {were} changed" if changed else ""
 
     def _other_search(self, records: Sequence[Record]) -> str:
         before_paths = takewhile(lambda finder: finder is not PathFinder, sys.meta_path)
@@ -332,7 +310,9 @@ class Preloaded:
             if not changed:
                 continue
             for record in records:
-                if name in record.needs and (named := _named(changed, record.file)):
+                if name in record.needs and (
+                    named := _named(changed, self._modules.get(record.name), record.file)
+                ):
                     return f"{name}.{min(named)} was replaced"
         return ""
 
@@ -351,20 +331,24 @@ class Preloaded:
         return changed - _CONSIDERED if name == "sys" else changed
 
     def _other_entry(self, records: Sequence[Record]) -> str:
-        """Look for registries in which these modules would find something else than in the spawner."""
-        among, replaced = set(records), dict[tuple[int, str], object]()
-        loggers = logging.Logger.manager.loggerDict
+        """Look for loggers that these modules would have found made already, and functions, replaced."""
+        among, loggers = set(records), logging.Logger.manager.loggerDict
         for record, kind, value in self._effects:
             if record not in among:
                 continue
             if kind == "logger" and isinstance(loggers.get(value.name), logging.Logger):
                 return f"the logger {value.name} was made"
-            if kind == "replaced":
-                module, key, old, new = value
-                if replaced.get((id(module), key), _namespace(module).get(key)) is not old:
-                    return f"{module.__name__}.{key} was replaced"
-                replaced[id(module), key] = new
+            if kind == "replaced" and self._has_unknown(*value[:2]):
+                return f"{value[0].__name__}.{value[1]} was replaced"
         return ""
+
+    def _has_unknown(self, module: ModuleType, key: str) -> bool:
+        """Tell whether the module has another function than those that preloaded modules put there."""
+        replaced = [value for _, kind, value in self._effects if kind == "replaced"]
+        known = [
+            each for holder, name, *values in replaced if (holder, name) == (module, key) for each in values
+        ]
+        return all(getattr(module, key, MISSING) is not each for each in known)
 
     # --- closures ---------------------------------------------------------------------------------
 
@@ -456,24 +440,6 @@ def _spec(module: object) -> ModuleSpec:
     return spec if isinstance(spec, ModuleSpec) else ModuleSpec("", None)
 
 
-def _matters(record: Record, variable: str, value: str | None, is_set: bool) -> bool:
-    """Tell whether it matters what a module has read: not if it was along with all others, or is read again."""
-    prefix = ONLY_PREFIX.get(record.name)
-    beside = prefix is not None and variable != EVERYTHING and not variable.startswith(prefix)
-    return is_set or not (beside or record.name in READ_AGAIN)
-
-
-def _with(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(prefix)}
-
-
-def _set_variable(environment: Any, name: str, value: str | None) -> None:
-    if value is None:
-        environment.pop(name, None)
-    else:
-        environment[name] = value
-
-
 def _changed_file(records: Sequence[Record]) -> str:
     for record in records:
         if record.file is not None and stamp(record.file) != record.stamp:
@@ -481,35 +447,25 @@ def _changed_file(records: Sequence[Record]) -> str:
     return ""
 
 
-def _named(names: set[str], file: str | None) -> set[str]:
+def _named(names: set[str], module: object, file: str | None) -> set[str]:
     """Return those of these names that occur in the parts of a module's source that run when it is imported."""
-    if file is None or not file.endswith(".py"):
+    loader = _spec(module).loader
+    if file is None or not isinstance(loader, SourceFileLoader):
         return set()
-    try:
-        with open(file, "rb") as opened:
-            source = opened.read()
-    except OSError:  # it was removed
-        return names
-    if not any(name.encode() in source for name in names):  # to parse it takes milliseconds
+    source = loader.get_data(file)
+    if not any(name.encode() in source for name in names):  # to look at the code takes ten times as long
         return set()
-    return names.intersection(_names_in(ast.parse(source)))
+    found, waiting = set[str](), [loader.get_code(loader.name)]
+    for code in filter(None, waiting):
+        found.update(code.co_names)
+        waiting += [part for part in code.co_consts if isinstance(part, CodeType) and _runs_at_import(part)]
+    return names & found
 
 
-def _names_in(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
-            return
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            children: list[ast.AST] = [*node.decorator_list, node.args]
-        case ast.Lambda():
-            children = [node.args]
-        case _:
-            children = [*ast.iter_child_nodes(node)]
-    match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
-            yield name
-    for child in children:
-        yield from _names_in(child)
+def _runs_at_import(code: CodeType) -> bool:
+    """Tell whether it is the body of a class or of a comprehension, and not that of a function."""
+    is_of_class = not code.co_flags & inspect.CO_NEWLOCALS
+    return is_of_class or (code.co_name.startswith("<") and code.co_name != "<lambda>")
 
 
 def _register_logger(logger: logging.Logger) -> None:

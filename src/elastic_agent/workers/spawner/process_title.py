@@ -59,16 +59,6 @@ def show_as(argv: list[str], environment: dict[str, str]) -> None:
     _libc.prctl(_PR_SET_NAME, os.fsencode(os.path.basename(argv[0]))[:15], 0, 0, 0)
 
 
-def can_be_shown() -> bool:
-    """Whether `show_as` works on this system; changes nothing."""
-    fields = stat_fields(os.getpid())
-    try:
-        _move_areas(*(int(one) for one in fields[_ARG_START : _ENV_END + 1]))
-    except OSError:
-        return False
-    return True
-
-
 def _move_areas(arg_start: int, arg_end: int, env_start: int, env_end: int) -> None:
     fields = stat_fields(os.getpid())
     layout = _MemoryMap(

@@ -11,15 +11,13 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
 EVERYTHING = "*"
 """In place of a variable's name: all variables of the environment are read."""
-
-_import_absolute: "Any" = getattr(bootstrap, "_gcd_import")  # noqa: B009 - unknown to the type checker
 
 MISSING = object()
 """Stands for an attribute or a module that is not there."""
@@ -37,7 +35,7 @@ def stamp(path: str) -> "tuple[int, int] | None":
 class Record:
     """The import of one module."""
 
-    __slots__ = ("file", "lazy_beyond", "looked_up", "name", "needs", "previous", "stamp")
+    __slots__ = ("file", "lazy_beyond", "looked_up", "name", "needs", "previous", "reads", "stamp")
 
     def __init__(self, name: str, file: "str | None" = None) -> None:
         self.name = name
@@ -45,6 +43,8 @@ class Record:
         """The modules that it imported, in this order."""
         self.looked_up: set[str] = set()
         """The top-level names that it searched for, whether or not there are such modules."""
+        self.reads: set[str] = set()
+        """The environment variables that it read, `EVERYTHING` if it went through all."""
         self.previous: object = MISSING
         """The attribute of this name that the package around it had before."""
         self.lazy_beyond: frozenset[str] | None = None
@@ -66,20 +66,13 @@ class Recorder:
         """`baseline`: the modules that a fresh Python has imported."""
         self.baseline = baseline
         self.records: dict[str, Record] = {}
-        self.variables: list[tuple[Record, str, str | None, bool]] = []
-        """Variables of the environment, with their values, as they were read or (True) set: in this order."""
         self.effects: list[tuple[Record, str, Any]] = []
-        """What was entered in registries of the interpreter and the standard library: in this order."""
-        self.searched: dict[str, tuple[str, bool]] = {}
-        """The top-level names that were searched for, with the folder where there is such a module, and whether it is
-        one, and not just a folder of this name."""
+        """What was set in the environment, and entered in registries of the interpreter: in this order."""
         self.environment = dict(os.environ)
         self.roots: list[str] = []
         """What was imported for scripts."""
-        self.changed_by_fork: set[str] = set()
-        """Modules that have functions called in every forked process."""
-        self._namespaces: dict[str, tuple[object, dict[str, Any]]] = {}
-        self._is: Callable[[object, object], bool] = lambda one, other: one is other
+        self.replaces: Mapping[str, tuple[str, str]] = {}
+        """Modules that replace a function of another one when they are imported: of which module, and which."""
         self._running: list[Record] = []
         self._known: set[str] = set()
         self._finders: list[object] = []
@@ -90,26 +83,21 @@ class Recorder:
         self._known.update(sys.modules)
         sys.meta_path.insert(0, self)
         self._finders.extend(sys.meta_path)
-        self._replace(builtins, "__import__", self._importing(builtins.__import__))
+        self._replace(builtins, "__import__", self._importing)
         # What importlib.import_module calls; packages keep references to that one itself.
-        self._replace(bootstrap, "_gcd_import", self._importing_module(_import_absolute))
-        environment = _Environment(os.environ._data, self._variable)  # type: ignore[attr-defined]
+        self._replace(bootstrap, "_gcd_import", self._importing_module)
+        self._replace(bootstrap, "_load_unlocked", self._loading)
+        environment = _Environment(os.environ._data, self._read, self._set)  # type: ignore[attr-defined]
         for mapping in (os.environ, os.environb):
-            self._replace(mapping, "_data", environment)
-        import _operator
-
-        self._is = _operator.is_
+            self._replace(mapping, "_data", lambda _: environment)
         import atexit
         import logging
         import warnings
 
         self.filters = warnings.filters[:]
-        self._replace(warnings, "_add_filter", self._filtering(warnings._add_filter))  # type: ignore[attr-defined]
-        self._replace(atexit, "register", self._registering(atexit.register))
-        self._replace(logging.Manager, "getLogger", self._logging(logging.Manager.getLogger))
-        self._replace(os, "register_at_fork", self._registering_at_fork(os.register_at_fork))
-        for module in (atexit, warnings):
-            self._namespaces[module.__name__] = module, dict(vars(module))
+        self._replace(warnings, "_add_filter", self._filtering)
+        self._replace(atexit, "register", self._registering)
+        self._replace(logging.Manager, "getLogger", self._logging)
 
     def end(self) -> None:
         """Stop, and have everything as it was."""
@@ -120,13 +108,13 @@ class Recorder:
         original.clear()
         original.update(environment)
         sys.meta_path.remove(self)
-        for kept in (self._namespaces, self._finders, self._undo):
+        for kept in (self._finders, self._undo):
             kept.clear()  # modules may keep this object, and are not to keep each other by it
 
-    def _replace(self, holder: "Any", name: str, new: object) -> None:
+    def _replace(self, holder: "Any", name: str, substitute: "Callable[[Any], Any]") -> None:
         old = getattr(holder, name)
         self._undo.append(lambda: setattr(holder, name, old))
-        setattr(holder, name, new)
+        setattr(holder, name, substitute(old))
 
     def import_(self, name: str, attributes: "Sequence[str]" = ()) -> None:
         """Import a module, and such attributes of it, as scripts do."""
@@ -137,34 +125,38 @@ class Recorder:
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
-    ) -> "ModuleSpec | None":
-        """Have the other finders find a module, and its import recorded."""
-        others = [finder for finder in sys.meta_path if finder is not self]
+    ) -> None:
+        """Note what is searched for; the other finders find it."""
         if self._running and "." not in name and name not in sys.builtin_module_names:
             self._running[-1].looked_up.add(name)
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
-        if "." not in name:
-            self.searched[name] = _found_in(spec), spec is not None and spec.loader is not None
-        if spec is not None and spec.loader is None:
-            self._record(name, None)
-        elif spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _Loader(spec.loader, spec, self)  # type: ignore[assignment] # duck-typed
-        return spec
 
-    def run(self, spec: "ModuleSpec", step: "Callable[[Any], Any]", argument: object) -> "Any":
-        """Do one step of the import of a module."""
-        if self._running:
-            self._note_unfound(self._running[-1])  # before this module is there, too
-        record = self._record(spec.name, spec.origin if spec.has_location else None)
-        self._running.append(record)
-        try:
-            return step(argument)
-        finally:
-            self._note_unfound(record)
-            self._note_replaced(record)
-            self._note_lazy(record)
-            self._running.pop()
+    def _loading(
+        self, original: "Callable[[ModuleSpec], ModuleType]"
+    ) -> "Callable[[ModuleSpec], ModuleType]":
+        def load(spec: "ModuleSpec") -> "ModuleType":
+            if self._running:
+                self._note_unfound(self._running[-1])  # before this module is there, too
+            record = self._record(spec.name, spec.origin if spec.has_location else None)
+            module, attribute = self._replaced_by(spec.name)
+            before = getattr(module, attribute, MISSING)
+            self._running.append(record)
+            try:
+                return original(spec)
+            finally:
+                self._note_unfound(record)
+                self._note_lazy(record)
+                self._running.pop()
+                if (after := getattr(module, attribute, MISSING)) is not before:
+                    self.effects.append((record, "replaced", (module, attribute, before, after)))
+                if spec.name not in sys.modules:  # it could not be imported
+                    self._known.discard(spec.name)
+
+        return load
+
+    def _replaced_by(self, name: str) -> "tuple[ModuleType | None, str]":
+        """Return of which module an import of this one replaces which function."""
+        holder, attribute = self.replaces.get(name, ("", ""))
+        return sys.modules.get(holder), attribute
 
     def _record(self, name: str, file: "str | None") -> Record:
         self._need(name)
@@ -196,28 +188,6 @@ class Recorder:
             "__getattr__" in getattr(module, "__dict__", ()) or hasattr(type(module), "__getattr__")
         ):
             record.lazy_beyond = frozenset(vars(module))
-
-    def _note_replaced(self, owner: Record) -> None:
-        """Attribute to a module the others that it has replaced, and what it has replaced in them."""
-        unfinished = {record.name for record in self._running[:-1]}
-        for name in {**owner.needs, owner.name.partition(".")[0]: None, owner.name: None}:
-            module = sys.modules.get(name)
-            now = getattr(module, "__dict__", None)
-            if now is None or name in unfinished or (name not in self.records and name not in self.baseline):
-                continue
-            seen, before = self._namespaces.get(name, (None, now))
-            if seen is module and self._is_same(before, now):
-                continue
-            self._namespaces[name] = module, dict(now)
-            if seen is not None and seen is not module:
-                self.effects.append((owner, "module", (name, seen, module, frozenset(now))))
-            for key, old in before.items() if seen is module and name != owner.name else ():
-                new = now.get(key, old)
-                if new is not old and callable(old) and f"{name}.{key}" not in sys.modules:
-                    self.effects.append((owner, "replaced", (module, key, old, new)))
-
-    def _is_same(self, before: "dict[str, Any]", now: "dict[str, Any]") -> bool:
-        return len(before) == len(now) and all(map(self._is, before.values(), map(now.get, before)))
 
     def _source_of(self, name: str, attribute: str) -> "str | None":
         """Return the module that a lazily computed attribute comes from; whoever used it first has imported that."""
@@ -258,9 +228,13 @@ class Recorder:
 
         return gcd_import
 
-    def _variable(self, name: str, value: "str | None", is_set: bool) -> None:
+    def _read(self, name: str) -> None:
         if self._running:
-            self.variables.append((self._running[-1], name, value, is_set))
+            self._running[-1].reads.add(name)
+
+    def _set(self, name: str, value: "str | None") -> None:
+        if self._running:
+            self.effects.append((self._running[-1], "variable", (name, value)))
 
     def _filtering(self, original: "Callable[..., None]") -> "Callable[..., None]":
         def add_filter(*item: object, append: bool) -> None:
@@ -279,14 +253,6 @@ class Recorder:
 
         return register
 
-    def _registering_at_fork(self, original: "Callable[..., None]") -> "Callable[..., None]":
-        def register_at_fork(**functions: "Callable[[], None]") -> None:
-            if self._running:
-                self.changed_by_fork.add(self._running[-1].name)
-            original(**functions)
-
-        return register_at_fork
-
     def _logging(self, original: "Callable[..., Any]") -> "Callable[..., Any]":
         def get_logger(manager: "Any", name: str) -> "Any":
             before = manager.loggerDict.get(name)
@@ -298,59 +264,34 @@ class Recorder:
         return get_logger
 
 
-class _Loader:
-    """Has the steps of a module's import recorded, and leaves the module with the loader that it has without this."""
-
-    def __init__(self, loader: "Any", spec: "ModuleSpec", recorder: Recorder) -> None:
-        self._loader = loader
-        self._spec = spec
-        self._recorder = recorder
-
-    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
-        module: ModuleType | None = self._recorder.run(spec, self._loader.create_module, spec)
-        return module
-
-    def exec_module(self, module: "ModuleType") -> None:
-        self._spec.loader = self._loader
-        if getattr(module, "__loader__", None) is self:
-            module.__loader__ = self._loader
-        self._recorder.run(self._spec, self._loader.exec_module, module)
-
-    def __getattr__(self, name: str) -> "Any":
-        return getattr(self._loader, name)
-
-
 class _Environment(dict[bytes, bytes]):
     """The data behind `os.environ`; reports what is read and set."""
 
-    def __init__(self, data: "dict[bytes, bytes]", report: "Callable[[str, str | None, bool], None]") -> None:
+    def __init__(
+        self,
+        data: "dict[bytes, bytes]",
+        read: "Callable[[str], None]",
+        set_: "Callable[[str, str | None], None]",
+    ) -> None:
         super().__init__(data)
-        self._report = report
+        self._read = read
+        self._set = set_
 
     def __getitem__(self, name: bytes) -> bytes:
-        value = self.get(name)
-        self._report(os.fsdecode(name), None if value is None else os.fsdecode(value), False)
+        self._read(os.fsdecode(name))
         return super().__getitem__(name)
 
     def __setitem__(self, name: bytes, value: bytes) -> None:
         super().__setitem__(name, value)
-        self._report(os.fsdecode(name), os.fsdecode(value), True)
+        self._set(os.fsdecode(name), os.fsdecode(value))
 
     def __delitem__(self, name: bytes) -> None:
         super().__delitem__(name)
-        self._report(os.fsdecode(name), None, True)
+        self._set(os.fsdecode(name), None)
 
     def __iter__(self) -> "Iterator[bytes]":
-        self._report(EVERYTHING, None, False)
+        self._read(EVERYTHING)
         return super().__iter__()
-
-
-def _found_in(spec: "ModuleSpec | None") -> str:
-    if spec is None or not (spec.has_location or spec.loader is None):
-        return ""
-    if spec.submodule_search_locations is not None:
-        return os.path.dirname(next(iter(spec.submodule_search_locations), ""))
-    return os.path.dirname(spec.origin or "")
 
 
 def _absolute(name: str, globals_: "Any", level: int) -> str:

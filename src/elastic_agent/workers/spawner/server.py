@@ -17,12 +17,10 @@ from typing import Any
 
 from elastic_agent import linux
 from elastic_agent.integrations import post_import
-from elastic_agent.workers.guard.messages import STARTED
-from elastic_agent.workers.spawner.curated import in_full
+from elastic_agent.workers.spawner.curated import REPLACES, in_full
 from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
-from elastic_agent.workers.spawner.generators import Generators
 from elastic_agent.workers.spawner.preloaded import Preloaded
-from elastic_agent.workers.spawner.process_title import can_be_shown, show_as
+from elastic_agent.workers.spawner.process_title import show_as
 from elastic_agent.workers.spawner.python_program import PythonProgram, become, forget_files, get_ready
 from elastic_agent.workers.spawner.recording import Recorder
 
@@ -51,21 +49,21 @@ def serve(
     line = socket.socket(fileno=fd)
     line.set_inheritable(False)
     started = time.monotonic()
-    generators = Generators()
     doing = "an import failed in the spawner"
+    recorder.replaces = REPLACES
     try:
-        with generators.recorded():
-            gc.disable()  # what is imported stays: looking through it for garbage is a tenth of the time
-            recorder.import_("torch")
-            if stores_fd is not None:
-                _fork_stores(line, stores_fd)
-            _import_all(recorder, preload, folder, imports)
-            doing = "the check of the spawner failed"
-            _check(folder)
+        gc.disable()  # what is imported stays: looking through it for garbage is a tenth of the time
+        recorder.import_("torch")
+        if stores_fd is not None:
+            _fork_stores(line, stores_fd)
+        _import_all(recorder, preload, folder, imports)
+        doing = "the check of the spawner failed"
+        check_fork_safety()
         forget_files()  # imports what it needs
         post_import.preload()
         recorder.end()
-        preloaded = Preloaded(recorder, generators, folder)
+        preloaded = Preloaded(recorder, folder)
+        _show_as_spawner()
     except UnsafeError as error:
         _send(line, {"unusable": str(error), "detail": ""})
         os._exit(0)
@@ -75,7 +73,6 @@ def serve(
         os._exit(0)
     gc.freeze()  # or the first collection of every worker would copy all that was imported
     gc.enable()
-    show_as(["elastic-spawner"], dict(os.environ))
     _send(line, {"ready_s": time.monotonic() - started, "modules": len(preloaded)})
     return _fork_on_request(line, guard_pid, preloaded)
 
@@ -113,21 +110,19 @@ def _import_all(
 def _fork_stores(line: socket.socket, stores_fd: int) -> None:
     """Fork the process in which the agent's stores are served: it shares the memory of torch with this one.
 
-    Forked twice, it is the guard's child, as standbys are. If it cannot be forked, the agent finds its line closed.
+    If it cannot be forked, the agent finds its line closed.
     """
-    with contextlib.suppress(OSError):
-        between_pid = os.fork()
-        if between_pid == 0:
-            try:
-                pid = os.fork()
-                if pid == 0:
-                    os.setsid()
-                    line.close()
-                    _become_stores(stores_fd)
-                _send(line, {"stores": pid})
-            finally:
-                os._exit(0)
-        os.waitpid(between_pid, 0)
+    try:
+        is_child = _fork_child_of_guard(line, "stores") is not None
+    except OSError:
+        is_child = False
+    if is_child:
+        try:
+            os.setsid()
+            line.close()
+            _become_stores(stores_fd)
+        finally:
+            os._exit(0)
     os.close(stores_fd)
 
 
@@ -151,38 +146,12 @@ def _import_named(recorder: Recorder, name: str, folder: str) -> None:
         ) from None
 
 
-def _check(folder: str) -> None:
-    """Raise UnsafeError when forked processes would not be as good as fresh ones."""
-    if not can_be_shown():
-        raise UnsafeError("this kernel does not allow a process to change its command line")
-    shadow = _shadowed(folder)
-    if shadow:
-        raise UnsafeError(shadow)
-    check_fork_safety()
-
-
-def _shadowed(folder: str) -> str:
-    """Which file beside the script would have been imported instead of a module that is loaded, if any."""
+def _show_as_spawner() -> None:
+    """Take a name; raises UnsafeError where workers could not take theirs."""
     try:
-        beside = set(os.listdir(folder))
+        show_as(["elastic-spawner"], dict(os.environ))
     except OSError:
-        return ""
-    for name, module in list(sys.modules.items()):
-        origin = getattr(getattr(module, "__spec__", None), "origin", None)
-        if "." in name or name == "__main__" or not origin or not os.path.isabs(origin):
-            continue
-        for file in (f"{name}.py", os.path.join(name, "__init__.py")):
-            path = os.path.join(folder, file)
-            if file.partition(os.sep)[0] in beside and os.path.exists(path) and not _same(path, origin):
-                return f"{path} has the name of a module that is already imported"
-    return ""
-
-
-def _same(path: str, other: str) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except OSError:  # imported from an archive, say
-        return False
+        raise UnsafeError("this kernel does not allow a process to change its command line") from None
 
 
 # --- forking --------------------------------------------------------------------------------------
@@ -198,79 +167,45 @@ def _fork_on_request(line: socket.socket, guard_pid: int, preloaded: Preloaded) 
             os._exit(0)
         for _ in range(json.loads(data)["fork"]):
             try:
-                standby = _fork_standby(line)
+                theirs, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with theirs:
+                    between_pid = _fork_child_of_guard(line, "standby", theirs.fileno())
             except OSError as error:
                 _send(line, {"fork_failed": error.strerror or str(error)})
                 continue
-            if standby is not None:
-                return _stand_by(*standby, guard_pid, preloaded)
+            if between_pid is not None:
+                line.close()
+                return _stand_by(own, between_pid, guard_pid, preloaded)
+            own.close()
 
 
-def _fork_standby(line: socket.socket) -> tuple[socket.socket, int, int] | None:
-    """Fork a grandchild. Returns in it only: its line to the guard, a descriptor that ends when it may continue,
-    and the intermediate process.
+def _fork_child_of_guard(line: socket.socket, kind: str, fd: int | None = None) -> int | None:
+    """Fork a grandchild, which becomes the guard's child when the process between them ends.
 
-    It is announced before the intermediate process ends, which makes it the guard's child: the guard never has a
-    child that was not announced. Raises OSError when it cannot fork.
+    That one announces it before, with `fd`, so that the guard never has a child that was not announced. Returns in the
+    grandchild only: the pid of the process between. Raises OSError when this process cannot fork.
     """
-    theirs, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    held, release = os.pipe()
-    try:
-        pid = os.fork()
-    except OSError:
-        _close(theirs, own, held, release)
-        raise
-    if pid == 0:
-        _close(line, theirs, release)
-        return own, held, _fork_again(own, held)
-    _close(own, held)
-    _announce(line, theirs)
-    _close(theirs, release)
-    os.waitpid(pid, 0)
-    return None
-
-
-def _announce(line: socket.socket, theirs: socket.socket) -> None:
-    """Report to the guard what the intermediate process sends about its child."""
-    theirs.settimeout(_FORK_S)
-    try:
-        answer = theirs.recv(64)
-    except TimeoutError:  # it was killed, and its child holds the line
-        answer = b""
-    if answer.isdigit():
-        theirs.setblocking(True)
-        _send(line, {"standby": int(answer)}, theirs.fileno())
-    else:
-        _send(line, {"fork_failed": answer.decode(errors="replace") or "the intermediate process died"})
-
-
-def _close(*those: socket.socket | int) -> None:
-    for one in those:
-        os.close(one) if isinstance(one, int) else one.close()
-
-
-def _fork_again(own: socket.socket, held: int) -> int:
-    """In the intermediate process: returns its number, in its child only; it exits when it may."""
-    between_pid = os.getpid()  # later its child might get the guard's pid, which may have adopted it by then
+    pid = os.fork()
+    if pid != 0:
+        if os.waitpid(pid, 0)[1] != 0:
+            _send(line, {"fork_failed": "the intermediate process died"})
+        return None
+    between_pid = os.getpid()  # later the child might get the guard's pid, which may have adopted it by then
     try:
         pid = os.fork()
         if pid == 0:
             return between_pid
-        own.send(b"%d" % pid)
-        os.read(held, 1)
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # the spawner was killed, so nobody is to be told
-            own.send(str(error).encode(errors="replace")[:64])
+        _send(line, {kind: pid}, fd)
+    except OSError as error:
+        _send(line, {"fork_failed": error.strerror or str(error)})
+    except BaseException:
+        os._exit(1)
     os._exit(0)
 
 
-def _stand_by(
-    line: socket.socket, held: int, between_pid: int, guard_pid: int, preloaded: Preloaded
-) -> PythonProgram:
+def _stand_by(line: socket.socket, between_pid: int, guard_pid: int, preloaded: Preloaded) -> PythonProgram:
     """Wait for the guard's command, then become the worker in it."""
     os.setsid()
-    os.read(held, 1)
-    os.close(held)
     _await_adoption(between_pid)
     linux.set_parent_death_signal(9)
     if os.getppid() != guard_pid:  # it died before the line above
@@ -289,12 +224,11 @@ def _stand_by(
         reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
         line.send(f"cannot {doing[-1]}: {reason}".encode(errors="replace")[:4096])
         os._exit(127)
-    line.close()
     return program
 
 
 def _await_adoption(between_pid: int) -> None:
-    """The intermediate process is ending; there is no event for it, but it takes less than a millisecond."""
+    """The process between is ending; there is no event for it, but it takes less than a millisecond."""
     ends = time.monotonic() + _FORK_S
     while os.getppid() == between_pid and time.monotonic() < ends:
         time.sleep(0.0002)
@@ -336,7 +270,7 @@ def _prepare(
             os.close(opened)
     doing(f"start {launch['argv'][0]!r}")
     _take_signals(launch["ignored"])
-    return become(launch, preloaded, lambda: line.send(STARTED))
+    return become(launch, preloaded, line.close)
 
 
 def _take_signals(ignored: list[int]) -> None:
