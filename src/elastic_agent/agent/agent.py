@@ -292,7 +292,10 @@ class Agent:
         endpoint = settings.rdzv_endpoint, settings.rdzv_backend
         try:
             with using_state_dir(settings.state_dir):
-                claimed = await asyncio.to_thread(ClaimedEndpoint.of, *endpoint, command, self._runs)
+                looked_up = self._disk.submit(
+                    "claim", lambda: ClaimedEndpoint.of(*endpoint, command, self._runs)
+                )
+                claimed = await asyncio.wrap_future(looked_up)
                 return await RunClaim.await_turn(folder, claimed, settings.join_timeout, self._waits)
         except OtherCommandError as error:
             raise UsageError(

@@ -28,6 +28,7 @@ from elastic_agent.files import is_at, write_atomically
 from elastic_agent.linux import boot_id, pid_namespace
 from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Job
+from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.transport import TransportError, connect, is_local, is_loopback_name, resolve
 from elastic_agent.values import Endpoint
 
@@ -197,9 +198,10 @@ class RunClaim:
             waits: called once, if there is one.
         """
         began_s, asked, has_waited = time.monotonic(), False, False
+        disk = DiskThread("claim")  # not asyncio.to_thread, whose thread would stay
         while True:
             try:
-                claim = await asyncio.to_thread(cls.take, folder, claimed)
+                claim = await asyncio.wrap_future(disk.submit("claim", lambda: cls.take(folder, claimed)))
                 claim.has_waited = has_waited
                 return claim
             except (RunElsewhereError, OtherCommandError) as refusal:
