@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -12,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.workers import torch_adapter
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.facts import Started
 from elastic_agent.workers.failure import WorkerFailure
@@ -214,4 +214,8 @@ def test_logs_are_not_closed_under_running_workers(contexts: Contexts) -> None:
 
 
 def test_private_interfaces_of_torch_are_unchanged() -> None:
-    assert torch_adapter.missing() == [], "adapt elastic_agent/workers/torch_adapter.py to this torch"
+    from torch.numa import binding
+
+    parameters = inspect.signature(binding._maybe_wrap_command_args_with_numa_binding).parameters
+    is_known = "numa_options" in parameters and not {"device_index", "gpu_index"}.isdisjoint(parameters)
+    assert is_known, f"adapt elastic_agent/workers/torch_adapter.py to this torch: {[*parameters]}"

@@ -102,7 +102,7 @@ def test_dev_null_as_directory_means_no_files() -> None:
     assert dest.stdouts == dest.stderrs == {0: "", 1: ""}
     assert dest.tee_stdouts == dest.tee_stderrs == {}
     assert envs[0]["TORCHELASTIC_ERROR_FILE"] == ""
-    assert logs.discards_everything
+    assert logs.root_log_dir == os.devnull
 
 
 def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -35,42 +35,28 @@ def once(report_invalid: ReportInvalid) -> ReportInvalid:
 
 
 class RecordReader:
-    """Reads one run's records; most did not change since the last time."""
+    """Reads one run's records."""
 
     def __init__(self, prefix: str, report_invalid: ReportInvalid = log_invalid) -> None:
         """``prefix``: of the run's keys, for descriptions of invalid records, each of which is reported once."""
         self._prefix = prefix
         self._report = once(report_invalid)
-        self._members: dict[str, tuple[bytes, Member | None]] = {}
 
     def member(self, name: str, data: bytes) -> Member | None:
-        """The record in ``data``; None if it was forgotten, or is invalid."""
+        """The record in ``data``, without a history that no run can have; None if it was forgotten, or is invalid."""
         if data == GONE:
-            self._members.pop(name, None)
             return None
-        known = self._members.get(name)
-        if known is not None and known[0] == data:
-            return known[1]
-        member: Member | None = None
         try:
             member = decode(Member, data)
             _check_name(name, member.incarnation)
         except RecordError as error:
-            member = None
             self._report(f"{self._prefix}m/{name}: {error}")
-        else:
-            member = self._without_tale(member)
-        self._members[name] = (data, member)
-        return member
-
-    def _without_tale(self, member: Member) -> Member:
-        """The member as it is, or without a history that no run can have."""
-        history = member.history
-        if history is None or history.generation <= MAX_REPORTED_GENERATION:
+            return None
+        if member.history is None or member.history.generation <= MAX_REPORTED_GENERATION:
             return member
         self._report(
-            f"{self._prefix}m/{member.incarnation}: reports generation {history.generation}, which is "
-            "above the maximum; the report is ignored"
+            f"{self._prefix}m/{name}: reports generation {member.history.generation}, which is above the maximum; "
+            "the report is ignored"
         )
         return msgspec.structs.replace(member, history=None)
 

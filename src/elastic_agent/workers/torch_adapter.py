@@ -1,4 +1,4 @@
-"""Every private name of torch that `workers` uses, with a check for names that a new version of torch removed."""
+"""Every private name of torch that `workers` uses; a test says when a new version of torch lacks one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def with_numa_binding(argv: Sequence[str], local_rank: int, options: NumaOptions
 
     wrap: Any = _maybe_wrap_command_args_with_numa_binding
     index = _index_parameter(wrap)
-    assert index is not None  # see missing
+    assert index is not None
     return tuple(wrap(tuple(argv), **{index: local_rank}, numa_options=options))
 
 
@@ -26,16 +26,3 @@ def _index_parameter(wrap: Any) -> str | None:
     """torch 2.13 calls the device's index ``gpu_index``, later versions ``device_index``."""
     known = inspect.signature(wrap).parameters
     return next((name for name in ("device_index", "gpu_index") if name in known), None)
-
-
-def missing() -> list[str]:
-    """How this version of torch differs from what the functions above need; each entry is a sentence."""
-    problems = []
-    try:
-        from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as wrap
-    except ImportError:
-        problems.append("torch.numa.binding._maybe_wrap_command_args_with_numa_binding no longer exists")
-    else:
-        if _index_parameter(wrap) is None or "numa_options" not in inspect.signature(wrap).parameters:
-            problems.append("_maybe_wrap_command_args_with_numa_binding has other parameters")
-    return problems

@@ -108,10 +108,10 @@ class C10dHost:
     def __init__(
         self,
         sock: socket.socket,
-        secret: Secret | None = None,
+        secret: Secret | None,
         *,
-        alone: bool = False,
-        serve: ServeStore = serve_here,
+        alone: bool,
+        serve: ServeStore,
     ) -> None:
         """Serve on a listening socket, which takes a while; :meth:`make` does it beside the event loop.
 

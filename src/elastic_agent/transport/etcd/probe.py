@@ -137,9 +137,11 @@ def _bad_certificate(
             f"the certificate of etcd at {endpoint} is not accepted: {error.verify_message.rstrip('.')}; expected one "
             f"that names {endpoint.host}, is valid by this machine's clock, and is issued by --etcd-ca {access.ca}"
         )
-    made = "that were not made from a secret" if theirs is None else f"of another secret (key id {theirs})"
+    shown = "has certificates that were not made from a secret"
+    if theirs is not None:
+        shown = f"has certificates of another secret (key id {theirs})"
     return WrongKeyError(
-        f"etcd at {endpoint} has certificates {made}, and this agent has a secret (key id {_ids(secret)}): give all "
+        f"etcd at {endpoint} {shown}, and this agent has a secret (key id {_ids(secret)}): give all "
         "agents and all members of etcd the same secret, or the agents --etcd-ca in place of theirs (docs/etcd.md)"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from elastic_agent.transport.keys import is_life
 
@@ -24,14 +24,9 @@ from .client import (
 from .kept_lease import KeptLease
 from .watch import Watch
 
-
-class Transact(Protocol):
-    """Carries out a transaction that writes (see ``EtcdClient.transact``), under conditions of its own."""
-
-    async def __call__(
-        self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()
-    ) -> Any:
-        """Return the answer; the answers to ``otherwise`` come first in it."""
+Transact = Callable[..., Awaitable[Any]]
+"""Carries out a transaction that writes (see ``EtcdClient.transact``), under conditions of its own: the answers to
+``otherwise`` come first in its answer."""
 
 
 class EtcdTable:

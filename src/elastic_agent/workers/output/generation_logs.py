@@ -65,18 +65,13 @@ class GenerationLogs:
     def root_log_dir(self) -> str:
         return self._directory
 
-    @property
-    def discards_everything(self) -> bool:
-        """Whether `log_dir` is `os.devnull`."""
-        return self._directory == os.devnull
-
     def reify(self, envs: dict[int, dict[str, str]]) -> Destinations:
         """Make the directories of a generation; returns the destination of each stream, by local rank.
 
         Takes run, node and generation from the workers' environment (ELASTIC_AGENT_*, else torchrun's
         variables) and adds TORCHELASTIC_ERROR_FILE to it. Raises OSError when a directory cannot be made.
         """
-        if self.discards_everything:
+        if self._directory == os.devnull:
             for env in envs.values():
                 env["TORCHELASTIC_ERROR_FILE"] = ""
             console = dict.fromkeys(envs, _CONSOLE)

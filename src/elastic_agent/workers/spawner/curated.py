@@ -39,14 +39,8 @@ LOADED_LATER: Mapping[str, tuple[str, ...]] = {
         "torch.utils.serialization.config",
     ),
     "torch.optim": ("torch._dynamo",),  # half of what torch's import costs, for the first optimizer or DDP
-    "sklearn": (
-        "importlib.readers",
-        "importlib.resources.readers",
-        "sklearn.datasets.data",
-        "sklearn.datasets.descr",
-    ),
-    "lightning": ("fsspec.implementations.chained", "omegaconf", "rich._emoji_codes"),
-    "pytorch_lightning": ("fsspec.implementations.chained", "omegaconf", "rich._emoji_codes"),
+    "lightning": ("omegaconf",),
+    "pytorch_lightning": ("omegaconf",),
 }
 """What they import when they are used; with others of the script's imports."""
 

@@ -136,9 +136,10 @@ class Preloaded:
         self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
         atexit.register(self.end)  # before the script registers its functions, so it is called after them
         _ignore_interrupts_then()
-        records = [self._records[name] for name in self._reached_from("torch") if name in self._records]
         # Nothing else can have changed yet.
-        return self._other_variable(records) or self._other_search(records)
+        return self._other_variable(
+            [self._records[name] for name in self._reached_from("torch") if name in self._records]
+        )
 
     def renew(self) -> None:
         """Have modules draw again, in a forked process, what they have drawn from the system for themselves."""
