@@ -298,17 +298,20 @@ def test_a_worker_that_fails_when_another_node_leaves_is_named_and_one_after_a_f
             cluster.wait("both to train", lambda node=node: node.lines("2 nodes, 2 workers") or None)
         cluster.wait("rank 1", lambda: nodes[0].lines("ready of 1") or nodes[1].lines("ready of 1") or None)
         cluster.wait("rank 0", lambda: nodes[0].lines("ready of 0") or nodes[1].lines("ready of 0") or None)
-        nodes[1].terminate()
-        cluster.wait("node b to leave", lambda: None if nodes[1].runs else True)
+        stays, leaves = nodes if nodes[0].lines("hosting the store") else nodes[::-1]
+        leaves.terminate()
+        cluster.wait("a node to leave", lambda: None if leaves.runs else True)
         for node in nodes:
             cluster.wait("the warning", lambda node=node: node.lines("after SIGTERM", "may not have saved"))
-        again = cluster.wait("node a to train alone", lambda: nodes[0].lines("1 node, 1 worker") or None)
+        again = cluster.wait("the other to train alone", lambda: stays.lines("1 node, 1 worker") or None)
         assert len(again) == 1
-        told = len(nodes[0].lines("may not have saved"))
-        worker = cluster.journal("workers_started", "a")[-1]["pids"]["0"]
+        told = len(stays.lines("may not have saved"))
+        name = "a" if stays is nodes[0] else "b"
+        started = cluster.wait("its new worker", lambda: cluster.journal("workers_started", name)[1:] or None)
+        worker = started[-1]["pids"]["0"]
         os.kill(worker, signal.SIGTERM)
-        cluster.wait("the next generation", lambda: len(nodes[0].lines("1 node, 1 worker")) > 1 or None)
-        assert len(nodes[0].lines("may not have saved")) == told
+        cluster.wait("the next generation", lambda: len(stays.lines("1 node, 1 worker")) > 1 or None)
+        assert len(stays.lines("may not have saved")) == told
 
 
 # -- a stop that takes long -------------------------------------------------------------------------
