@@ -162,7 +162,7 @@ class Disk(Election, Waits):
     async def load(self, run_id: str) -> None:
         raise TimeoutError(110, "the disk did not answer within 5 s")
 
-    async def resign(self) -> None:
+    async def _give_back(self, leadership: Leadership) -> None:
         self.resigned += 1
 
     async def until_one_ends(self, *parts: Coroutine[Any, Any, None]) -> None:

@@ -109,6 +109,33 @@ def test_an_agent_that_ends_resigns(members: Members, tmp_path: Path) -> None:
     assert client.get(leader) is None
 
 
+class UnreadableHistory(RunHistoryStore):
+    async def load(self, run_id: str) -> History | None:
+        raise OSError("input/output error")
+
+
+def test_an_agent_that_ends_while_it_resigns_still_gives_the_leader_key_back(
+    members: Members, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        history_store = UnreadableHistory(tmp_path / "state")
+        one = Election(
+            RUN,
+            members.root,
+            members.dial_client,
+            history_store,
+            LEASE_S,
+            on_resigned=lambda: taking_part.cancelling() or taking_part.cancel(),
+        )
+        taking_part = asyncio.create_task(one.live())
+        await asyncio.wait([taking_part])
+
+    node(members, "a")
+    in_loop(story())
+    client = Blocking(in_loop(members.dial_client()))
+    assert client.get(f"{members.root}r/{RUN}/leader".encode()) is None
+
+
 def test_the_history_of_a_finished_run_does_not_end_a_new_run(members: Members, tmp_path: Path) -> None:
     """An agent of the old run that is about to end may be elected once more, when the next run has begun."""
     history_store = RunHistoryStore(tmp_path / "state")

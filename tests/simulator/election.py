@@ -97,6 +97,9 @@ class SimulatedElection(Election):
         self._history_store = self.leadership.disk
         return cast(ShippedLeadership, self.leadership)
 
+    async def _give_back(self, leadership: ShippedLeadership) -> None:
+        await leadership.resign()
+
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
         assert self._connection is not None  # connected first
         return await performed(self._connection.call(method, *args, timeout_s=timeout_s))

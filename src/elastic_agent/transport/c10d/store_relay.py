@@ -19,7 +19,6 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable
 
 from elastic_agent.logs import get_logger
 from elastic_agent.transport.hidden_listener import HiddenListener
@@ -71,14 +70,12 @@ class StoreRelay:
         self._closing = asyncio.Event()
         self._sides: set[Side] = set()
         """The connections that are open, two for each client that was admitted."""
-        self._unproven: dict[asyncio.Task[None], None] = {}
-        """Clients that have not shown yet that they have the secret, the earliest first."""
-        self._listeners: dict[socket.socket, Callable[[socket.socket, str], Awaitable[None]]] = {
-            public: self._check_user
-        }
+        self._admissions: dict[asyncio.Task[None], None] = {}
+        """Clients that have not shown yet whose they are, or that they have the secret; the earliest first."""
+        self._listeners: dict[socket.socket, ssl.SSLContext | None] = {public: None}
+        """Each with what clients have to prove there; None: whose processes they are."""
         if secure is not None:
-            listener, context = secure
-            self._listeners[listener] = lambda client, host: self._begin_handshake(client, host, context)
+            self._listeners[secure[0]] = secure[1]
         for listener in self._listeners:
             listener.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="store relay", daemon=True)
@@ -102,33 +99,42 @@ class StoreRelay:
             self._hidden.close()
 
     async def _serve(self) -> None:
-        accepting = [asyncio.create_task(self._accept(*each)) for each in self._listeners.items()]
+        for listener in self._listeners:
+            self._listen(listener)
         await self._closing.wait()
-        for task in (*accepting, *self._unproven):
-            task.cancel()
-        await asyncio.wait([*accepting, *self._unproven])
-        while self._sides:
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+        # Those accepted last begin: a task that never began would not close its client.
+        await asyncio.sleep(0)
+        for admission in self._admissions:
+            admission.cancel()
+        while self._admissions or self._sides:
             for side in self._sides:
                 if side.transport is not None:
                     side.transport.abort()
             await asyncio.sleep(0)
 
-    async def _accept(
-        self, listener: socket.socket, admit: Callable[[socket.socket, str], Awaitable[None]]
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                client, address = await loop.sock_accept(listener)
-            except OSError as error:
-                await asyncio.sleep(PAUSE_S if self._dropped(error) else 0.0)
-                continue
-            try:
-                await admit(client, str(address[0]).removeprefix("::ffff:"))
-            except OSError as error:  # the client is gone, or no descriptor is left
-                self._dropped(error)
-                client.close()
-            await asyncio.sleep(0)  # as to accept one that waits already does not let others go on
+    def _listen(self, listener: socket.socket) -> None:
+        if not self._closing.is_set():
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            client, address = listener.accept()
+        except OSError as error:
+            if self._dropped(error):
+                self._loop.remove_reader(listener)
+                self._loop.call_later(PAUSE_S, self._listen, listener)
+            return
+        client.setblocking(False)
+        if len(self._admissions) >= MOST_UNPROVEN:
+            oldest = next(iter(self._admissions))
+            del self._admissions[oldest]
+            oldest.cancel()
+        host = str(address[0]).removeprefix("::ffff:")
+        admission = self._loop.create_task(self._admit(client, host, self._listeners[listener]))
+        self._admissions[admission] = None
+        admission.add_done_callback(lambda ended: self._admissions.pop(ended, None))
 
     def _dropped(self, error: OSError) -> bool:
         """Note that a connection was not admitted; return whether this process has no descriptor left."""
@@ -136,38 +142,32 @@ class StoreRelay:
         self._log.dropped(error, is_full=is_full)
         return is_full
 
-    async def _check_user(self, client: socket.socket, _: str) -> None:
-        uid = peer_uid(client)
-        if uid == os.geteuid():
-            await self._pair(client, Side(self._sides))
-            return
-        client.close()
-        if uid is not None:  # else its other end is closed
-            self._log.refused_user(uid)
-
-    async def _begin_handshake(self, client: socket.socket, host: str, context: ssl.SSLContext) -> None:
-        if len(self._unproven) >= MOST_UNPROVEN:
-            oldest = next(iter(self._unproven))
-            del self._unproven[oldest]
-            oldest.cancel()
-        handshake = asyncio.create_task(self._check_secret(client, host, context))
-        self._unproven[handshake] = None
-        handshake.add_done_callback(lambda ended: self._unproven.pop(ended, None))
-
-    async def _check_secret(self, client: socket.socket, host: str, context: ssl.SSLContext) -> None:
+    async def _admit(self, client: socket.socket, host: str, context: ssl.SSLContext | None) -> None:
         is_admitted = False
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                side = await prove(client, context, self._sides)
+            if context is not None:
+                async with asyncio.timeout(HANDSHAKE_S):
+                    side: Side = await prove(client, context, self._sides)
+            elif self._is_own(client):
+                side = Side(self._sides)
+            else:
+                return
             await self._pair(client, side)
             is_admitted = True
         except ssl.SSLError as error:
             self._log.refused_client(host, error, has_hung_up=_has_hung_up(client))
-        except OSError as error:
+        except OSError as error:  # the client is gone, or no descriptor is left
             self._dropped(error)
         finally:
             if not is_admitted:
                 client.close()
+
+    def _is_own(self, client: socket.socket) -> bool:
+        """Whether a client is a process of this user; another one is reported."""
+        uid = peer_uid(client)
+        if uid is not None and uid != os.geteuid():  # None: its other end is closed
+            self._log.refused_user(uid)
+        return uid == os.geteuid()
 
     async def _pair(self, client: socket.socket, side: Side) -> None:
         """Connect a client to the store. Raises OSError: the store was closed, or no descriptor is left."""

@@ -7,6 +7,7 @@ compares that key, so that a former leader writes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
@@ -83,6 +84,8 @@ class Election:
         """While this agent leads."""
         self._driver: RunDriver | None = None
         """While this agent coordinates the run."""
+        self._resigning: asyncio.Task[None] | None = None
+        """The last time that this agent gave up its leadership."""
         self._over = False
         self._reported_loss = ""
         """The last reason for giving up that was logged."""
@@ -104,6 +107,8 @@ class Election:
         finally:
             try:
                 await self._resign()
+                if self._resigning is not None:
+                    await asyncio.shield(self._resigning)
             finally:
                 self._close()
 
@@ -165,7 +170,7 @@ class Election:
         self._on_resigned()
         leadership, self._leadership = self._leadership, None
         if leadership is not None:
-            await leadership.resign()
+            await self._give_back(leadership)
 
     def _report_loss(self, failure: Exception) -> None:
         """Log why leadership was given up; it may be so again each second."""
@@ -231,6 +236,11 @@ class Election:
         assert self._client is not None  # connected first
         who, keys = f"{platform.node()}:{os.getpid()}", LifeKeys(self._run, life)
         return await campaign_for(self._client, self._root, keys, who, self._lease_ttl_s)
+
+    async def _give_back(self, leadership: Leadership) -> None:
+        """Delete the leader key, so that another agent takes over at once; this agent may end meanwhile."""
+        self._resigning = asyncio.create_task(leadership.resign())
+        await asyncio.shield(self._resigning)
 
 
 async def keep_leading(
