@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import random
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch.distributed as dist
-
 from elastic_agent.testing import LocalCluster
+from elastic_agent.transport import Secret
+from elastic_agent.transport.c10d.dialling import reach
+from elastic_agent.transport.c10d.tcpstore import TCPStoreClient
 from elastic_agent.transport.plans import KEPT_PLANS
+from elastic_agent.values import Endpoint
 from elastic_agent.worker_variables import PREFIX
 from tests.etcd import EtcdCluster
+from tests.loop_thread import in_loop
 from tests.relay import Relay
 
 SCRIPT = Path(__file__).parent / "train.py"
 ETCD_PREFIX = "/soak"
 SETTLE_S = 0.02
 """A node that is lost for the n-th time in a row waits for 2 ** n times this until it is admitted."""
-SEAL_BYTES = 32
-"""What authenticates a record."""
+REMOVED_BYTES = 32
+"""What stands for a removed record, so that it cannot be written again for an hour, takes at most as much."""
+ANSWER_S = 2.0
 Repair = Callable[[], object]
 
 
@@ -105,10 +107,9 @@ class SoakCluster(LocalCluster):
     def keys(self) -> list[str]:
         """The keys of records in the store.
 
-        Not what stands for removed ones, so that they cannot be written again for an hour, nor the newest plans, of
-        which 16 are kept.
+        Not what stands for removed ones, nor the newest plans, of which 16 are kept.
         """
-        records = {key for key, size in self.stored().items() if size > SEAL_BYTES}
+        records = {key for key, size in self.stored().items() if size > REMOVED_BYTES}
         plans = {key for key in records if "/plan/" in key or "/part/" in key}
         return sorted(records - plans if len(plans) <= 2 * KEPT_PLANS else records)
 
@@ -145,12 +146,16 @@ class C10dCluster(SoakCluster):
         store.process.wait()
 
     def stored(self) -> dict[str, int]:
-        store = dist.TCPStore("127.0.0.1", self._port, is_master=False, timeout=timedelta(seconds=2))
-        sizes = {}
-        for key in store.list_keys():
-            with contextlib.suppress(dist.DistStoreError):  # it was removed meanwhile
-                sizes[key] = len(store.get(key))
-        return sizes
+        return in_loop(self._stored())
+
+    async def _stored(self) -> dict[str, int]:
+        endpoint, secret = Endpoint("127.0.0.1", self._port), Secret((self._secret.encode(),))
+        store = TCPStoreClient(await reach(endpoint, ANSWER_S, secret), str(endpoint), ANSWER_S)
+        try:
+            keys = await store.list_keys()
+            return dict(zip(keys, map(len, await store.get(keys)), strict=True))
+        finally:
+            store.close()
 
 
 class ThreeMembersCluster(SoakCluster):
