@@ -203,7 +203,7 @@ class Agent:
         cluster.embodied(self)
         in_etcd = cluster.scenario.hosting == "etcd"
         self.election = SimulatedElection(cluster, self) if in_etcd else None
-        self._life = waits.spawn(self.session.run())
+        self._life = waits.spawn(self.session.run)
         self.process.spawn(self._main())
 
     def _died(self) -> None:

@@ -46,7 +46,7 @@ class SimulatedElection(Election):
         """The newest of this agent."""
         self.revisions = RevisionTimes()
         self._connection: EtcdConnection | None = None
-        self._task = waits.spawn(self.run())
+        self._task = waits.spawn(self.run)
 
     def saw(self, store_id: str, revision: int) -> None:
         """An answer of an etcd, or news, named this revision."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar, cast
 
 from elastic_agent.rendezvous.waits import Signal, Waits
@@ -73,9 +73,13 @@ class SimulatedWaits(Waits):
         self.process = process
         self.kernel = process.kernel
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> Task:
-        """Run a driver as a task of its own."""
-        return self.process.spawn(awaited(work))
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Task:
+        """Run a driver as a task of its own; its coroutine is made when the task begins, if it does."""
+
+        def begun() -> Routine:
+            yield from awaited(work())
+
+        return self.process.spawn(begun())
 
     def signal(self) -> Signal:
         return SimulatedSignal(self.machine)
