@@ -13,6 +13,8 @@ import random
 from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from tenacity import RetryCallState, Retrying, wait_exponential
+
 from elastic_agent.transport import StoreLostError
 
 T = TypeVar("T")
@@ -71,11 +73,15 @@ class Waits:
 
 
 def back_offs(first_s: float, most_s: float) -> Iterator[float]:
-    """How long to wait at most after the first failed attempt, after the second one and so on."""
-    pause_s = first_s
+    """How long to wait at most after the first failed attempt, after the second one and so on.
+
+    Tenacity's strategy without its loop, which sleeps and draws random numbers: here both are part of :class:`Waits`.
+    """
+    wait = wait_exponential(multiplier=first_s, max=most_s)
+    attempts = RetryCallState(Retrying(), None, (), {})
     while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, most_s)
+        yield wait(attempts)
+        attempts.attempt_number += 1
 
 
 async def in_time(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
