@@ -30,6 +30,7 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "accumulating": ({"max_epochs": 3, "accumulate_grad_batches": 2}, [5]),
     "validating": ({"max_epochs": 3, "val_check_interval": 3}, [6]),
     "saved-by-a-thread": ({"max_epochs": 3, "plugins": [AsyncCheckpointIO()]}, [6]),
+    "in-order": ({"max_epochs": 2}, [6]),
     "from-last": (
         {
             "max_epochs": 2,
@@ -42,6 +43,9 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 """Arguments of the trainer (``ckpt_path``: of ``fit``), and after which batches a notice comes; an epoch has 13."""
 
+NOT_SHUFFLED = "in-order"
+"""The case whose loader uses the samples in their order."""
+
 
 class Numbers(Dataset):  # type: ignore[type-arg]
     def __len__(self) -> int:
@@ -51,12 +55,14 @@ class Numbers(Dataset):  # type: ignore[type-arg]
         return torch.tensor([index / 50]), index
 
 
-class Network(lightning.LightningModule):
-    """Its result depends on the order of the samples and the optimizer's state."""
+class Dropping(lightning.LightningModule):
+    """Its result depends on the order of the samples, the optimizer's state, and random numbers."""
 
     def __init__(self, cells: HeartbeatFile, notice_after: int | None) -> None:
         super().__init__()
-        self.network = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Linear(16, 1))
+        self.network = torch.nn.Sequential(
+            torch.nn.Linear(1, 16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
+        )
         self.cells, self._notice_after = cells, notice_after
         self.batches: list[tuple[int, int, list[int]]] = []
 
@@ -81,7 +87,7 @@ def fit(root: Path, cells: HeartbeatFile, notice_after: int | None, options: dic
     lightning.seed_everything(3)
     options = {"enable_checkpointing": False, **options}
     checkpoint = options.pop("ckpt_path", None)
-    model = Network(cells, notice_after)
+    model = Dropping(cells, notice_after)
     trainer = lightning.Trainer(
         accelerator="cpu",
         logger=False,
@@ -91,8 +97,11 @@ def fit(root: Path, cells: HeartbeatFile, notice_after: int | None, options: dic
         **options,
     )
     validation = DataLoader(Numbers(), batch_size=25) if "val_check_interval" in options else None
+    shuffle = not root.name.startswith(NOT_SHUFFLED)
     try:
-        trainer.fit(model, DataLoader(Numbers(), batch_size=4), validation, ckpt_path=checkpoint)
+        trainer.fit(
+            model, DataLoader(Numbers(), batch_size=4, shuffle=shuffle), validation, ckpt_path=checkpoint
+        )
     finally:
         weights = [value.hex() for parameter in model.parameters() for value in parameter.flatten().tolist()]
         (root / "result.json").write_text(json.dumps({"batches": model.batches, "weights": weights}))

@@ -87,7 +87,8 @@ def trainer_in(root: Path, **options: Any) -> lightning.Trainer:
 def fit(model: Line, trainer: lightning.Trainer, seed: int = 0, **options: Any) -> None:
     torch.manual_seed(seed)
     model.network.reset_parameters()
-    trainer.fit(model, DataLoader(Numbers(), batch_size=2), DataLoader(Numbers(), batch_size=12), **options)
+    loader = DataLoader(Numbers(), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(seed))
+    trainer.fit(model, loader, DataLoader(Numbers(), batch_size=12), **options)
 
 
 # -- the scripts -----------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def alternating(folder: Path) -> None:
         for name in "ab":
             trainers[name].fit_loop.max_epochs = 2 + 2 * turn
             torch.manual_seed(turn)
-            trainers[name].fit(models[name], DataLoader(Numbers(), batch_size=2))
+            trainers[name].fit(models[name], DataLoader(Numbers(), batch_size=2, shuffle=True))
     for name in "ab":
         save(folder, name, models[name])
 
@@ -194,7 +195,7 @@ def pauses(folder: Path) -> None:
 def one_training_without_a_seed(folder: Path) -> None:
     """Its weights are never the same."""
     model = Line(folder, "one", crashes=(9,))
-    trainer_in(folder, max_epochs=3).fit(model, DataLoader(Numbers(), batch_size=2))
+    trainer_in(folder, max_epochs=3).fit(model, DataLoader(Numbers(), batch_size=2, shuffle=True))
 
 
 def trials_with_another_lr(folder: Path) -> None:

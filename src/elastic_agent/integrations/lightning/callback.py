@@ -8,7 +8,7 @@ from typing import Any
 
 from elastic_agent import client
 from elastic_agent.integrations import signature
-from elastic_agent.integrations.lightning import checkpoints, private_names
+from elastic_agent.integrations.lightning import checkpoints, private_names, world_change
 from elastic_agent.integrations.lightning.notices import PacedAgreement, from_rank_0
 from elastic_agent.integrations.lightning.private_names import Feature
 from elastic_agent.integrations.lightning.samples import Samples
@@ -66,6 +66,7 @@ class TrainerHooks:
         if self._restored.get("at") == "epoch":
             private_names.begin_next_epoch(trainer)
         self._validated = bool(self._restored.get("validated"))
+        world_change.restore_random_state(self._restored, trainer.global_rank, trainer.world_size)
         if private_names.restarted_mid_epoch(trainer) and self.samples.continued:
             private_names.set_batches_done(trainer, self.samples.batches_done())
             if trainer.is_global_zero:  # Lightning does not know that the sampler has a state, and warns
@@ -99,6 +100,7 @@ class TrainerHooks:
         if self._at is not None:
             state["at"] = self._at
             state["validated"] = self._at == "step" and private_names.validated_last(trainer)
+            state["random"] = world_change.random_states(trainer.world_size)
         checkpoint[STATE] = state
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -107,7 +109,8 @@ class TrainerHooks:
         saved_in = self._restored.get("world_size", trainer.world_size)
         same_in_every_world = isinstance(trainer.limit_train_batches, int)
         if Feature.WORLD in self._features and "loops" in checkpoint and not same_in_every_world:
-            private_names.translate_batches(checkpoint["loops"], saved_in, trainer.world_size)
+            batches = private_names.current_batches(checkpoint["loops"])
+            world_change.translate_batches(batches, saved_in, trainer.world_size)
 
     # -- from adapted methods --------------------------------------------------------------------
 

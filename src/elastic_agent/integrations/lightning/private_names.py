@@ -442,18 +442,7 @@ def validated_last(trainer: Any) -> bool:
     return bool(loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
 
 
-def translate_batches(loops: dict[str, Any], saved_in: int, world: int) -> None:
-    """Have the counters of one worker's batches stand for as much of the epoch in a world of another size.
-
-    In a world of three workers, 20 batches are as many samples as 30 batches of two workers.
-
-    Args:
-        loops: of a checkpoint.
-        saved_in: the size of the world in which it was saved.
-        world: the size of the present one.
-    """
-    counters = loops["fit_loop"]["epoch_loop.batch_progress"]["current"]
-    done = counters["ready"]
-    moved = -(-done * saved_in // world) - done  # rounded up: never more than the epoch has
-    for name in ("ready", "started", "processed", "completed"):
-        counters[name] += moved
+def current_batches(loops: dict[str, Any]) -> dict[str, Any]:
+    """The counters of batches within the epoch, in a checkpoint's ``loops``."""
+    counters: dict[str, Any] = loops["fit_loop"]["epoch_loop.batch_progress"]["current"]
+    return counters
