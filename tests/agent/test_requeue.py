@@ -142,6 +142,11 @@ def test_the_first_start_of_a_job_has_no_requeues() -> None:
     assert again == SlurmJob("4711", 2, 1795265604.0)
 
 
+def test_one_task_of_a_step_is_the_first() -> None:
+    first, second = (SlurmJob.from_environment({**STEP, "SLURM_PROCID": number}) for number in "01")
+    assert (first, second) == (SlurmJob("4711", 0), SlurmJob("4711", 0, first=False))
+
+
 def test_a_task_of_an_array_is_named_as_one() -> None:
     array = {**STEP, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
     assert SlurmJob.from_environment(array) == SlurmJob("4711_3", 0)

@@ -1,13 +1,22 @@
-"""A limit of this user under which torch cannot be loaded is named."""
+"""Limits of this user under which nothing could work are named before anything is started."""
 
 from __future__ import annotations
 
+import os
+import re
+import resource
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.support import elastic_agent
+from elastic_agent.agent.limits import check_limits
+from elastic_agent.config.errors import UsageError
+from tests.cli.support import LONG_LEASE, command_of_another_user, elastic_agent
 from tests.ports import free_port
+
+USER = 61003
+"""Without processes of its own."""
 
 
 def limited(option: str, limit: int) -> list[str]:
@@ -15,10 +24,57 @@ def limited(option: str, limit: int) -> list[str]:
     return ["bash", "-c", f'ulimit {option} {limit}; exec "$@"', "bash"]
 
 
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("print('trained')\n")
+    return path
+
+
+def test_too_few_open_files_are_refused_and_the_requested_number_is_enough(
+    script: Path, tmp_path: Path
+) -> None:
+    argv = ["--nproc-per-node", "2", "--tee", "3", "--state-dir", str(tmp_path / "state"), str(script)]
+    refused = elastic_agent(*argv, under=limited("-n", 24))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    said = re.fullmatch(
+        r"elastic-agent: a process of this user can have only 24 open files; "
+        r"expected at least (\d+) for 2 workers: raise the limit .*\n",
+        refused.stderr,
+    )
+    assert said is not None, refused.stderr
+    done = elastic_agent(*argv, variables=LONG_LEASE, under=limited("-n", int(said[1])))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained") == 2
+
+
+def test_a_server_without_enough_open_files_is_refused(tmp_path: Path) -> None:
+    argv = ["serve", "--rdzv-endpoint", f"localhost:{free_port()}", "--state-dir", str(tmp_path)]
+    refused = elastic_agent(*argv, under=limited("-n", 24))
+    assert refused.returncode == 2
+    assert "can have only 24 open files; expected" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_too_little_address_space_for_torch_is_refused(script: Path, tmp_path: Path) -> None:
+    state = ["--state-dir", str(tmp_path / "state")]
+    refused = elastic_agent(*state, str(script), under=limited("-v", 400_000))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        "elastic-agent: a process of this user can have only 409 MB of address space; PyTorch alone needs more than "
+        "500 MB: ulimit -v unlimited; in a service LimitAS=infinity\n"
+    )
+    found = elastic_agent("doctor", *state, str(script), under=limited("-v", 400_000))
+    assert found.returncode == 1, found.stderr
+    assert "can have only 409 MB of address space" in found.stdout
+    assert "ulimit -v unlimited" in found.stdout
+
+
 @pytest.mark.parametrize("start", ["serve", "--no-python"])
 def test_a_limit_of_the_address_space_is_named_where_torch_cannot_be_loaded(
     start: str, tmp_path: Path
 ) -> None:
+    """Such a limit is not refused at once: these need less of torch than a worker does."""
     state = ["--state-dir", str(tmp_path)]
     argv = {
         "serve": ["serve", *state, "--rdzv-endpoint", f"localhost:{free_port()}"],
@@ -26,14 +82,39 @@ def test_a_limit_of_the_address_space_is_named_where_torch_cannot_be_loaded(
     }
     ended = elastic_agent(*argv[start], under=limited("-v", 300_000))
     assert "before it had imported torch; its address space is limited to 307 MB: ulimit" in ended.stderr
+    assert "can have only" not in ended.stderr
 
 
-def test_the_doctor_names_a_limit_of_the_address_space(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("print('trained')\n")
-    argv = ["doctor", "--state-dir", str(tmp_path / "state"), str(script)]
-    found = elastic_agent(*argv, under=limited("-v", 400_000))
-    assert found.returncode == 1, found.stderr
-    assert "cannot import torch" in found.stdout
-    assert "a process can have only " in found.stdout
-    assert "ulimit -v unlimited" in found.stdout
+def test_an_agent_needs_a_number_of_processes_unless_root_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda which: (8 if which == resource.RLIMIT_NPROC else -1, -1)
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: USER)
+    with pytest.raises(
+        UsageError, match="can have only 8 processes and threads; expected at least 17 for 1 worker:"
+    ):
+        check_limits(1)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    check_limits(1)
+
+
+@pytest.mark.prove
+def test_too_few_processes_are_refused() -> None:
+    """As root, use another user's: root has no such limit."""
+    refused = elastic_agent("-m", "json.tool", command=[*limited("-u", 8), *command_of_another_user(USER)])
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "elastic-agent: this user can have only 8 processes and threads" in refused.stderr
+    assert "expected at least 17 for 1 worker: raise the limit" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_an_interpreter_that_this_user_cannot_execute_is_refused(script: Path) -> None:
+    """It was started by a user who can, who then became this one."""
+    program = (
+        "import sys; sys.executable = '/opt/private/python'; from elastic_agent.cli.main import main; "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    refused = elastic_agent(str(script), command=[sys.executable, "-c", program])
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert 'cannot execute the Python interpreter "/opt/private/python"' in refused.stderr
+    assert refused.stderr.count("\n") == 1

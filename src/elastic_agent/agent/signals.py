@@ -14,12 +14,15 @@ from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.diagnosis.signals import signal_name
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Cause, names
+from elastic_agent.protocol import Cause, Notice, names
 
 from .supervisor import Supervisor
 from .tasks import BackgroundTasks
 
 _AGAIN = "the same command is started here again"
+
+FIRST_ONE_S = 2.0
+"""How long the first agent of a Slurm step may take to publish what a signal means."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +142,10 @@ class SignalDesk:
 
     async def _leave_or_give_notice(self, supervisor: Supervisor, job: SlurmJob, signum: int) -> None:
         """SIGTERM: from scancel, or from a preemption of the job (if it has no --signal)."""
-        if _run_ends(supervisor):
+        known = await self._from_the_first(supervisor, job)
+        if known is not None and known.ends:
             return
-        if (await job.end()).preempted:
+        if known is None and (await job.end()).preempted:
             self._notice_signalled(signum)
         else:
             self._leave(supervisor, signum)
@@ -163,7 +167,8 @@ class SignalDesk:
 
     async def _give_slurms_notice(self, supervisor: Supervisor, job: SlurmJob) -> None:
         """With the reason and the deadline that Slurm's controller names."""
-        if _run_ends(supervisor):
+        known = await self._from_the_first(supervisor, job)
+        if known is not None and known.ends:
             return
         end = await job.end()
         if end.unknown_because:
@@ -171,8 +176,18 @@ class SignalDesk:
         cause = Cause.PREEMPTED if end.preempted else Cause.WALLTIME
         supervisor.stop(cause, end.time_to_save_s(self._meanings.notice_s), self._notice)
 
+    async def _from_the_first(self, supervisor: Supervisor, job: SlurmJob) -> Notice | None:
+        """The request of the step's first agent after a signal to all of them; None: no request was read here.
 
-def _run_ends(supervisor: Supervisor) -> bool:
-    """Return whether the run is to end already, as another agent of the job has requested."""
-    plan = supervisor.node.plan
-    return plan is not None and plan.notice is not None and plan.notice.ends
+        So a large job queries Slurm's controller once, not a thousand times at once.
+        """
+        plan = supervisor.node.plan
+        if plan is not None and plan.notice is not None and plan.notice.ends:
+            return plan.notice
+        if job.first:
+            return None
+        coming = supervisor.plan_with(lambda plan: plan.notice is not None)
+        with contextlib.suppress(TimeoutError):
+            plan = await asyncio.wait_for(coming, FIRST_ONE_S)
+            return plan.notice if plan is not None else None
+        return None

@@ -14,7 +14,6 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved, load_settings
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.files import with_remedy
 
 
 def run(argv: Sequence[str]) -> int:
@@ -34,6 +33,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _launch(resolved: Resolved) -> int:
     # Imported late: a mistake must be answered before that.
+    from elastic_agent.agent.devices import likely_slots
+    from elastic_agent.agent.limits import check_limits
     from elastic_agent.agent.worker_group.interruptions import StopSignals
     from elastic_agent.agent.worker_group.warm_start import start_guard
     from elastic_agent.config.secret_variables import take_secret_variables
@@ -43,6 +44,8 @@ def _launch(resolved: Resolved) -> int:
     stop_signals = StopSignals()
     if resolved.settings.notice_signal != NO_SIGNAL:
         stop_signals.catch_early(resolved.settings.notice_signal)
+    slots = likely_slots(resolved.settings.nproc_per_node) or 1
+    check_limits(slots, run_python=not resolved.settings.runs_program)
     make_state_dir(resolved.settings.state_dir, os.environ)
     # Before anything is started that would inherit them:
     manager = SystemdNotifier.taken_from(os.environ)
@@ -52,7 +55,7 @@ def _launch(resolved: Resolved) -> int:
         # First: workers inherit nothing of the rest.
         guard, stores = start_guard(resolved.settings)
     except OSError as error:
-        raise UsageError(f"cannot start the guard process: {with_remedy(error)}") from None
+        raise UsageError(f"cannot start the guard process: {error}") from None
     with _without_rich():
         from elastic_agent.logs import configure_logging, get_logger
 

@@ -78,6 +78,7 @@ def _check_port(resolved: Resolved) -> None:
 def _serve(resolved: Resolved) -> int:
     # Imported late: a mistake must be answered before that.
     from elastic_agent.agent.backend import configured_secret
+    from elastic_agent.agent.limits import check_open_files
     from elastic_agent.config.secret_variables import take_secret_variables
     from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
     from elastic_agent.name_lookups import shorten_lookups
@@ -86,6 +87,7 @@ def _serve(resolved: Resolved) -> int:
     from elastic_agent.transport.c10d import StoreServers
 
     settings = resolved.settings
+    check_open_files(slots=0)
     configure_logging(settings.log_format, settings.log_level, sys.stderr)
     log = get_logger()
     for note in resolved.notes:

@@ -60,6 +60,9 @@ class SlurmJob:
     end_s: float | None = None
     """Its end as seconds since 1970, as the environment has it (from Slurm 23.02 on)."""
 
+    first: bool = True
+    """This is the first task of its step. All tasks receive a signal: this one queries what it means."""
+
     node: str = ""
     """The node of this task, as Slurm names it."""
 
@@ -73,6 +76,7 @@ class SlurmJob:
             _id_for_scontrol(environ),
             int(restarts) if restarts.isdecimal() else 0,
             float(end) if end.isdecimal() else None,
+            first=environ.get("SLURM_PROCID", "0") == "0",
             node=environ.get("SLURMD_NODENAME", ""),
         )
 
