@@ -65,12 +65,20 @@ def _compare_modules(seen: Report, expected: Report) -> None:
     for name in expected.keys() & seen.keys():
         if name.startswith(SHARED_BY_COMPILED_CODE):
             continue
-        (*place, seen_names, _), (*expected_place, expected_names, is_lazy) = seen[name], expected[name]
+        (*place, seen_origins, seen_names, _) = seen[name]
+        (*expected_place, origins, expected_names, is_lazy) = expected[name]
         assert place == expected_place, name
+        kept = {key: origin for key, origin in seen_origins.items() if key in origins and OWN not in origin}
+        kept = {key: origin for key, origin in kept.items() if (name, key) != CALLED_ELSE}
+        assert kept.items() <= origins.items(), f"{name} has functions or classes of other modules"
         if not is_lazy:
             assert {*expected_names} ^ {*seen_names} <= ADDED.get(name, set()), name
 
 
+OWN = "/elastic_agent/integrations/"
+"""Where the functions are defined by which the agent replaces some of the packages, in all its workers."""
+CALLED_ELSE = ("lightning_fabric.utilities.warnings", "_default_format_warning")
+"""What pytorch_lightning calls for warnings of others: the same function of lightning, if that came first."""
 SHARED_BY_COMPILED_CODE = ("_cython_", "_cyutility", "cython_runtime")
 """Packages compiled by one version of Cython share modules, which are noted for the first of these packages only."""
 IMPORTED_UNSEEN = ("threading", "_sysconfigdata_", *SHARED_BY_COMPILED_CODE)

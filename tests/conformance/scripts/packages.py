@@ -6,6 +6,7 @@ One JSON file for each worker and package, in the folder that CONFORMANCE_FOLDER
 import json
 import os
 import sys
+import types
 
 if len(sys.argv) == 1:  # never; what a script imports is read from its source
     import accelerate  # noqa: F401
@@ -26,7 +27,10 @@ if len(sys.argv) == 1:  # never; what a script imports is read from its source
 
 
 def modules():
-    """Where each module comes from, the names in it, and whether it computes names when they are first used."""
+    """Where each module comes from, the names in it, and whether it computes names when they are first used.
+
+    And the functions and classes in it, with the places where they are defined: other modules may replace them.
+    """
     found = {}
     for name, module in list(sys.modules.items()):
         space = getattr(module, "__dict__", {})
@@ -35,7 +39,17 @@ def modules():
         loader = type(space.get("__loader__")).__name__
         is_lazy = type(module) is not type(sys) or "__getattr__" in space
         names = sorted(key for key in space if isinstance(key, str))
-        found[name] = [space.get("__file__"), loader, names, is_lazy]
+        found[name] = [space.get("__file__"), loader, defined(space), names, is_lazy]
+    return found
+
+
+def defined(space):
+    found = {}
+    for key, value in list(space.items()):
+        if isinstance(value, types.FunctionType):
+            found[key] = f"{value.__code__.co_filename}:{value.__code__.co_name}"
+        elif isinstance(value, type):
+            found[key] = value.__qualname__  # packages set the module of classes that are not theirs
     return found
 
 
@@ -98,7 +112,6 @@ def state():
             os.path.basename(one) for one in files if not one.startswith(("pipe:", "socket:", "/proc/"))
         ),
         "start method": __import__("multiprocessing").get_start_method(allow_none=True),
-        "class of warnings": str(warnings.formatwarning.__module__),
     }
 
 

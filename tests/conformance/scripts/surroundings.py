@@ -72,6 +72,18 @@ def patched_classes():
     return [captures.CAPTURED.__name__, [one.__name__ for one in utilities.ALL_LAYERNORM_LAYERS]]
 
 
+def functions_that_packages_replace():
+    import typing
+
+    def origins():
+        return [typing._collect_parameters.__module__, typing._check_generic.__module__]
+
+    before = origins()
+    import torch
+
+    return [before, origins(), torch.__name__]
+
+
 def a_blocked_module():
     sys.modules["pandas"] = None
     try:
@@ -145,6 +157,7 @@ CASES = (
     a_vendored_copy,
     a_module_under_a_flag,
     modules_that_seed_and_draw,
+    functions_that_packages_replace,
     arguments_and_main,
     another_finder,
     a_module_that_is_removed_and_imported_again,

@@ -105,25 +105,36 @@ def _authkey(module: Any) -> None:
     module.current_process().authkey = os.urandom(32)
 
 
-RESEEDED: Mapping[str, Callable[[Any], object]] = {
+def _sympy(module: Any) -> None:
+    for name in ("rng", "_assumptions_rng"):  # not every release has both
+        if hasattr(module, name):
+            getattr(module, name).seed()
+
+
+RESEEDED: Mapping[str, Callable[[Any], None]] = {
     "datasets.fingerprint": lambda module: module.fingerprint_rng.seed(),
     "multiprocessing.process": _authkey,
     "numpy.random": lambda module: module.seed(),
-    "sympy.core.random": lambda module: (module.rng.seed(), module._assumptions_rng.seed()),
+    "sympy.core.random": _sympy,
     "torch": lambda module: module.default_generator.seed(),
 }
 """Modules that draw from the system when they are imported. `random` does so again in forked processes itself."""
 
 
-REPLACES: Mapping[str, tuple[str, str]] = {
-    "lightning.fabric.utilities.warnings": ("warnings", "formatwarning"),
-    "lightning.fabric.wrappers": ("torch", "compile"),
-    "lightning_fabric.utilities.warnings": ("warnings", "formatwarning"),
-    "lightning_fabric.wrappers": ("torch", "compile"),
-    "torch._dynamo": ("torch", "manual_seed"),
-    "torch.package.package_importer": ("inspect", "getfile"),
+_LIGHTNING_UTILITIES = "lightning_utilities.core.rank_zero"
+
+REPLACES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "lightning.fabric.utilities.rank_zero": ((_LIGHTNING_UTILITIES, "rank_zero_deprecation_category"),),
+    "lightning.fabric.utilities.warnings": (("warnings", "formatwarning"),),
+    "lightning.fabric.wrappers": (("torch", "compile"),),
+    "lightning_fabric.utilities.rank_zero": ((_LIGHTNING_UTILITIES, "rank_zero_deprecation_category"),),
+    "lightning_fabric.utilities.warnings": (("warnings", "formatwarning"),),
+    "lightning_fabric.wrappers": (("torch", "compile"),),
+    "torch._dynamo": (("torch", "manual_seed"),),
+    "torch.package.package_importer": (("inspect", "getfile"),),
+    "typing_extensions": (("typing", "_collect_parameters"), ("typing", "_check_generic")),
 }
-"""Modules that replace a function of another one when they are imported: of which module, and which."""
+"""Modules that replace attributes of other ones when they are imported: of which modules, and which."""
 
 
 def is_curated(name: str) -> bool:

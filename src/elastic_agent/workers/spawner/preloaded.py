@@ -236,7 +236,7 @@ class Preloaded:
             case "finder", (is_last, finder):
                 sys.meta_path.insert(len(sys.meta_path) if is_last else 0, finder)
                 self._finders.append(finder)
-            case "replaced", (module, key, _, new):
+            case "replaced", (module, key, _, new) if not self._has_unknown(module, key):
                 setattr(module, key, new)
                 self._namespaces.get(module.__name__, {})[key] = new
             case "logger", logger:
@@ -313,9 +313,7 @@ class Preloaded:
             if not changed:
                 continue
             for record in records:
-                if name in record.needs and (
-                    named := _named(changed, self._modules.get(record.name), record.file)
-                ):
+                if name in record.needs and (named := _named(changed, record)):
                     return f"{name}.{min(named)} was replaced"
         return ""
 
@@ -450,15 +448,21 @@ def _changed_file(records: Sequence[Record]) -> str:
     return ""
 
 
-def _named(names: set[str], module: object, file: str | None) -> set[str]:
-    """Return those of these names that occur in the parts of a module's source that run when it is imported."""
-    loader = _spec(module).loader
-    if file is None or not isinstance(loader, SourceFileLoader):
+def _named(names: set[str], record: Record) -> set[str]:
+    """Return those of these names that occur in the parts of a module's source that run when it is imported.
+
+    All of them if its source is in no file of its own.
+    """
+    if record.file is None or not record.file.endswith(".py"):
         return set()
-    source = loader.get_data(file)
+    loader = SourceFileLoader(record.name, record.file)
+    try:
+        source = loader.get_data(record.file)
+    except OSError:  # in an archive
+        return names
     if not any(name.encode() in source for name in names):  # to look at the code takes ten times as long
         return set()
-    found, waiting = set[str](), [loader.get_code(loader.name)]
+    found, waiting = set[str](), [loader.get_code(record.name)]
     for code in filter(None, waiting):
         found.update(code.co_names)
         waiting += [part for part in code.co_consts if isinstance(part, CodeType) and _runs_at_import(part)]

@@ -11,7 +11,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -71,8 +71,9 @@ class Recorder:
         self.environment = dict(os.environ)
         self.roots: list[str] = []
         """What was imported for scripts."""
-        self.replaces: Mapping[str, tuple[str, str]] = {}
-        """Modules that replace a function of another one when they are imported: of which module, and which."""
+        self.replaces: Mapping[str, Sequence[tuple[str, str]]] = {}
+        """Modules that replace attributes of other ones when they are imported: of which modules, and which."""
+        self._originals: dict[tuple[str, str], object] = {}
         self._running: list[Record] = []
         self._known: set[str] = set()
         self._finders: list[object] = []
@@ -110,6 +111,7 @@ class Recorder:
         sys.meta_path.remove(self)
         for kept in (self._finders, self._undo):
             kept.clear()  # modules may keep this object, and are not to keep each other by it
+        self._originals.clear()
 
     def _replace(self, holder: "Any", name: str, substitute: "Callable[[Any], Any]") -> None:
         old = getattr(holder, name)
@@ -137,8 +139,7 @@ class Recorder:
             if self._running:
                 self._note_unfound(self._running[-1])  # before this module is there, too
             record = self._record(spec.name, spec.origin if spec.has_location else None)
-            module, attribute = self._replaced_by(spec.name)
-            before = getattr(module, attribute, MISSING)
+            self._note_originals(self.replaces.get(spec.name, ()))
             self._running.append(record)
             try:
                 return original(spec)
@@ -146,17 +147,28 @@ class Recorder:
                 self._note_unfound(record)
                 self._note_lazy(record)
                 self._running.pop()
-                if (after := getattr(module, attribute, MISSING)) is not before:
-                    self.effects.append((record, "replaced", (module, attribute, before, after)))
+                self._note_replaced(record)
                 if spec.name not in sys.modules:  # it could not be imported
                     self._known.discard(spec.name)
 
         return load
 
-    def _replaced_by(self, name: str) -> "tuple[ModuleType | None, str]":
-        """Return of which module an import of this one replaces which function."""
-        holder, attribute = self.replaces.get(name, ("", ""))
-        return sys.modules.get(holder), attribute
+    def _note_originals(self, places: "Iterable[tuple[str, str]]") -> None:
+        """Remember what modules have as these attributes, as far as they are imported."""
+        for holder, attribute in places:
+            if holder in sys.modules:
+                self._originals[holder, attribute] = getattr(sys.modules[holder], attribute, MISSING)
+
+    def _note_replaced(self, owner: Record) -> None:
+        """Attribute to a module what it has replaced in others, which it may have imported itself."""
+        for place in self.replaces.get(owner.name, ()):
+            before = self._originals.get(place, MISSING)
+            self._note_originals((place,))
+            after = self._originals.get(place, MISSING)
+            if before is not MISSING and after is not before:
+                self.effects.append((owner, "replaced", (sys.modules[place[0]], place[1], before, after)))
+        own = {place for places in self.replaces.values() for place in places if place[0] == owner.name}
+        self._note_originals(own)
 
     def _record(self, name: str, file: "str | None") -> Record:
         self._need(name)
