@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.protocol import Address
+from elastic_agent.rendezvous.backends import base
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
-from elastic_agent.transport import c10d
+from elastic_agent.transport import StoreLostError, c10d
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, background_loop, in_loop
 from tests.ports import free_port
@@ -150,3 +152,26 @@ def test_the_host_of_the_store_knows_which_nodes_cannot_go_on_without_it(
                 assert host.depending("a") == depending
 
     run(story())
+
+
+def test_a_resolver_that_hangs_holds_up_the_dial_of_a_bootstrap_store_for_a_while_only(
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time-out of looking up a name is longer than a world may wait for its nodes."""
+    answers = threading.Event()
+
+    def look_up(*_: object, **__: object) -> None:
+        answers.wait()
+        raise socket.gaierror
+
+    async def story() -> None:
+        async with opened(stores, tmp_path) as backend:
+            with pytest.raises(StoreLostError, match=r"no answer within 0\.02 s"):
+                await backend.dial_bootstrap(Address("node.example", 1))
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(base, "BOOTSTRAP_TIMEOUT_S", 0.01)
+    try:
+        in_loop(story())
+    finally:
+        answers.set()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from elastic_agent.rendezvous.backends.etcd.election import Election
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import NodeRecords
 from elastic_agent.transport.etcd import EtcdTable, KeptLease, Leadership, campaign_for
+from elastic_agent.transport.etcd.client import delete
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, set_up_long_ago
 from tests.loop_thread import Blocking, in_loop
@@ -53,18 +55,18 @@ def members_of(cluster: EtcdCluster) -> Members:
 
 
 @contextmanager
-def election(members: Members, history_store: RunHistoryStore) -> Iterator[None]:
-    async def begin() -> asyncio.Task[None]:
+def election(members: Members, history_store: RunHistoryStore) -> Iterator[Election]:
+    async def begin() -> tuple[Election, asyncio.Task[None]]:
         one = Election(RUN, members.root, members.dial_client, history_store, LEASE_S)
-        return asyncio.create_task(one.live())
+        return one, asyncio.create_task(one.live())
 
     async def end() -> None:
         taking_part.cancel()
         await asyncio.wait([taking_part])
 
-    taking_part = in_loop(begin())
+    one, taking_part = in_loop(begin())
     try:
-        yield
+        yield one
     finally:
         in_loop(end())
 
@@ -107,6 +109,38 @@ def test_an_agent_that_ends_resigns(members: Members, tmp_path: Path) -> None:
         assert node(members, "a").next_plan(0, PATIENCE_S) is not None
         assert client.get(leader) is not None
     assert client.get(leader) is None
+
+
+def test_a_coordinator_that_waits_in_etcd_ends_when_its_leader_key_is_gone(
+    members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what keeps the key alive detects that, when this node's lease is renewed."""
+    wait, is_waiting, was_ended = Leadership.wait, threading.Event(), threading.Event()
+
+    async def recorded(leadership: Leadership, timeout_s: float) -> Sequence[str]:
+        is_waiting.set()
+        try:
+            return await wait(leadership, timeout_s)
+        except asyncio.CancelledError:
+            was_ended.set()
+            raise
+
+    monkeypatch.setattr(Leadership, "wait", recorded)
+    leader = f"{members.root}r/{RUN}/leader".encode()
+    client = Blocking(in_loop(members.dial_client()))
+    node(members, "a")
+    with election(members, RunHistoryStore(tmp_path / "state")) as one:
+        assert is_waiting.wait(PATIENCE_S)
+        first = client.get(leader)
+        client.transact([], [delete(leader)])
+        in_loop(mark(one))
+        assert was_ended.wait(PATIENCE_S)
+        second = wait_for("the next leader", lambda: client.get(leader))
+    assert second.create_revision > first.create_revision
+
+
+async def mark(one: Election) -> None:
+    one.mark()
 
 
 class UnreadableHistory(RunHistoryStore):

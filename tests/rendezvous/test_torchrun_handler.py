@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import socketserver
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from elastic_agent.torchrun.handler import ElasticRendezvous
 from elastic_agent.torchrun.plugin import elastic_handler
+from elastic_agent.transport.c10d import BootstrapStore, StoreServers
 from tests.ports import free_port
 from tests.waiting import wait_for
 
@@ -61,6 +65,23 @@ def test_news_of_the_last_world_that_was_not_read_does_not_end_the_next_one(
 
         assert {one.rank for one in second} == {0, 1}
         assert [a.num_nodes_waiting(), b.num_nodes_waiting()] == [0, 0]
+
+
+def test_the_thread_leaves_no_connection_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bootstrap store of another node outlasts it."""
+    left: list[Callable[[], None]] = []
+    for kind in (BootstrapStore, StoreServers):
+        monkeypatch.setattr(kind, "close", lambda one, close=kind.close: left.append(partial(close, one)))
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        with handlers(1, tmp_path, monkeypatch) as made:
+            made.pop().next_rendezvous()
+        for _ in range(3):  # a connection goes after its user
+            gc.collect()
+    for close in left:
+        close()
+    assert [str(one.message) for one in caught if one.category is ResourceWarning] == []
 
 
 def test_bootstrap_stores_are_on_the_ports_of_rdzv_conf(

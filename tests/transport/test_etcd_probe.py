@@ -18,7 +18,7 @@ import trustme
 
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.transport.base import NotAStoreError, TransportError, UnreachableError
-from elastic_agent.transport.etcd import probe
+from elastic_agent.transport.etcd import EtcdClient, client, probe
 from elastic_agent.transport.etcd.api import grpc
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
@@ -268,6 +268,18 @@ def test_the_answer_of_another_program_is_quoted(
         kind, text = answer(endpoint, papers.access() if tls else EtcdAccess(PREFIX))
     assert kind is NotAStoreError
     assert f"is not etcd (it answered b'{said}" in text
+
+
+def test_a_certificate_file_that_goes_after_the_probe_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = tmp_path / "ca.pem"
+    monkeypatch.setattr(client, "probe_server", lambda *_: None)  # which found it
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = Endpoint("127.0.0.1", server.getsockname()[1])
+        with pytest.raises(NotAStoreError) as caught:
+            in_loop(EtcdClient.dial(endpoint, EtcdAccess(ca=ca), PATIENCE_S))
+    assert str(caught.value) == f"{ca}: No such file or directory; expected a PEM file for etcd"
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])

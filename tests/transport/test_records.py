@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -16,6 +17,7 @@ from elastic_agent.transport import c10d
 from elastic_agent.transport.base import StoreLostError
 from tests.loop_thread import Blocking, in_loop
 from tests.relay import Relay
+from tests.waiting import wait_for
 
 from .support import PATIENCE_S, C10dScene, Scene, beside, lease, member, plan, world
 
@@ -361,6 +363,33 @@ def test_agents_that_end_one_run_of_a_job_and_start_the_next_at_once_agree(c10d_
 # -- the inbox and connections ---------------------------------------------------------------------
 
 
+def test_no_hint_is_lost_by_waits_that_are_cancelled_or_time_out(c10d_scene: C10dScene) -> None:
+    async def given_up(inbox: c10d.C10dInbox) -> None:
+        waiting = asyncio.create_task(inbox.wait(10 * PATIENCE_S))
+        await asyncio.sleep(0)
+        waiting.cancel()
+
+    inbox = c10d_scene.inbox()
+    for name in ("a", "b", "c"):
+        assert inbox.wait(0.02) == []
+        in_loop(given_up(inbox.records))
+        c10d_scene.joined(name)
+        assert inbox.wait(PATIENCE_S) == [("run", name)]
+
+
+def test_no_hint_is_lost_that_comes_when_a_wait_times_out(c10d_scene: C10dScene) -> None:
+    inbox = c10d_scene.inbox()
+    names, heard = [f"i{i}" for i in range(50)], list[str]()
+
+    def have_come() -> bool:
+        heard.extend(name for _, name in inbox.wait(0.0))
+        return heard == names
+
+    joining = beside(lambda: c10d_scene.joined(*names))
+    wait_for("all hints", have_come)
+    joining.result(PATIENCE_S)
+
+
 def test_many_hints_are_read_together(c10d_scene: C10dScene) -> None:
     inbox = c10d_scene.inbox()
     names = [f"i{i}" for i in range(200)]
@@ -408,3 +437,49 @@ def test_a_closed_link_raises_an_error(scene: Scene) -> None:
     node.close()
     with pytest.raises(StoreLostError, match="closed"):
         node.read_plan()
+
+
+@pytest.mark.parametrize("call", [c10d.agree_run_id, c10d.release_run_id])
+def test_a_call_about_a_job_that_is_given_up_leaves_no_connection(
+    call: Callable[..., Coroutine[Any, Any, object]], c10d_scene: C10dScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        used: asyncio.Future[c10d.C10dTable] = asyncio.get_running_loop().create_future()
+
+        async def swap(table: c10d.C10dTable, *_: object) -> None:
+            used.set_result(table)
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(c10d.C10dTable, "swap", swap)
+        calling = asyncio.create_task(call(c10d_scene.endpoint, "job", "run", PATIENCE_S))
+        table = await used
+        calling.cancel()
+        await asyncio.wait([calling])
+        with pytest.raises(StoreLostError, match="the connection was closed"):
+            await table.read(["key"])
+
+    in_loop(story())
+
+
+def test_an_inbox_that_is_not_completed_leaves_no_connection(
+    c10d_scene: C10dScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        connect, tables, is_waiting = c10d.C10dTable.connect, list[c10d.C10dTable](), asyncio.Event()
+
+        async def connect_once(*args: Any) -> c10d.C10dTable:
+            if tables:
+                is_waiting.set()
+                await asyncio.Event().wait()
+            tables.append(await connect(*args))
+            return tables[0]
+
+        monkeypatch.setattr(c10d.C10dTable, "connect", connect_once)
+        opening = asyncio.create_task(c10d_scene.host.inbox())
+        await is_waiting.wait()
+        opening.cancel()
+        await asyncio.wait([opening])
+        with pytest.raises(StoreLostError, match="the connection was closed"):
+            await tables[0].read(["key"])
+
+    in_loop(story())

@@ -27,7 +27,7 @@ from elastic_agent.transport import (
     c10d,
 )
 from elastic_agent.transport.addresses import listen
-from elastic_agent.transport.c10d import store_relay
+from elastic_agent.transport.c10d import dialling, store_relay
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.waiting import wait_for
@@ -206,6 +206,39 @@ def test_clients_that_say_nothing_make_room_for_others(monkeypatch: pytest.Monke
         dial(endpoint, OURS)
 
 
+def test_an_agent_whose_host_was_stopped_for_a_while_connects_and_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has the secret, and looks beside its handshake whether the store has none; the host reads both late."""
+    monkeypatch.setattr(dialling, "LOOK_S", 0.0)
+
+    def answer_late(listener: socket.socket, endpoint: Endpoint) -> None:
+        with (
+            listener.accept()[0] as agent,
+            socket.create_connection((endpoint.host, endpoint.port)) as server,
+        ):
+            with listener.accept()[0] as look:
+                answer_from(endpoint, look)
+            forward_between(agent, server)
+
+    with capture_logs() as logs, served(OURS) as endpoint, socket.create_server(("127.0.0.1", 0)) as listener:
+        stopped = Endpoint("127.0.0.1", listener.getsockname()[1])
+        thread = threading.Thread(target=answer_late, args=(listener, endpoint), daemon=True)
+        thread.start()
+        opened = table(stopped)
+        opened.put("key", b"value")
+        assert opened.read(["key"]) == {"key": b"value"}
+        # Its handshake has succeeded by now, and a look that was on its way arrives.
+        with socket.create_connection((endpoint.host, endpoint.port)) as look:
+            look.settimeout(PATIENCE_S)
+            look.sendall(b"no handshake")
+            while look.recv(4096):
+                pass
+        opened.close()
+        thread.join(PATIENCE_S)
+    assert [line for line in logs if line["log_level"] == "warning"] == []
+
+
 @pytest.mark.parametrize("kept_bytes", [0, 1, 200])
 def test_a_connection_that_breaks_in_the_handshake_is_dialled_again(kept_bytes: int) -> None:
     """Whatever broke it, it is no evidence of another secret."""
@@ -235,13 +268,18 @@ def test_a_connection_that_breaks_in_the_handshake_is_dialled_again(kept_bytes: 
 def answer_from(endpoint: Endpoint, client: socket.socket) -> None:
     """Forward what the server answers to a client's first messages."""
     with socket.create_connection((endpoint.host, endpoint.port)) as server:
-        ends = {client: server, server: client}
-        while readable := select.select([*ends], [], [], PATIENCE_S)[0]:
-            for end in readable:
-                data = end.recv(65536)
-                if not data:
-                    return
-                ends[end].sendall(data)
+        forward_between(client, server)
+
+
+def forward_between(client: socket.socket, server: socket.socket) -> None:
+    """Forward until one of them hangs up."""
+    ends = {client: server, server: client}
+    while readable := select.select([*ends], [], [], PATIENCE_S)[0]:
+        for end in readable:
+            data = end.recv(65536)
+            if not data:
+                return
+            ends[end].sendall(data)
 
 
 def test_a_client_that_sends_garbage_is_closed_and_disturbs_nobody() -> None:

@@ -106,6 +106,8 @@ class TorchrunNode:
                     await self._host_on()
             await self._backend.leave()
         finally:
+            if self._gathering is not None:
+                self._gathering.close()
             self._backend.close()
             self._stores.close()
 

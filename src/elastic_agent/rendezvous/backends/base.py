@@ -12,6 +12,7 @@ from elastic_agent.files import with_remedy
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan, Seat
 from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.rendezvous.waits import in_time
 from elastic_agent.transport import NodeRecords, Obstacle, ReportRecords, Secret, run_abandonable
 from elastic_agent.transport.c10d import BootstrapStore, PortPicker, ServeStore, check_store
 from elastic_agent.values import Endpoint, PortRange
@@ -116,7 +117,8 @@ class RendezvousBackend(abc.ABC):
 
     async def dial_bootstrap(self, address: Address) -> None:
         """Check that a generation's bootstrap store answers; see ``StoreDialer``."""
-        await check_store(Endpoint(address.host, address.port), BOOTSTRAP_TIMEOUT_S)
+        checking = check_store(Endpoint(address.host, address.port), BOOTSTRAP_TIMEOUT_S)
+        await in_time(checking, 2 * BOOTSTRAP_TIMEOUT_S)  # looking up a name may take much longer
 
     def is_at_store(self, seat: Seat) -> bool:
         """Return whether this node is on the machine of the store."""

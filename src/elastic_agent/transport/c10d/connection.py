@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from elastic_agent.transport.addresses import local_address_towards
@@ -71,18 +72,17 @@ async def agree_run_id(
     endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s: float, secret: Secret | None = None
 ) -> str:
     """Return the run id of this job at the endpoint: the one agreed before, else ``proposal``."""
-    table = await open_table(endpoint, timeout_s, secret)
     key = JOBS + fingerprint
-    stored = await table.swap(key, None, proposal.encode())
-    while (name := name_in(stored or b"")) is None:
-        if stored is None or stored == CLEARING:
-            expected = None
-        else:
-            expected = stored
-            if not stored.startswith(RELEASED):
-                log_invalid(f"{table.root}{key}: {stored[:64]!r} is not a run id")
-        stored = await table.swap(key, expected, proposal.encode())
-    table.close()
+    with contextlib.closing(await open_table(endpoint, timeout_s, secret)) as table:
+        stored = await table.swap(key, None, proposal.encode())
+        while (name := name_in(stored or b"")) is None:
+            if stored is None or stored == CLEARING:
+                expected = None
+            else:
+                expected = stored
+                if not stored.startswith(RELEASED):
+                    log_invalid(f"{table.root}{key}: {stored[:64]!r} is not a run id")
+            stored = await table.swap(key, expected, proposal.encode())
     return name
 
 
@@ -90,9 +90,8 @@ async def release_run_id(
     endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float, secret: Secret | None = None
 ) -> None:
     """That run is over: the next job with this fingerprint is another run."""
-    table = await open_table(endpoint, timeout_s, secret)
-    await table.swap(JOBS + fingerprint, run_id.encode(), RELEASED + run_id.encode())
-    table.close()
+    with contextlib.closing(await open_table(endpoint, timeout_s, secret)) as table:
+        await table.swap(JOBS + fingerprint, run_id.encode(), RELEASED + run_id.encode())
 
 
 async def dial(

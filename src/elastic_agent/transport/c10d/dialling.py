@@ -28,6 +28,9 @@ from .wire import NONCE_BYTES, PROVOCATION, greeting
 LOOK_UP_S = 30.0
 """How long looking up a name may take: longer than the resolver with its defaults."""
 
+LOOK_S = 2.0
+"""A server that has not answered a client in TLS for so long may be a store without a secret."""
+
 PROVOKED_S = 0.5
 """How long another server may take to answer :data:`~.wire.PROVOCATION`."""
 
@@ -44,10 +47,12 @@ async def open_stream(endpoint: Endpoint, timeout_s: float, secret: Secret | Non
     """
     try:
         return await reach(endpoint, timeout_s, secret)
+    except WrongKeyError:
+        raise
     except (ssl.SSLError, NotAStoreError) as error:
         problem: ssl.SSLError | TransportError = error
     except UnreachableError as error:
-        if not _was_connected(error):
+        if error.obstacle is not Obstacle.CLOSED:
             raise
         problem = error
     raise await _explained(problem, endpoint, timeout_s, secret)
@@ -63,6 +68,7 @@ async def reach(endpoint: Endpoint, timeout_s: float, secret: Secret | None = No
 
     Raises:
         UnreachableError: nothing listens there, or what does has not answered in time or hung up.
+        WrongKeyError: it answers without TLS only.
         NotAStoreError: it answers otherwise than a store.
         ssl.SSLError: it does not speak TLS, or one side does not accept the other.
     """
@@ -75,10 +81,10 @@ async def reach(endpoint: Endpoint, timeout_s: float, secret: Secret | None = No
         connected, 2 * timeout_s + LOOK_UP_S, too_late=lambda late: late[0].close()
     )
     try:
-        async with asyncio.timeout(timeout_s):
-            stream = await ByteStream.over(sock, context)
-    except TimeoutError:
-        raise silent(str(endpoint), timeout_s) from None
+        if secret is None or context is None:
+            stream = await ByteStream.over(sock)
+        else:
+            stream = await _in_tls(sock, context, endpoint, timeout_s, secret)
     except ssl.SSLError:
         raise
     except OSError as error:
@@ -97,6 +103,46 @@ async def check_store(endpoint: Endpoint, timeout_s: float) -> None:
         (await reach(endpoint, timeout_s)).abort()
     except UnreachableError as error:
         raise error if _was_connected(error) else TransportError(f"{endpoint}: {error}") from None
+
+
+async def _in_tls(
+    sock: socket.socket, context: ssl.SSLContext, endpoint: Endpoint, timeout_s: float, secret: Secret
+) -> ByteStream:
+    """Shake hands; if that takes long, look beside it whether the store answers without TLS.
+
+    Whichever succeeds first decides: a host that was stopped for a while answers both connections when it goes on.
+
+    Raises:
+        UnreachableError: there is no answer in time.
+        WrongKeyError: the store answers without TLS.
+        OSError: the handshake failed.
+    """
+    now_s = asyncio.get_running_loop().time
+    ends_s = now_s() + timeout_s
+    problem: TransportError = silent(str(endpoint), timeout_s)
+
+    async def look() -> None:
+        nonlocal problem
+        await asyncio.sleep(min(timeout_s, LOOK_S))
+        try:
+            await check_store(endpoint, timeout_s)
+        except TransportError as error:
+            # Then the server runs (again), and may answer the handshake next.
+            has_answered = isinstance(error, NotAStoreError) or error.obstacle is Obstacle.CLOSED
+            patience.reschedule(max(ends_s, now_s() + (timeout_s if has_answered else 0.0)))
+        else:
+            problem = _has_no_secret(endpoint, secret)
+            patience.reschedule(now_s())
+
+    looking = asyncio.create_task(look())
+    try:
+        async with asyncio.timeout(4 * timeout_s) as patience:
+            return await ByteStream.over(sock, context)
+    except TimeoutError:
+        raise problem from None
+    finally:
+        looking.cancel()
+        await asyncio.wait([looking])
 
 
 async def _greet(stream: ByteStream, shown: str, timeout_s: float) -> None:
@@ -126,13 +172,10 @@ async def _explained(
     error: ssl.SSLError | TransportError, endpoint: Endpoint, timeout_s: float, secret: Secret | None
 ) -> TransportError:
     """Return what to raise for this error: the two sides may have different secrets."""
-    theirs = ""
-    # A store without a secret waits for more of what it takes for a message.
-    if not isinstance(error, UnreachableError) or error.obstacle is not Obstacle.SILENT:
-        certificate = await run_abandonable(
-            lambda: certificate_at(endpoint, timeout_s, secret), 2 * timeout_s + LOOK_UP_S
-        )
-        theirs = secret_id_in(certificate or b"") or ""
+    certificate = await run_abandonable(
+        lambda: certificate_at(endpoint, timeout_s, secret), 2 * timeout_s + LOOK_UP_S
+    )
+    theirs = secret_id_in(certificate or b"") or ""
     if theirs and secret is None:
         return WrongKeyError(
             f"the store at {endpoint} accepts only agents with its secret (key id {theirs}), and this agent has none; "
@@ -148,10 +191,7 @@ async def _explained(
             f"(key id {secret.ids[0]}); {REMEDY}"
         )
     if secret is not None and await _answers_without_tls(endpoint, timeout_s):
-        return WrongKeyError(
-            f"the store at {endpoint} was started without a secret, and this agent has one (key id {secret.ids[0]}); "
-            f"{REMEDY}"
-        )
+        return _has_no_secret(endpoint, secret)
     if isinstance(error, TransportError):
         return error
     if isinstance(error, ssl.SSLEOFError):
@@ -159,6 +199,13 @@ async def _explained(
     return NotAStoreError(
         f"{endpoint} is used by another program, which is not a store ({reason}); use another port, or stop "
         "that program"
+    )
+
+
+def _has_no_secret(endpoint: Endpoint, secret: Secret) -> WrongKeyError:
+    return WrongKeyError(
+        f"the store at {endpoint} was started without a secret, and this agent has one (key id {secret.ids[0]}); "
+        f"{REMEDY}"
     )
 
 

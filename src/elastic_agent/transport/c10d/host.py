@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import secrets
 import socket
@@ -159,13 +160,17 @@ class C10dHost:
         )
 
     async def _name_store(self) -> None:
-        table = await self._table()
-        await table.put(STORE_ID, self.store_id.encode())
-        table.close()
+        with contextlib.closing(await self._table()) as table:
+            await table.put(STORE_ID, self.store_id.encode())
 
     async def inbox(self) -> C10dInbox:
         """Return what the coordinator needs, on connections of its own."""
-        return C10dInbox(await self._table(), await self._table())
+        waiting = await self._table()
+        try:
+            return C10dInbox(waiting, await self._table())
+        except BaseException:
+            waiting.close()
+            raise
 
     async def report_records(self, run_id: str) -> ReportRecords:
         """Return a connection to one run's reports."""

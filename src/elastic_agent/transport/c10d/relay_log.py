@@ -27,14 +27,20 @@ class RelayLog:
                 f"refused a connection to {self._shown} by another user of this machine, user id {uid}"
             )
 
-    def refused_client(self, address: str, error: ssl.SSLError, *, has_hung_up: bool) -> None:
+    def refused_client(self, address: str, error: ssl.SSLError, *, may_have_secret: bool) -> None:
         """A client at this address did not prove that it has the secret.
 
-        An agent that was refused connects again, without a secret, to see which one it should have. One that has the
-        secret, too, if it gets no answer in TLS; when this process answers late, it has hung up.
+        An agent that was refused connects again, without a secret, to see which one it should have. An agent with the
+        secret that gets no answer for long connects without TLS, too, beside its handshake.
+
+        Args:
+            address: of the client.
+            error: of the handshake.
+            may_have_secret: whether it may have been such a late agent: it has hung up, or a handshake from the same
+                address is under way or has just succeeded.
         """
         has_other = getattr(error, "reason", "") in ("CERTIFICATE_VERIFY_FAILED", "TLSV1_ALERT_UNKNOWN_CA")
-        if has_hung_up and not has_other:
+        if may_have_secret and not has_other:
             return
         why = "it has another secret" if has_other else "it has no secret"
         if address in self._addresses or len(self._addresses) >= _MOST_NAMED:

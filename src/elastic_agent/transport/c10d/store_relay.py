@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import math
 import os
 import socket
 import ssl
@@ -70,8 +71,13 @@ class StoreRelay:
         self._closing = asyncio.Event()
         self._sides: set[Side] = set()
         """The connections that are open, two for each client that was admitted."""
-        self._admissions: dict[asyncio.Task[None], None] = {}
-        """Clients that have not shown yet whose they are, or that they have the secret; the earliest first."""
+        self._admissions: dict[asyncio.Task[None], str] = {}
+        """Clients that have not shown yet whose they are, or that they have the secret; the earliest first.
+
+        Each with its address, if it is to show the latter.
+        """
+        self._proved_s: dict[str, float] = {}
+        """When a client at this address has last shown that it has the secret."""
         self._listeners: dict[socket.socket, ssl.SSLContext | None] = {public: None}
         """Each with what clients have to prove there; None: whose processes they are."""
         if secure is not None:
@@ -132,8 +138,9 @@ class StoreRelay:
             del self._admissions[oldest]
             oldest.cancel()
         host = str(address[0]).removeprefix("::ffff:")
-        admission = self._loop.create_task(self._admit(client, host, self._listeners[listener]))
-        self._admissions[admission] = None
+        context = self._listeners[listener]
+        admission = self._loop.create_task(self._admit(client, host, context))
+        self._admissions[admission] = host if context is not None else ""
         admission.add_done_callback(lambda ended: self._admissions.pop(ended, None))
 
     def _dropped(self, error: OSError) -> bool:
@@ -148,6 +155,7 @@ class StoreRelay:
             if context is not None:
                 async with asyncio.timeout(HANDSHAKE_S):
                     side: Side = await prove(client, context, self._sides)
+                self._proved_s[host] = self._loop.time()
             elif self._is_own(client):
                 side = Side(self._sides)
             else:
@@ -155,12 +163,20 @@ class StoreRelay:
             await self._pair(client, side)
             is_admitted = True
         except ssl.SSLError as error:
-            self._log.refused_client(host, error, has_hung_up=_has_hung_up(client))
+            may_have_secret = _has_hung_up(client) or self._has_other_handshake(host)
+            self._log.refused_client(host, error, may_have_secret=may_have_secret)
         except OSError as error:  # the client is gone, or no descriptor is left
             self._dropped(error)
         finally:
             if not is_admitted:
                 client.close()
+
+    def _has_other_handshake(self, host: str) -> bool:
+        """Whether another client at this address is about to show that it has the secret, or has just done so."""
+        this = asyncio.current_task()
+        if any(address == host for admission, address in self._admissions.items() if admission is not this):
+            return True
+        return self._loop.time() - self._proved_s.get(host, -math.inf) < HANDSHAKE_S
 
     def _is_own(self, client: socket.socket) -> bool:
         """Whether a client is a process of this user; another one is reported."""

@@ -152,5 +152,5 @@ def _expire(waiter: asyncio.Future[None]) -> None:
 
 
 def _abandon(loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and the socket with it
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the interpreter closes the socket
         loop.call_soon_threadsafe(transport.abort)

@@ -406,9 +406,12 @@ def _channel_to(
 
 
 def _configured_credentials(access: EtcdAccess) -> Any:
-    ca, key, certificate = (  # the server was probed with them
-        path.read_bytes() if path is not None else None for path in (access.ca, access.key, access.cert)
-    )
+    try:
+        ca, key, certificate = (
+            path.read_bytes() if path is not None else None for path in (access.ca, access.key, access.cert)
+        )
+    except OSError as error:  # replaced since the server was probed with them, or no descriptor is left
+        raise NotAStoreError(f"{error.filename}: {error.strerror}; expected a PEM file for etcd") from None
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
