@@ -114,7 +114,7 @@ class Node(SimulatedWaits):
         member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, rules)
         self.session = Session(cast(StoreDialer, self), member, LEASE_S, clock=machine.clock, waits=self)
         self.session.listen(lambda event: self.told.append((machine.clock(), event)))
-        self.life = self.spawn(self.session.run())
+        self.life = self.spawn(self.session.run)
 
     def go_on(self, seconds: float) -> None:
         """Let time pass. A session that does something again and again at one time fails."""
