@@ -46,7 +46,8 @@ class Agreement:
     def notice(self) -> Notice | None:
         """The notice that all ranks know of, or None. Call it once a step, on every rank of the group.
 
-        One that this worker has had is returned at the next call at the earliest. Once there is one it stays.
+        One that this worker has had is returned at the next call at the earliest. Once there is one it stays,
+        and the ranks exchange nothing more.
         """
         self._calls += 1
         if self._calls % self._every:
@@ -57,7 +58,8 @@ class Agreement:
             self._agreed = newest
             return newest
         self._collect(board, serial, newest)
-        self._start(serial, newest)
+        if self._agreed is None:  # an all-reduce under way could end this process while it leaves
+            self._start(serial, newest)
         return self._agreed
 
     def _together(self) -> bool:
