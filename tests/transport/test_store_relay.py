@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import structlog
 from torch.distributed import TCPStore
@@ -98,6 +99,26 @@ def test_values_of_any_size_arrive(store: BootstrapStore) -> None:
     one, other = client(store), client(store)
     one.set("large", value)
     assert other.get("large") == value
+
+
+def _is_hidden(address: tuple[str, int], port: int) -> bool:
+    return address[1] == port and address[0] != "127.0.0.1"
+
+
+def test_what_is_passed_on_is_sent_at_once(store: BootstrapStore) -> None:
+    """Else a small answer waits up to 40 ms for the other end to acknowledge the one before."""
+    client(store).set("key", "value")
+    port = store.address.port
+    of_relay = [
+        connection.fd
+        for connection in psutil.Process().net_connections("tcp4")
+        if connection.raddr
+        and (connection.laddr == ("127.0.0.1", port) or _is_hidden(connection.raddr, port))
+    ]
+    assert len(of_relay) >= 2
+    for descriptor in of_relay:
+        with socket.socket(fileno=os.dup(descriptor)) as sock:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_many_workers_use_it_at_once(store: BootstrapStore) -> None:

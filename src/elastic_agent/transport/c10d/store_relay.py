@@ -191,6 +191,8 @@ class StoreRelay:
         side.other, store.other = store, side
         hidden = self._hidden.connect()
         hidden.setblocking(False)
+        for sock in (client, hidden):  # asyncio does so only for sockets that name their protocol
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await loop.connect_accepted_socket(lambda: store, hidden)
         await loop.connect_accepted_socket(lambda: side, client)
 
