@@ -13,8 +13,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
+def installed_version() -> str:
+    """Return the version, with a digest of the installed modules; without it where the sources themselves are used.
+
+    Until there are releases, all installations have the same version, and the digest tells them apart.
+    """
+    import hashlib
+    from importlib.metadata import PackageNotFoundError, files
+
+    try:
+        listed = files("elastic-agent") or []
+    except PackageNotFoundError:
+        return __version__
+    modules = sorted(f"{path} {path.hash.value}" for path in listed if path.suffix == ".py" and path.hash)
+    digest = hashlib.sha256("\n".join(modules).encode()).hexdigest()[:8]
+    return f"{__version__}+{digest}" if modules else __version__
+
+
 def __getattr__(name: str) -> "Any":
-    """``launch``, when it is used: workers and the guard import this package too."""
+    """Return ``launch``, imported when it is used: workers and the guard import this package too."""
     if name == "launch":
         from elastic_agent.launcher import launch
 

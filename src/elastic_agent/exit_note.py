@@ -1,4 +1,4 @@
-"""What a worker notes when its script ends: when, with which exit code, and the exceptions that led to it.
+"""The note that a worker writes when its script ends: when, with which exit code, and the exceptions that led to it.
 
 A Python program needs up to half a second to end after an exception or ``sys.exit``. Only then its connections break,
 and only then its agent sees that it has ended. If another worker is killed meanwhile, the agent stops this one. The
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
+CELL_BYTES = 64
+"""The size of a cell of the heartbeat file."""
 NOTE_BYTES = 1024
 UNKNOWN_CODE = 255
 """Stands for an exit code that is not known, and for 255 itself."""
@@ -39,21 +41,20 @@ _LINE_BYTES = (NOTE_BYTES - _HEAD_BYTES) // _MOST_LINES - 1
 class Writer:
     """The note of this process, and of none that it forks."""
 
-    def __init__(self, path: str, slot: int, cell_bytes: int = 64) -> None:
-        """``path``: the heartbeat file, with cells of so many bytes."""
+    def __init__(self, path: str, slot: int) -> None:
+        """Write to the heartbeat file at ``path``."""
         self._path = path
         self._slot = slot
-        self._cell_bytes = cell_bytes
         self._pid = os.getpid()
 
     @classmethod
     def of_worker(cls, environ: "Mapping[str, str]") -> "Writer | None":
-        """The one of the worker with these variables; None outside of an agent."""
+        """Return the note of the worker with these variables; None outside of an agent."""
         path, slot = environ.get(HEARTBEAT), environ.get(SLOT, "")
         return cls(path, int(slot)) if path and slot.isdecimal() else None
 
     def write(self, error: BaseException | None, code: int | None) -> None:
-        """The script ends now, with this exception and exit code (None: not known). Never raises.
+        """Note that the script ends now, with this exception and exit code (None: not known). Never raises.
 
         Only the first note of a worker counts.
         """
@@ -65,8 +66,8 @@ class Writer:
             # Not closed: that would release the claim on the cell that this process may hold.
             fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             size = os.fstat(fd).st_size
-            slots = size // (self._cell_bytes + NOTE_BYTES)
-            start = slots * self._cell_bytes + self._slot * NOTE_BYTES
+            slots = size // (CELL_BYTES + NOTE_BYTES)
+            start = slots * CELL_BYTES + self._slot * NOTE_BYTES
             if self._slot < slots and not any(os.pread(fd, _HEAD_BYTES, start)):
                 os.pwrite(fd, head.to_bytes(_HEAD_BYTES, sys.byteorder) + _text_of(error), start)
         except Exception:  # never the script's problem, even if an exception cannot be printed
@@ -76,8 +77,8 @@ class Writer:
         """Ask for a cold start of the next worker. Never raises."""
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)  # not closed, as above
-            if self._slot < os.fstat(fd).st_size // (self._cell_bytes + NOTE_BYTES):
-                os.pwrite(fd, (1).to_bytes(8, sys.byteorder), self._slot * self._cell_bytes + 8 * WANTS_COLD)
+            if self._slot < os.fstat(fd).st_size // (CELL_BYTES + NOTE_BYTES):
+                os.pwrite(fd, (1).to_bytes(8, sys.byteorder), self._slot * CELL_BYTES + 8 * WANTS_COLD)
         except Exception:  # the next one says again what it could not do
             pass
 
@@ -97,7 +98,7 @@ def note_immediate_exits(note: Writer) -> None:
 
 
 def exit_code(error: BaseException | None) -> int | None:
-    """With which code Python exits because of this exception; None: by a signal."""
+    """Return the code with which Python exits because of this exception; None: by a signal."""
     if error is None:
         return 0
     if isinstance(error, KeyboardInterrupt):
@@ -115,7 +116,7 @@ def _text_of(error: BaseException | None) -> bytes:
         chain.append(error)
         error = error.__cause__ or error.__context__
     shown = chain if len(chain) <= _MOST_LINES else [chain[0], *chain[1 - _MOST_LINES :]]
-    return b"\n".join(one_line(one).encode(errors="replace")[:_LINE_BYTES] for one in shown)
+    return b"\n".join(one_line(cause).encode(errors="replace")[:_LINE_BYTES] for cause in shown)
 
 
 def one_line(error: BaseException) -> str:
@@ -142,7 +143,7 @@ class Note:
 
 
 def read_note(data: bytes) -> Note | None:
-    """The note in these bytes; None if there is none."""
+    """Return the note in these bytes; None if there is none."""
     head = int.from_bytes(data[:_HEAD_BYTES], sys.byteorder)
     if not head:
         return None

@@ -48,7 +48,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def is_at(handle: int, path: Path) -> bool:
-    """Whether the open file is still the one at this path."""
+    """Return whether the open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(handle), path.lstat())
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def is_at(handle: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """The file, open and locked (``flock``). Raises OSError: there is none, or another process has locked it."""
+    """Open the file and lock it (``flock``). Raises OSError: there is none, or another process has locked it."""
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,14 +67,15 @@ def locked(path: Path) -> Iterator[int]:
 
 
 def modified_s(path: Path) -> float:
-    """When the file was last modified, in seconds of Unix time. Raises OSError."""
+    """Return when the file was last modified, in seconds of Unix time. Raises OSError."""
     return path.lstat().st_mtime
 
 
 def all_but_newest(
     paths: Iterable[Path], keep: int, age: Callable[[Path], float] = modified_s
 ) -> list[tuple[float, Path]]:
-    """The paths beyond the newest ``keep``, each with its time, the newest first; what has vanished is left out."""
+    """Return the paths beyond the newest ``keep``, each with its time, the newest first; what has vanished is
+    left out."""
     dated: list[tuple[float, Path]] = []
     for path in paths:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""How the agent's part in a run ended, as the agent tells `elastic_agent.launch` in a file."""
+"""The end of the agent's part in a run, as the agent tells `elastic_agent.launch` in a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LaunchOutcome(Struct, frozen=True):
     ranks: tuple[int, ...] = ()
     """The global ranks of this node's workers in it."""
     failed: tuple[FailedWorker, ...] = ()
-    """Those that failed in it, before the others were stopped."""
+    """The workers that failed in it, before the others were stopped."""
 
     @staticmethod
     def read(folder: Path) -> LaunchOutcome | None:

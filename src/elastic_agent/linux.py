@@ -50,19 +50,19 @@ JOB_SIGNALS: frozenset[int] = frozenset(
 
 
 def boottime_ns() -> int:
-    """Nanoseconds since the machine booted, time asleep included (CLOCK_BOOTTIME)."""
+    """Return the nanoseconds since the machine booted, time asleep included (CLOCK_BOOTTIME)."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def boottime_s() -> float:
-    """Seconds since the machine booted, time asleep included (CLOCK_BOOTTIME)."""
+    """Return the seconds since the machine booted, time asleep included (CLOCK_BOOTTIME)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, call: str) -> int:
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
+        raise OSError(code, f"{call}: {os.strerror(code)}")
     return result
 
 
@@ -87,7 +87,7 @@ def set_parent_death_signal(signum: int) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """The name that `ps -o comm` and `top` show, at most 15 bytes."""
+    """Set the name that `ps -o comm` and `top` show, at most 15 bytes."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _check(_libc.prctl(_PR_SET_NAME, buffer, 0, 0, 0), "prctl")
 
@@ -210,7 +210,7 @@ class Process:
 
 
 def read_process(pid: int) -> Process | None:
-    """None when there is no such process."""
+    """Read a process from /proc; None when there is no such process."""
     try:
         fields = stat_fields(pid)
     except OSError:
@@ -220,13 +220,13 @@ def read_process(pid: int) -> Process | None:
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """/proc/PID/stat from the state on (proc(5) counts it as field 3). Raises OSError."""
+    """Return the fields of /proc/PID/stat from the state on (proc(5) counts it as field 3). Raises OSError."""
     # The name before it stands in brackets and may itself hold brackets and blanks.
     return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def cpu_time_s(pid: int) -> float:
-    """Processor time that all threads of the process have used. Raises OSError: it is gone."""
+    """Return the processor time that all threads of the process have used. Raises OSError: it is gone."""
     try:
         return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
     except OSError:  # a sandbox without the clocks of other processes
@@ -235,7 +235,7 @@ def cpu_time_s(pid: int) -> float:
 
 
 def transferred_bytes(pid: int) -> int:
-    """What the process has read and written; 0 where that cannot be seen. Raises OSError: it is gone."""
+    """Return what the process has read and written; 0 where that cannot be seen. Raises OSError: it is gone."""
     try:
         lines = _read(f"/proc/{pid}/io").splitlines()
     except PermissionError:  # it has become another user
@@ -244,12 +244,12 @@ def transferred_bytes(pid: int) -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """Its memory, shared or not; roughly. Raises OSError: it is gone."""
+    """Return the size of its memory, shared or not; roughly. Raises OSError: it is gone."""
     return int(_read(f"/proc/{pid}/statm").split()[1]) * mmap.PAGESIZE
 
 
 def threads(pid: int) -> list[int]:
-    """The threads of a process; none when it is gone."""
+    """Return the threads of a process; none when it is gone."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -257,7 +257,7 @@ def threads(pid: int) -> list[int]:
 
 
 def thread_state(tid: int) -> str:
-    """R: runs or waits for a processor, D: waits for a disk, S: waits for something else; empty when it is gone."""
+    """Return R if it runs or waits for a processor, D for a disk, S for something else; empty when it is gone."""
     try:
         return stat_fields(tid)[0].decode()
     except OSError:
@@ -265,13 +265,13 @@ def thread_state(tid: int) -> str:
 
 
 def process_ids() -> list[int]:
-    """All processes that can be seen here."""
+    """Return all processes that can be seen here."""
     with os.scandir("/proc") as entries:
         return [int(entry.name) for entry in entries if entry.name.isdigit()]
 
 
 def all_processes() -> Iterator[Process]:
-    """Those that are still there when their turn comes."""
+    """Yield the processes that are still there when their turn comes."""
     for pid in process_ids():
         process = read_process(pid)
         if process is not None:
@@ -279,34 +279,35 @@ def all_processes() -> Iterator[Process]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, or None if there is no such process (a zombie counts as gone)."""
+    """Return when the process started, or None if there is no such process (a zombie counts as gone)."""
     process = read_process(pid)
     return None if process is None or process.dead else process.start_ticks
 
 
 def started_after(process: Process, at_boottime_s: float) -> bool:
-    """Whether the process started after this time, or so shortly before that its start ticks do not tell."""
+    """Return whether the process started after this time, or so shortly before that its start ticks do not tell."""
     return (process.start_ticks + 1) / os.sysconf("SC_CLK_TCK") > at_boottime_s
 
 
 def is_frozen(pid: int) -> bool:
-    """Whether the process was stopped by a signal or a debugger."""
+    """Return whether the process was stopped by a signal or a debugger."""
     process = read_process(pid)
     return process is not None and process.frozen
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for this signal (one without would die of it)."""
+    """Return whether the process has a handler for this signal (one without would die of it)."""
     return _in_mask(pid, b"SigCgt:", signum) is True
 
 
 def ignores(pid: int, signum: int) -> bool | None:
-    """Whether the process ignores this signal; None if it is gone."""
+    """Return whether the process ignores this signal; None if it is gone."""
     return _in_mask(pid, b"SigIgn:", signum)
 
 
 def ends_by(pid: int, signum: int) -> bool:
-    """Whether this signal would end the process: it neither catches nor ignores nor blocks it. False: it is gone."""
+    """Return whether this signal would end the process: it neither catches nor ignores nor blocks it. False: it is
+    gone."""
     return not any(_in_mask(pid, mask, signum) is not False for mask in (b"SigCgt:", b"SigIgn:", b"SigBlk:"))
 
 
@@ -319,16 +320,16 @@ def _in_mask(pid: int, mask: bytes, signum: int) -> bool | None:
 
 
 GUARD_NAME = "elastic-guard"
-"""What `ps` calls the process between an agent and its workers."""
+"""The name in `ps` of the process between an agent and its workers."""
 
 
 def process_name(pid: int) -> str:
-    """What `ps` calls it, or nothing when it is gone."""
+    """Return what `ps` calls it, or nothing when it is gone."""
     return _name(f"/proc/{pid}/comm")
 
 
 def thread_names() -> list[str]:
-    """The names of this process's threads, the first one first."""
+    """Return the names of this process's threads, the first one first."""
     # Others may have lower numbers: the system begins again when it has used them all.
     first = str(os.getpid())
     numbers = sorted(os.listdir("/proc/self/task"), key=lambda number: (number != first, int(number)))
@@ -336,9 +337,9 @@ def thread_names() -> list[str]:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The variables that the process was started with. Raises OSError: it is gone, or another user's."""
+    """Return the variables that the process was started with. Raises OSError: it is gone, or another user's."""
     pairs = [
-        one.decode(errors="replace").partition("=") for one in _read(f"/proc/{pid}/environ").split(b"\0")
+        pair.decode(errors="replace").partition("=") for pair in _read(f"/proc/{pid}/environ").split(b"\0")
     ]
     return {name: value for name, equals, value in pairs if equals}
 
@@ -350,7 +351,7 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 def may_signal(pid: int) -> bool:
-    """Whether this process may signal that one; also if it is gone."""
+    """Return whether this process may signal that one; also if it is gone."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -361,14 +362,14 @@ def may_signal(pid: int) -> bool:
 
 
 def user_of(pid: int) -> int | None:
-    """The id of the user that the process runs as; None if it is gone."""
+    """Return the id of the user that the process runs as; None if it is gone."""
     with contextlib.suppress(OSError):
         return os.stat(f"/proc/{pid}").st_uid
     return None
 
 
 def descendants(of_pid: int) -> list[Process]:
-    """The live children of `of_pid`, their children and so on.
+    """Return the live children of `of_pid`, their children and so on.
 
     Not a snapshot: a process whose parent dies during the scan can be missed. Scan again until nothing new
     turns up.
@@ -386,37 +387,13 @@ def descendants(of_pid: int) -> list[Process]:
     return found
 
 
-def family(of_pid: int) -> set[int]:
-    """The descendants that the kernel lists under each process: fast where a node has thousands of others.
-
-    Processes that start or end meanwhile may be missed.
-    """
-    found: set[int] = set()
-    pending = [of_pid]
-    while pending:
-        pid = pending.pop()
-        for tid in threads(pid):
-            try:
-                listed = [int(word) for word in _read(f"/proc/{pid}/task/{tid}/children").split()]
-            except FileNotFoundError:
-                if tid == of_pid:  # a kernel without CONFIG_PROC_CHILDREN
-                    return {process.pid for process in descendants(of_pid)}
-                continue
-            except OSError:
-                continue  # it is gone
-            new = [child for child in listed if child not in found]
-            found.update(new)
-            pending += new
-    return found
-
-
 def dead_children(of_pid: int) -> list[int]:
-    """Children of `of_pid` that have ended and wait to be reaped."""
+    """Return the children of `of_pid` that have ended and wait to be reaped."""
     return [process.pid for process in all_processes() if process.dead and process.parent == of_pid]
 
 
 def children(of_pid: int) -> list[int]:
-    """The direct children of a process, the dead that wait to be reaped included.
+    """Return the direct children of a process, the dead that wait to be reaped included.
 
     Exact for one's own single-threaded process: no child leaves the kernel's list before it is reaped.
     """
@@ -428,7 +405,7 @@ def children(of_pid: int) -> list[int]:
 
 
 def open_files(pid: int | str = "self") -> list[str]:
-    """What the descriptors of a process lead to. Raises OSError: it is gone, or another user's."""
+    """Return what the descriptors of a process lead to. Raises OSError: it is gone, or another user's."""
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as the one that listed them
@@ -437,46 +414,46 @@ def open_files(pid: int | str = "self") -> list[str]:
 
 
 def open_file(pid: int, fd: int) -> str:
-    """What this descriptor of a process leads to, or nothing where that cannot be read."""
+    """Return what this descriptor of a process leads to, or nothing where that cannot be read."""
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{pid}/fd/{fd}")
     return ""
 
 
 def tcp_tables(pid: int) -> list[bytes]:
-    """The kernel's tables of TCP sockets, IPv4 and IPv6, in the network namespace of a process."""
+    """Return the kernel's tables of TCP sockets, IPv4 and IPv6, in the network namespace of a process."""
     return [_read(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
 
 
 def mapped_files(pid: int) -> list[str]:
-    """The last parts of the paths of the files that a process has mapped. Raises OSError."""
+    """Return the last parts of the paths of the files that a process has mapped. Raises OSError."""
     lines = _read(f"/proc/{pid}/maps").split(b"\n")
     return [line.rpartition(b"/")[2].decode(errors="replace") for line in lines]
 
 
 def processes_of(uid: int) -> Iterator[int]:
-    """All processes of a user that can be seen here."""
+    """Yield all processes of a user that can be seen here."""
     for pid in process_ids():
         if user_of(pid) == uid:
             yield pid
 
 
 def boot_id() -> str:
-    """Changes with every boot of the machine."""
+    """Return what changes with every boot of the machine."""
     with contextlib.suppress(OSError):
         return _read("/proc/sys/kernel/random/boot_id").decode().strip()
     return ""
 
 
 def pid_namespace() -> str:
-    """Identifies the pid namespace (the container) of this process; no two that exist have the same."""
+    """Return what identifies the pid namespace (the container) of this process; no two that exist have the same."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
 
 
 def cgroups() -> dict[str, str]:
-    """This process's cgroup by controller; that of version 2 by the empty name. Raises OSError."""
+    """Return this process's cgroup by controller; that of version 2 by the empty name. Raises OSError."""
     # Not splitlines(): it splits at characters that the name of a cgroup may contain.
     lines = os.fsdecode(_read("/proc/self/cgroup")).split("\n")
     parts = [line.split(":", 2) for line in lines if line]

@@ -15,7 +15,7 @@ class _ResolverState(ctypes.Structure):
 
 
 _INITIALISED = 1
-"""Of ``options``: the thread has read the resolver's configuration."""
+"""A flag of ``options``: the thread has read the resolver's configuration."""
 
 
 @contextlib.contextmanager

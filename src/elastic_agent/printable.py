@@ -26,26 +26,26 @@ _UNSAFE_IN_JSON = re.compile(rf"[\x7f-\x9f\u2028\u2029\ud800-\udfff{_DIRECTION}]
 
 
 def plain(text: str) -> str:
-    """Only what there is to read: no colours, no controls but tabs and newlines, surrogates as `\\udcff`."""
+    """Keep only what there is to read: no colours, no controls but tabs and newlines, surrogates as `\udcff`."""
     lines = "\n".join(without_surrogates(text, "backslashreplace").splitlines())
     return _UNSAFE.sub("", _SEQUENCES.sub("", lines))
 
 
 def without_surrogates(text: str, errors: str = "replace") -> str:
-    """`text` as UTF-8 can hold it; by default of the same length."""
+    """Return `text` as UTF-8 can hold it; by default of the same length."""
     return text.encode(errors=errors).decode()
 
 
 def escaped(text: str, *, keep_lines: bool = False) -> str:
-    """With everything unprintable as an escape; `keep_lines`: but for newlines and tabs."""
+    """Return the text with everything unprintable as an escape; `keep_lines`: but for newlines and tabs."""
     if text.isprintable():
         return text
     kept = "\n\t" if keep_lines else ""
-    return "".join(one if one.isprintable() or one in kept else _escape(one) for one in text)
+    return "".join(sign if sign.isprintable() or sign in kept else _escape(sign) for sign in text)
 
 
 def json_text(value: object) -> str:
-    """`value` as JSON that is readable and safe to show; what JSON does not know is written as its text."""
+    """Return `value` as JSON that is readable and safe to show; what JSON does not know is written as its text."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     # Outside of strings JSON has nothing of this, and within them these escapes mean the same.
     return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import ast
 
 _TOO_DEEP = (RecursionError, MemoryError, SystemError)
-"""What the parser raises for source that is nested deeply; another process may still be able to compile it."""
+"""The errors of the parser for source that is nested deeply; another process may still be able to compile it."""
 
 
 def problem_with_source(source: bytes) -> str:

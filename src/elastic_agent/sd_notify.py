@@ -17,12 +17,12 @@ ALIVE = "WATCHDOG=1"
 
 
 def status(text: str) -> str:
-    """The line that ``systemctl status`` shows; only one is kept."""
+    """Return the line that ``systemctl status`` shows; only one is kept."""
     return f"STATUS={escaped(' '.join(text.split()))}"
 
 
 def extend(time_s: float) -> str:
-    """Start or stop may take this much longer, from now."""
+    """Return the line that says that start or stop may take this much longer, from now."""
     return f"EXTEND_TIMEOUT_USEC={round(time_s * 1e6)}"
 
 
@@ -37,7 +37,7 @@ class SystemdNotifier:
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> SystemdNotifier:
-        """From systemd's variables, which are removed, so that no child notifies in this process's name."""
+        """Take it from systemd's variables, which are removed, so that no child notifies in this process's name."""
         address = environ.pop("NOTIFY_SOCKET", "")
         watchdog_us = environ.pop("WATCHDOG_USEC", "")
         watched = environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
@@ -48,12 +48,12 @@ class SystemdNotifier:
 
     @property
     def alive_every_s(self) -> float:
-        """How often to send ``ALIVE``, with room for being late."""
+        """The pause between two ``ALIVE``, with room for being late."""
         return self.watchdog_s / 4 if self.watchdog_s is not None else math.inf
 
     @property
     def listens(self) -> bool:
-        """Whether there is a service manager to notify."""
+        """True if there is a service manager to notify."""
         return bool(self.address)
 
     def notify(self, *lines: str, patience_s: float = 0.0) -> bool:

@@ -44,7 +44,7 @@ WHOLE_TORCH = "--whole-torch"
 _START_S = 30.0
 _LOOK_EVERY_MS = 1000
 _SUSPENDED_LOOKS = 3
-"""So often in a row the agent is seen to be suspended before its stores end."""
+"""The number of times in a row that the agent is seen to be suspended before its stores end."""
 _MOST_OPEN_FILES = 65536
 
 

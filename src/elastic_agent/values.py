@@ -72,12 +72,12 @@ class EtcdAccess:
 
     @property
     def tls(self) -> bool:
-        """Whether connections are encrypted."""
+        """True if connections are encrypted."""
         return any((self.ca, self.cert, self.key))
 
 
 def largest_world(nodes: int, least: int, most: int, counts: tuple[int, ...]) -> int:
-    """How many of so many nodes a world may have; 0 if it may have none.
+    """Return how many of so many nodes a world may have; 0 if it may have none.
 
     Args:
         nodes: how many there are.
@@ -94,12 +94,12 @@ def largest_world(nodes: int, least: int, most: int, counts: tuple[int, ...]) ->
     elif len(counts) == 1:
         fitting = bound - bound % counts[0]
     else:
-        fitting = max((one for one in counts if one <= bound), default=0)
+        fitting = max((count for count in counts if count <= bound), default=0)
     return fitting if fitting >= least else 0
 
 
 def smallest_world(above: int, least: int, most: int, counts: tuple[int, ...]) -> int | None:
-    """The smallest number of nodes above ``above`` that a world may have; None if there is none.
+    """Return the smallest number of nodes above ``above`` that a world may have; None if there is none.
 
     Computed from ``counts``, not by trial of every size: the coordinator calls it often, for up to 65,536 nodes.
     The other arguments are those of :func:`largest_world`.
@@ -113,10 +113,10 @@ def smallest_world(above: int, least: int, most: int, counts: tuple[int, ...]) -
     elif len(counts) == 1:
         found = -(-low // counts[0]) * counts[0]
     else:
-        found = min((one for one in counts if one >= low), default=most + 1)
+        found = min((count for count in counts if count >= low), default=most + 1)
     return found if found <= most else None
 
 
 def new_incarnation() -> str:
-    """A random name for one life of an agent (a new one after a lost lease)."""
+    """Return a random name for one life of an agent (a new one after a lost lease)."""
     return os.urandom(8).hex()

@@ -98,6 +98,8 @@ class Bench:
     def start(self, generation: int, program: str, *arguments: object) -> None:
         beats = HeartbeatFile.create(self.folder, 1)
         variables = {
+            "ELASTIC_AGENT_RUN_ID": "run",
+            "ELASTIC_AGENT_NODE_ID": "n1",
             "ELASTIC_AGENT_GENERATION": str(generation),
             "ELASTIC_AGENT_HEARTBEAT": beats.path,
             "ELASTIC_AGENT_SLOT": "0",

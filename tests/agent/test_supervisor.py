@@ -145,8 +145,13 @@ class Scene:
         assert self._program, "there is no second node"
         arguments = {0: ("-I", "-S", "-c", self._program, world.generation)}
         logs = GenerationLogs(str(self._folder / "logs"))
+        envs = {
+            0: {
+                f"ELASTIC_AGENT_{name}": str(world.generation) for name in ("RUN_ID", "NODE_ID", "GENERATION")
+            }
+        }
         context = WorkerContext(
-            guard, world.generation, "w", sys.executable, arguments, {0: {}}, logs, BackgroundCloser()
+            guard, world.generation, "w", sys.executable, arguments, envs, logs, BackgroundCloser()
         )
         self.heartbeats = HeartbeatFile.create(self._folder, 1)
         return context, self.heartbeats

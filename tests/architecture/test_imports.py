@@ -26,7 +26,7 @@ FLOORS = [
     {"transport", "config", "data", "diagnosis"},
     {"protocol", "client", "logs"},
     {"exit_codes", "exit_note", "launch_outcome", "sd_notify", "store_servers", "values"},
-    {"files", "installed", "linux", "name_lookups", "printable", "python_source", "worker_variables"},
+    {"files", "linux", "name_lookups", "printable", "python_source", "worker_variables"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
 
@@ -56,7 +56,6 @@ STANDARD_LIBRARY_ONLY = {
     "sd_notify",
     "worker_variables",
     "files",
-    "installed",
 }
 
 GUARD = {
@@ -65,7 +64,6 @@ GUARD = {
         f"workers/guard/{part}.py"
         for part in ("generation", "loop", "messages", "progress", "relay", "spawn", "warm")
     ),
-    "workers/cold_start.py",
     "linux.py",
 }
 """What the guard process is made of: it must start at once, and survive whatever torch does."""
@@ -85,7 +83,7 @@ IMPURE = {
 
 TORCHS_PRIVATE = {
     "store_servers.py",
-    "workers/torch_adapter.py",
+    "workers/context.py",
     "integrations/collectives/private_names.py",
 }
 """The places for torch's private Python names, of the agent and of workers; a test says when a new torch lacks one."""

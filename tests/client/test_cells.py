@@ -61,20 +61,6 @@ def test_closing_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
         file.read(0)
 
 
-@pytest.mark.parametrize("slot", [-1, 2])
-def test_a_slot_out_of_range_is_refused(tmp_path: Path, slot: int) -> None:
-    with (
-        closing(HeartbeatFile.create(tmp_path, 2)) as file,
-        pytest.raises(IndexError, match=f"got slot {slot}; expected 0 to 1"),
-    ):
-        file.read(slot)
-
-
-def test_file_without_slots_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="got a heartbeat file for 0 slots; expected at least 1"):
-        HeartbeatFile.create(tmp_path, 0)
-
-
 def test_a_failed_creation_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError):
         HeartbeatFile.create(tmp_path / "nowhere", 1)

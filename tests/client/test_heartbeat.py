@@ -22,31 +22,13 @@ for line in sys.stdin:
 
 
 def test_agent_sees_each_beat_and_its_step_at_once(cells: HeartbeatFile) -> None:
-    assert cells.read(SLOT) == (0, 0)
+    """A beat without a step keeps the last one; steps may be negative or large."""
+    lines = {"41": 41, "42": 42, "": 42, "-1": -1, str(-(2**63)): -(2**63), str(2**63 - 1): 2**63 - 1}
     with running(BEAT_ON_REQUEST, under_agent(cells)) as worker:
-        assert worker.ask("41") == "done"
-        assert cells.read(SLOT) == (1, 41)
-        assert worker.ask("42") == "done"
-        assert cells.read(SLOT) == (2, 42)
-
-
-def test_beat_without_a_step_keeps_the_last_one(cells: HeartbeatFile) -> None:
-    with running(BEAT_ON_REQUEST, under_agent(cells)) as worker:
-        worker.ask("7")
-        worker.ask("")
-        assert cells.read(SLOT) == (2, 7)
-
-
-def test_steps_may_be_negative_or_large(cells: HeartbeatFile) -> None:
-    with running(BEAT_ON_REQUEST, under_agent(cells)) as worker:
-        for step in (-1, -(2**63), 2**63 - 1):
-            worker.ask(str(step))
-            assert cells.read(SLOT)[1] == step
-
-
-def test_importing_the_client_does_not_count_as_a_heartbeat(cells: HeartbeatFile) -> None:
-    run_script("from elastic_agent import client; client.current()", under_agent(cells))
-    assert cells.read(SLOT) == (0, 0)
+        for beats, (line, step) in enumerate(lines.items(), 1):
+            assert cells.read(SLOT)[0] == beats - 1
+            assert worker.ask(line) == "done"
+            assert cells.read(SLOT) == (beats, step)
 
 
 def test_workers_of_one_node_have_a_cell_each(cells: HeartbeatFile) -> None:
@@ -60,54 +42,44 @@ def test_workers_of_one_node_have_a_cell_each(cells: HeartbeatFile) -> None:
         assert [cells.read(slot) for slot in range(3)] == [(1, 10), (0, 0), (2, 31)]
 
 
-@pytest.mark.parametrize("beats_before", [0, 3])
-def test_heartbeats_of_a_forked_child_do_not_count(cells: HeartbeatFile, beats_before: int) -> None:
-    script = f"""
-        import os
-        from elastic_agent import client
+FORKED = """
+child = os.fork()
+if child == 0:
+    for step in range(1000, 2000):
+        client.heartbeat(step)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+EXECUTED = """
+beat = "from elastic_agent import client; client.heartbeat(1000)"
+subprocess.run([sys.executable, "-c", beat], check=True)
+"""
+"""A DataLoader with the start method "spawn" or "forkserver", or any Python helper."""
 
-        for step in range({beats_before}):
-            client.heartbeat(step)
-        child = os.fork()
-        if child == 0:
-            for step in range(1000, 2000):
-                client.heartbeat(step)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        assert status == 0
-        print("child done")
-        input()
-        client.heartbeat(7)
-        print("beaten")
-        input()
-    """
+
+@pytest.mark.parametrize("child", [FORKED, EXECUTED], ids=["forked", "executed"])
+@pytest.mark.parametrize("beats_before", [0, 3])
+def test_heartbeats_of_a_child_of_the_worker_do_not_count(
+    cells: HeartbeatFile, beats_before: int, child: str
+) -> None:
+    script = f"""
+import os, subprocess, sys
+from elastic_agent import client
+for step in range({beats_before}):
+    client.heartbeat(step)
+{child}
+print("child done")
+input()
+client.heartbeat(7)
+print("beaten")
+input()
+"""
     with running(script, under_agent(cells)) as worker:
         assert worker.hear() == "child done"
         assert cells.read(SLOT)[0] == beats_before
         assert cells.read(SLOT)[1] < 1000
         assert worker.ask() == "beaten"
         assert cells.read(SLOT) == (beats_before + 1, 7)
-
-
-def test_heartbeats_of_a_program_started_by_a_worker_do_not_count(cells: HeartbeatFile) -> None:
-    """A DataLoader with the start method "spawn" or "forkserver", or any Python helper."""
-    script = """
-        import subprocess, sys
-        from elastic_agent import client
-
-        beat = "from elastic_agent import client; client.heartbeat(1000)"
-        subprocess.run([sys.executable, "-c", beat], check=True)
-        print("helper done")
-        input()
-        client.heartbeat(7)
-        print("beaten")
-        input()
-    """
-    with running(script, under_agent(cells)) as worker:
-        assert worker.hear() == "helper done"
-        assert cells.read(SLOT) == (0, 0)
-        assert worker.ask() == "beaten"
-        assert cells.read(SLOT) == (1, 7)
 
 
 def test_heartbeats_count_after_a_worker_executes_another_program(cells: HeartbeatFile) -> None:
@@ -133,24 +105,6 @@ def test_worker_without_the_client_may_start_one_with_it(cells: HeartbeatFile) -
     """
     run_script(script, under_agent(cells))
     assert cells.read(SLOT) == (1, 5)
-
-
-def test_heartbeats_of_a_worker_forked_by_a_non_worker_count(cells: HeartbeatFile) -> None:
-    """What a process that keeps the client imported, to fork workers quickly, relies on."""
-    script = f"""
-        import os
-        from elastic_agent import client
-
-        child = os.fork()
-        if child == 0:
-            os.environ.update({under_agent(cells)!r})
-            client.heartbeat(9)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        assert status == 0
-    """
-    run_script(script, {})
-    assert cells.read(SLOT) == (1, 9)
 
 
 def test_killed_workers_cell_can_be_taken_over(cells: HeartbeatFile) -> None:

@@ -46,22 +46,12 @@ def test_a_notice_is_seen_at_once_with_reason_and_deadline(cells: HeartbeatFile,
         before_s = boottime_s()
         cells.notify(7, cause, deadline_ns)
         reason, unix_s, left_s = eval(worker.ask())
+        left_by_another_clock_s = eval(worker.ask("86400"))[2]
         after_s = boottime_s()
     assert reason == cause
     earliest_s, latest_s = deadline_ns / 1e9 - after_s, deadline_ns / 1e9 - before_s
-    assert earliest_s <= left_s <= latest_s
+    assert earliest_s <= left_by_another_clock_s <= left_s <= latest_s
     assert earliest_s <= unix_s - 1000 <= latest_s
-
-
-def test_setting_the_clock_does_not_change_the_time_left(cells: HeartbeatFile) -> None:
-    with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
-        deadline_ns = boottime_ns() + IN_A_WHILE_NS
-        before_s = boottime_s()
-        cells.notify(7, "drain", deadline_ns)
-        worker.ask()
-        left_s = eval(worker.ask("86400"))[2]
-        after_s = boottime_s()
-    assert deadline_ns / 1e9 - after_s <= left_s <= deadline_ns / 1e9 - before_s
 
 
 def test_a_newer_notice_replaces_the_first(cells: HeartbeatFile) -> None:
@@ -109,18 +99,6 @@ def test_a_child_of_the_worker_gets_no_notice(cells: HeartbeatFile) -> None:
     """
     cells.notify(1, "drain", 10**18)
     assert run_script(script, under_agent(cells)).stdout == "None\ndrain\n"
-
-
-def test_a_notice_is_a_value() -> None:
-    script = """
-    import pickle
-    from elastic_agent.client import Notice
-    notice = Notice(reason="drain", deadline=5.0, deadline_boottime=0.0)
-    assert pickle.loads(pickle.dumps(notice)) == notice and notice.seconds_left == 0.0
-    print(notice)
-    """
-    shown = "Notice(reason='drain', deadline=5.0, deadline_boottime=0.0)\n"
-    assert run_script(script, {}).stdout == shown
 
 
 # -- all ranks at one step ----------------------------------------------------------------------

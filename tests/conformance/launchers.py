@@ -1,4 +1,4 @@
-"""The ways to start a worker that are compared: bare Python, the agent's own ways and, if asked for, torchrun.
+"""The ways to start a worker that are compared: bare Python and the agent's own ways.
 
 An agent imports torch for itself. What needs no agent is run by its guard alone, so that a launch costs less.
 
@@ -7,11 +7,11 @@ Each runs the same job and tells, for every worker of every attempt, how it ende
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -130,29 +130,6 @@ class BarePython:
         return Worker(code, out.read_bytes(), err.read_bytes())
 
 
-class Torchrun:
-    """torch's own launcher."""
-
-    name = "torchrun"
-
-    def run(self, job: Job, folder: Path) -> Outcome:
-        own = [
-            *("--standalone", "--nproc-per-node", str(job.slots), "--max-restarts", str(job.restarts)),
-            *("--monitor-interval", "0.05", "--redirects", job.redirects, "--log-dir", str(folder / "logs")),
-        ]
-        said = _run_and_read([sys.executable, "-m", "torch.distributed.run", *own, *job.command], job, folder)
-        # It names one failed worker an attempt; in an attempt of which it says nothing, all succeeded.
-        failed = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", said)
-        codes = {(attempt, int(slot)): int(code) for attempt, (code, slot) in enumerate(failed)}
-        workers = {}
-        for out in (folder / "logs").glob("*/attempt_*/*/stdout.log"):
-            key = int(out.parts[-3].removeprefix("attempt_")), int(out.parts[-2])
-            workers[key] = Worker(
-                codes.get(key, 0), out.read_bytes(), out.with_name("stderr.log").read_bytes()
-            )
-        return Outcome(workers, said)
-
-
 @dataclass(frozen=True)
 class Agent:
     """``elastic-agent``, which starts its workers cold or warm."""
@@ -228,13 +205,13 @@ def _files(folder: Path, attempt: int, slot: int) -> dict[str, Path]:
     return {stream: folder / f"{stream}-{attempt}-{slot}" for stream in ("stdout", "stderr")}
 
 
-Launcher = BarePython | Torchrun | Agent | GuardedWarm
+Launcher = BarePython | Agent | GuardedWarm
 
 BARE = BarePython()
 COLD, WARM = Agent("cold"), Agent("warm")
 GUARDED_WARM = GuardedWarm()
-LAUNCHERS: list[Launcher] = [COLD, WARM, *([Torchrun()] if "CONFORMANCE_TORCHRUN" in os.environ else [])]
-"""Those compared with bare Python: the agent's own, and torchrun, for orientation, if CONFORMANCE_TORCHRUN is set."""
+LAUNCHERS: list[Launcher] = [COLD, WARM]
+"""Those compared with bare Python."""
 
 
 def launchers(*tested: Launcher) -> pytest.MarkDecorator:
@@ -242,6 +219,16 @@ def launchers(*tested: Launcher) -> pytest.MarkDecorator:
     more = [launcher for launcher in LAUNCHERS if launcher not in tested]
     parameters = [*tested, *(pytest.param(launcher, marks=pytest.mark.prove) for launcher in more)]
     return pytest.mark.parametrize("launcher", parameters, ids=lambda launcher: launcher.name)
+
+
+def functions_of(path: Path, decorator: str) -> list[str]:
+    """The names of the functions of a script that carry this decorator, in order; it is not run."""
+    return [
+        node.name
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(mark, ast.Name) and mark.id == decorator for mark in node.decorator_list)
+    ]
 
 
 def run_everywhere(

@@ -73,7 +73,6 @@ def test_what_another_module_sets_is_applied_or_named(launcher: Launcher, tmp_pa
         assert seen["threads"] == expected["threads"] == 1
         others = ", ".join(sorted({"KMP_INIT_AT_FORK", *VARIABLES} - {"OMP_NUM_THREADS"}))
         why = f"{others} were changed after torch was preloaded, which has no effect; use --worker-start cold"
-        why = f"{others} were changed after torch was preloaded, which has no effect; use --worker-start cold"
         assert said == [f"elastic-agent: {why}"]
     else:
         assert seen == expected

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from .launchers import BARE, GUARDED_WARM, SCRIPTS, Job, Launcher, launchers, run_everywhere
-from .tables import functions_of
+from .launchers import BARE, GUARDED_WARM, SCRIPTS, Job, Launcher, functions_of, launchers, run_everywhere
 
 BEHAVIOURS = SCRIPTS / "behaviours.py"
 THINGS = functions_of(BEHAVIOURS, "thing")

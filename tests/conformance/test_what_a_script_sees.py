@@ -13,7 +13,7 @@ import pytest
 
 from tests.lanes import shared_folder
 
-from .launchers import BARE, COLD, LAUNCHERS, SCRIPTS, WARM, Job, run_everywhere
+from .launchers import BARE, COLD, LAUNCHERS, SCRIPTS, WARM, Job, Launcher, launchers, run_everywhere
 
 PROBE = SCRIPTS / "probe_package" / "probe.py"
 ODD_ARGUMENTS = (
@@ -64,9 +64,6 @@ LEGITIMATE: dict[str, dict[str, str]] = {
         "torch: sys.meta_path": _FINDER,
         "faulthandler": _FAULTHANDLER,
         "the kernel's copy of the environment": "documented: it still has the folder of the startup hook",
-    },
-    "torchrun": {
-        "torch: distributed": "bare Python has a stand-in for torchrun's run id",
     },
     WARM.name: {
         "faulthandler": _FAULTHANDLER,
@@ -172,7 +169,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Reports(request.param, shared_folder(name, request, tmp_path_factory, run_all))
 
 
-each_launcher = pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS])
+each_launcher = pytest.mark.parametrize("launcher", [launcher.name for launcher in LAUNCHERS])
 
 
 @each_launcher
@@ -198,30 +195,16 @@ def test_there_is_something_to_compare(reports: Reports) -> None:
 
 
 @each_launcher
-def test_workers_have_different_random_seeds(reports: Reports, launcher: str) -> None:
+def test_workers_have_different_random_seeds_unless_one_is_configured(
+    reports: Reports, launcher: str
+) -> None:
     those = {**reports.of(launcher), **reports.of(BARE.name)}
-    for item in DRAWN_BY_LOT.keys() - LEGITIMATE.get(launcher, {}).keys():
+    for item in DRAWN_BY_LOT:
         drawn = {key: repr(report[item]) for key, report in those.items()}
         if item == "hash of a text" and "PYTHONHASHSEED" in VARIANTS[reports.variant]:
             assert len(set(drawn.values())) == 1, f"{item}, with a seed for hashes: {drawn}"
-        else:
+        elif item not in LEGITIMATE.get(launcher, {}):
             assert len(set(drawn.values())) == len(drawn), f"{item}: {drawn}"
-
-
-@each_launcher
-def test_the_hash_seed_is_the_configured_one(reports: Reports, launcher: str) -> None:
-    if "PYTHONHASHSEED" not in VARIANTS[reports.variant]:
-        return
-    for key, report in reports.of(launcher).items():
-        expected = reports.expected(key)["hash of a text"]
-        assert report["hash of a text"] == expected, key
-
-
-@each_launcher
-def test_no_module_of_the_agent_was_imported_in_the_worker(reports: Reports, launcher: str) -> None:
-    """Each worker would do so before its script begins; a warm one is a copy of a process that has them."""
-    for key, report in reports.of(launcher).items():
-        assert not report["modules of the agent"], f"{key}: {report['modules of the agent']}"
 
 
 @each_launcher
@@ -252,7 +235,19 @@ def test_the_environment_is_the_launchers_plus_the_documented_variables(
         assert report[item]["TORCHELASTIC_RESTART_COUNT"] == str(key[1])
 
 
-@pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS if one in (COLD, WARM)])
+@each_launcher
 def test_a_worker_dies_with_its_parent(reports: Reports, launcher: str) -> None:
     for key, report in reports.of(launcher).items():
         assert report["signal at the death of its parent"] == signal.SIGKILL, key
+
+
+@launchers(WARM)
+def test_streams_of_workers_are_a_terminal_if_the_agents_are(launcher: Launcher, tmp_path: Path) -> None:
+    outcomes = run_everywhere(Job("terminal.py", terminal=True), tmp_path, [BARE, launcher])
+    seen, expected = (
+        json.loads((tmp_path / started.name / "terminal.json").read_text()) for started in (launcher, BARE)
+    )
+    assert expected.keys() == {"stdin", "stdout", "stderr", "controlling terminal"}
+    assert seen == expected
+    assert "a word on stdout" in outcomes[launcher.name].said
+    assert "a word on stderr" in outcomes[launcher.name].said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from elastic_agent.data import ElasticBatchSampler, ElasticSampler
 
 State = dict[str, Any]
+Sampler = TypeVar("Sampler", ElasticSampler, ElasticBatchSampler)
 
 lengths = st.integers(1, 200)
 world_sizes = st.integers(1, 9)
@@ -28,14 +29,17 @@ def loader_of(numbers: range, *args: Any, workers: int, **options: Any) -> DataL
     return DataLoader(numbers, *args, num_workers=workers, multiprocessing_context=context, **options)  # type: ignore[arg-type]
 
 
-def samplers(world: int, length: int, state: State | None, **options: Any) -> list[ElasticSampler]:
-    """One for each rank, as the workers of a generation make them."""
-    made = [ElasticSampler(range(length), world, rank, **options) for rank in range(world)]
+def loaded(made: list[Sampler], state: State | None) -> list[Sampler]:
+    """Continue from a state, as the workers of a generation do; one sampler for each rank."""
     for sampler in made:
         if state is not None:
             sampler.load_state_dict(state)
             sampler.set_epoch(state["epoch"])
     return made
+
+
+def samplers(world: int, length: int, state: State | None, **options: Any) -> list[ElasticSampler]:
+    return loaded([ElasticSampler(range(length), world, rank, **options) for rank in range(world)], state)
 
 
 def train(ranks: list[ElasticSampler], batch_size: int, steps: int | None = None) -> list[int]:
@@ -230,14 +234,8 @@ def test_an_epoch_ends_with_what_the_loader_leaves_out() -> None:
 
 
 def batch_samplers(world: int, length: int, state: State | None, **options: Any) -> list[ElasticBatchSampler]:
-    made = [
-        ElasticBatchSampler(range(length), num_replicas=world, rank=rank, **options) for rank in range(world)
-    ]
-    for sampler in made:
-        if state is not None:
-            sampler.load_state_dict(state)
-            sampler.set_epoch(state["epoch"])
-    return made
+    options["num_replicas"] = world
+    return loaded([ElasticBatchSampler(range(length), rank=rank, **options) for rank in range(world)], state)
 
 
 def steps_of(ranks: list[ElasticBatchSampler]) -> Iterator[dict[int, float]]:
@@ -334,21 +332,6 @@ def test_equal_batches_are_those_of_the_sampler(length: int, world: int, batch_s
         assert list(batches)[:full] == [
             own[step * batch_size : (step + 1) * batch_size] for step in range(full)
         ]
-
-
-def test_batches_with_a_prefetching_loader() -> None:
-    sampler = ElasticBatchSampler(range(50), global_batch_size=12, micro_batch_size=5, num_replicas=1, rank=0)
-    loader = loader_of(range(50), batch_sampler=sampler, workers=2, persistent_workers=True)
-    assert (len(loader), sampler.steps_per_epoch) == (13, 5)
-    for epoch in range(2):
-        used: list[int] = []
-        for batch, micro in zip(loader, sampler.micro_batches(), strict=True):
-            used += batch.tolist()
-            if micro.completes_step:
-                sampler.advance()
-                assert sampler.samples_finished == len(used)
-        assert sorted(used) == list(range(50))
-        assert sampler.epoch == epoch
 
 
 # -- mistakes -----------------------------------------------------------------------------------

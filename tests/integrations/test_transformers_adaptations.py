@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.integrations.transformers import private_names
-from elastic_agent.workers.cold_start import with_startup_hook
+from elastic_agent.workers.guard.spawn import with_startup_hook
 from tests.client.support import AGENT_ENVIRONMENT, launched
 
 COLD = """

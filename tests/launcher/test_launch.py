@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -16,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 import elastic_agent
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.launcher import LaunchError
+from elastic_agent.launcher.agent_process import _full_name
 from tests.names import unique
 
 from .functions import fail, rank_and_restarts, sum_of_ranks
@@ -27,13 +30,15 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.prove
-def test_a_function_returns_a_value_for_each_rank(settings: dict[str, Any]) -> None:
-    assert elastic_agent.launch(sum_of_ranks, 3.0, **settings) == {0: 3.0, 1: 3.0}
-
-
-@pytest.mark.prove
-def test_the_values_are_those_of_the_last_attempt(settings: dict[str, Any]) -> None:
-    assert elastic_agent.launch(rank_and_restarts, **settings) == {0: (0, 1), 1: (1, 1)}
+@pytest.mark.parametrize(
+    ("function", "args", "values"),
+    [(sum_of_ranks, (3.0,), {0: 3.0, 1: 3.0}), (rank_and_restarts, (), {0: (0, 1), 1: (1, 1)})],
+    ids=["at once", "of the last attempt"],
+)
+def test_a_function_returns_a_value_for_each_rank(
+    settings: dict[str, Any], function: Callable[..., Any], args: tuple[float, ...], values: dict[int, Any]
+) -> None:
+    assert elastic_agent.launch(function, *args, **settings) == values
 
 
 @pytest.mark.prove
@@ -164,3 +169,29 @@ def test_mistakes_are_errors(settings: dict[str, Any], capfd: pytest.CaptureFixt
         elastic_agent.launch(sum_of_ranks, 1.0, nnodes=0, **settings)
     assert raised.value.exit_code == 2
     assert "--nnodes" in capfd.readouterr().err
+
+
+# --- the name by which agents tell the function of one launch from that of another -----------------
+
+
+def train(rate: float = 0.1) -> float:
+    return rate
+
+
+class Training:
+    def __call__(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: train, "train"),
+        (lambda: functools.partial(functools.partial(train), rate=0.2), "train"),
+        (Training, "Training"),
+    ],
+)
+def test_a_function_has_the_same_name_at_every_start(
+    make: Callable[[], Callable[..., Any]], name: str
+) -> None:
+    assert _full_name(make()) == _full_name(make()) == f"{__name__}:{name}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import elastic_agent
-from elastic_agent.installed import installed_version
+from elastic_agent import installed_version
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import textwrap
@@ -243,6 +244,24 @@ class StandIn:
             assert stream is not None
             with suppress(BrokenPipeError):
                 stream.close()
+
+
+@contextmanager
+def agent_with_stderr(kind: str) -> Iterator[tuple[StandIn, int]]:
+    """An agent whose stderr is a "pipe", "terminal" or "socket", and the end at which it can be read."""
+    if kind == "pipe":
+        read_end, write_end = os.pipe()
+    elif kind == "terminal":
+        read_end, write_end = os.openpty()
+    else:
+        read_end, write_end = (end.detach() for end in socket.socketpair())
+    agent = StandIn(stderr=write_end)
+    os.close(write_end)
+    try:
+        yield agent, read_end
+    finally:
+        agent.close()
+        os.close(read_end)
 
 
 HOLDER = """

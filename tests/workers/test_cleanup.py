@@ -46,24 +46,12 @@ def clear(cleanup: Cleanup, unkillable: Collection[int] = ()) -> SweepReport:
     return found[0]
 
 
-def test_files_are_attributed_before_the_stop(cleanup: Cleanup, holder: Holder) -> None:
-    cleanup.started([holder.pid])
-    cleanup.inspect()
-    looked = threading.Event()
-    cleanup._jobs.put(looked.set)
-    assert looked.wait(GUARD_S)
-    holder.kill()
-    assert not cleanup.nothing_to_do
-    assert clear(cleanup).removed == (holder.path.name,)
-    assert not holder.path.exists()
-    assert cleanup.nothing_to_do
-
-
-def test_files_are_attributed_from_time_to_time(
-    cleanup: Cleanup, holder: Holder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_announced", [True, False], ids=["before a stop", "from time to time"])
+def test_files_are_attributed_while_their_holder_lives(
+    cleanup: Cleanup, holder: Holder, monkeypatch: pytest.MonkeyPatch, is_announced: bool
 ) -> None:
     """A worker may be killed alone, so that nothing announces it."""
-    monkeypatch.setattr(generation, "INSPECT_EVERY_S", 0.01)
+    monkeypatch.setattr(generation, "INSPECT_EVERY_S", GUARD_S if is_announced else 0.01)
     noted = threading.Event()
     note = cleanup._sweep.note
 
@@ -73,9 +61,14 @@ def test_files_are_attributed_from_time_to_time(
 
     monkeypatch.setattr(cleanup._sweep, "note", noting)
     cleanup.started([holder.pid])
+    if is_announced:
+        cleanup.inspect()
     assert noted.wait(GUARD_S)
     holder.kill()
+    assert not cleanup.nothing_to_do
     assert clear(cleanup).removed == (holder.path.name,)
+    assert not holder.path.exists()
+    assert cleanup.nothing_to_do
 
 
 @pytest.mark.parametrize("is_stuck", [True, False], ids=["an unkillable worker", "a standby"])

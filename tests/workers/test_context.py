@@ -72,6 +72,14 @@ class Contexts:
         self.driver.guard.stop(0.0)
         self.feed(context, Stopped)
 
+    def finish(self, context: WorkerContext) -> None:
+        """Wait for the end of both workers, and until all their output has been shown."""
+        self.feed(context, Exited)
+        self.feed(context, Exited)
+        self.stop(context)
+        context.close_later()
+        assert self.closer.drain_closing(PATIENCE_S)
+
 
 @pytest.fixture
 def contexts(driver: Driver, tmp_path: Path) -> Iterator[Contexts]:
@@ -174,11 +182,7 @@ def test_tee_shows_lines_with_their_worker_and_keeps_them(
         "print('other'); print('unfinished', end='')",
         logs={"tee": dict.fromkeys(range(2), Streams.ALL)},
     )
-    contexts.feed(context, Exited)
-    contexts.feed(context, Exited)
-    contexts.stop(context)
-    context.close_later()
-    assert contexts.closer.drain_closing(PATIENCE_S)
+    contexts.finish(context)
     captured = capsys.readouterr()
     assert sorted(captured.out.split("[w")) == ["", "0]:hello\n", "1]:other\n", "1]:unfinished\n"]
     assert captured.err == "[w0]:oh no\n"
@@ -194,23 +198,11 @@ def test_prefixes_and_filters_of_torchrun(contexts: Contexts, capsys: pytest.Cap
         log_line_prefixes={0: "<a> ", 1: "<b> "},
         duplicate_stdout_filters=["loss"],
     )
-    contexts.feed(context, Exited)
-    contexts.feed(context, Exited)
-    contexts.stop(context)
-    context.close_later()
-    assert contexts.closer.drain_closing(PATIENCE_S)
+    contexts.finish(context)
     assert capsys.readouterr().out == "<b> loss 2\n"
     filtered = Path(context.stdouts[0]).parent.parent / "filtered_stdout.log"
     assert filtered.read_text() == "<b> loss 2\n"
     assert Path(context.stdouts[0]).read_text() == "loss 1\nnoise\n"
-
-
-def test_logs_are_not_closed_under_running_workers(contexts: Contexts) -> None:
-    context = contexts.start_program("sleep", {0: SLEEP[1:]})
-    with pytest.raises(RuntimeError, match="must be stopped"):
-        context.close_later()
-    contexts.stop(context)
-    context.close_later()
 
 
 def test_private_interfaces_of_torch_are_unchanged() -> None:
@@ -218,4 +210,4 @@ def test_private_interfaces_of_torch_are_unchanged() -> None:
 
     parameters = inspect.signature(binding._maybe_wrap_command_args_with_numa_binding).parameters
     is_known = "numa_options" in parameters and not {"device_index", "gpu_index"}.isdisjoint(parameters)
-    assert is_known, f"adapt elastic_agent/workers/torch_adapter.py to this torch: {[*parameters]}"
+    assert is_known, f"adapt elastic_agent/workers/context.py to this torch: {[*parameters]}"

@@ -66,10 +66,12 @@ def test_a_process_that_the_kernel_killed_for_its_memory_is_counted(small_cgroup
     assert "Killed process" in log or not os.access("/dev/kmsg", os.R_OK)
 
 
-def test_nothing_is_counted_if_nothing_was_killed() -> None:
-    found = facts.worker_facts(facts.baseline())
+def test_nothing_is_counted_if_nothing_was_killed_and_limits_are_told() -> None:
+    found = facts.machine_facts(facts.baseline(), [], [])
     assert found.get("oom_kills", "0") == "0"
     assert "available" in found["memory_available"]
+    assert str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) in found["open_files"]
+    assert {"memlock_limit", "process_limit"} <= found.keys()
 
 
 FILLS_DISK = """
@@ -88,12 +90,6 @@ print(facts.machine_facts(facts.baseline(), [], [sys.argv[1]])["disk_full"])
 def test_a_full_disk_is_found(tmp_path: Path) -> None:
     done = run_on_small_disk(tmp_path, "64k", [sys.executable, "-c", FILLS_DISK, str(tmp_path)])
     assert f"{tmp_path}: 0 B of 65.5 kB free" in done.stdout
-
-
-def test_limits_are_told() -> None:
-    found = facts.machine_facts(facts.baseline(), [], [])
-    assert str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) in found["open_files"]
-    assert {"memlock_limit", "process_limit"} <= found.keys()
 
 
 @pytest.mark.parametrize(

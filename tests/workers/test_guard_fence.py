@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-import pty
 import select
 import signal
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -26,6 +22,7 @@ from tests.workers.support import (
     Driver,
     News,
     StandIn,
+    agent_with_stderr,
     daemonising,
     program,
     python,
@@ -99,34 +96,20 @@ def await_look(driver: Driver) -> None:
 
 
 def test_at_the_deadline_everything_is_killed_without_grace(driver: Driver, news: News) -> None:
-    driver.guard.spawn(6, [daemonising(0, news), program(1, *SLEEP)])
-    driver.until(Spawned)
-    with watching(int(news.line())) as (daemon,):
+    """What workers have left, too, whether or not they have exited."""
+    driver.guard.spawn(
+        6, [daemonising(0, news), program(1, *SLEEP), daemonising(2, news, worker="sys.exit(0)")]
+    )
+    assert driver.until(Exited).slot == 2
+    with watching(int(news.line()), int(news.line())) as daemons:
         deadline_s = boottime_s() + 0.2
         driver.guard.set_deadline(deadline_s)
         assert driver.until(Fenced).generation == 6
         assert driver.until(Stopped) == Stopped(6, ())
-        assert daemon.ended(0)
-    exits = driver.of(Exited)
+        assert all(daemon.ended(0) for daemon in daemons)
+    exits = driver.of(Exited)[1:]
     assert {(event.slot, event.returncode) for event in exits} == {(0, -signal.SIGKILL), (1, -signal.SIGKILL)}
     assert all(event.stopping and event.at_boottime_s >= deadline_s for event in exits)
-
-
-@pytest.mark.parametrize("renewed_for_s", [1000.0, None], ids=["renewed", "removed"])
-def test_a_deadline_that_was_replaced_before_it_passed_kills_nothing(
-    driver: Driver, renewed_for_s: float | None
-) -> None:
-    driver.guard.spawn(1, [program(0, *SLEEP)])
-    with watching(driver.until(Spawned).pids[0]) as (worker,):
-        deadline_s = boottime_s() + 1.0
-        driver.guard.set_deadline(deadline_s)
-        await_look(driver)
-        driver.guard.set_deadline(None if renewed_for_s is None else boottime_s() + renewed_for_s)
-        was_in_time = boottime_s() < deadline_s  # else the machine stood still, and the guard had to kill
-        wait_for("the first deadline", lambda: boottime_s() > deadline_s)
-        await_look(driver)
-        lives = not worker.ended(0)
-    assert not was_in_time or (lives and not driver.of(Fenced))
 
 
 def test_a_guard_that_was_frozen_beyond_a_renewed_deadline_kills_nothing(driver: Driver) -> None:
@@ -156,16 +139,6 @@ def test_the_deadline_shortens_a_grace_period(driver: Driver, news: News) -> Non
     driver.guard.set_deadline(boottime_s() + 0.1)
     driver.until(Fenced)
     driver.until(Stopped)
-
-
-def test_the_deadline_applies_to_processes_left_by_exited_workers(driver: Driver, news: News) -> None:
-    driver.guard.spawn(1, [daemonising(0, news, worker="sys.exit(0)")])
-    with watching(int(news.line())) as (daemon,):
-        driver.until(Exited)
-        driver.guard.set_deadline(boottime_s() + 0.1)
-        driver.until(Fenced)
-        driver.until(Stopped)
-        assert daemon.ended(0)
 
 
 def test_a_generation_that_was_stopped_is_not_fenced(driver: Driver) -> None:
@@ -214,20 +187,7 @@ def test_after_a_freeze_beyond_the_deadline_the_guard_kills_before_anything_else
     assert news.silent()
 
 
-def test_a_frozen_agent_is_fenced_by_the_guard_alone(agent: StandIn, news: News) -> None:
-    pids = agent.spawn(daemonising(0, news), program(1, *SLEEP))
-    with watching(*pids.values(), int(news.line())) as processes:
-        agent.do("deadline", in_s=0.5)
-        agent.until("DeadlineSet")
-        freeze(agent.pid)
-        assert all(process.ended() for process in processes)
-        assert linux.is_frozen(agent.pid)
-        thaw(agent.pid)
-        agent.until("Fenced")
-        agent.until("Stopped")
-
-
-def test_a_frozen_agent_gets_all_events_when_it_thaws(agent: StandIn, news: News) -> None:
+def test_a_frozen_agent_is_fenced_and_gets_all_events_when_it_thaws(agent: StandIn, news: News) -> None:
     """They are more than its socket holds, so the guard must keep them, and must not wait to fence."""
     script = 'head -c 8000 /dev/zero | tr "\\0" x >&2; echo told > "$0"; exec sleep 1000'
     launches = [program(slot, "sh", "-c", script, str(news.path), stderr=os.devnull) for slot in range(60)]
@@ -238,7 +198,9 @@ def test_a_frozen_agent_gets_all_events_when_it_thaws(agent: StandIn, news: News
     with watching(*pids.values()) as workers:
         freeze(agent.pid)
         assert all(worker.ended() for worker in workers)
+        assert linux.is_frozen(agent.pid)
         thaw(agent.pid)
+    agent.until("Fenced")
     agent.until("Stopped")
     exits = [event for event in agent.events if event["name"] == "Exited"]
     assert [len(event["stderr_tail"]) for event in exits] == [8000] * 60
@@ -247,20 +209,16 @@ def test_a_frozen_agent_gets_all_events_when_it_thaws(agent: StandIn, news: News
 # --- death of the agent ---------------------------------------------------------------------------
 
 
-def test_no_process_outlives_a_killed_agent(agent: StandIn, news: News) -> None:
+@pytest.mark.parametrize("has_forked", [False, True], ids=["alone", "a child holds its socket"])
+def test_no_process_outlives_a_killed_agent(agent: StandIn, news: News, has_forked: bool) -> None:
+    """Nor if a process that it forked keeps its socket to the guard open."""
     pids = agent.spawn(daemonising(0, news), daemonising(1, news, worker="sys.exit(0)"), program(2, *SLEEP))
-    daemons = [int(news.line()) for _ in range(2)]
-    alive = [pids[0], pids[2], *daemons, agent.guard_pid]
-    with watching(*alive) as processes:
-        os.kill(agent.pid, signal.SIGKILL)
-        assert all(process.ended() for process in processes)
-
-
-def test_a_child_with_the_agents_descriptors_does_not_prevent_fencing(agent: StandIn, news: News) -> None:
-    """As a forked helper process does: the socket to the guard then stays open when the agent dies."""
-    agent.spawn(daemonising(0, news))
-    agent.do("fork")
-    with watching(agent.until("Forked")["pid"]), watching(int(news.line()), agent.guard_pid) as processes:
+    alive = [pids[0], pids[2], int(news.line()), int(news.line()), agent.guard_pid]
+    forked = []
+    if has_forked:
+        agent.do("fork")
+        forked.append(agent.until("Forked")["pid"])
+    with watching(*forked), watching(*alive) as processes:
         os.kill(agent.pid, signal.SIGKILL)
         assert all(process.ended() for process in processes)
 
@@ -305,28 +263,9 @@ def test_a_lost_guard_is_reported_once_and_later_commands_have_no_effect(driver:
 SCREAM = "import os; os.write(2, b'x' * 1000)\nwhile True: os.write(2, b'y' * 65536)"
 
 
-@contextmanager
-def blocked_agent(kind: str) -> Iterator[StandIn]:
-    """An agent whose stderr is not read."""
-    if kind == "pipe":
-        read_end, write_end = os.pipe()
-    elif kind == "terminal":
-        read_end, write_end = pty.openpty()
-    else:
-        pair = socket.socketpair()
-        read_end, write_end = (end.detach() for end in pair)
-    agent = StandIn(stderr=write_end)
-    try:
-        yield agent
-    finally:
-        agent.close()
-        os.close(read_end)
-        os.close(write_end)
-
-
 @pytest.mark.parametrize("kind", ["pipe", "terminal", "socket"])
 def test_a_blocked_stderr_does_not_delay_fencing(kind: str, news: News) -> None:
-    with blocked_agent(kind) as agent:
+    with agent_with_stderr(kind) as (agent, _):
         pids = agent.spawn(python(0, SCREAM), daemonising(1, news))
         with watching(*pids.values(), int(news.line())) as processes:
             agent.do("deadline", in_s=0.5)
@@ -339,7 +278,7 @@ def test_a_blocked_stderr_does_not_delay_fencing(kind: str, news: News) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "terminal", "socket"])
 def test_a_blocked_stderr_does_not_keep_the_guard_alive(kind: str) -> None:
-    with blocked_agent(kind) as agent:
+    with agent_with_stderr(kind) as (agent, _):
         pids = agent.spawn(python(0, SCREAM))
         with watching(pids[0], agent.guard_pid) as (worker, guard):
             os.kill(agent.pid, signal.SIGKILL)
@@ -349,7 +288,7 @@ def test_a_blocked_stderr_does_not_keep_the_guard_alive(kind: str) -> None:
 
 def test_a_worker_blocks_on_its_output_if_stderr_is_not_read() -> None:
     """It must not fill the guard's memory: once all buffers are full, it sleeps in its write."""
-    with blocked_agent("pipe") as agent:
+    with agent_with_stderr("pipe") as (agent, _):
         pid = agent.spawn(python(0, SCREAM))[0]
         written: list[int] = []
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pty
 import select
-import socket
 import struct
 import termios
 from contextlib import closing
@@ -14,7 +12,16 @@ from pathlib import Path
 
 from elastic_agent.workers.guard.client import Exited, Stopped
 from elastic_agent.workers.guard.relay import _threaded_sink
-from tests.workers.support import PATIENCE_S, Driver, News, StandIn, daemonising, program, python
+from tests.workers.support import (
+    PATIENCE_S,
+    Driver,
+    News,
+    StandIn,
+    agent_with_stderr,
+    daemonising,
+    program,
+    python,
+)
 
 BOOM = "import sys; sys.stderr.write('first line\\nlast words'); sys.exit(1)"
 
@@ -29,39 +36,30 @@ def read_until(fd: int, wanted: bytes) -> bytes:
 
 
 def test_stderr_without_a_final_newline_is_complete() -> None:
-    read_end, write_end = os.pipe()
-    with closing(StandIn(stderr=write_end)) as agent:
+    with agent_with_stderr("pipe") as (agent, read_end):
         agent.spawn(python(0, BOOM))
         assert agent.until("Exited")["stderr_tail"] == "first line\nlast words"
         assert read_until(read_end, b"words") == b"first line\nlast words"
-    os.close(read_end)
-    os.close(write_end)
 
 
-def test_stderr_is_forwarded_while_the_worker_runs(news: News) -> None:
+def test_stderr_is_forwarded_while_the_worker_runs() -> None:
     """Progress bars end no line."""
-    ours, theirs = socket.socketpair()
-    with closing(StandIn(stderr=theirs.fileno())) as agent:
+    with agent_with_stderr("socket") as (agent, read_end):
         agent.spawn(python(0, "import os, time; os.write(2, b'50 %\\r'); time.sleep(1000)"))
-        assert read_until(ours.fileno(), b"50 %\r") == b"50 %\r"
-    ours.close()
-    theirs.close()
+        assert read_until(read_end, b"50 %\r") == b"50 %\r"
 
 
 def test_output_of_a_grandchild_after_the_workers_exit_is_forwarded(news: News, tmp_path: Path) -> None:
-    read_end, write_end = os.pipe()
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     speaks = f"open({str(gate)!r}).read(); os.write(2, b'late words')"
-    with closing(StandIn(stderr=write_end)) as agent:
+    with agent_with_stderr("pipe") as (agent, read_end):
         agent.spawn(daemonising(0, news, daemon=speaks, worker="sys.exit(0)"))
         agent.until("Exited")
         gate.write_text("")  # returns when the grandchild has opened it, too
         assert read_until(read_end, b"late words")
         agent.do("stop", grace_s=0.0)
         agent.until("Stopped")
-    os.close(read_end)
-    os.close(write_end)
 
 
 def test_a_regular_file_takes_everything(tmp_path: Path) -> None:
@@ -125,21 +123,18 @@ def test_binary_stderr_is_accepted(driver: Driver) -> None:
 
 
 def test_on_a_terminal_stderr_stays_a_terminal_of_the_same_size() -> None:
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
     code = """
         import os, sys
         size = os.get_terminal_size(2)
         os.write(2, f"{os.isatty(2)} {size.lines} {size.columns}\\r50 %\\nboom".encode())
         sys.exit(1)
     """
-    with closing(StandIn(stderr=slave)) as agent:
+    with agent_with_stderr("terminal") as (agent, read_end):
+        fcntl.ioctl(read_end, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
         agent.spawn(python(0, code))
         assert agent.until("Exited")["stderr_tail"] == "True 33 77\r50 %\nboom"
         # The terminal itself, and only that, turns a line's end into what terminals want.
-        assert read_until(master, b"boom") == b"True 33 77\r50 %\r\nboom"
-    os.close(master)
-    os.close(slave)
+        assert read_until(read_end, b"boom") == b"True 33 77\r50 %\r\nboom"
 
 
 def test_workers_continue_when_the_reader_of_stderr_is_gone(news: News) -> None:

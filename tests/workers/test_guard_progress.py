@@ -91,12 +91,6 @@ def test_a_handler_that_hangs_is_killed(driver: Driver, news: News, handler: str
     assert stop(driver, news, saving(news, handler)).returncode == -signal.SIGKILL
 
 
-def test_a_handler_that_sets_a_flag_does_not_delay_the_stop(driver: Driver, news: News) -> None:
-    handler = "signal.signal(signal.SIGTERM, lambda *_: None)"
-    launch = python(0, TELL + handler + "\n" + BLOCKED, str(news.path), "")
-    assert stop(driver, news, launch).returncode == -signal.SIGKILL
-
-
 def test_a_worker_that_ignores_the_signal_is_killed_whatever_it_does(driver: Driver, news: News) -> None:
     body = """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

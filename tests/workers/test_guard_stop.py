@@ -12,7 +12,6 @@ import pytest
 
 from elastic_agent import linux
 from elastic_agent.linux import boottime_s
-from elastic_agent.testing.node import freeze
 from elastic_agent.workers.guard.client import Exited, Guard, Launch, Spawned, Stopped
 from tests.workers.support import (
     FAMILY,
@@ -38,15 +37,14 @@ time.sleep(1000)
 LONG_S = 1000.0
 
 
-def test_sigterm_ends_a_worker_at_once(driver: Driver) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_the_signal_of_a_stop_ends_workers_at_once(driver: Driver, signum: signal.Signals) -> None:
     driver.guard.spawn(2, [program(0, *SLEEP), program(1, *SLEEP)])
     driver.until(Spawned)
-    driver.guard.stop(LONG_S)
+    driver.guard.stop(LONG_S, signum)
     assert driver.until(Stopped) == Stopped(2, ())
-    assert {(event.slot, event.returncode, event.stopping) for event in driver.of(Exited)} == {
-        (0, -signal.SIGTERM, True),
-        (1, -signal.SIGTERM, True),
-    }
+    ends = {(event.slot, event.returncode, event.stopping) for event in driver.of(Exited)}
+    assert ends == {(0, -signum, True), (1, -signum, True)}
 
 
 def test_a_worker_may_use_its_grace_period_to_exit_cleanly(driver: Driver, news: News) -> None:
@@ -66,40 +64,15 @@ def test_a_worker_may_use_its_grace_period_to_exit_cleanly(driver: Driver, news:
     driver.until(Stopped)
 
 
-def test_the_stop_signal_can_be_chosen(driver: Driver) -> None:
-    driver.guard.spawn(1, [program(0, *SLEEP)])
-    driver.until(Spawned)
-    driver.guard.stop(LONG_S, signal.SIGINT)
-    assert driver.until(Exited).returncode == -signal.SIGINT
-
-
-def test_an_invalid_signal_number_is_refused(driver: Driver) -> None:
-    for wrong in (0, -1, 65, 1000):
-        with pytest.raises(ValueError, match="not a signal number"):
-            driver.guard.stop(LONG_S, wrong)
-
-
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(driver: Driver, news: News) -> None:
+@pytest.mark.parametrize("graces_s", [(0.3,), (LONG_S, 0.0)], ids=["as it was", "shortened"])
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(
+    driver: Driver, news: News, graces_s: tuple[float, ...]
+) -> None:
     driver.guard.spawn(1, [python(0, IGNORES_SIGTERM, str(news.path))])
     assert news.line() == "deaf"
-    driver.guard.stop(0.3)
+    for grace_s in graces_s:
+        driver.guard.stop(grace_s)
     assert driver.until(Exited).returncode == -signal.SIGKILL
-    driver.until(Stopped)
-
-
-def test_the_grace_period_can_be_shortened(driver: Driver, news: News) -> None:
-    driver.guard.spawn(1, [python(0, IGNORES_SIGTERM, str(news.path))])
-    assert news.line() == "deaf"
-    driver.guard.stop(LONG_S)
-    driver.guard.stop(0.0)
-    assert driver.until(Exited).returncode == -signal.SIGKILL
-    driver.until(Stopped)
-
-
-def test_a_stopped_process_can_be_killed(driver: Driver) -> None:
-    driver.guard.spawn(1, [program(0, *SLEEP)])
-    freeze(driver.until(Spawned).pids[0])
-    driver.guard.stop(0.1)
     driver.until(Stopped)
 
 
@@ -129,23 +102,6 @@ def test_children_get_sigterm_when_their_worker_has_ended_and_sigint_with_it(
     assert news.silent()
 
 
-def test_what_a_worker_that_exited_before_the_stop_has_left_in_its_group_gets_sigterm(
-    driver: Driver, news: News
-) -> None:
-    code = """
-        import os, sys, time
-        if os.fork():
-            os._exit(0)
-        open(sys.argv[1], "w").write("left\\n")
-        time.sleep(1000)
-    """
-    driver.guard.spawn(1, [python(0, code, str(news.path))])
-    assert news.line() == "left"
-    driver.until(Exited)
-    driver.guard.stop(LONG_S)
-    driver.until(Stopped)
-
-
 def test_a_daemonised_grandchild_gets_the_grace_period_too(driver: Driver, news: News) -> None:
     daemon_code = "import signal; signal.signal(signal.SIGTERM, lambda *_: (tell('asked'), os._exit(0)))"
     driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])
@@ -153,17 +109,6 @@ def test_a_daemonised_grandchild_gets_the_grace_period_too(driver: Driver, news:
         driver.guard.stop(LONG_S)
         driver.until(Stopped)
         assert news.line() == "asked"
-
-
-def test_a_grandchild_that_ignores_sigterm_is_killed_after_the_grace_period(
-    driver: Driver, news: News
-) -> None:
-    daemon_code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])
-    with watching(int(news.line())) as (daemon,):
-        driver.guard.stop(0.2)
-        driver.until(Stopped)
-        assert daemon.ended(0)
 
 
 def test_processes_left_by_exited_workers_are_stopped(driver: Driver, news: News) -> None:

@@ -6,19 +6,17 @@ import logging
 import os
 import subprocess
 import sys
-import threading
-from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.workers.output import log_limit
 from elastic_agent.workers.output.generation_logs import GenerationLogs
-from elastic_agent.workers.output.log_limit import LogLimit, take_out_middle
+from elastic_agent.workers.output.log_limit import LogLimit
 from elastic_agent.workers.output.streams import Streams
-from elastic_agent.workers.output.tee import Tee
 from tests.cli.support import LONG_LEASE, elastic_agent
 from tests.waiting import GUARD_S
+from tests.workers.test_logs import environments
 
 LIMIT = 96 * 1024
 PART = LIMIT // 3
@@ -93,6 +91,7 @@ def test_a_file_that_grew_far_too_large_keeps_its_beginning_and_its_end(path: Pa
     writer.write(20 * LIMIT // LINE_BYTES)
     finish(path)
     assert taken(path) <= LIMIT
+    assert path.stat().st_size == writer.written * LINE_BYTES, "who follows the file goes on where it was"
     first, last = kept_in(path)
     assert first == [*range(PART // LINE_BYTES)]
     assert last == [*range(writer.written - PART // LINE_BYTES, writer.written)]
@@ -124,50 +123,6 @@ def test_files_of_a_generation_are_limited_when_the_next_begins(path: Path, writ
     limit.watch({f"{path}-of-the-next"})
     limit.close(GUARD_S)
     assert taken(path) <= LIMIT
-
-
-# --- files that are followed ------------------------------------------------------------------------
-
-
-class Console(StringIO):
-    """What is shown of followed files; awaits a line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._awaited = ""
-        self._seen = threading.Event()
-
-    def write(self, text: str) -> int:
-        count = super().write(text)
-        if self._awaited and text.endswith(self._awaited):
-            self._seen.set()
-        return count
-
-    def wait_for(self, number: int) -> bool:
-        self._seen.clear()
-        self._awaited = f"{number:0{LINE_BYTES - 1}d}\n"
-        return self._awaited in self.getvalue() or self._seen.wait(GUARD_S)
-
-
-def test_a_followed_file_loses_its_middle_and_its_reader_gets_all(path: Path, writer: Writer) -> None:
-    console = Console()
-    tail = Tee({0: str(path)}, console, "[w{}]:".format, interval_s=0.01)
-    tail.start()
-    per_round = PART // LINE_BYTES
-    for _ in range(8):
-        writer.write(per_round)
-        assert console.wait_for(writer.written - 1)
-        take_out_middle(str(path), LIMIT)
-        assert path.stat().st_blocks * 512 <= LIMIT + 2 * 4096
-    tail.stop()
-    shown = [int(line.removeprefix("[w0]:")) for line in console.getvalue().splitlines()]
-    assert shown == [*range(writer.written)]
-    content = path.read_bytes()
-    assert len(content) == writer.written * LINE_BYTES
-    assert b"output was removed here" in content
-    kept = numbers(content.replace(b"\0", b""))
-    assert kept[: per_round - 1] == [*range(per_round - 1)]
-    assert kept[1 - per_round :] == [*range(writer.written - per_round + 1, writer.written)]
 
 
 def test_a_file_system_without_holes_is_reported_once(
@@ -203,7 +158,7 @@ def test_a_missing_file_is_ignored(path: Path, caplog: pytest.LogCaptureFixture)
 )
 def test_all_files_of_output_are_limited(tmp_path: Path, redirects: Streams, names: set[str]) -> None:
     logs = GenerationLogs(str(tmp_path), {0: redirects}, limit_bytes=LIMIT)
-    logs.reify({0: {"ELASTIC_AGENT_NODE_ID": "n1"}})
+    logs.reify(environments(node_id="n1"))
     assert logs._limit is not None
     files = logs._limit._files
     logs.close()

@@ -16,7 +16,7 @@ from elastic_agent.testing.node import freeze
 from elastic_agent.workers.find_workers import find_workers
 from tests.names import unique
 from tests.processes import CUT_NAME, TAKE_A_CUT_NAME, process_with_a_cut_name
-from tests.waiting import GUARD_S, wait_for
+from tests.waiting import GUARD_S
 
 MARKS = {
     "ELASTIC_AGENT_RUN_ID": unique("cut"),
@@ -85,27 +85,3 @@ def test_the_threads_of_this_process_are_listed() -> None:
     thread.join()
     assert names[0] == linux.process_name(os.getpid())
     assert CUT_NAME in names
-
-
-def test_the_descendants_of_a_process_include_children_of_its_other_threads() -> None:
-    sleeper = f"import subprocess, sys; subprocess.Popen([{sys.executable!r}, '-c', 'input()']).wait()"
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start() -> None:
-        started.append(subprocess.Popen([sys.executable, "-c", sleeper], stdin=subprocess.PIPE))
-        ended.wait()  # the kernel lists children under the thread that started them, while it runs
-
-    ended = threading.Event()
-    thread = threading.Thread(target=start)
-    thread.start()
-    try:
-        (child,) = wait_for("the child", lambda: started)
-        (grandchild,) = wait_for("its child", lambda: linux.descendants(child.pid))
-        expected = {child.pid, grandchild.pid}
-        assert expected <= {process.pid for process in linux.descendants(os.getpid())}
-        assert expected <= linux.family(os.getpid())
-    finally:
-        ended.set()
-        thread.join()
-        started[0].communicate()
-    assert not linux.family(started[0].pid)

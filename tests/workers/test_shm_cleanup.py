@@ -81,14 +81,6 @@ def left_alone(sweep: SharedMemorySweep, path: Path) -> bool:
     return path.exists() and report.removed == report.held == report.unknown == ()
 
 
-def test_earlier_files_are_kept(hold: MakeHolder) -> None:
-    worker = hold("torch_PID_123_0")
-    sweep = SharedMemorySweep(trust_pids=True)
-    sweep.note([worker.pid])
-    worker.kill()
-    assert left_alone(sweep, worker.path)
-
-
 def test_files_that_no_process_held_are_kept(hold: MakeHolder) -> None:
     """Another program's: made, closed and to be attached to again."""
     worker = hold(psm())
@@ -100,27 +92,33 @@ def test_files_that_no_process_held_are_kept(hold: MakeHolder) -> None:
     assert left_alone(sweep, stranger.path)
 
 
-def test_files_of_another_runs_dead_process_are_kept(hold: MakeHolder) -> None:
-    """A tensor may be on its way between two others."""
-    sweep = SharedMemorySweep(trust_pids=True)
-    stranger = hold("torch_PID_123_0", "closed")
-    stranger.kill()
-    assert left_alone(sweep, stranger.path)
-
-
-def test_in_a_container_pids_in_names_are_ignored(hold: MakeHolder) -> None:
-    sweep = SharedMemorySweep(trust_pids=False)
-    worker = hold("torch_PID_123_0", "closed")
-    sweep.note([worker.pid])
-    worker.kill()
-    assert left_alone(sweep, worker.path)
-
-
-def test_files_named_after_a_reused_pid_are_kept(hold: MakeHolder) -> None:
-    sweep = SharedMemorySweep(trust_pids=True)
-    again = hold("torch_PID_123_0", "closed")
-    sweep.belong([again.pid])  # a worker had it before
-    assert left_alone(sweep, again.path)
+@pytest.mark.parametrize(
+    ("is_earlier", "how", "trusts_pids", "is_workers", "lives"),
+    [
+        (True, "open", True, True, False),
+        (False, "closed", True, False, False),
+        (False, "closed", False, True, False),
+        (False, "closed", True, True, True),
+    ],
+    ids=[
+        "it was there before",
+        "of another run's dead process: it may be on its way between two others",
+        "numbers in names do not count in a container",
+        "the worker's number has been given to another process",
+    ],
+)
+def test_a_file_named_after_a_process_is_kept_if_that_may_be_anothers(
+    hold: MakeHolder, is_earlier: bool, how: str, trusts_pids: bool, is_workers: bool, lives: bool
+) -> None:
+    sweep = SharedMemorySweep(trust_pids=trusts_pids)
+    holder = hold("torch_PID_123_0", how)
+    if is_earlier:
+        sweep = SharedMemorySweep(trust_pids=trusts_pids)
+    if is_workers:
+        sweep.belong([holder.pid]) if lives else sweep.note([holder.pid])
+    if not lives:
+        holder.kill()
+    assert left_alone(sweep, holder.path)
 
 
 ATTACH = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"

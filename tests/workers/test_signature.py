@@ -114,11 +114,6 @@ def test_an_error_caused_by_a_transient_one_has_no_signature() -> None:
     assert signed(traced("StopIteration") + "\nDuring handling of …\n\n" + traced("KeyError: 'weights'"))
 
 
-@pytest.mark.parametrize("returncode", [-9, -15, -11, -6, 137, 143])
-def test_a_worker_killed_by_a_signal_has_no_signature(returncode: int) -> None:
-    assert signed(traced(DEVICES), returncode) == ""
-
-
 GLOO_ABORT = """\
 terminate called after throwing an instance of 'gloo::EnforceNotMet'
   what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. {size} vs 336. Received data size
@@ -139,12 +134,18 @@ def test_tensors_of_different_sizes_at_the_same_line_are_the_same_error() -> Non
     assert aborted() != aborted(line=8)
 
 
-def test_an_abort_by_gloo_without_a_line_of_the_script_has_no_signature() -> None:
-    assert signed(GLOO_ABORT.partition("Fatal Python error")[0], -6) == ""
-
-
-def test_a_worker_without_an_error_message_has_no_signature() -> None:
-    assert signed("", 3) == ""
+@pytest.mark.parametrize(
+    ("stderr", "returncode"),
+    [
+        *((traced(DEVICES), returncode) for returncode in (-9, -15, -11, -6, 137, 143)),
+        ("", 3),
+        (GLOO_ABORT.partition("Fatal Python error")[0], -6),
+    ],
+)
+def test_an_end_by_a_signal_without_a_message_or_without_a_line_has_no_signature(
+    stderr: str, returncode: int
+) -> None:
+    assert signed(stderr, returncode) == ""
 
 
 def test_a_worker_on_a_full_disk_has_no_signature() -> None:

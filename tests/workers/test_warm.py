@@ -73,6 +73,15 @@ def stop(driver: Driver, grace_s: float = 0.0) -> Stopped:
     return driver.until(Stopped)
 
 
+def staying(
+    driver: Driver, generation: int, folder: Path, news: News, count: int = 1
+) -> tuple[set[int], set[str]]:
+    """Start workers that stay; return their pids, and how they were started: "warm" or "cold"."""
+    spawn(driver, generation, *(script(folder, news, STAY, slot=slot) for slot in range(count)))
+    pids = {*driver.until(Spawned).pids.values()}
+    return pids, {news.line().split()[0] for _ in pids}
+
+
 def test_every_generation_is_forked_from_the_spawner(warm: Driver, tmp_path: Path, news: News) -> None:
     for generation in (1, 2, 3):
         launches = [script(tmp_path, news, STAY, "a b", slot=slot) for slot in (0, 1)]
@@ -89,36 +98,28 @@ def test_every_generation_is_forked_from_the_spawner(warm: Driver, tmp_path: Pat
 def test_a_killed_spawner_does_not_affect_workers_and_is_replaced(
     warm: Driver, tmp_path: Path, news: News
 ) -> None:
-    spawn(warm, 1, script(tmp_path, news, STAY))
-    (pid,) = warm.until(Spawned).pids.values()
-    news.line()
+    (pid,), _ = staying(warm, 1, tmp_path, news)
     os.kill(spawner_of(warm.guard.pid), signal.SIGKILL)
     assert warm.until(SpawnerDied).how == "signal 9"
     with watching(pid) as (worker,):
         warm.until(Warm)
         assert not worker.ended(0)
         stop(warm)
-    spawn(warm, 2, *(script(tmp_path, news, STAY, slot=slot) for slot in range(4)))
-    warm.until(Spawned)
-    assert {news.line().split()[0] for _ in range(4)} == {"warm"}
+    assert staying(warm, 2, tmp_path, news, 4)[1] == {"warm"}
     stop(warm)
 
 
 @pytest.mark.prove
 def test_a_killed_standby_is_not_used(warm: Driver, tmp_path: Path, news: News) -> None:
     warm.until(Warm)
-    spawn(warm, 1, script(tmp_path, news, STAY))
-    warm.until(Spawned)
-    news.line()
+    staying(warm, 1, tmp_path, news)
     stop(warm)
     standbys = standbys_of(warm.guard.pid)
     with watching(*standbys) as processes:
         for pid in standbys:
             os.kill(pid, signal.SIGKILL)
         assert all(process.ended() for process in processes)
-    spawn(warm, 2, *(script(tmp_path, news, STAY, slot=slot) for slot in (0, 1)))
-    assert len(warm.until(Spawned).pids) == 2
-    assert {news.line().split()[0] for _ in range(2)} == {"warm"}
+    assert staying(warm, 2, tmp_path, news, 2)[1] == {"warm"}
     assert warm.of(Exited)[1:] == []
     stop(warm)
 
@@ -134,9 +135,9 @@ def test_signals_for_the_whole_job_end_neither_the_spawner_nor_its_standbys(
     for signum in signums:
         for pid in (*standbys, spawner_of(warm.guard.pid)):
             os.kill(pid, signum)
-    spawn(warm, 1, *(script(tmp_path, news, STAY, slot=slot) for slot in range(4)))
-    assert standbys < {*warm.until(Spawned).pids.values()}
-    assert {news.line().split()[0] for _ in range(4)} == {"warm"}
+    pids, kinds = staying(warm, 1, tmp_path, news, 4)
+    assert standbys < pids
+    assert kinds == {"warm"}
     assert warm.of(SpawnerDied) == []
     stop(warm)
 
@@ -216,10 +217,8 @@ def test_an_unsafe_preload_is_named_and_workers_start_cold(
 ) -> None:
     (tmp_path / "mymodel.py").write_text(preload)
     keep_warm(driver.guard, tmp_path, "mymodel")
-    spawn(driver, 1, script(tmp_path, news, STAY))
-    assert reason in driver.until(Cold).reason
-    driver.until(Spawned)
-    assert news.line().split()[0] == "cold"
+    assert staying(driver, 1, tmp_path, news)[1] == {"cold"}
+    assert reason in driver.of(Cold)[0].reason
     stop(driver)
 
 
@@ -260,18 +259,14 @@ def test_a_stop_before_standbys_have_read_their_launch_takes_effect(
     warm: Driver, tmp_path: Path, news: News
 ) -> None:
     warm.until(Warm)
-    spawn(warm, 1, script(tmp_path, news, STAY))
-    warm.until(Spawned)
-    news.line()
+    staying(warm, 1, tmp_path, news)
     stop(warm)
     frozen = await_standbys(warm.guard.pid)
     for pid in frozen:
         freeze(pid)
     spawn(warm, 2, *(script(tmp_path, news, STAY, slot=slot) for slot in range(len(frozen))))
     stop(warm)
-    spawn(warm, 3, script(tmp_path, news, STAY))
-    assert len(warm.until(Spawned).pids) == 1
-    assert news.line().split()[0] == "warm"
+    assert staying(warm, 3, tmp_path, news)[1] == {"warm"}
     stop(warm)
 
 
@@ -302,9 +297,7 @@ def test_workers_of_a_replaced_spawner_inherit_no_descriptor(
         "os.write(fd, f'{sorted(set(map(int, os.listdir(\"/proc/self/fd\"))) - {fd})}\\n'.encode())\n" + STAY
     )
     warm.until(Warm)
-    spawn(warm, 1, script(tmp_path, news, STAY))
-    warm.until(Spawned)
-    news.line()
+    staying(warm, 1, tmp_path, news)
     stop(warm)
     os.kill(spawner_of(warm.guard.pid), signal.SIGKILL)
     warm.until(Warm)
@@ -330,9 +323,7 @@ def test_variables_set_by_a_preload_are_set_in_workers(driver: Driver, tmp_path:
 
 
 def test_no_spawner_process_outlives_a_killed_guard(warm: Driver, tmp_path: Path, news: News) -> None:
-    spawn(warm, 1, script(tmp_path, news, STAY))
-    pids = set(warm.until(Spawned).pids.values())
-    news.line()
+    pids, _ = staying(warm, 1, tmp_path, news)
     pids |= {spawner_of(warm.guard.pid)} | standbys_of(warm.guard.pid)
     with watching(*pids) as processes:
         os.kill(warm.guard.pid, signal.SIGKILL)

@@ -81,7 +81,7 @@ def _run(
     check_numa_binding(settings.numa_binding)
     if (warning := crowding(slots)) is not None:
         log.warning(warning)
-    if is_warm(settings) and slots != likely_slots(settings.nproc_per_node):
+    if is_warm(settings) and likely_slots(settings.nproc_per_node) is None:
         guard.keep_warm(spawner_config(settings, slots))
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
         log.info(f"workers start cold: {reason}")

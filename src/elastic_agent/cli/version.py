@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 
+from elastic_agent import installed_version
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.parser import HelpRequested
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.installed import installed_version
 
 PAGE = """\
 Usage: elastic-agent version

@@ -51,7 +51,7 @@ __all__ = [
 
 
 def current() -> Worker:
-    """The identity of this worker and, separately, its placement in this generation.
+    """Return the identity of this worker and, separately, its placement in this generation.
 
     The stable fields (``run_id``, ``node_id``, ``worker_id``, ``slot``, ``incarnation``) are on the object itself,
     the unstable ones in its ``placement`` (``rank``, ``local_rank``, ``world_size``, ``local_world_size``,
@@ -110,7 +110,7 @@ def report_step(step: int) -> None:
 
 
 def notice() -> Notice | None:
-    """Whether all workers of this world are going to be stopped, why and by when; None if not.
+    """Return the notice that all workers of this world are going to be stopped, why and by when; None if there is none.
 
     Costs a fraction of a microsecond, no system call. A worker that has called it once is assumed to handle notices
     from then on, and gets time to save before it is stopped. Every worker of the run gets a notice within

@@ -44,7 +44,7 @@ class Agreement:
         self._agreed: Notice | None = None
 
     def notice(self) -> Notice | None:
-        """The notice that all ranks know of, or None. Call it once a step, on every rank of the group.
+        """Return the notice that all ranks know of, or None. Call it once a step, on every rank of the group.
 
         One that this worker has had is returned at the next call at the earliest. Once there is one it stays,
         and the ranks exchange nothing more.
@@ -96,7 +96,8 @@ class Agreement:
         self._under_way = numbers, work
 
     def _device(self) -> str:
-        """Where the group can reduce: in main memory if it has a backend for that, so that no GPU is waited for."""
+        """Return where the group can reduce: in main memory if it has a backend for that, so that no GPU is
+        waited for."""
         import torch
         import torch.distributed as dist
 

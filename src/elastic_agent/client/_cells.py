@@ -31,12 +31,11 @@ import mmap
 import os
 
 from elastic_agent.client._notice import CAUSE, CAUSES, DEADLINE_NS, LEFT, LOOKS, NOTICE
-from elastic_agent.exit_note import NOTE_BYTES, WANTS_COLD, Note, read_note
+from elastic_agent.exit_note import CELL_BYTES, NOTE_BYTES, WANTS_COLD, Note, read_note
 
 PREFIX, SUFFIX = "elastic-agent.", ".beat"
-"""Of a file's name; what stands between them is random."""
+"""The beginning and the end of a file's name; what stands between them is random."""
 
-CELL_BYTES = 64
 SLOT_BYTES = CELL_BYTES + NOTE_BYTES
 """In the file: a cell and a note."""
 WORD_BYTES = 8
@@ -53,9 +52,9 @@ class HeartbeatFile:
 
     def __init__(self, path: str, fd: int, size: int) -> None:
         self.path = path
-        """Where it is; workers get this as ELASTIC_AGENT_HEARTBEAT."""
+        """Its place; workers get this as ELASTIC_AGENT_HEARTBEAT."""
         self.slots = size // SLOT_BYTES
-        """How many cells it has."""
+        """The number of its cells."""
         self._fd = fd
         self._memory = mmap.mmap(fd, size)
         self._words = memoryview(self._memory).cast("q")
@@ -65,14 +64,8 @@ class HeartbeatFile:
         """Make a file in ``folder``, readable by its owner only, with an empty cell for each of ``slots`` workers.
 
         Its name cannot be guessed: in a directory where every user may make files, no other user can have made it
-        before.
-
-        Raises:
-            ValueError: ``slots`` is less than 1.
-            OSError: the file cannot be made.
+        before. Raises OSError when the file cannot be made.
         """
-        if slots < 1:
-            raise ValueError(f"got a heartbeat file for {slots} slots; expected at least 1")
         path, fd = _make_locked(os.fspath(folder))
         size = slots * SLOT_BYTES
         try:
@@ -99,33 +92,28 @@ class HeartbeatFile:
             self._words[first + NOTICE] = serial
 
     def handles_notices(self, slot: int) -> bool:
-        """Whether the worker has checked for notices."""
+        """Return whether the worker has checked for notices."""
         return self._words[slot * CELL_WORDS + LOOKS] != 0
 
     def left(self, slot: int) -> bool:
-        """Whether the worker reported that it saved and leaves after a notice."""
+        """Return whether the worker reported that it saved and leaves after a notice."""
         return self._words[slot * CELL_WORDS + LEFT] != 0
 
     def wants_cold(self, slot: int) -> bool:
-        """Whether something that the worker's script did came too late for what was preloaded."""
+        """Return whether something that the worker's script did came too late for what was preloaded."""
         return self._words[slot * CELL_WORDS + WANTS_COLD] != 0
 
     def read(self, slot: int) -> tuple[int, int]:
-        """``(beats, step)`` of ``slot`` as of now; (0, 0) while its worker has never reported.
+        """Return ``(beats, step)`` of ``slot`` as of now; (0, 0) while its worker has never reported.
 
         The numbers come from user code's process: compare ``beats`` with what it was, trust neither.
-
-        Raises:
-            IndexError: there is no such slot.
-            ValueError: the file was closed.
+        Raises ValueError when the file was closed.
         """
-        if not 0 <= slot < self.slots:
-            raise IndexError(f"got slot {slot}; expected 0 to {self.slots - 1} in {self.path}")
         first = slot * CELL_WORDS
         return self._words[first + BEATS], self._words[first + STEP]
 
     def note(self, slot: int) -> Note | None:
-        """What the worker noted when its script ended; None: it did not, or could not.
+        """Return what the worker noted when its script ended; None: it did not, or could not.
 
         Raises:
             ValueError: the file was closed.
@@ -151,7 +139,7 @@ class HeartbeatFile:
 
 
 def _make_locked(folder: str) -> tuple[str, int]:
-    """A new empty file, and a descriptor that holds the agent's lock on it. Raises OSError."""
+    """Make a new empty file; return its path and a descriptor that holds the agent's lock on it. Raises OSError."""
     while True:
         path = os.path.join(folder, f"{PREFIX}{os.urandom(8).hex()}{SUFFIX}")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -174,7 +162,7 @@ def lock_as_agent(fd: int) -> bool:
 
 
 def claim_cell(path: str, slot: int) -> memoryview | None:
-    """The worker's side: ``slot``'s cell as 64-bit words to store to, or None if another process has it.
+    """Return ``slot``'s cell as 64-bit words for the worker to store to, or None if another process has it.
 
     The claim lasts until this process ends or executes another program.
 

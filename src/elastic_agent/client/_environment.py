@@ -25,7 +25,7 @@ class MalformedEnvironmentError(ValueError):
 
 
 def read_worker(environ: Mapping[str, str]) -> Worker:
-    """The worker that ``environ`` describes.
+    """Return the worker that ``environ`` describes.
 
     Raises:
         MalformedEnvironmentError: naming the variable, its value and what was expected.
@@ -45,7 +45,7 @@ def read_worker(environ: Mapping[str, str]) -> Worker:
 
 
 def number_at_least_0(variable: str, value: str, expected: str) -> int:
-    """``value`` as a whole number; MalformedEnvironmentError names ``variable`` when it is none."""
+    """Return ``value`` as a whole number; MalformedEnvironmentError names ``variable`` when it is none."""
     # int() alone would take " 1", "1_0", "+1" and digits of other scripts.
     if value.isascii() and value.isdigit() and len(value) < 19:
         return int(value)

@@ -8,7 +8,7 @@ import time
 
 _PAUSE_S = 0.001
 _PATIENCE_S = 0.1
-"""How long threads get at most: autograd's threads for GPUs always look as if they were about to run Python code."""
+"""The longest wait for threads: autograd's threads for GPUs always look as if they were about to run Python code."""
 
 
 def release_gil_before_finalization() -> None:
@@ -33,7 +33,7 @@ def _release_gil() -> None:
 
 
 def _threads_without_frame() -> int:
-    """How many threads have announced themselves to the interpreter, and run no Python code.
+    """Return how many threads have announced themselves to the interpreter, and run no Python code.
 
     A thread of C++ code creates its thread state, waits for the lock, and deletes the state when it is done.
     """

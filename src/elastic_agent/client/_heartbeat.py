@@ -13,8 +13,7 @@ from elastic_agent.worker_variables import HEARTBEAT, SLOT
 class Pulse:
     """One process's line to its agent: a cell to count in, or a scratch cell that is not read.
 
-    It is connected when the client is imported under an agent, else by the first beat, so that a process
-    which imports the client first and becomes a worker later (by fork) is served too.
+    It is connected when the client is imported under an agent, else by the first beat.
     """
 
     __slots__ = ("_beats", "_words")
@@ -52,18 +51,14 @@ class Pulse:
         return words if words is not None else self._connect_or_warn()
 
     def forked(self) -> None:
-        """In the child of a fork: its calls are no progress of the worker, so release the cell.
-
-        A parent that is no worker itself has none; its child may yet become one.
-        """
-        if self._words is not None or HEARTBEAT in os.environ:
-            self._words = _scratch()
+        """Release the cell in the child of a fork, whose calls are no progress of the worker."""
+        self._words = _scratch()
 
     def _connect_or_warn(self) -> memoryview:
         try:
             return self._connect()
         except (OSError, ValueError) as error:
-            # Training is worth more than hang detection: warn once, and continue without.
+            # Training must not fail for lack of hang detection: warn once, and continue without.
             seen = ", ".join(f"{name}={os.environ.get(name)!r}" for name in (HEARTBEAT, SLOT))
             print(
                 f"elastic_agent.client: heartbeats and notices are disabled ({seen}): {error}; expected "
@@ -90,5 +85,5 @@ class Pulse:
 
 
 def _scratch() -> memoryview:
-    """Words like a cell's, which reject the same invalid steps, so that errors show without an agent."""
+    """Return words like a cell's, which reject the same invalid steps, so that errors show without an agent."""
     return memoryview(bytearray(64)).cast("q")

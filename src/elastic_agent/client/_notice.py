@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 
 from elastic_agent.client._heartbeat import Pulse
-from elastic_agent.client._worker import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,31 +18,27 @@ CAUSES = ("preempted", "walltime", "drain", "grow", "operator")
 """Why workers get a notice that they will be stopped; the word in the cell counts from 1."""
 
 
-class Notice(Record):
+@dataclass(frozen=True, kw_only=True)
+class Notice:
     """All workers of this world will be stopped: why, and by when."""
 
-    __slots__ = {  # noqa: RUF023 - this order is the repr's
-        "reason": "'preempted' or 'walltime': the whole run is stopped, to be resumed later; 'drain': a node leaves "
-        "and the others continue without it; 'grow': a node joins; 'operator': an operator stops the run.",
-        "deadline": "When workers that have not exited yet are stopped, in seconds of Unix time (time.time()), "
-        "by the clock as it stood when this notice was first seen.",
-        "deadline_boottime": "The same in seconds of CLOCK_BOOTTIME, which is independent of changes of the clock.",
-    }
     reason: str
+    """'preempted' or 'walltime': the whole run is stopped, to be resumed later; 'drain': a node leaves and the others
+    continue without it; 'grow': a node joins; 'operator': an operator stops the run."""
     deadline: float
+    """When workers that have not exited yet are stopped, in seconds of Unix time (time.time()), by the clock as it
+    stood when this notice was first seen."""
     deadline_boottime: float
-
-    def __repr__(self) -> str:
-        return f"Notice({self._shown()})"
+    """The same in seconds of CLOCK_BOOTTIME, which is independent of changes of the clock."""
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline, whatever happens to the clock; never less than 0."""
+        """The time until the deadline, whatever happens to the clock; never less than 0."""
         return max(0.0, self.deadline_boottime - time.clock_gettime(time.CLOCK_BOOTTIME))
 
     @classmethod
     def due(cls, reason: str, left_s: float) -> Notice:
-        """Seen now, with so much time left."""
+        """Make a notice that is seen now, with so much time left."""
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         return cls(reason=reason, deadline=time.time() + left_s, deadline_boottime=now_s + left_s)
 
@@ -59,7 +55,7 @@ class NoticeBoard:
         self._agreed = 0
 
     def current(self) -> Notice | None:
-        """The newest notice."""
+        """Return the newest notice."""
         words = self._pulse.words
         serial = words[NOTICE]
         if serial != self._serial:
@@ -70,12 +66,12 @@ class NoticeBoard:
         return self._newest
 
     def numbered(self) -> tuple[int, Notice | None]:
-        """The newest notice with its serial number, 0 for none."""
+        """Return the newest notice with its serial number, 0 for none."""
         newest = self.current()
         return self._serial, newest
 
     def agreed(self, serial: int) -> None:
-        """All workers know of this notice, whether it has been seen here or not."""
+        """Take note that all workers know of this notice, whether it has been seen here or not."""
         self._agreed = max(self._agreed, serial)
 
     def leave(self) -> NoReturn:

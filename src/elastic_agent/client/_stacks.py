@@ -9,7 +9,7 @@ from elastic_agent.worker_variables import STACKS_SIGNAL
 
 
 def write_stacks_on_signal() -> None:
-    """On the signal the agent named write every thread's stack to stderr, and go on; no agent: nothing.
+    """Have the signal that the agent named write every thread's stack to stderr; without an agent, do nothing.
 
     Raises:
         MalformedEnvironmentError: what was named is no signal that can be caught.

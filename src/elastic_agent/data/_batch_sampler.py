@@ -19,13 +19,13 @@ class MicroBatch:
     """One batch of this rank, and its part in an optimizer step."""
 
     samples: int
-    """How many samples it has. 0: this rank has none left for it, and the batch consists of one sample whose weight
+    """The number of its samples. 0: this rank has none left for it, and the batch consists of one sample whose weight
     is 0, so that all ranks take part in the same collectives."""
     weight: float
     """Multiply the mean loss of the batch by it. The gradients that DDP or FSDP averages over the ranks are then those
     of the mean loss over all samples of the step, on all ranks."""
     completes_step: bool
-    """Whether it is the last one before the optimizer's step."""
+    """True if it is the last one before the optimizer's step."""
 
 
 class ElasticBatchSampler(ElasticEpochs, Sampler[list[int]]):
@@ -62,7 +62,7 @@ class ElasticBatchSampler(ElasticEpochs, Sampler[list[int]]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        """Exactly one of ``global_batch_size`` and ``batch_size`` is required.
+        """Take either ``global_batch_size`` or ``batch_size``; exactly one of them is required.
 
         Args:
             dataset: what is sampled from; it must have a length.
@@ -107,7 +107,7 @@ class ElasticBatchSampler(ElasticEpochs, Sampler[list[int]]):
         return self._steps(self._length)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's batches, from the first sample that is not finished to the end of the epoch."""
+        """Return this rank's batches, from the first sample that is not finished to the end of the epoch."""
         return self._pass(self._start_pass())
 
     def _pass(self, rest: Tensor) -> Iterator[list[int]]:
@@ -121,7 +121,8 @@ class ElasticBatchSampler(ElasticEpochs, Sampler[list[int]]):
         self._exhausted = True
 
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """What the batches of the pass that begins now are, one for each. Use it as in the example of the class."""
+        """Describe the batches of the pass that begins now, one after the other. Use it as in the example of
+        the class."""
         start = 0 if self._epoch_ended() else self._finished
         return self._described(self._length - start)
 
@@ -133,11 +134,11 @@ class ElasticBatchSampler(ElasticEpochs, Sampler[list[int]]):
                 yield MicroBatch(size, size * self.num_replicas / together, number == len(sizes))
 
     def __len__(self) -> int:
-        """How many batches this rank gets in the current pass, or in the next if none has begun."""
+        """Return how many batches this rank gets in the current pass, or in the next if none has begun."""
         rest = self._length - self._pass_start
-        full, left = divmod(rest, self.global_batch_size)
+        full, remainder = divmod(rest, self.global_batch_size)
         batches = full * len(self._micro_sizes(self.global_batch_size))
-        return batches + (len(self._micro_sizes(left)) if left and not self.drop_last else 0)
+        return batches + (len(self._micro_sizes(remainder)) if remainder and not self.drop_last else 0)
 
     def _samples_in_pass(self) -> int:
         rest = self._length - self._pass_start
@@ -155,7 +156,8 @@ class ElasticBatchSampler(ElasticEpochs, Sampler[list[int]]):
         return samples // size if self.drop_last else -(-samples // size)
 
     def _micro_sizes(self, together: int) -> list[int]:
-        """The sizes of this rank's batches in a step that has so many samples in all; as many as on every rank."""
+        """Return the sizes of this rank's batches in a step that has so many samples in all; as many as on
+        every rank."""
         shares = Counter(self._owners[:together])
         count = -(-max(shares.values()) // self._micro_batch_size)
         size, larger = divmod(shares[self.rank], count)
@@ -163,7 +165,7 @@ class ElasticBatchSampler(ElasticEpochs, Sampler[list[int]]):
 
 
 def _sizes(global_batch_size: int | None, batch_size: int | Sequence[int] | None, ranks: int) -> list[int]:
-    """How many samples each rank has in a full step."""
+    """Return how many samples each rank has in a full step."""
     if (global_batch_size is None) == (batch_size is None):
         raise ValueError(
             f"{_NAME}: global_batch_size={global_batch_size}, batch_size={batch_size}; expected exactly one of them"
@@ -183,7 +185,7 @@ def _sizes(global_batch_size: int | None, batch_size: int | Sequence[int] | None
 
 
 def _deal(sizes: list[int]) -> list[int]:
-    """The rank that gets each sample of a step: in turn, without those that have enough.
+    """Return the rank that gets each sample of a step: in turn, without those that have enough.
 
     With equal sizes, rank r gets every n-th one starting with the r-th, as from :class:`ElasticSampler`.
     """

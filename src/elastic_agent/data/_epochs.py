@@ -15,7 +15,7 @@ _RESTORED = ("epoch", "samples_finished", "length", "seed", "shuffle")
 
 
 class ElasticEpochs:
-    """What both samplers have in common: the permutation of an epoch, and the position in it.
+    """The common part of both samplers: the permutation of an epoch, and the position in it.
 
     A *pass* is one iteration over the sampler. It starts at the first sample that is not finished, and what it yields
     is decided when it starts, because data loaders fetch ahead.
@@ -33,13 +33,13 @@ class ElasticEpochs:
         self._fresh(exhausted=False)
 
     def _fresh(self, *, exhausted: bool) -> None:
-        """No step of the next pass has been reported."""
+        """Begin a pass of which no step has been reported."""
         self._exhausted = exhausted
         self._may_remain: int | None = None
 
     @property
     def samples_finished(self) -> int:
-        """How many samples of this epoch all ranks together have finished."""
+        """The number of samples of this epoch that all ranks together have finished."""
         return self._finished
 
     def set_epoch(self, epoch: int) -> None:
@@ -54,7 +54,7 @@ class ElasticEpochs:
         self._fresh(exhausted=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the epoch, for a checkpoint: small, and the same on every rank.
+        """Return the position in the epoch, for a checkpoint: small, and the same on every rank.
 
         Save it together with the model, after :meth:`advance` and before the next step.
         """
@@ -94,11 +94,11 @@ class ElasticEpochs:
         self._fresh(exhausted=self._samples_in_pass() == 0)
 
     def _samples_in_pass(self) -> int:
-        """How many samples the current or next pass has on this rank; 0 if the epoch is complete."""
+        """Return how many samples the current or next pass has on this rank; 0 if the epoch is complete."""
         raise NotImplementedError
 
     def _start_pass(self) -> Tensor:
-        """The indices of the samples that are not finished, in order."""
+        """Begin a pass; return the indices of the samples that are not finished, in order."""
         if self._epoch_ended():
             self.epoch += 1
             self._finished = 0
@@ -107,7 +107,7 @@ class ElasticEpochs:
         return self._order()[self._pass_start :]
 
     def _epoch_ended(self) -> bool:
-        """Whether the next pass is over the next epoch.
+        """Return whether the next pass is over the next epoch.
 
         A loader that fetches ahead exhausts the sampler early. If steps were reported, they decide, so that an epoch
         that the program left early is continued, whatever the loader had fetched.
@@ -117,7 +117,7 @@ class ElasticEpochs:
         return self._exhausted and self._length - self._finished <= self._may_remain
 
     def _order(self) -> Tensor:
-        """All samples of the epoch. For seed and epoch, the order of torch's ``DistributedSampler``."""
+        """Return all samples of the epoch, for seed and epoch in the order of torch's ``DistributedSampler``."""
         if not self.shuffle:
             return torch.arange(self._length)
         generator = torch.Generator()
@@ -125,13 +125,13 @@ class ElasticEpochs:
         return torch.randperm(self._length, generator=generator)
 
     def _finish(self, samples: int, may_remain: int) -> None:
-        """A step used so many samples; up to ``may_remain`` are not used at the end of an epoch."""
+        """Count the samples of a step; up to ``may_remain`` are not used at the end of an epoch."""
         self._may_remain = max(self._may_remain or 0, may_remain)
         self._finished = min(self._finished + samples, self._length)
 
 
 def length_of(dataset: Sized, kind: str) -> int:
-    """The dataset's length; TypeError for one that has none."""
+    """Return the dataset's length; TypeError for one that has none."""
     try:
         length = len(dataset)
     except TypeError:
@@ -145,7 +145,7 @@ def length_of(dataset: Sized, kind: str) -> int:
 
 
 def place(num_replicas: int | None, rank: int | None, kind: str) -> tuple[int, int]:
-    """World size and rank: as given, of the default process group, or as the launcher set them."""
+    """Return world size and rank: as given, of the default process group, or as the launcher set them."""
     if num_replicas is None or rank is None:
         size, own = _world()
         num_replicas = size if num_replicas is None else num_replicas

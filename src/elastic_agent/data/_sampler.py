@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler
 from elastic_agent.data._epochs import ElasticEpochs, length_of, place
 
 _CHUNK = 1 << 16
-"""So many indices become Python integers at a time; datasets may have billions of samples."""
+"""The number of indices that become Python integers at a time; datasets may have billions of samples."""
 
 
 class ElasticSampler(ElasticEpochs, DistributedSampler[int]):
@@ -36,7 +36,7 @@ class ElasticSampler(ElasticEpochs, DistributedSampler[int]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        """Parameters as for torch's ``DistributedSampler``.
+        """Take the parameters of torch's ``DistributedSampler``.
 
         Args:
             dataset: what is sampled from; it must have a length.
@@ -57,7 +57,7 @@ class ElasticSampler(ElasticEpochs, DistributedSampler[int]):
         self._begin(length)
 
     def __iter__(self) -> Iterator[int]:
-        """The samples of this rank that are not finished, from now to the end of the epoch."""
+        """Return the samples of this rank that are not finished, from now to the end of the epoch."""
         rest = self._start_pass()
         return self._pass(self._share(rest))
 
@@ -76,7 +76,7 @@ class ElasticSampler(ElasticEpochs, DistributedSampler[int]):
         return torch.cat([share, self._order()[position : position + 1]])
 
     def __len__(self) -> int:
-        """How many samples this rank gets in the current pass, or in the next if none has begun."""
+        """Return how many samples this rank gets in the current pass, or in the next if none has begun."""
         return self._samples_in_pass()
 
     def _samples_in_pass(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from elastic_agent.installed import installed_version
+from elastic_agent import installed_version
 from elastic_agent.printable import escaped, without_surrogates
 from elastic_agent.transport import StoreLostError, run_abandonable
 

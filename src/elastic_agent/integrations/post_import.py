@@ -1,7 +1,7 @@
 """Runs integrations of frameworks that have no entry points, when a worker imports the framework.
 
 Workers call :func:`watch` before the script starts: warm ones as forked, cold ones through their ``sitecustomize``
-(:mod:`elastic_agent.workers.cold_start`). It imports nothing that Python has not imported when it starts, so that a
+(`workers/startup_hook`). It imports nothing that Python has not imported when it starts, so that a
 script finds as few modules as without it.
 """
 

@@ -39,7 +39,7 @@ class LaunchError(RuntimeError):
 def run_agent(
     entrypoint: Callable[..., Any] | str, args: Sequence[Any], settings: Mapping[str, Any]
 ) -> dict[int, Any]:
-    """See `launcher.launch`."""
+    """Do what `launcher.launch` describes."""
     options = _options(settings)
     environ = {**os.environ, **_switched_off(settings)}
     with tempfile.TemporaryDirectory(prefix="elastic-agent-launch-") as name:
@@ -51,9 +51,9 @@ def run_agent(
         else:
             write_call(folder, entrypoint, args)
             script = ["--module", "elastic_agent.launcher.function", _full_name(entrypoint)]
-        wrong = _find_mistake([*options, *script], environ)
+        mistake = _find_mistake([*options, *script], environ)
         code = _run([*options, *script], environ)
-        return _result(entrypoint, folder, code, wrong)
+        return _result(entrypoint, folder, code, mistake)
 
 
 def _options(settings: Mapping[str, Any]) -> list[str]:
@@ -78,17 +78,18 @@ def _switched_off(settings: Mapping[str, Any]) -> dict[str, str]:
     return {spec.variables[0]: "0" for spec in off}
 
 
-def _find_mistake(words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """What is wrong with the settings; the agent only prints it."""
+def _find_mistake(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return what is wrong with the settings, or nothing; the agent only prints it."""
     try:
-        load_settings(words, environ)
+        load_settings(arguments, environ)
     except UsageError as error:
         return str(error)
     return ""
 
 
 def pickler() -> tuple[Callable[[Any], bytes], bool]:
-    """A function that pickles, and whether it pickles functions of the main module by value, as cloudpickle does."""
+    """Return a function that pickles, and whether it pickles functions of the main module by value, as cloudpickle
+    does."""
     try:
         return import_module("cloudpickle").dumps, True
     except ImportError:
@@ -116,12 +117,12 @@ def write_call(folder: Path, function: Callable[..., Any], args: Sequence[Any]) 
         (folder / kind).mkdir()
 
 
-def _run(words: Sequence[str], environ: Mapping[str, str]) -> int:
+def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the agent and return its exit code.
 
     An interrupt (Ctrl-C) makes the node leave the run, and is raised when it has left.
     """
-    argv = [sys.executable, "-c", _ENDS_WITH_PARENT, str(os.getpid()), "-m", "elastic_agent", *words]
+    argv = [sys.executable, "-c", _ENDS_WITH_PARENT, str(os.getpid()), "-m", "elastic_agent", *arguments]
     # In a process group of its own: a terminal's Ctrl-C would reach it twice.
     agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ, process_group=0)
     try:
@@ -136,10 +137,10 @@ def _run(words: Sequence[str], environ: Mapping[str, str]) -> int:
             agent.wait()
 
 
-def _result(entrypoint: Callable[..., Any] | str, folder: Path, code: int, wrong: str) -> dict[int, Any]:
+def _result(entrypoint: Callable[..., Any] | str, folder: Path, code: int, mistake: str) -> dict[int, Any]:
     """Return what the launch returns, or raise its error, after the agent has exited with this code.
 
-    ``wrong``: what is wrong with the settings, if anything is.
+    ``mistake``: what is wrong with the settings, if anything is.
     """
     outcome = LaunchOutcome.read(folder)
     if code == ExitCode.FINISHED:
@@ -168,7 +169,7 @@ def _result(entrypoint: Callable[..., Any] | str, folder: Path, code: int, wrong
         error.add_note(f"elastic-agent: the run failed: {reason}")
         raise error
     meanings = {int(known): meaning for known, meaning in MEANINGS.items()}
-    why = reason or wrong or meanings.get(code, "see its messages")
+    why = reason or mistake or meanings.get(code, "see its messages")
     raise LaunchError(f"elastic-agent exited with code {code}: {why}", code)
 
 

@@ -40,7 +40,8 @@ def _call(folder: Path) -> None:
 
 
 def _import_main(path: str) -> None:
-    """The program's main module, as multiprocessing has it: without what stands under ``__name__ == "__main__"``."""
+    """Make the program's main module, as multiprocessing has it: without what stands under ``__name__ ==
+    "__main__"``."""
     module = types.ModuleType("__mp_main__")
     module.__dict__.update(runpy.run_path(path, run_name="__mp_main__"))
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module

@@ -7,15 +7,16 @@ which waits for the readers of `--tee`, is left to a `BackgroundCloser`.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from elastic_agent.workers import facts, failure, torch_adapter
+from elastic_agent.workers import facts, failure
 from elastic_agent.workers.guard.client import (
     Exited,
     Guard,
@@ -74,7 +75,7 @@ class WorkerContext:
         warm: Fork them from the guard's spawner, if it has one; not together with `numa_options`.
         warm_patience_s: How long they wait for a spawner that still imports.
         ignored_signals: Which signals they begin with ignored.
-        startup_hook: Whether cold workers adapt frameworks, too (`workers.cold_start`).
+        startup_hook: Whether cold workers adapt frameworks, too (`guard.spawn.with_startup_hook`).
         started: How they are started, for explanations.
     """
 
@@ -144,54 +145,53 @@ class WorkerContext:
 
     @property
     def exits(self) -> Mapping[int, Exited]:
-        """How workers ended, by local rank."""
+        """The ends of workers, by local rank."""
         return self._exits
 
     @property
     def stopped(self) -> bool:
-        """Whether no process of this generation is left, or none was ever started."""
+        """True if no process of this generation is left, or none was ever started."""
         return self._stopped or not self._started
 
     def shows_stderr(self, slot: int) -> bool:
-        """Whether this worker writes to the agent's own standard error."""
+        """Return whether this worker writes to the agent's own standard error."""
         return not self.stderrs[slot]
 
     def final_output(self, slot: int) -> FinalOutput:
-        """What is known of the end of a worker: its files, and facts. May block as long as a file system hangs."""
+        """Return what is known of the end of a worker: its files, and facts. May block as long as a file system
+        hangs."""
         streams = {"stdout": self.stdouts[slot], "stderr": self.stderrs[slot]}
         files = {name: path for name, path in streams.items() if path not in ("", os.devnull)}
         known = facts.worker_facts(self._before) if self._before is not None else {}
         return dataclasses.replace(read_final_output(self._error_files[slot], files), facts=known)
 
     def machine_facts(self) -> dict[str, str]:
-        """Facts about the machine, compared with when the workers were started. Takes two seconds at most."""
+        """Return facts about the machine, compared with when the workers were started. Takes two seconds at most."""
         if self._before is None:
             return {}
-        killed = [one.pid for one in self._exits.values() if one.returncode < 0]
+        killed = [exited.pid for exited in self._exits.values() if exited.returncode < 0]
         folders = {os.path.dirname(path) for path in self._error_files.values()}
         return facts.machine_facts(self._before, killed, sorted(folders))
 
-    def failure(self, event: Exited, words: FinalOutput, noted: str = "") -> failure.WorkerFailure:
-        """How a worker failed, by its exit, by the content of its files, and by the error that it noted itself."""
+    def failure(self, event: Exited, output: FinalOutput, noted: str = "") -> failure.WorkerFailure:
+        """Describe how a worker failed, by its exit, by the content of its files, and by the error that it noted
+        itself."""
         return failure.describe(
             event.slot,
             event.returncode,
-            words.error_file,
-            words.stderr or event.stderr_tail,
-            words.no_room,
-            words.facts,
+            output.error_file,
+            output.stderr or event.stderr_tail,
+            output.no_room,
+            output.facts,
             noted,
         )
 
     def pids(self) -> dict[int, int]:
-        """Process ids by local rank; empty until all are started."""
+        """Return the process ids by local rank; empty until all are started."""
         return dict(self._spawned_pids)
 
     def start(self) -> None:
-        """Have the guard start the workers.
-
-        Raises RuntimeError when the guard's last generation is not stopped yet.
-        """
+        """Have the guard start the workers; it refuses while its last generation is not stopped yet."""
         launches = [self._launch(slot) for slot in range(len(self._args))]
         self._before = facts.baseline(self._how)
         self._guard.spawn(self.generation, launches, self._warm_patience_s)
@@ -203,7 +203,7 @@ class WorkerContext:
         argv = (self._program, *(str(argument) for argument in self._args[slot]))
         return Launch(
             slot=slot,
-            argv=torch_adapter.with_numa_binding(argv, slot, self._numa_options),
+            argv=_with_numa_binding(argv, slot, self._numa_options),
             env={**os.environ, **{name: str(value) for name, value in self._envs[slot].items()}},
             stdout=self.stdouts[slot] or None,
             stderr=self.stderrs[slot] or None,
@@ -227,7 +227,7 @@ class WorkerContext:
 
     @property
     def shows_output(self) -> bool:
-        """Whether files of the workers are shown while they grow (`--tee`)."""
+        """True if files of the workers are shown while they grow (`--tee`)."""
         return any(tee.is_running for tee in self._tees)
 
     def show_output(self, timeout_s: float) -> None:
@@ -239,10 +239,8 @@ class WorkerContext:
     def close_later(self, closed: Callable[[], object] = lambda: None) -> None:
         """Show the rest of the output and close the log files, in the background; then call `closed` there.
 
-        Raises RuntimeError when processes of the generation are still there.
+        To be called when no process of the generation is left.
         """
-        if not self.stopped:
-            raise RuntimeError(f"generation {self.generation} must be stopped before its logs are closed")
         self._closer.submit(partial(self._close, closed))
 
     def _close(self, closed: Callable[[], object]) -> None:
@@ -255,3 +253,19 @@ class WorkerContext:
 
 def _contains_one_of(filters: Sequence[str]) -> Callable[[str], bool]:
     return lambda line: any(needle in line for needle in filters)
+
+
+# --- private names of torch; a test says when a new version lacks one -----------------------------
+
+
+def _with_numa_binding(argv: Sequence[str], local_rank: int, options: NumaOptions | None) -> tuple[str, ...]:
+    """Return the command line that starts `argv` on the processors near the worker's GPU (`--numa-binding`)."""
+    if options is None:
+        return tuple(argv)
+    from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
+
+    wrap: Any = _maybe_wrap_command_args_with_numa_binding
+    # torch 2.13 calls the device's index ``gpu_index``, later versions ``device_index``.
+    known = inspect.signature(wrap).parameters
+    index = next(name for name in ("device_index", "gpu_index") if name in known)
+    return tuple(wrap(tuple(argv), **{index: local_rank}, numa_options=options))

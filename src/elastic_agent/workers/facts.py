@@ -39,7 +39,7 @@ _OF_THE_MACHINE = re.compile(r"[Oo]ut of memory|Killed process|NVRM: Xid")
 """These may concern any process; a crash concerns the one that it names."""
 _LONGEST = 400
 _FOLDERS_S = 1.0
-"""How long looking at folders may take."""
+"""The longest time that looking at folders may take."""
 
 Look = Callable[[], str]
 """Makes one observation; empty: there is none."""
@@ -47,14 +47,14 @@ Look = Callable[[], str]
 
 @dataclass(frozen=True)
 class Started:
-    """How workers were started."""
+    """The way in which workers were started."""
 
     folder: str = ""
     """The working directory; empty: not known."""
     python: str = ""
     """The Python that runs them; empty: not known, or another program."""
     other_machines: int = 0
-    """How many machines besides this one have workers of the generation."""
+    """The number of machines besides this one that have workers of the generation."""
 
 
 UNKNOWN = Started()
@@ -65,18 +65,20 @@ class Baseline:
     """The state of the machine when workers were started, with which it is compared when one fails."""
 
     oom_kills: int | None
-    """How many processes of this cgroup the kernel has killed because the memory was used up; None: not known."""
+    """The number of processes of this cgroup that the kernel has killed because the memory was used up; None:
+    not known."""
     monotonic_s: float
     started: Started
 
 
 def baseline(started: Started = UNKNOWN) -> Baseline:
-    """Take it; reads a few files in memory, so this never blocks."""
+    """Take the baseline; reads a few files in memory, so this never blocks."""
     return Baseline(_oom_kills(), time.monotonic(), started)
 
 
 def gather(looks: Mapping[str, Look], found: dict[str, str]) -> None:
-    """Add what each look finds to ``found``, under its name. One that fails is left out, and takes no other along."""
+    """Add what each look finds to ``found``, under its name. One that fails is left out, and the others are not
+    affected."""
     for name, look in looks.items():
         with contextlib.suppress(Exception):
             if value := look():
@@ -84,7 +86,7 @@ def gather(looks: Mapping[str, Look], found: dict[str, str]) -> None:
 
 
 def worker_facts(before: Baseline) -> dict[str, str]:
-    """Observations that the first message about a failed worker uses: ``oom_kills`` (a number) and texts.
+    """Return observations that the first message about a failed worker uses: ``oom_kills`` (a number) and texts.
 
     Takes about a second at most, for the working directory may be on a file server that does not answer.
     """
@@ -107,7 +109,7 @@ def worker_facts(before: Baseline) -> dict[str, str]:
 
 
 def machine_facts(before: Baseline, killed: Collection[int], folders: Iterable[str]) -> dict[str, str]:
-    """All facts about the machine by name, as texts for people.
+    """Return all facts about the machine by name, as texts for people.
 
     Args:
         before: taken when the workers were started.
@@ -135,7 +137,7 @@ def _in_time(looks: Mapping[str, Look]) -> dict[str, str]:
 
 
 def amount(number: int) -> str:
-    """A number of bytes for people, such as "1.5 GB"."""
+    """Return a number of bytes as a text for people, such as "1.5 GB"."""
     size = float(number)
     unit = _UNITS[0]
     for unit in _UNITS:
@@ -149,7 +151,7 @@ def amount(number: int) -> str:
 
 
 def _memory_cgroups() -> Iterator[str]:
-    """Folders that may be this process's memory cgroup, the likeliest first.
+    """Yield folders that may be this process's memory cgroup, the likeliest first.
 
     In a container, the cgroup may be mounted as the root although /proc shows its path on the host.
     """
@@ -172,7 +174,7 @@ def _oom_kills() -> int | None:
 
 
 def _counter(path: str, name: str) -> int:
-    """Raises OSError or ValueError: there is none."""
+    """Return the number with this name in a file. Raises OSError or ValueError: there is none."""
     with open(path, encoding="ascii", errors="replace") as file:
         for line in file:
             key, _, value = line.partition(" ")
@@ -192,7 +194,7 @@ def _memory_limit_text() -> str:
 
 
 def _memory_limit() -> int | None:
-    """The smallest limit of this process's cgroup and those that contain it; None without one."""
+    """Return the smallest limit of this process's cgroup and those that contain it; None without one."""
     limits = []
     for folder in _memory_cgroups():
         while len(folder) >= len(_CGROUP_ROOT):
@@ -228,7 +230,7 @@ def _available_memory() -> str:
 
 
 def _last_kernel_message(since_s: float, pids: Collection[int]) -> str:
-    """The last message on one of these processes, or else on the memory or a GPU; empty if there is none."""
+    """Return the last message on one of these processes, or else on the memory or a GPU; empty if there is none."""
     own = other = ""
     numbers = {str(pid) for pid in pids}
     for at_s, message in _kernel_messages():
@@ -242,7 +244,7 @@ def _last_kernel_message(since_s: float, pids: Collection[int]) -> str:
 
 
 def _kernel_messages() -> Iterator[tuple[float, str]]:
-    """Seconds since boot, and text; none where the log may not be read."""
+    """Yield the seconds since boot and the text of each message; none where the log may not be read."""
     try:
         fd = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -299,7 +301,7 @@ def _what_became_of(folder: str) -> str:
 
 
 def _local_folders() -> Iterator[str]:
-    """Where local file systems are mounted for writing."""
+    """Yield where local file systems are mounted for writing."""
     with contextlib.suppress(OSError), open("/proc/self/mounts", "rb") as file:
         for line in file:
             _, folder, kind, options, *_ = line.split()
@@ -308,7 +310,7 @@ def _local_folders() -> Iterator[str]:
 
 
 def _full(folders: Iterable[str]) -> list[str]:
-    """Those on a file system that is full, each with the space left."""
+    """Return those on a file system that is full, each with the space left."""
     found = []
     seen = set()
     for folder in folders:

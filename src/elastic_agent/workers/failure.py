@@ -35,14 +35,16 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _NATIVE = re.compile(r"^(?:\s*what\(\): +|Fatal Python error: )(.+)$", re.MULTILINE)
 
 _ABORTED_AFTER_EXCEPTION = "terminate called without an active exception"
-"""What the C++ runtime writes if a thread, such as one of gloo's, still runs when Python exits after an exception."""
+"""The message of the C++ runtime if a thread, such as one of gloo's, still runs when Python exits after an
+exception."""
 _MISMATCH = "collective-shapes"
 """The known error of workers that pass tensors of different sizes to a collective."""
 _SENT = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
-"""Signals that somebody sent: what a worker wrote before says nothing of why."""
+"""Signals sent from outside: a worker's output before does not explain them."""
 _SYNTAX = ("SyntaxError: ", "IndentationError: ", "TabError: ")
 _FINAL_LINE = re.compile(rf"(?:{'|'.join(_SYNTAX)})|(?:[\w./-]+: )?[Ee]rror: ")
-"""How errors begin that end a program without a traceback: of its syntax, and of its arguments (argparse, click)."""
+"""The beginnings of errors that end a program without a traceback: of its syntax, and of its arguments
+(argparse, click)."""
 _SEMAPHORE = "_multiprocessing.SemLock("
 """Opens a file in /dev/shm, which its error does not name."""
 _LONGEST_SUMMARY = 510
@@ -51,12 +53,12 @@ _NAMELESS = re.compile(r"^.*\[W[^\]\n]* socket\.cpp:\d+\].* cannot be retrieved.
 _WARNED = re.compile(r"^(.+:\d+: \w*Warning: .*)\n  \S.*$", re.MULTILINE)
 """A warning, and the line of source that Python prints under it."""
 _KEPT_LINES = 4
-"""Of what a worker wrote before a signal ended it."""
+"""The number of lines kept of what a worker wrote before a signal ended it."""
 
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """How one worker failed.
+    """The failure of one worker.
 
     `returncode` is negative for a signal, whose name is then `signal_name` ("" otherwise). `message` is the error that
     was raised on one line, at most 500 characters, "" if none is known; then `last_line` is the last one of its output.
@@ -78,7 +80,7 @@ class WorkerFailure:
     facts: Mapping[str, str] = field(default_factory=dict)
     """Observations of the machine; see :mod:`.facts`."""
     line: str = ""
-    """Where the script was, such as ``train.py:88``, if the tail tells."""
+    """The position of the script, such as ``train.py:88``, if the tail tells."""
 
     @property
     def words(self) -> str:
@@ -87,12 +89,12 @@ class WorkerFailure:
 
     @property
     def was_out_of_memory(self) -> bool:
-        """Whether the kernel killed it, or a process of its DataLoader, because the memory was used up."""
+        """True if the kernel killed it, or a process of its DataLoader, because the memory was used up."""
         loader = self.recognised is not None and self.recognised.name == "loader-killed"
         return (self.signal_name == "SIGKILL" or loader) and self.facts.get("oom_kills", "0") not in ("", "0")
 
     def summary(self, node_id: str) -> str:
-        """One line, such as "worker n2/0 exited with code 1: RuntimeError: boom"."""
+        """Return one line, such as "worker n2/0 exited with code 1: RuntimeError: boom"."""
         head = f"worker {node_id}/{self.slot} {ending(self.returncode)}"
         if self.signal_name and self.line:
             head = f"{head} at {self.line}"
@@ -108,7 +110,7 @@ class WorkerFailure:
         return f"{known if len(known) <= room else known[:room] + '…'} ({hint})"
 
     def _hint(self) -> str:
-        """What is known of the end besides the error."""
+        """Return what is known of the end besides the error."""
         if self.was_out_of_memory:
             limit = self.facts.get("memory_limit")
             return f"out of memory: the limit is {limit}" if limit else "out of memory"
@@ -132,7 +134,7 @@ def describe(
     facts: Mapping[str, str] | None = None,
     noted: str = "",
 ) -> WorkerFailure:
-    """The failure of a worker that ended with `returncode`.
+    """Describe the failure of a worker that ended with `returncode`.
 
     `error_file` is the content of the file that torch's `@record` writes, "" when there is none; anything
     but what torch writes is ignored. Without it the error is read from the end of stderr. `noted` is the error that
@@ -182,17 +184,17 @@ def describe(
 
 
 def _is_mismatch(returncode: int, recognised: Recognised | None) -> bool:
-    """Whether gloo aborted the worker because others passed tensors of another size."""
+    """Return whether gloo aborted the worker because others passed tensors of another size."""
     return returncode == -signal.SIGABRT and recognised is not None and recognised.name == _MISMATCH
 
 
 def signal_name(returncode: int) -> str:
-    """Of the signal that ended a process with this (negative) code; empty if none did."""
+    """Return the name of the signal that ended a process with this (negative) code; empty if none did."""
     return name_of_signal(returncode) if returncode < 0 else ""
 
 
 def _final_traceback(returncode: int, stderr: str) -> Traceback | None:
-    """The traceback of the exception that ended the worker, if one did.
+    """Return the traceback of the exception that ended the worker, if one did.
 
     1 is the code of an exception that was not caught; with others, those in the output were. But a worker may be
     aborted, or stopped by its agent, while it exits because of an exception.
@@ -207,12 +209,12 @@ def _final_traceback(returncode: int, stderr: str) -> Traceback | None:
 
 
 def _own_code(returncode: int, trace: Traceback | None) -> int:
-    """The code with which the worker would have exited if it had not been aborted."""
+    """Return the code with which the worker would have exited if it had not been aborted."""
     return 1 if trace is not None and returncode == -signal.SIGABRT else returncode
 
 
 def _from_error_file(content: str) -> tuple[str, str]:
-    """(message, traceback) out of what torch writes.
+    """Return (message, traceback) out of what torch writes.
 
     That is `{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`, or `{"message": text}`.
     """
@@ -230,7 +232,7 @@ def _from_error_file(content: str) -> tuple[str, str]:
 
 
 def _raised(returncode: int, stderr: str, trace: Traceback | None, noted: str) -> str:
-    """The error that ended the worker; empty if none is known. What else it wrote may be anything."""
+    """Return the error that ended the worker; empty if none is known. What else it wrote may be anything."""
     if trace is not None:
         error = noted or trace.error
         return "\n".join((f"/dev/shm: {error}" if _SEMAPHORE in trace.text else error, *trace.rest))
@@ -244,12 +246,14 @@ def _raised(returncode: int, stderr: str, trace: Traceback | None, noted: str) -
 
 
 def _is_of(trace: Traceback, noted: str) -> bool:
-    """Whether it is the traceback of the error that the worker noted; another one may have been caught and logged."""
+    """Return whether it is the traceback of the error that the worker noted; another one may have been caught and
+    logged."""
     return noted.startswith(" ".join(trace.error.split())[: max(1, len(noted) - 1)])
 
 
 def _last_line(stderr: str) -> str:
-    """The last line that says something; not a warning of torch: it warns about names at almost every connection.
+    """Return the last line that says something; not a warning of torch: it warns about names at almost every
+    connection.
 
     Neither is it the line of source that Python prints under a warning.
     """
@@ -265,13 +269,13 @@ def _one_line(text: str) -> str:
 
 
 def _last_lines(text: str) -> str:
-    """The last lines of stderr, without torch's warnings."""
+    """Return the last lines of stderr, without torch's warnings."""
     lines = [line for line in text.splitlines() if line.strip() and not is_warning(line)]
     return "\n".join(lines[-_KEPT_LINES:])
 
 
 def _last_bytes(text: str) -> str:
-    """The last 2 KiB, from the beginning of a line where one begins there."""
+    """Return the last 2 KiB, from the beginning of a line where one begins there."""
     data = text.strip().encode()
     if len(data) <= TAIL_BYTES:
         return data.decode()

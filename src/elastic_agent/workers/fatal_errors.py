@@ -21,16 +21,17 @@ _SIGNALS = frozenset(
         "Segmentation fault",
     }
 )
-"""What `faulthandler` calls the signals that it handles; with any other name, Python itself ended the process."""
+"""The names that `faulthandler` gives the signals that it handles; with any other name, Python itself ended the
+process."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _REQUESTED = re.compile(
     r"^(?:stacks of worker \S+ \(pid \d+\):|(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):"
     r'|  File "[^"\n]*", line \d+ in .*|  \.\.\.|  <.*>)(?:\n+|\Z)',
     re.MULTILINE,
 )
-"""What a worker writes when its stacks are requested; frames of tracebacks have a comma before their ``in``."""
+"""The output of a worker whose stacks are requested; frames of tracebacks have a comma before their ``in``."""
 _OWN = re.compile(r"^(?:Fatal Python error: |Timeout \()", re.MULTILINE)
-"""How stacks begin that nobody requested: of a crash, or of the script's own ``dump_traceback_later``."""
+"""The beginnings of stacks that were not requested: of a crash, or of the script's own ``dump_traceback_later``."""
 _CURRENT = "Current thread "
 _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
 _STARTS_WORKERS = ("/elastic_agent/workers/", "/elastic_agent/__main__.py")
@@ -42,13 +43,13 @@ class FatalError:
     """The end of a worker by a signal that `faulthandler` handled."""
 
     before: str
-    """What the worker had written to stderr before."""
+    """The output of the worker to stderr before."""
     stack: tuple[str, ...]
     """The frames of the thread that crashed, as in a traceback, the innermost last; those of the main thread if the
     thread that crashed runs no Python code, such as gloo's."""
 
     def with_stack(self, message: str) -> str:
-        """The message under its stack, in the layout of a traceback."""
+        """Return the message under its stack, in the layout of a traceback."""
         head = "Fatal Python error (most recent call last):"
         return "\n".join((head, *self.stack, message)) if self.stack else message
 
@@ -61,7 +62,7 @@ def without_requested_stacks(stderr: str) -> str:
 
 
 def last_fatal_error(stderr: str) -> FatalError | None:
-    """The last one in a worker's output, None if there is none.
+    """Return the last fatal error in a worker's output, None if there is none.
 
     A process that the worker forked may have written one, too: the worker's own is the last.
     """

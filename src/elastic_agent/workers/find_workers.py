@@ -23,7 +23,7 @@ class RunningWorker:
 
     @property
     def output(self) -> str:
-        """Where its standard error goes, in words: a path, or the agent's own output; empty if that is not known."""
+        """The place of its standard error, in words: a path, or the agent's own output; empty if that is not known."""
         if not self.shares_output:
             return open_file(self.pid, 2)
         agent = _agent_of(self.pid)
@@ -35,7 +35,7 @@ class RunningWorker:
 
     @property
     def shares_output(self) -> bool:
-        """Whether its standard error is passed on by its agent, with that of the agent's other workers.
+        """True if its standard error is passed on by its agent, with that of the agent's other workers.
 
         On a terminal it is a pseudo-terminal that the agent made, whose name is of no use to anybody else.
         """
@@ -44,13 +44,13 @@ class RunningWorker:
 
 
 def find_workers(uid: int, run_id: str | None = None) -> list[RunningWorker]:
-    """A user's workers, of one run if it is named. Their own children are left out.
+    """Return a user's workers, of one run if it is named. Their own children are left out.
 
     Root could read the environment of every process, but another user's content is not to be trusted.
     """
-    found = {one.pid: one for one in _marked(uid) if run_id in (None, one.run_id)}
-    own = [one for one in found.values() if not _is_child_of(one, found)]
-    return sorted(own, key=lambda one: (one.run_id, one.worker_id))
+    found = {worker.pid: worker for worker in _marked(uid) if run_id in (None, worker.run_id)}
+    workers = [worker for worker in found.values() if not _is_child_of(worker, found)]
+    return sorted(workers, key=lambda worker: (worker.run_id, worker.worker_id))
 
 
 def _is_child_of(worker: RunningWorker, others: dict[int, RunningWorker]) -> bool:
@@ -59,7 +59,7 @@ def _is_child_of(worker: RunningWorker, others: dict[int, RunningWorker]) -> boo
 
 
 def _agent_of(pid: int) -> int | None:
-    """The agent that this process descends from: the parent of its guard."""
+    """Return the agent that this process descends from: the parent of its guard."""
     while (pid := _parent(pid)) > 1:
         if process_name(pid) == GUARD_NAME:
             return _parent(pid) or None

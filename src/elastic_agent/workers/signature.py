@@ -50,7 +50,7 @@ _MAY_PASS = re.compile(
 
 
 def signature(returncode: int, message: str, trace: str, is_lasting: bool = False) -> str:
-    """The same text for the same error; "" where another attempt may cure it, or nothing is known of it.
+    """Return the same text for the same error; "" where another attempt may cure it, or nothing is known of it.
 
     Args:
         returncode: how the worker ended; negative for a signal.
@@ -66,12 +66,13 @@ def signature(returncode: int, message: str, trace: str, is_lasting: bool = Fals
     if any(_MAY_PASS.search(error) for error in (*causes, *own)):
         return ""
     places = _PLACE.findall(trace)
-    words = _NEVER_THE_SAME.sub("#", message)
-    return _digest(str(returncode), words, *(places[-1] if places else ()))
+    text = _NEVER_THE_SAME.sub("#", message)
+    return _digest(str(returncode), text, *(places[-1] if places else ()))
 
 
 def mismatch_signature(message: str, line: str) -> str:
-    """Of a worker that gloo aborted because others passed tensors of another size; "" if the line is not known.
+    """Return the signature of a worker that gloo aborted because others passed tensors of another size; "" if the line
+    is not known.
 
     Args:
         message: gloo's.
@@ -80,11 +81,11 @@ def mismatch_signature(message: str, line: str) -> str:
     return _digest(_NEVER_THE_SAME.sub("#", message), line) if line else ""
 
 
-def _digest(*what: str) -> str:
-    return hashlib.blake2b("\n".join(what).encode(errors="replace"), digest_size=8).hexdigest()
+def _digest(*parts: str) -> str:
+    return hashlib.blake2b("\n".join(parts).encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _errors(trace: str) -> list[str]:
-    """What each traceback ends with: of a chain, the causes first."""
+    """Return what each traceback ends with: of a chain, the causes first."""
     ends = (_ERROR.search(part) for part in trace.split(_TRACEBACK)[1:])
     return [" ".join(end[0].split()) for end in ends if end is not None]

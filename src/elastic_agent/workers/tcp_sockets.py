@@ -28,7 +28,7 @@ class TcpSocket:
     unacknowledged: int
     """Bytes that were not acknowledged yet, or are still to be sent."""
     retransmits: int
-    """How often in a row the oldest of them was sent again."""
+    """The number of times in a row that the oldest of them was sent again."""
     inode: int
 
 
@@ -36,16 +36,16 @@ class SocketReader:
     """Reads the TCP sockets of the workers of a node. The kernel takes milliseconds for its tables."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
-        """``pids``: the workers, by slot; in one network namespace."""
+        """Read those of the workers ``pids``, by slot, in one network namespace."""
         self._pids = dict(pids)
 
     def read(self) -> list[tuple[int, TcpSocket]]:
-        """The connected and connecting sockets with their slots.
+        """Return the connected and connecting sockets with their slots.
 
         Workers that have ended, or may not be inspected, have none.
         """
         owners = {inode: slot for slot, pid in self._pids.items() for inode in _inodes(pid)}
-        return [(owners[one.inode], one) for one in self._tables() if one.inode in owners]
+        return [(owners[found.inode], found) for found in self._tables() if found.inode in owners]
 
     def _tables(self) -> Iterator[TcpSocket]:
         for pid in self._pids.values():
@@ -57,29 +57,29 @@ class SocketReader:
 
 
 def _inodes(pid: int) -> list[int]:
-    """The sockets of a process, of any kind."""
+    """Return the sockets of a process, of any kind."""
     with contextlib.suppress(OSError):
         return [int(found[1]) for name in open_files(pid) if (found := _SOCKET.fullmatch(name))]
     return []
 
 
 def parse(table: bytes) -> list[TcpSocket]:
-    """The sockets with a peer in a table such as /proc/net/tcp; lines that are none are skipped."""
+    """Return the sockets with a peer in a table such as /proc/net/tcp; lines that are none are skipped."""
     found: list[TcpSocket] = []
     for line in table.splitlines()[1:]:
-        words = line.split()
+        fields = line.split()
         with contextlib.suppress(IndexError, ValueError, struct.error):
-            host, port = _address(words[2])
-            queued = int(words[4].partition(b":")[0], 16)
+            host, port = _address(fields[2])
+            queued = int(fields[4].partition(b":")[0], 16)
             if port:
                 found.append(
-                    TcpSocket(host, port, int(words[3], 16), queued, int(words[6], 16), int(words[9]))
+                    TcpSocket(host, port, int(fields[3], 16), queued, int(fields[6], 16), int(fields[9]))
                 )
     return found
 
 
 def _address(text: bytes) -> tuple[str, int]:
-    """The kernel prints an address as 32-bit numbers in the byte order of the machine."""
+    """Return host and port; the kernel prints an address as 32-bit numbers in the byte order of the machine."""
     digits, _, port = text.partition(b":")
     numbers = [int(digits[start : start + 8], 16) for start in range(0, len(digits), 8)]
     packed = struct.pack(f"={len(numbers)}I", *numbers)

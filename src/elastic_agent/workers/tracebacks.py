@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 _FIRST_LINE = "Traceback (most recent call last):"
 _LINKS = ("During handling of the above ", "The above exception was the direct cause ")
-"""How the line begins between an exception and the one that it led to."""
+"""The beginning of the line between an exception and the one that it led to."""
 _NOT_THE_SCRIPTS = re.compile(
     r"Exception ignored |Error in atexit|Error in sys\.excepthook|Exception in thread |Process [\w-]+:$"
     r"|--- Logging error ---"
@@ -19,7 +19,7 @@ _NOT_THE_SCRIPTS = re.compile(
 """Lines before the traceback of an exception that ended something else."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
 _MESSAGE_LINES = 40
-"""So many lines of an exception's message are kept."""
+"""The number of lines of an exception's message that are kept."""
 _INSTALLED = re.compile(r'^ *File "(?:[^"\n]*/)?(?:site-packages|dist-packages|lib/python3[^/"\n]*)/')
 _FRAME = re.compile(r'^ *File "')
 _PLACE = re.compile(r'^ *File "(?:[^"\n]*/)?([^"/<\n][^"/\n]*)", line (\d+)')
@@ -39,7 +39,7 @@ class Traceback:
 
 
 def last_of_script(stderr: str) -> Traceback | None:
-    """The traceback that ended the script, without prefixes such as ranks; None if there is none."""
+    """Return the traceback that ended the script, without prefixes such as ranks; None if there is none."""
     lines = stderr.splitlines()
     starts = [number for number, line in enumerate(lines) if line == _FIRST_LINE]
     chains: list[list[int]] = []
@@ -59,12 +59,12 @@ def last_of_script(stderr: str) -> Traceback | None:
 
 
 def _line_before(lines: list[str], number: int) -> str:
-    """The last line before this one that is not empty."""
+    """Return the last line before this one that is not empty."""
     return next((line for line in reversed(lines[:number]) if line.strip()), "")
 
 
 def _error_after(lines: list[str], start: int) -> int | None:
-    """Where the exception is after the frames of a traceback."""
+    """Return where the exception is after the frames of a traceback."""
     for number in range(start + 1, len(lines)):
         if not lines[number].startswith(" "):
             return number if _EXCEPTION.match(lines[number]) else None
@@ -79,7 +79,7 @@ def _end_of_message(lines: list[str], error_at: int, later: list[int]) -> int:
 
 
 def shortened(text: str, most_bytes: int) -> str:
-    """A traceback without the frames of installed packages, if it is too long with them."""
+    """Return a traceback without the frames of installed packages, if it is too long with them."""
     if len(text.encode(errors="replace")) <= most_bytes:
         return text
     kept: list[str] = []
@@ -97,7 +97,7 @@ def shortened(text: str, most_bytes: int) -> str:
 
 
 def script_line(text: str) -> str:
-    """The innermost line of the script in a traceback, such as ``train.py:88``; empty if there is none."""
+    """Return the innermost line of the script in a traceback, such as ``train.py:88``; empty if there is none."""
     for line in reversed(text.splitlines()):
         place = _PLACE.match(line)
         if place is not None and not _INSTALLED.match(line):

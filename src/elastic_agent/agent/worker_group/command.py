@@ -10,9 +10,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from elastic_agent import installed_version
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.config.settings import Settings
-from elastic_agent.installed import installed_version
 from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Fingerprint, Job
 

@@ -1,1 +1,1 @@
-"""What a generation leaves behind in shared memory, and its removal."""
+"""The files that a generation leaves behind in shared memory, and its removal."""

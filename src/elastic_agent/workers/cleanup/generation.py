@@ -44,13 +44,13 @@ class Cleanup:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     def started(self, pids: Iterable[int]) -> None:
-        """The workers run: inspect from time to time what their processes hold."""
+        """Begin to inspect, from time to time, what the processes of the workers hold."""
         self._has_started = True
         self._sweep.belong({*pids})
         threading.Thread(target=self._run, name="cleanup", daemon=True).start()
 
     def inspect(self) -> None:
-        """They are about to be stopped: inspect what they hold, while they still do."""
+        """Inspect what the processes hold that are about to be stopped, while they still do."""
         self._jobs.put(self._inspect)
 
     def remove(self, files: Iterable[str]) -> None:
@@ -59,7 +59,7 @@ class Cleanup:
 
     @property
     def nothing_to_do(self) -> bool:
-        """All processes are gone and nothing is to be removed. Fast: it lists /dev/shm once."""
+        """True if all processes are gone and nothing is to be removed. Fast: it lists /dev/shm once."""
         return not self._has_started or not (self._files or self._sweep.candidates())
 
     def clear(self, done: Callable[[SweepReport], None], unkillable: Collection[int] = ()) -> None:
@@ -69,7 +69,7 @@ class Cleanup:
         self.close()
 
     def close(self) -> None:
-        """There is nothing more to do."""
+        """End the thread: there is nothing more to do."""
         self._jobs.put(None)
 
     def _run(self) -> None:
@@ -84,7 +84,7 @@ class Cleanup:
 
     def _inspect(self) -> None:
         if self._sweep.has_unseen:
-            self._sweep.note(linux.family(self._guard_pid))
+            self._sweep.note({process.pid for process in linux.descendants(self._guard_pid)})
 
     def _cleared(self, unkillable: set[int], until_s: float) -> SweepReport:
         for file in self._files:

@@ -72,7 +72,7 @@ class Held:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What became of the files that a generation left."""
+    """The result for the files that a generation left."""
 
     removed: tuple[str, ...] = ()
     held: tuple[Held, ...] = ()
@@ -99,14 +99,14 @@ class SharedMemorySweep:
         self._classified: set[_File] = set()
         """Files that have been seen."""
         self._made_here: set[_File] = set()
-        """Those of them that only processes of the generation held at that time."""
+        """The seen files that only processes of the generation held at that time."""
 
     def belong(self, pids: Collection[int]) -> None:
-        """These processes are, or were, the generation's."""
+        """Take note that these processes are, or were, the generation's."""
         self._pids |= {*pids}
 
     def note(self, pids: Collection[int]) -> None:
-        """These processes are the generation's, and live; attribute the files that were not there before.
+        """Attribute the files that were not there before; these processes are the generation's, and live.
 
         Reads their maps only when there is such a file.
         """
@@ -124,7 +124,7 @@ class SharedMemorySweep:
 
     @property
     def has_unseen(self) -> bool:
-        """Whether there are files that are still to be attributed: `note` is due. Lists the folder once."""
+        """True if there are files that are still to be attributed: `note` is due. Lists the folder once."""
         return any(True for _ in self._unseen(self._list()))
 
     def _unseen(self, present: Iterable[_File]) -> Iterator[_File]:
@@ -134,15 +134,15 @@ class SharedMemorySweep:
                 yield file
 
     def _held_by_others(self, names: set[str], pids: set[int]) -> set[str]:
-        """Which of them a process of this user holds that is none of these; all, when that takes too long."""
+        """Return which of them a process of this user holds that is none of these; all, when that takes too long."""
         try:
             holders = _holders(names, time.monotonic() + _OTHERS_LIMIT_S, except_pids=pids)
-            return {one.file for one in holders}
+            return {holder.file for holder in holders}
         except TimeoutError:
             return names
 
     def candidates(self) -> list[str]:
-        """Names of files that the generation left, if no other process holds them. Lists the folder once."""
+        """Return the names of files that the generation left, if no other process holds them. Lists the folder once."""
         return [name for name, inode in self._list() if self._is_ours((name, inode))]
 
     def sweep(self, timeout_s: float = 1.0) -> SweepReport:
@@ -154,7 +154,7 @@ class SharedMemorySweep:
             held = list(_holders(names, time.monotonic() + timeout_s))
         except TimeoutError:
             return SweepReport(unknown=tuple(sorted(names)))
-        free = names - {one.file for one in held}
+        free = names - {holder.file for holder in held}
         return SweepReport(tuple(name for name in sorted(free) if self._remove(name)), tuple(held))
 
     def _list(self) -> Iterator[_File]:
@@ -193,7 +193,7 @@ def _pid_in(name: str) -> int:
 
 
 def _holders(names: set[str], deadline_s: float, except_pids: Collection[int] = ()) -> Iterator[Held]:
-    """Which processes of this user hold which of these, as far as they may be inspected.
+    """Yield which processes of this user hold which of these, as far as they may be inspected.
 
     Raises:
         TimeoutError: the deadline (of the monotonic clock) passed before all were inspected.
@@ -211,7 +211,7 @@ def _holders(names: set[str], deadline_s: float, except_pids: Collection[int] = 
 
 
 def _held_names(pid: int) -> set[str]:
-    """The last parts of the paths of all files that a process has open or mapped.
+    """Return the last parts of the paths of all files that a process has open or mapped.
 
     Only their names: the folder may have another path in another mount namespace. Raises OSError.
     """

@@ -40,6 +40,7 @@ from elastic_agent.workers.guard.spawn import LaunchSpec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from elastic_agent.workers.guard.messages import Message
     from elastic_agent.workers.guard.warm import WarmPool
@@ -48,7 +49,7 @@ _REPORTED_SIGNALS = linux.JOB_SIGNALS - {signal.SIGALRM, signal.SIGTSTP, signal.
 """These are reported to the agent: they may have reached the workers too."""
 
 _LAST_OUTPUT_S = 1.0
-"""How long output may take to leave after everything else is done."""
+"""The longest time that output may take to be written after everything else is done."""
 
 
 class Lease:
@@ -63,7 +64,7 @@ class Lease:
         self._timer = linux.BoottimeTimer()
 
     def fileno(self) -> int:
-        """Readable at the deadline that `late_ns` saw last."""
+        """Return a descriptor that is readable at the deadline that `late_ns` saw last."""
         return self._timer.fileno()
 
     def timer_fired(self) -> None:
@@ -74,7 +75,7 @@ class Lease:
             self._timer.arm(self._armed_for)
 
     def late_ns(self) -> int | None:
-        """How long ago the deadline was (negative: is still to come); None without a deadline."""
+        """Return how long ago the deadline was (negative: is still to come); None without a deadline."""
         deadline: int = self._cell[0]
         if deadline != self._armed_for:
             self._timer.arm(deadline)
@@ -115,7 +116,7 @@ class GuardProcess:
         self._loop.add(self._wakeup, self._signals_came)
 
     def _watch_agent(self, agent_pid: int) -> None:
-        """A child that the agent forked may hold the socket open, so its end alone is not enough."""
+        """Watch for the end of the agent, as a child that it forked may hold the socket open."""
         try:
             self._agent_pidfd = os.pidfd_open(agent_pid)
             self._loop.add(self._agent_pidfd, self._agent_ended)
@@ -131,7 +132,7 @@ class GuardProcess:
     # --- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until the agent is gone and so is everything below the guard."""
+        """Run until the agent is gone and so is everything below the guard."""
         self._channel.send({"event": "ready"})
         while not (self._orphaned and self._generation is None):
             ready = self._loop.wait(self._timeout_s())
@@ -178,7 +179,7 @@ class GuardProcess:
             self._news = True
 
     def kill_everything(self) -> None:
-        """For the guard's own failure: what the kernel would not kill with it."""
+        """Kill what the kernel would not kill with the guard; for its own failure."""
         for _ in range(20):
             for process in linux.descendants(os.getpid()):
                 if self._pool is None or process.pid != self._pool.stores_pid:
@@ -232,15 +233,14 @@ class GuardProcess:
         elif command == "stop":
             self._stop(message["generation"], message["grace_s"], message["signum"], message["idle_s"])
         elif command == "warm":
-            self._have_pool().start(message["config"])
+            self._have_spawner(message["config"])
         # "look" only wakes the guard: the deadline was read on the way here.
 
-    def _have_pool(self) -> WarmPool:
+    def _have_spawner(self, config: dict[str, Any]) -> None:
         from elastic_agent.workers.guard.warm import WarmPool  # 3 ms that only warm starts need
 
-        if self._pool is None:
-            self._pool = WarmPool(self._loop, self._channel.send, self._pool_changed, self._stores_fd)
-        return self._pool
+        self._pool = WarmPool(self._loop, config, self._channel.send, self._pool_changed, self._stores_fd)
+        self._pool.start()
 
     def _pool_changed(self) -> None:
         if self._generation is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Isolated and without site-packages: a third of the start time, and nothing there can break it.
 _GUARD_OPTIONS = ("-I", "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py"))
 _CHUNK_BYTES = 64 * 1024
-_LOST_PATIENCE_S = 0.1
+_END_WAIT_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Spawned:
 
 @dataclass(frozen=True)
 class SpawnFailed:
-    """The generation could not be started; `slot` is the culprit, or NO_SLOT when it is none in particular.
+    """The generation could not be started; `slot` is the one that failed, or NO_SLOT when it is none in particular.
 
     Workers already started are being killed; `Stopped` follows.
     """
@@ -215,7 +215,7 @@ GuardEvent: TypeAlias = (
 
 @dataclass(frozen=True)
 class SpawnerConfig:
-    """How a spawner is made.
+    """The configuration of a spawner.
 
     `python` runs it. It imports torch, `imports` (modules of curated packages, each with the names that scripts import
     from it) and `preload`, with `folder` first on its path for the latter, and `environment` on top of the guard's own;
@@ -247,7 +247,6 @@ class Guard:
         self._lines = LineBuffer()
         self._unsent = b""
         self._generation = 0
-        self._active = False
         self._lost = False
         self._closed = False
 
@@ -287,32 +286,22 @@ class Guard:
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable when `read_events` has something."""
+        """Return the descriptor that is readable when `read_events` has something."""
         return self._line.fileno()
 
     # --- commands ---------------------------------------------------------------------------------
 
     def keep_warm(self, config: SpawnerConfig) -> None:
-        """Have a spawner from which warm launches are forked; answered by `Warm` or `Cold`.
-
-        One that there is already is replaced. Raises RuntimeError while a generation runs.
-        """
-        if self._active:
-            raise RuntimeError(f"cannot replace the spawner while generation {self._generation} runs")
+        """Have a spawner from which warm launches are forked; answered by `Warm` or `Cold`. Call it once at most."""
         self._send({"do": "warm", "config": asdict(config)})
 
     def spawn(self, generation: int, launches: Sequence[Launch], warm_patience_s: float = 10.0) -> None:
         """Start the workers of `generation`; answered by `Spawned` or `SpawnFailed`.
 
         A spawner that still imports is awaited for `warm_patience_s`, then they start cold.
-        The guard refuses without a deadline in the future. Raises RuntimeError while an earlier generation
-        has not been reported `Stopped`.
+        The guard refuses without a deadline in the future, and while an earlier generation has not been reported
+        `Stopped`.
         """
-        if self._active:
-            raise RuntimeError(
-                f"cannot start generation {generation}: generation {self._generation} is not stopped yet"
-            )
-        self._active = True
         self._generation = generation
         payload = encode({"launches": [asdict(launch) for launch in launches]})
         os.ftruncate(self._memory_fd, MAILBOX_OFFSET + len(payload))
@@ -327,10 +316,8 @@ class Guard:
         Each worker's own process gets `signum` now, and with it its process group, if `signum` is SIGINT or ends
         the worker at once (`Generation.stop`). Once the workers are gone, SIGTERM goes to what they have left. After
         `grace_s` all that is left gets SIGKILL; with `idle_s` also when none of it has made progress for so long. May
-        be repeated to shorten the grace, not to lengthen it. Raises ValueError for no signal's number.
+        be repeated to shorten the grace, not to lengthen it.
         """
-        if signum not in signal.valid_signals():
-            raise ValueError(f"{signum!r} is not a signal number")
         self._send(
             {
                 "do": "stop",
@@ -354,7 +341,7 @@ class Guard:
             self._send({"do": "look"})  # the guard sleeps until the old one
 
     def _send(self, message: Message) -> None:
-        """Never blocks: what a stopped guard does not take goes out with a later call."""
+        """Send without blocking: what a stopped guard does not take goes out with a later call."""
         self._unsent += encode(message)
         self._flush()
 
@@ -370,7 +357,7 @@ class Guard:
     # --- events -----------------------------------------------------------------------------------
 
     def read_events(self) -> list[GuardEvent]:
-        """What happened since the last call, in order; may be nothing. `GuardLost` is the last ever."""
+        """Return what happened since the last call, in order; may be nothing. `GuardLost` is the last ever."""
         events: list[GuardEvent] = []
         if self._lost:
             return events
@@ -394,7 +381,6 @@ class Guard:
             pids = {int(slot): pid for slot, pid in message["pids"].items()}
             return Spawned(message["generation"], pids)
         if kind == "stopped":
-            self._active = False
             return Stopped(message["generation"], tuple(message["unkillable"]))
         if kind == "stop_delayed":
             alive = tuple(Survivor(**fields) for fields in message["alive"])
@@ -402,9 +388,9 @@ class Guard:
         return _PLAIN_EVENTS[kind](**message)
 
     def _returncode(self) -> int | None:
-        """Its line closed, so it is dying if not dead."""
+        """Return how the guard ended: its line closed, so it is dying if not dead."""
         try:
-            return self._process.wait(_LOST_PATIENCE_S)
+            return self._process.wait(_END_WAIT_S)
         except subprocess.TimeoutExpired:
             return None
 
@@ -445,7 +431,7 @@ _PLAIN_EVENTS: dict[str, Callable[..., GuardEvent]] = {
 
 
 def kill_orphans(patience_s: float, spared_pid: int | None = None) -> tuple[int, ...]:
-    """SIGKILL every descendant of this process but the one that is spared, and wait until they are gone.
+    """Send SIGKILL to every descendant of this process but the one that is spared, and wait until they are gone.
 
     For the time after `GuardLost`: what the workers had daemonised is now below this process, if it is a
     subreaper. Children that have ended already are reaped. Blocks for `patience_s` at most, normally some

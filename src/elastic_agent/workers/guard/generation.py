@@ -125,7 +125,7 @@ class Generation:
             del self._to_start[0]
 
     def _start(self, launch: LaunchSpec) -> bool:
-        """Whether it could be started; if not, a standby is on its way."""
+        """Start it if that is possible now, and return whether it was; if not, a standby is on its way."""
         pool = self._pool
         if not launch.warm or pool is None or not pool.usable or self._cold_at is None:
             self._fork(launch)
@@ -187,7 +187,7 @@ class Generation:
             self._all_started()
 
     def _any_unknown(self) -> bool:
-        """Whether it is still open of some worker whether it could be started."""
+        """Return whether it is not known yet of some worker whether it could be started."""
         return any(worker.start_fd is not None for worker in self._workers.values())
 
     def _all_started(self) -> None:
@@ -208,7 +208,7 @@ class Generation:
     # --- reports ----------------------------------------------------------------------------------
 
     def _report(self, message: Message) -> None:
-        """Exits are reported after the start: the agent receives a worker's events in order."""
+        """Report it, exits only after the start: the agent receives a worker's events in order."""
         if self._starting:
             self._held_reports.append(message)
         else:
@@ -225,7 +225,7 @@ class Generation:
         return pid in self._workers
 
     def announces(self, pid: int) -> bool:
-        """Whether the loop will handle this worker's death in order: do not reap it before."""
+        """Return whether the loop will handle this worker's death in order: do not reap it before."""
         return pid in self._workers and self._workers[pid].pidfd is not None
 
     def reap(self, pid: int) -> None:
@@ -234,7 +234,7 @@ class Generation:
         self._start_known(worker)  # before the pid can be reused
         try:
             reaped, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # a standby that died while it was still being adopted: its turn comes
+        except ChildProcessError:  # a standby that died while it was still being adopted: it is reaped later
             return
         if not reaped:
             return
@@ -310,7 +310,7 @@ class Generation:
             self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
 
     def kill(self) -> None:
-        """SIGKILL to the workers and to every other descendant of the guard."""
+        """Send SIGKILL to the workers and to every other descendant of the guard."""
         if self.phase == KILLING or self.phase == DONE:
             return
         self.phase = KILLING
@@ -346,7 +346,7 @@ class Generation:
             self._terminated.add(process.key)
 
     def _is_terminated(self, process: Process) -> bool:
-        """Whether SIGTERM was sent to this process, which is no worker."""
+        """Return whether SIGTERM was sent to this process, which is no worker."""
         return process.key in self._terminated or process.group in self._terminated_groups
 
     def _remaining(self) -> list[Process]:
@@ -354,7 +354,7 @@ class Generation:
         return self._pool.without_own(found) if self._pool is not None else found
 
     def _kill_descendants(self) -> None:
-        """SIGKILL, again until a scan shows no new process: one may fork between the scan and its death."""
+        """Send SIGKILL, again until a scan shows no new process: one may fork between the scan and its death."""
         for _ in range(_SCANS_AT_ONCE):
             fresh = [p for p in self._remaining() if p.key not in self._killed]
             for process in fresh:
@@ -368,7 +368,7 @@ class Generation:
     # --- time -------------------------------------------------------------------------------------
 
     def next_tick(self) -> float | None:
-        """When `tick` is due, by time.monotonic()."""
+        """Return when `tick` is due, by time.monotonic()."""
         if self.phase == TERMINATING:
             return self._kill_at if self._progress is None else min(self._kill_at, self._next_look)
         if self.phase == KILLING:
@@ -380,7 +380,7 @@ class Generation:
         if self.phase == TERMINATING and (now >= self._kill_at or self._stalled(now)):
             self.kill()
         elif self.phase == KILLING and now >= self._patience_ends:
-            self._lose_patience()
+            self._give_up_blocked()
         elif self.phase == KILLING and now >= self._next_scan:
             self._kill_descendants()
         elif self._to_start and self._cold_at is not None and now >= self._cold_at:
@@ -390,15 +390,15 @@ class Generation:
             self.start_more()
 
     def _stalled(self, now: float) -> bool:
-        """Whether no more can come of the grace period."""
+        """Return whether no more can come of the grace period."""
         if self._progress is None or now < self._next_look:
             return False
         goes_on = self._progress.look(now)
         self._next_look = time.monotonic() + LOOK_EVERY_S
         return not goes_on
 
-    def _lose_patience(self) -> None:
-        """SIGKILL was sent long ago: processes asleep in the kernel run no user code again; others are awaited."""
+    def _give_up_blocked(self) -> None:
+        """Give up processes asleep in the kernel, which run no user code after SIGKILL; others are awaited."""
         self._kill_descendants()
         remaining = self._remaining()
         if all(process.state == "D" for process in remaining):
@@ -426,7 +426,7 @@ class Generation:
 
 
 def _described(process: Process) -> dict[str, object]:
-    """The fields of `client.Survivor`."""
+    """Return the fields of `client.Survivor`."""
     is_blocked = any(linux.thread_state(tid) == "D" for tid in linux.threads(process.pid))
     return {
         "pid": process.pid,

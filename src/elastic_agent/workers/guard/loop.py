@@ -19,7 +19,7 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class Loop:
-    """Which function to call when which descriptor is ready.
+    """The event loop: calls a function when its descriptor is ready.
 
     epoll lists descriptors in the order in which they became ready, if it never listed them before; with one
     pidfd per worker that is the order in which the workers died.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEADLINE_BYTES = 8
 MAILBOX_OFFSET = 4096
 TAIL_BYTES = 8 * 1024
-"""How much of a worker's last stderr output is kept."""
+"""The size of the end of a worker's stderr output that is kept."""
 
 NO_SLOT = -1
 """Slot of a `SpawnFailed` that concerns the whole generation."""
@@ -44,6 +44,6 @@ class LineBuffer:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that `data` completes."""
+        """Return the messages that `data` completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [decode(line) for line in lines]

@@ -1,4 +1,4 @@
-"""Whether processes that have received SIGTERM still do something: how long a grace period helps.
+"""Determines whether processes that have received SIGTERM still do something, and so how long a grace period helps.
 
 A worker whose handler saves a checkpoint computes, fills memory, reads and writes, or has a thread or a child do so. A
 worker whose main thread waits for a dead peer does none of these, in or outside of a handler, and never will: Python
@@ -28,20 +28,21 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.01
 
 UNCLEAR_S = 1.0
-"""How long a process may do only what a spinning or hanging one does as well."""
+"""The time for which a process may do only what a spinning or hanging one does as well."""
 
 _BUSY_SHARE = 0.05
-"""Of a processor: threads that poll use less (gloo's, every 10 ms: 0.2 %)."""
+"""A share of a processor: threads that poll use less (gloo's, every 10 ms: 0.2 %)."""
 
 _LONGEST_INTERVAL_S = 0.02
-"""What one look is worth: if the guard got no processor meanwhile, workers may have got none either."""
+"""The longest time that one look counts for: if the guard got no processor meanwhile, workers may have got none
+either."""
 
 _CLEAR_BYTES = 64 * 1024
 """Read, written or taken as memory."""
 
 
 class Progress:
-    """What the processes of a generation have done since a signal.
+    """The activity of the processes of a generation since a signal.
 
     Make it just before the signal is sent. `workers` are the processes that get it; those that ignore it are not
     awaited. `remaining` lists all processes of the generation; that takes a while, so it is not called before. Of those
@@ -72,7 +73,7 @@ class Progress:
         }
 
     def look(self, now: float) -> bool:
-        """Whether to go on waiting at `now`, by time.monotonic()."""
+        """Return whether to go on waiting at `now`, by time.monotonic()."""
         elapsed_s = now - self._looked_at
         self._looked_at = now
         if not self._looked:  # most workers have ended by now, so that nothing is to be listed
@@ -101,7 +102,7 @@ class Progress:
         return activity.unclear_s < self._unclear_limit_s
 
     def _found_more(self) -> bool:
-        """Whether there are processes that count and were not known."""
+        """Add processes that count and were not known; return whether there were any."""
         before = len(self._known)
         for process in self._remaining():
             if (
@@ -114,11 +115,11 @@ class Progress:
 
 
 class _Activity:
-    """What one process has done. `handled`: the signal for which a worker has a handler until it ends."""
+    """The activity of one process. `handled`: the signal for which a worker has a handler until it ends."""
 
     def __init__(self, pid: int, handled: int | None) -> None:
         self.unclear_s = 0.0
-        """For how long it has done nothing clear, and something unclear."""
+        """The time for which it has done nothing clear, and something unclear."""
         self._pid = pid
         self._handled = handled
         self._seen = _counters(pid) or (0.0, 0, 0)
@@ -126,7 +127,7 @@ class _Activity:
         """Bytes since the last clear activity."""
 
     def used(self, elapsed_s: float) -> bool:
-        """Whether it used the processor, memory or files since the last look."""
+        """Return whether it used the processor, memory or files since the last look."""
         now = _counters(self._pid)
         if now is None:
             return False
@@ -146,7 +147,7 @@ class _Activity:
         return self._handled is not None and linux.ends_by(self._pid, self._handled)
 
     def threads_show(self) -> bool:
-        """Whether its threads show that it does something, although it used nothing."""
+        """Return whether its threads show that it does something, although it used nothing."""
         states = {linux.thread_state(tid) for tid in linux.threads(self._pid)}
         if "D" in states:
             self.unclear_s = 0.0
@@ -155,7 +156,7 @@ class _Activity:
 
 
 def _counters(pid: int) -> tuple[float, int, int] | None:
-    """Seconds of the processor; bytes read and written; bytes of memory. None when the process is gone."""
+    """Return the seconds of the processor; bytes read and written; bytes of memory. None when the process is gone."""
     try:
         return linux.cpu_time_s(pid), linux.transferred_bytes(pid), linux.resident_bytes(pid)
     except OSError:

@@ -29,14 +29,14 @@ _BACKLOG_BYTES = 1024 * 1024
 
 
 class Sink:
-    """Where relayed output goes: a queue in front of a descriptor that is written without blocking.
+    """The destination of relayed output: a queue in front of a descriptor that is written without blocking.
 
     O_NONBLOCK is a property of the open file, which the agent, the workers and perhaps a shell share with
     the guard, so it is never set on descriptor 2 itself.
     """
 
     def __init__(self, write: Callable[[bytes], int], fd: int, writer: _Writer | None = None) -> None:
-        """`fd`: what `write` writes to. `writer`: the thread at its other end, if there is one."""
+        """Use `write`, which writes to `fd`. `writer`: the thread at its other end, if there is one."""
         self._write = write
         self._backlog = bytearray()
         self._writer = writer
@@ -68,7 +68,7 @@ class Sink:
             del self._backlog[:written]
 
     def finish(self, patience_s: float) -> bool:
-        """Wait until everything is written, at most `patience_s`; whether it is. Nothing may be put any more."""
+        """Wait until everything is written, at most `patience_s`; return whether it is. Nothing may be put any more."""
         ends = time.monotonic() + patience_s
         while self.blocked and time.monotonic() < ends:
             select.select((), (self.fd,), (), max(0.0, ends - time.monotonic()))
@@ -80,7 +80,7 @@ class Sink:
 
 
 def open_sink(fd: int) -> Sink:
-    """A sink for what `fd` refers to."""
+    """Return a sink for what `fd` refers to."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
         return _socket_sink(fd)
@@ -106,7 +106,8 @@ def _socket_sink(fd: int) -> Sink:
 
 
 def _threaded_sink(fd: int) -> Sink:
-    """For what cannot be written without blocking; files above all: their disk or server may be slow, or gone."""
+    """Return a sink for what cannot be written without blocking; files above all: their disk or server may be slow, or
+    gone."""
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     return Sink(lambda data: os.write(write_end, data), write_end, _Writer(read_end, fd))
@@ -120,7 +121,7 @@ class _Writer:
         _thread.start_new_thread(self._copy, (from_fd, to_fd, its_end))
 
     def ended(self, timeout_s: float) -> bool:
-        """Whether it ends within `timeout_s`, as it does after the pipe has been closed and all is written."""
+        """Return whether it ends within `timeout_s`, as it does after the pipe has been closed and all is written."""
         return bool(select.select((self._end,), (), (), timeout_s)[0])
 
     @staticmethod
@@ -196,7 +197,7 @@ def _open_channel(terminal: bool, sink: Sink | None) -> tuple[int, int]:
 
 
 def _open_terminal(like_fd: int) -> tuple[int, int]:
-    """A pseudo-terminal of the same size that changes nothing of what passes."""
+    """Open a pseudo-terminal of the same size that changes nothing of what passes."""
     import fcntl
     import termios
     import tty
@@ -217,7 +218,8 @@ class Relays:
         self._held_up = False
 
     def open(self, stderr: str | None) -> Relay | None:
-        """A relay for a worker with this `stderr` in its launch; None when its stderr is to go there directly."""
+        """Return a relay for a worker with this `stderr` in its launch; None when its stderr is to go there
+        directly."""
         if stderr == os.devnull:
             # Not printed, but the end of a failed worker's stderr is needed for its error.
             relay = Relay(None)

@@ -11,33 +11,43 @@ import os
 import signal
 
 from elastic_agent import linux
-from elastic_agent.workers.cold_start import with_startup_hook
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
     from typing import Any, NoReturn
 
 _ALL_SIGNALS = signal.valid_signals()
 _RESETTABLE = tuple(int(s) for s in _ALL_SIGNALS if s not in (signal.SIGKILL, signal.SIGSTOP))
 _ERROR_BYTES = 4096
 
+STARTUP_HOOK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "startup_hook")
+"""The folder of a `sitecustomize`, which every Python imports when it starts and finds it (the module `site`)."""
+
 
 class LaunchSpec:
     """One worker to start; the fields of `client.Launch`."""
 
-    __slots__ = ("argv", "env", "fields", "ignored", "slot", "startup_hook", "stderr", "stdout", "warm")
+    slot: int
+    argv: list[str]
+    env: dict[str, str]
+    stdout: str | None
+    stderr: str | None
+    warm: bool
+    ignored: list[int]
+    startup_hook: bool
 
     def __init__(self, fields: dict[str, Any]) -> None:
-        self.fields = fields
-        self.warm: bool = fields["warm"]
-        self.slot: int = fields["slot"]
-        self.argv: list[str] = fields["argv"]
-        self.env: dict[str, str] = fields["env"]
-        self.stdout: str | None = fields["stdout"]
-        self.stderr: str | None = fields["stderr"]
-        self.ignored: list[int] = fields["ignored"]
-        self.startup_hook: bool = fields["startup_hook"]
+        vars(self).update(fields)
+
+
+def with_startup_hook(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which a program that is executed adapts frameworks, as a forked worker does.
+
+    The hook removes itself from it again before the script runs.
+    """
+    path = env.get("PYTHONPATH")
+    return {**env, "PYTHONPATH": f"{STARTUP_HOOK}{os.pathsep}{path}" if path else STARTUP_HOOK}
 
 
 def fork_worker(launch: LaunchSpec, stderr_fd: int | None) -> tuple[int, int]:
@@ -89,7 +99,7 @@ def fork_helper(argv: list[str], env: dict[str, str], inherited_fds: Collection[
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that is readable when the process has ended, where the kernel has such."""
+    """Return a descriptor that is readable when the process has ended, where the kernel has such."""
     try:
         return os.pidfd_open(pid)
     except OSError:  # Linux before 5.3; SIGCHLD reports it as well, without the order
@@ -97,7 +107,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def read_start_error(fd: int) -> str | None:
-    """The content of such a descriptor: None = not known yet, "" = started, else the error.
+    """Return the content of such a descriptor: None = not known yet, "" = started, else the error.
 
     It is also empty for a process that was killed before: its end is reported as that of any worker.
     """

@@ -32,7 +32,7 @@ _WORKERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SPAWNER_PATH = os.path.join(_WORKERS, "spawner", "__main__.py")
 _MESSAGE_BYTES = 64 * 1024
 _REFILL_PAUSE_S = 0.5
-"""How long workers that have just started have the processors to themselves."""
+"""The time for which workers that have just started have the processors to themselves."""
 _LONGEST_PAUSE_S = 30.0
 _FAILURES_IN_A_ROW = 12
 _DEATHS_IN_A_ROW = 2
@@ -53,22 +53,24 @@ class Standby:
 class WarmPool:
     """Standbys for the next generation.
 
-    `report` sends events to the agent; `changed` is called when a waiting launch gets a standby, or when none will
-    come. `stores_fd` leads to the agent: the spawner forks a process that serves stores at it.
+    `config` has the fields of `client.SpawnerConfig`. `report` sends events to the agent; `changed` is called when a
+    waiting launch gets a standby, or when none will come. `stores_fd` leads to the agent: the spawner forks a process
+    that serves stores at it.
     """
 
     def __init__(
         self,
         loop: Loop,
+        config: dict[str, Any],
         report: Callable[[Message], None],
         changed: Callable[[], None],
-        stores_fd: int | None = None,
+        stores_fd: int | None,
     ) -> None:
         self._loop = loop
+        self._config = config
         self._report = report
         self._changed = changed
         self._state = OFF
-        self._config: dict[str, Any] = {}
         self._spawner_pid = 0
         self._stores_fd = stores_fd
         self.stores_pid = 0
@@ -81,24 +83,17 @@ class WarmPool:
         self._refill_at: float | None = None
         self._leaves = False
         """The spawner has reported that it ends, and is to be replaced."""
-        self._retired: set[int] = set()
-        """Spawners and standbys that were replaced and killed, and have not been reaped yet."""
-
-    def start(self, config: dict[str, Any]) -> None:
-        """Start a spawner by `client.SpawnerConfig`; an earlier one and its standbys are ended."""
-        self._retire()
-        self._config = config
-        self._start_spawner()
 
     # --- for the generation -----------------------------------------------------------------------
 
     @property
     def usable(self) -> bool:
-        """Whether there are standbys, or may be soon."""
+        """True if there are standbys, or may be soon."""
         return self._state != OFF
 
     def take(self, wanted: int) -> Standby | None:
-        """A standby; None when there is none: as many as are `wanted` are on their way, then `changed` is called."""
+        """Take a standby; None when there is none: as many as are `wanted` are on their way, then `changed` is
+        called."""
         if self._idle:
             standby = self._idle.pop(next(iter(self._idle)))
             if standby.pidfd is not None:
@@ -108,23 +103,23 @@ class WarmPool:
         return None
 
     def used(self) -> None:
-        """A standby has become a worker."""
+        """Take note that a standby has become a worker."""
         self._deaths = self._failures = 0
 
     def discard(self, standby: Standby) -> None:
-        """A standby that was taken is of no use."""
+        """Discard a standby that was taken and is of no use."""
         linux.send_signal(standby.pid, 9)  # not reaped yet, so the number is its own
         self._forget(standby)
 
     def overdue(self) -> bool:
-        """The requested standbys do not arrive. Whether that is because the spawner still imports; if not, it
-        is ended, and replaced."""
+        """Take note that the requested standbys do not arrive; return whether that is because the spawner still
+        imports; if not, it is ended, and replaced."""
         if self._state == READY and self._spawner_pid:
             linux.send_signal(self._spawner_pid, 9)
         return self._state == LOADING
 
     def refill_later(self) -> None:
-        """The workers have started: get standbys for the next ones, in a moment."""
+        """Now that the workers have started, get standbys for the next ones, in a moment."""
         if self._state == READY:
             pause_s = min(_REFILL_PAUSE_S * 2**self._failures, _LONGEST_PAUSE_S)
             self._refill_at = time.monotonic() + pause_s
@@ -132,7 +127,7 @@ class WarmPool:
     # --- for the guard ----------------------------------------------------------------------------
 
     def without_own(self, processes: list[Process]) -> list[Process]:
-        """Those of the guard's descendants, as just seen, that are neither of the spawner's nor standbys."""
+        """Return those of the guard's descendants, as just seen, that are neither of the spawner's nor standbys."""
         self._listen()
         own = self._pids()
         for process in processes:  # parents come before their children
@@ -141,7 +136,7 @@ class WarmPool:
         return [process for process in processes if process.pid not in own]
 
     def owns_all(self, children: list[int]) -> bool:
-        """Whether all these children of the guard, as just seen, are the spawner or standbys."""
+        """Return whether all these children of the guard, as just seen, are the spawner or standbys."""
         self._listen()
         return self._pids().issuperset(children)
 
@@ -151,12 +146,11 @@ class WarmPool:
             pass
 
     def _pids(self) -> set[int]:
-        return {*self._idle, *self._retired, self._spawner_pid, self.stores_pid} - {0}
+        return {*self._idle, self._spawner_pid, self.stores_pid} - {0}
 
     def reaped(self, pid: int, status: int) -> None:
-        """A child that was no worker has ended and was collected."""
+        """Take note that a child that was no worker has ended and was collected."""
         self._listen()  # messages sent before its end
-        self._retired.discard(pid)
         if pid == self.stores_pid:
             self.stores_pid = 0
         standby = self._idle.pop(pid, None)
@@ -167,7 +161,7 @@ class WarmPool:
             self._spawner_died(os.waitstatus_to_exitcode(status))
 
     def next_tick(self) -> float | None:
-        """When `tick` is due, by time.monotonic()."""
+        """Return when `tick` is due, by time.monotonic()."""
         return self._refill_at
 
     def tick(self) -> None:
@@ -183,7 +177,8 @@ class WarmPool:
 
     # --- the spawner ------------------------------------------------------------------------------
 
-    def _start_spawner(self) -> None:
+    def start(self) -> None:
+        """Start a spawner."""
         settings = (self._config[name] for name in ("preload", "folder", "imports"))
         stores_fds = () if self._stores_fd is None else (self._stores_fd,)
         try:
@@ -200,20 +195,6 @@ class WarmPool:
         self._state = LOADING
         self._line = line
         self._loop.add(line.fileno(), self._listen)
-
-    def _retire(self) -> None:
-        """End the present spawner and its standbys."""
-        if self._spawner_pid:
-            self._close_stores_line()  # it may have forked that process just now
-        own = {*self._idle, *((self._spawner_pid,) if self._spawner_pid else ())}
-        for pid in own:
-            linux.send_signal(pid, 9)
-        self._retired |= own
-        for standby in list(self._idle.values()):
-            self._forget(self._idle.pop(standby.pid))
-        self._close_line()
-        self._spawner_pid = self._requested = 0
-        self._leaves = False
 
     def _read_one(self) -> bool:
         """Take one message of the spawner's, if there is one."""
@@ -259,7 +240,7 @@ class WarmPool:
             self._give_up(message["unusable"], message["detail"])
 
     def _failed(self, why: str) -> None:
-        """A standby could not be had, or kept: try again after a pause, which grows."""
+        """Try again after a pause, which grows, as a standby could not be had, or kept."""
         self._failures += 1
         if self._failures > _FAILURES_IN_A_ROW and self._state == READY:
             self._give_up(f"the spawner cannot keep standby processes: {why}", "")
@@ -294,7 +275,7 @@ class WarmPool:
             return
         if self._leaves:  # the next one imports less
             self._leaves = False
-            self._start_spawner()
+            self.start()
             self._changed()
             return
         self._deaths += 1
@@ -302,7 +283,7 @@ class WarmPool:
             self._give_up(f"the spawner died repeatedly ({_ending(returncode)})", "")
             return
         self._report({"event": "spawner_died", "how": _ending(returncode)})
-        self._start_spawner()
+        self.start()
         self._changed()
 
     def _give_up(self, reason: str, detail: str) -> None:
@@ -338,11 +319,11 @@ def hand_over(standby: Standby, launch: LaunchSpec, stderr_fd: int | None) -> in
     """
     memory = os.memfd_create("elastic-agent-launch")
     try:
-        os.write(memory, json.dumps(launch.fields).encode())
+        os.write(memory, json.dumps(vars(launch)).encode())
         os.lseek(memory, 0, os.SEEK_SET)
-        word = json.dumps({"stderr": stderr_fd is not None}).encode()
+        message = json.dumps({"stderr": stderr_fd is not None}).encode()
         fds = [memory] if stderr_fd is None else [memory, stderr_fd]
-        standby.line.sendmsg([word], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        standby.line.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
     finally:
         os.close(memory)
     return standby.line.detach()

@@ -18,10 +18,10 @@ _ROOM_BYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class FinalOutput:
-    """As far as they could be read."""
+    """The files of a worker and facts about its end, as far as they could be read."""
 
     error_file: str = ""
-    """What torch's `@record` wrote."""
+    """The content of the file that torch's `@record` writes."""
     stderr: str = ""
     """The last 8 KiB."""
     no_room: str = ""
@@ -47,7 +47,7 @@ def read_final_output(error_file: str, output: dict[str, str]) -> FinalOutput:
 
 
 def _read(path: str, most_bytes: int, *, end: bool = False) -> str:
-    """The beginning of a file, or its end; empty for anything but a file, such as a pipe without a writer."""
+    """Return the beginning of a file, or its end; empty for anything but a file, such as a pipe without a writer."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             known = os.fstat(file.fileno())

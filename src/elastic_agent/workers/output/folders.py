@@ -34,7 +34,7 @@ _UNNAMED = ".unnamed-run"
 
 
 def file_safe(name: str) -> str:
-    """`name` as the name of one file: different names stay different, and ordinary ones stay as they are."""
+    """Return `name` as the name of one file: different names stay different, and ordinary ones stay as they are."""
     safe = quote(name, safe="").replace("~", "%7E")
     if not safe or safe.startswith("."):
         safe = "%2E" + safe[1:] if safe else "%"
@@ -45,7 +45,7 @@ def file_safe(name: str) -> str:
 
 
 def run_folder(log_dir: str, run_id: str) -> Path:
-    """The folder of a run; one that is called "latest" must not be taken for the link."""
+    """Return the folder of a run; one that is called "latest" must not be taken for the link."""
     return Path(log_dir, "%6Catest" if run_id == _LATEST else file_safe(run_id))
 
 
@@ -67,7 +67,7 @@ class LogFolders:
         self._marker: int | None = None
 
     def make(self, run_id: str, generation: int, node_id: str) -> Path:
-        """The new and empty folder of this node. Raises OSError."""
+        """Make the new and empty folder of this node. Raises OSError."""
         run_directory = run_folder(self._log_dir, run_id)
         directory = run_directory / f"{generation:06d}" / file_safe(node_id)
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ class LogFolders:
             self._marker = None
 
     def _claim(self, run_directory: Path, node_name: str) -> None:
-        """The first generation of this node: the run is the latest now, and not to be removed."""
+        """Claim the run at the first generation of this node: it is the latest now, and not to be removed."""
         _link(Path(self._log_dir, _LATEST), run_directory.name, f"{run_directory.name}-{node_name}")
         marker = run_directory / _UNNAMED
         if self._keep_runs is None:
@@ -123,7 +123,8 @@ def _link(link: Path, target: str, unique: str) -> None:
 
 
 def _in_thread(prune: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Folders of many files take their time, and the agent's loop, which renews the lease, must not wait for it."""
+    """Call it in a thread: folders of many files take their time, and the agent's loop, which renews the lease, must
+    not wait for it."""
 
     def work() -> None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Where workers' output and error files go: a directory per generation, node and slot.
+"""The places of workers' output and error files: a directory per generation, node and slot.
 
     <log_dir>/<run id>/<generation>/<node id>/<slot>/{stdout.log,stderr.log,error.json}
     <log_dir>/<run id>/<generation>/<node id>/filtered_{stdout,stderr}.log
@@ -38,7 +38,7 @@ class GenerationLogs:
         keep_runs: How many directories of runs without --rdzv-id are kept; None: all, as this run was named.
 
     Raises:
-        ValueError: `log_dir` cannot be used, or `keep_generations` is below 1.
+        ValueError: `log_dir` cannot be used.
     """
 
     def __init__(
@@ -52,8 +52,6 @@ class GenerationLogs:
         limit_bytes: int = 0,
         keep_runs: int | None = None,
     ) -> None:
-        if keep_generations < 1:
-            raise ValueError(f"keep_generations is {keep_generations}; expected at least 1")
         self._directory = _usable_directory(log_dir)
         self._redirected = redirects or {}
         self._teed = tee or {}
@@ -68,8 +66,8 @@ class GenerationLogs:
     def reify(self, envs: dict[int, dict[str, str]]) -> Destinations:
         """Make the directories of a generation; returns the destination of each stream, by local rank.
 
-        Takes run, node and generation from the workers' environment (ELASTIC_AGENT_*, else torchrun's
-        variables) and adds TORCHELASTIC_ERROR_FILE to it. Raises OSError when a directory cannot be made.
+        Takes run, node and generation from the workers' environment and adds TORCHELASTIC_ERROR_FILE to it. Raises
+        OSError when a directory cannot be made.
         """
         if self._directory == os.devnull:
             for env in envs.values():
@@ -77,7 +75,7 @@ class GenerationLogs:
             console = dict.fromkeys(envs, _CONSOLE)
             nowhere = dict.fromkeys(envs, os.devnull)
             return Destinations(console, dict(console), {}, {}, nowhere, os.devnull, os.devnull)
-        node_directory = self._make_node_directory(envs[0] if envs else {})
+        node_directory = self._make_node_directory(envs[0])
         for slot, env in envs.items():
             (node_directory / str(slot)).mkdir()
             env["TORCHELASTIC_ERROR_FILE"] = str(node_directory / str(slot) / "error.json")
@@ -103,7 +101,7 @@ class GenerationLogs:
         return dest
 
     def close(self) -> None:
-        """No worker writes any more."""
+        """End, as no worker writes any more."""
         if self._limit is not None:
             self._limit.close()
         self._folders.close()
@@ -111,7 +109,7 @@ class GenerationLogs:
     def _destinations(
         self, node_directory: Path, slots: int, stream: Streams, file_name: str
     ) -> tuple[dict[int, str], dict[int, str]]:
-        """For one stream, by slot: where it goes, and which of those files are also shown on the console."""
+        """Return, for one stream and by slot, where it goes, and which of those files are also shown on the console."""
         written: dict[int, str] = {}
         shown: dict[int, str] = {}
         for slot in range(slots):
@@ -126,10 +124,8 @@ class GenerationLogs:
         return written, shown
 
     def _make_node_directory(self, env: Mapping[str, str]) -> Path:
-        run_id = env.get(variables.RUN_ID) or env.get("TORCHELASTIC_RUN_ID") or "run"
-        node_id = env.get(variables.NODE_ID) or f"node{env.get('GROUP_RANK', '0')}"
-        generation = int(env.get(variables.GENERATION) or env.get("TORCHELASTIC_RESTART_COUNT") or 0)
-        return self._folders.make(run_id, generation, node_id)
+        generation = int(env[variables.GENERATION])
+        return self._folders.make(env[variables.RUN_ID], generation, env[variables.NODE_ID])
 
 
 def _usable_directory(log_dir: str) -> str:

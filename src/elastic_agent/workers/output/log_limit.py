@@ -20,7 +20,7 @@ CHECK_EVERY_S = 5.0
 """A file may exceed its limit by what a worker writes in this time, as long as it runs."""
 
 CLOSE_S = 5.0
-"""How long the last check may take."""
+"""The longest time that the last check may take."""
 
 _STAT_BLOCK_BYTES = 512
 _FALLOC_FL_KEEP_SIZE = 1
@@ -59,7 +59,7 @@ class LogLimit:
             self._thread.start()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """No worker writes any more. Waits for the last check, within its time limit."""
+        """End, as no worker writes any more. Waits for the last check, within its time limit."""
         self._written.put(self._files)
         self._written.put(None)
         if self._thread is not None:

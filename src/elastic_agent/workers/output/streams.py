@@ -1,4 +1,4 @@
-"""Which output streams a worker has, and where they go: torchrun's terms (`Std`, `LogsDest`), without torch."""
+"""The output streams of a worker and their destinations: torchrun's terms (`Std`, `LogsDest`), without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Streams(IntFlag):
 
 @dataclass(frozen=True)
 class Destinations:
-    """Where the output of the workers of one generation goes, by local rank, as in torch's `LogsDest`.
+    """The destinations of the output of the workers of one generation, by local rank, as in torch's `LogsDest`.
 
     A path "" is the console. `tee_stdouts` and `tee_stderrs` are those of the files that the console shows, too.
     """

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import BinaryIO, TextIO
 
 _UNFINISHED_S = 1.0
-"""How long a line that grows or is overwritten waits for its end before it is shown as it is."""
+"""The time for which a line that grows or is overwritten waits for its end before it is shown as it is."""
 
 _MOST_CHARACTERS = 16 * 1024 * 1024
 """A longer line is not waited for."""
@@ -71,7 +71,7 @@ class Tee:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is output to show."""
+        """True if there is output to show."""
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
@@ -119,9 +119,9 @@ class Follower:
         self._file: BinaryIO | None = None
         self._decoder = codecs.getincrementaldecoder(locale.getencoding())("replace")
         self._line = ""
-        """What came after the last end of a line. If text before was overwritten, a carriage return stands for it."""
+        """The text after the last end of a line. If text before was overwritten, a carriage return stands for it."""
         self._shown = ""
-        """What has been shown of that line."""
+        """The part of that line that has been shown."""
         self._due_s = math.inf
 
     def advance(self, now_s: float, *, ends: bool) -> None:

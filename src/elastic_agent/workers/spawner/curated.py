@@ -42,7 +42,7 @@ LOADED_LATER: Mapping[str, tuple[str, ...]] = {
     "lightning": ("omegaconf",),
     "pytorch_lightning": ("omegaconf",),
 }
-"""What they import when they are used; with others of the script's imports."""
+"""The modules that they import when they are used; with others of the script's imports."""
 
 TRAIN_NOTHING = sys.stdlib_module_names | {"elastic_agent", "numpy", "pandas", "scipy", "torch"}
 """Packages that make no optimizer unless the script mentions one."""
@@ -98,7 +98,7 @@ RENEWED: Mapping[str, Callable[[Any], None]] = {
 
 
 READ_AGAIN = RENEWED.keys() - {"torch._dynamo.config"}
-"""Those of them that read all variables again that they had read."""
+"""The modules among them that read all variables again that they had read."""
 
 
 def _authkey(module: Any) -> None:
@@ -138,7 +138,7 @@ REPLACES: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def is_curated(name: str) -> bool:
-    """Whether the module belongs to one of these packages."""
+    """Return whether the module belongs to one of these packages."""
     return name.partition(".")[0] in SHOWN_FOR
 
 

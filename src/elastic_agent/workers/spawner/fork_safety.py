@@ -1,4 +1,4 @@
-"""Whether processes forked from this one are as good as fresh ones, after all that was imported here."""
+"""Checks whether processes forked from this one are as good as fresh ones, after all that was imported here."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def check_fork_safety() -> None:
         if path.startswith(_DEVICE_FILES):
             raise UnsafeError(f"an imported module has opened {path}, which does not survive a fork")
     _try_a_fork()
-    left = _threads()
-    if len(left) > 1:
-        names = ", ".join(sorted(left[1:])) or "?"
+    lost = _threads()
+    if len(lost) > 1:
+        names = ", ".join(sorted(lost[1:])) or "?"
         raise UnsafeError(f"an imported module has started threads ({names}), which do not survive a fork")
 
 
@@ -46,7 +46,8 @@ def _torch_flag(accelerator: str, question: str) -> bool:
 
 
 def _try_a_fork() -> None:
-    """Libraries with fork handlers (OpenBLAS) end their threads before a fork, and some devices forbid it."""
+    """Fork once: libraries with fork handlers (OpenBLAS) end their threads before a fork, and some devices
+    forbid it."""
     pid = os.fork()
     if pid == 0:
         forbidden = any(_torch_flag(name, "_is_in_bad_fork") for name in _ACCELERATORS)
@@ -56,8 +57,8 @@ def _try_a_fork() -> None:
 
 
 def _threads() -> list[str]:
-    """The names of this process's threads that a fork would lose, the first one first; those that are ending get a
-    moment."""
+    """Return the names of this process's threads that a fork would lose, the first one first; those that are ending get
+    a moment."""
     ends = time.monotonic() + _THREADS_END_S
     while len(names := _lost_by_forks(thread_names())) > 1 and time.monotonic() < ends:
         time.sleep(0.002)

@@ -49,7 +49,8 @@ _ALLOCATORS = frozenset(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTOR
 
 
 def is_read_at_import(name: str, value: str | None = None) -> bool:
-    """Whether it does nothing to give `name` this value after torch's import; None: a value that is not known."""
+    """Return whether it does nothing to give `name` this value after torch's import; None: a value that is not
+    known."""
     if name in _ALLOCATORS:
         return value is None or "backend" in value
     return name in _TORCH or _LIBRARIES.fullmatch(name) is not None

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, SourceFileLoader
 from itertools import takewhile
 from types import CodeType, ModuleType
@@ -31,7 +31,8 @@ from elastic_agent.workers.spawner.search_path import SearchPath
 
 _OWN = __name__.partition(".")[0]
 _CONSIDERED = {"argv", "path"}
-"""Of `sys`: the search path is looked at anyway, and no curated package looks at the arguments when it is imported."""
+"""Attributes of `sys` that may change: the search path is looked at anyway, and no curated package looks at the
+arguments when it is imported."""
 _THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """Variables that torch is told of later: how many threads it uses. The first one that is set counts."""
 
@@ -56,54 +57,52 @@ class Preloaded:
             for name, module in sys.modules.items()
             if name not in recorder.baseline and name.partition(".")[0] != _OWN
         }
-        kept = {self._records[name] for name in self._modules if name in self._records}
         for name in (*READ_AGAIN, *ONLY_PREFIX):
             if name in self._records:
                 self._records[name].reads.clear()
+        kept = {self._records[name] for name in self._modules if name in self._records}
         self._effects = [
             (record, kind, value)
             for record, kind, value in recorder.effects
             if record in kept and (kind != "filter" or value[0] in warnings.filters)
         ]
-        for record in kept:
-            namespace = _namespace(sys.modules[record.name])
-            for key in [key for key, value in namespace.items() if record.has_computed(key, value)]:
-                del namespace[key]
-        if "linecache" in self._modules:
-            self._modules["linecache"].clearcache()  # here, once, and not in every worker
+        recorder.effects.clear()
+        _forget_computed(kept)
         self._attributes = {name: name.rpartition(".") for name in self._modules if self._is_attribute(name)}
-        self._once = {"torch"} | {
-            name.partition(".")[0]
-            for name, module in self._modules.items()
-            if isinstance(_spec(module).loader, ExtensionFileLoader)
-            and "-packages" in (_spec(module).origin or "")
-        }
+        self._once = {"torch"} | {name.partition(".")[0] for name in self._modules if self._is_compiled(name)}
         """Packages that no process can import twice."""
         self._anonymous = {name for name, module in self._modules.items() if not _spec(module).name}
         """Modules that compiled code makes, several for one name."""
         main = sys.modules["__main__"]
         self._aliases_of_main = [name for name, module in self._modules.items() if module is main]
         """Names of modules that are to be the worker's main module: `__mp_main__`, by which children pickle classes."""
-        uses_of_main = {
-            name: [attribute for attribute, value in _namespace(module).items() if value is main]
+        self._uses_of_main = {
+            name: attributes
             for name, module in self._modules.items()
+            if (attributes := _uses_of(main, module))
         }
-        self._uses_of_main = {name: attributes for name, attributes in uses_of_main.items() if attributes}
         """Attributes of modules that are to be the worker's main module."""
         self._out_of_date = {*self._attributes, *self._uses_of_main, *RENEWED, *post_import.INTEGRATIONS}
         """Modules that differ from what an import would make of them."""
-        looked_up = set[str]().union(*(record.looked_up for record in self._records.values()))
-        self._path = SearchPath({name for name in (*self._records, *looked_up) if "." not in name}, folder)
-        if self._path.shadowing:
-            raise UnsafeError(f"{self._path.shadowing} has the name of a module that is already imported")
+        self._path = self._search_path(folder)
         self._handed: set[str] = set()
         self._closures = {name: self._reached(name) for name in recorder.roots if name in self._modules}
         self._namespaces: dict[str, dict[str, Any]] = {}
         self.hide()
         self._namespaces = {name: dict(_namespace(module)) for name, module in self._modules.items()}
         self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
-        self._said: set[str] = set()
-        recorder.effects.clear()
+        self._reported: set[str] = set()
+
+    def _is_compiled(self, name: str) -> bool:
+        spec = _spec(self._modules[name])
+        return isinstance(spec.loader, ExtensionFileLoader) and "-packages" in (spec.origin or "")
+
+    def _search_path(self, folder: str) -> SearchPath:
+        looked_up = set[str]().union(*(record.looked_up for record in self._records.values()))
+        path = SearchPath({name for name in (*self._records, *looked_up) if "." not in name}, folder)
+        if path.shadowing:
+            raise UnsafeError(f"{path.shadowing} has the name of a module that is already imported")
+        return path
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -189,18 +188,20 @@ class Preloaded:
     def hand_out(self, name: str) -> None:
         """Put a module, and what its import brought in, where an import would have put them."""
         reached = set(self._reached_from(name)) - self._handed
-        new = [each for each in self._modules if each in reached]  # in the order of the imports
-        for each in new:
-            sys.modules.setdefault(each, self._modules[each])
-        self._handed.update(each for each in new if sys.modules[each] is self._modules[each])
-        records = {self._records[each] for each in new if each in self._records}
+        new = [module for module in self._modules if module in reached]  # in the order of the imports
+        for module in new:
+            sys.modules.setdefault(module, self._modules[module])
+        self._handed.update(module for module in new if sys.modules[module] is self._modules[module])
+        records = {self._records[module] for module in new if module in self._records}
         for record, kind, value in self._effects:
             if record in records:
                 self._enter(kind, value)
         if "torch" in new:
             self._set_threads(sys.modules["torch"])
-        for each in filter(self._out_of_date.__contains__, new):  # to look at the others takes a millisecond
-            self._bring_up_to_date(each)
+        for module in filter(
+            self._out_of_date.__contains__, new
+        ):  # to look at the others takes a millisecond
+            self._bring_up_to_date(module)
 
     def _set_threads(self, torch: Any) -> None:
         changed = any(os.environ.get(name) != self._environment.get(name) for name in _THREADS)
@@ -248,11 +249,11 @@ class Preloaded:
         if package not in self._once or (package in sys.modules and package not in self._handed):
             return False
         line = f"elastic-agent: {reason} after {package} was preloaded, which has no effect; use --worker-start cold"
-        if line not in self._said and sys.stderr is not None:
+        if line not in self._reported and sys.stderr is not None:
             print(line, file=sys.stderr)
-        if not self._said:
+        if not self._reported:
             self.on_no_effect()
-        self._said.add(line)
+        self._reported.add(line)
         return True
 
     # --- the conditions ---------------------------------------------------------------------------
@@ -347,9 +348,9 @@ class Preloaded:
         """Tell whether the module has another function than those that preloaded modules put there."""
         replaced = [value for _, kind, value in self._effects if kind == "replaced"]
         known = [
-            each for holder, name, *values in replaced if (holder, name) == (module, key) for each in values
+            value for holder, name, *values in replaced if (holder, name) == (module, key) for value in values
         ]
-        return all(getattr(module, key, MISSING) is not each for each in known)
+        return all(getattr(module, key, MISSING) is not value for value in known)
 
     # --- closures ---------------------------------------------------------------------------------
 
@@ -372,7 +373,8 @@ class Preloaded:
         return [name for name in reached if name.partition(".")[0] != _OWN]
 
     def _is_attribute(self, name: str) -> bool:
-        """Whether the package around a module has it as an attribute that the package's own import does not set."""
+        """Return whether the package around a module has it as an attribute that the package's own import does
+        not set."""
         package, _, child = name.rpartition(".")
         if name not in self._records or (package in self._records and name in self._records[package].needs):
             return False
@@ -439,6 +441,24 @@ def _namespace(module: object) -> dict[str, Any]:
 def _spec(module: object) -> ModuleSpec:
     spec = _namespace(module).get("__spec__")
     return spec if isinstance(spec, ModuleSpec) else ModuleSpec("", None)
+
+
+def _uses_of(main: ModuleType, module: object) -> list[str]:
+    """Return the attributes of a module that are the main module."""
+    return [name for name, value in _namespace(module).items() if value is main]
+
+
+def _forget_computed(records: Iterable[Record]) -> None:
+    """Remove the attributes that modules have computed, and the lines of source that tracebacks have read.
+
+    Here, once, and not in every worker.
+    """
+    for record in records:
+        namespace = _namespace(sys.modules[record.name])
+        for name in [name for name, value in namespace.items() if record.has_computed(name, value)]:
+            del namespace[name]
+    if "linecache" in sys.modules:
+        sys.modules["linecache"].clearcache()
 
 
 def _changed_file(records: Sequence[Record]) -> str:

@@ -1,4 +1,4 @@
-"""What `ps`, `pgrep -f` and /proc show of a process: its command line, its environment and its name.
+"""Sets what `ps`, `pgrep -f` and /proc show of a process: its command line, its environment and its name.
 
 A forked worker would show those of the process it was forked from. Overwriting them in place, as setproctitle
 does, has no room for a longer command line and destroys /proc/PID/environ; instead, the kernel accepts a new
@@ -47,7 +47,7 @@ def show_as(argv: list[str], environment: dict[str, str]) -> None:
 
     Raises OSError where the kernel does not allow it (built without CONFIG_CHECKPOINT_RESTORE).
     """
-    arguments = b"".join(os.fsencode(one) + b"\0" for one in argv)
+    arguments = b"".join(os.fsencode(argument) + b"\0" for argument in argv)
     variables = b"".join(
         os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in environment.items()
     )

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from elastic_agent.exit_note import Writer, exit_code, note_immediate_exits
 from elastic_agent.integrations import post_import
 from elastic_agent.worker_variables import STACKS_SIGNAL
-from elastic_agent.workers.cold_start import with_startup_hook
+from elastic_agent.workers.guard.spawn import with_startup_hook
 from elastic_agent.workers.spawner import process_title
 from elastic_agent.workers.spawner.curated import current_folder
 from elastic_agent.workers.spawner.preloaded import Preloaded
@@ -72,7 +72,7 @@ class PythonProgram:
 
 
 def _report(error: BaseException) -> None:
-    """As `PyErr_PrintEx` in Python/pythonrun.c."""
+    """Report the error as `PyErr_PrintEx` does in Python/pythonrun.c."""
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit:
@@ -92,7 +92,7 @@ def _report(error: BaseException) -> None:
 
 
 def get_ready(preloaded: Preloaded) -> None:
-    """What can be done before it is known which program it will be; once in every forked process."""
+    """Do what can be done before it is known which program it will be; once in every forked process."""
     preloaded.renew()
     if hasattr(threading.Thread, "_set_native_id"):
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined] # Python before 3.13 forgets to
@@ -152,7 +152,7 @@ def _take_environment(env: dict[str, str]) -> None:
 
 
 def _renew_streams() -> None:
-    """Standard output and error for what descriptors 1 and 2 are now, and all three unbuffered (`-u`)."""
+    """Make standard output and error for what descriptors 1 and 2 are now, and all three unbuffered (`-u`)."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(line_buffering=False, write_through=True)
     # What becomes of undecodable characters is the same for input and output; the agent changed that of its own output.
@@ -169,7 +169,7 @@ def _renew_streams() -> None:
 
 
 def forget_files() -> None:
-    """They may have changed since the spawner looked, and the directory too."""
+    """Forget files: they may have changed since the spawner looked, and the directory too."""
     importlib.invalidate_caches()
 
 
@@ -202,7 +202,7 @@ def _script_program(argv: list[str]) -> PythonProgram:
 
 
 def _module_program(module: str, *, alter_argv: bool) -> PythonProgram:
-    """`alter_argv`: let argv[0] be the module's file."""
+    """Return the program that runs a module. `alter_argv`: let argv[0] be the module's file."""
     import runpy
 
     _new_main(None)
@@ -221,7 +221,7 @@ def _holds_modules(path: str) -> bool:
 
 
 def _new_main(path: str | None) -> types.ModuleType:
-    """A module of its own in `sys.modules["__main__"]`, where unpickling and multiprocessing look."""
+    """Put a module of its own into `sys.modules["__main__"]`, where unpickling and multiprocessing look."""
     main = types.ModuleType("__main__")
     main.__annotations__ = {}
     main.__builtins__ = builtins  # type: ignore[attr-defined]

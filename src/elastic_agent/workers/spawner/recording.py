@@ -63,14 +63,15 @@ class Recorder:
     """Records all imports from :meth:`begin` to :meth:`end`. It is the first finder of ``sys.meta_path`` meanwhile."""
 
     def __init__(self, baseline: "frozenset[str]") -> None:
-        """`baseline`: the modules that a fresh Python has imported."""
+        """Record all but `baseline`: the modules that a fresh Python has imported."""
         self.baseline = baseline
         self.records: dict[str, Record] = {}
         self.effects: list[tuple[Record, str, Any]] = []
-        """What was set in the environment, and entered in registries of the interpreter: in this order."""
+        """The variables set in the environment, and the entries made in registries of the interpreter: in this
+        order."""
         self.environment = dict(os.environ)
         self.roots: list[str] = []
-        """What was imported for scripts."""
+        """The modules that were imported for scripts."""
         self.replaces: Mapping[str, Sequence[tuple[str, str]]] = {}
         """Modules that replace attributes of other ones when they are imported: of which modules, and which."""
         self._originals: dict[tuple[str, str], object] = {}

@@ -216,10 +216,10 @@ def _stand_by(line: socket.socket, between_pid: int, guard_pid: int, preloaded: 
     except BaseException:
         traceback.print_exc()
         os._exit(127)
-    word, fds = _receive(line)
+    message, fds = _receive(line)
     doing: list[str] = ["prepare"]
     try:
-        program = _prepare(line, json.loads(word), fds, preloaded, doing.append)
+        program = _prepare(line, json.loads(message), fds, preloaded, doing.append)
     except BaseException as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
         line.send(f"cannot {doing[-1]}: {reason}".encode(errors="replace")[:4096])
@@ -228,7 +228,7 @@ def _stand_by(line: socket.socket, between_pid: int, guard_pid: int, preloaded: 
 
 
 def _await_adoption(between_pid: int) -> None:
-    """The process between is ending; there is no event for it, but it takes less than a millisecond."""
+    """Wait for the process between, which is ending: there is no event for it, but it takes less than a millisecond."""
     ends = time.monotonic() + _FORK_S
     while os.getppid() == between_pid and time.monotonic() < ends:
         time.sleep(0.0002)
@@ -251,19 +251,19 @@ def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
 
 def _prepare(
     line: socket.socket,
-    word: dict[str, Any],
+    message: dict[str, Any],
     fds: list[int],
     preloaded: Preloaded,
     doing: Callable[[str], None],
 ) -> PythonProgram:
     with open(fds[0], "rb") as file:
         launch = json.loads(file.read())
-    if word["stderr"]:
+    if message["stderr"]:
         os.dup2(fds[1], 2)
         os.close(fds[1])
     for name, fd in (("stdout", 1), ("stderr", 2)):
         path = launch[name]
-        if path is not None and not (name == "stderr" and word["stderr"]):
+        if path is not None and not (name == "stderr" and message["stderr"]):
             doing(f"open {path!r}")
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             os.dup2(opened, fd)
@@ -274,7 +274,7 @@ def _prepare(
 
 
 def _take_signals(ignored: list[int]) -> None:
-    """From here on signals are for the worker. Earlier ones were for the job as a whole, and are dropped."""
+    """Let signals be for the worker from here on. Earlier ones were for the job as a whole, and are dropped."""
     linux.forget_job_signals()
     for signum in ignored:
         if signal.getsignal(signum) == signal.SIG_DFL:  # else a preloaded module handles it
