@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
-CELL_BYTES = 64
+CELL_BYTES = 128
 """The size of a cell of the heartbeat file."""
 NOTE_BYTES = 1024
 UNKNOWN_CODE = 255

@@ -598,8 +598,8 @@ class Checker:
         cluster = self.cluster
         if cluster.over or (self.final is not None and self.final.phase is not Phase.STOPPED):
             return
-        enough = cluster.enough_healthy()
-        if not enough:  # a machine may boot long after the last fault
+        enough = cluster.enough_healthy() and cluster.has_host()
+        if not enough:  # a machine may boot long after the last fault, that of the endpoint, too
             self._too_few_s = cluster.kernel.now
         since_s = max(
             self.forming_since_s or 0.0, cluster.scenario.quiet_s, cluster.stop_hung_s, self._too_few_s

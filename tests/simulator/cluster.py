@@ -521,6 +521,11 @@ class Cluster:
         """Whether the nodes that are well make a world that is allowed, ``but`` so many of them."""
         return self.policy.fit(len(self.healthy()) - but) > 0
 
+    def has_host(self) -> bool:
+        """Return whether a store is there, or a node that is well is on the machine that would host it."""
+        machines = [holder.machine for holder in self.healthy()]
+        return self.endpoint.serving or self.endpoint.machine in machines
+
     # -- how long all has been well -------------------------------------------------------------
 
     def trouble(self) -> None:

@@ -17,6 +17,7 @@ from elastic_agent.agent.control.commands import Commands
 from elastic_agent.agent.control.socket import ControlSocket
 from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.reporting.copies import CopiesWarning
+from elastic_agent.agent.reporting.event_command import EventCommand
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.node_comparison import start_facts
@@ -380,6 +381,10 @@ class Agent:
             join_again=how_to_join_again(None, self._job, "there"),
         )
         control = await self._listen(commands)
+        on_event = None
+        if settings.on_event is not None:
+            on_event = EventCommand(settings.on_event, run_id, lock.node_id)
+            self._publish.subscribe(on_event.on_event)
         observer.open_page(settings.status_port)
         tasks = BackgroundTasks()
         if self._job is not None:
@@ -399,6 +404,9 @@ class Agent:
             if control is not None:
                 await control.close(LAST_ANSWERS_S)
         self._publish(events.AgentEnded(ending.outcome, ending.reason))
+        if on_event is not None:
+            self._publish.unsubscribe(on_event.on_event)
+            await on_event.close()
         return ending
 
     def _with_own_part(self, ending: Ending) -> Ending:

@@ -1,8 +1,7 @@
 """The file through which a worker and its agent communicate: its layout, and both sides.
 
-One file per node and generation, one cell per slot. Slot *s* has the 64 bytes (a cache line, so that
-workers do not slow each other down) from byte ``64 * s``, as eight 64-bit words in the machine's own byte
-order:
+One file per node and generation, one cell per slot. Slot *s* has the 128 bytes (two cache lines, so that
+workers do not slow each other down) from byte ``128 * s``, as 64-bit words in the machine's own byte order:
 
     word 0   beats: how often the worker reported; 0 = never; any change means progress
     word 1   step: the last step it reported, with a beat or without; 0 until it reports one
@@ -12,6 +11,7 @@ order:
     word 5   handles notices: 1 once the worker has checked for notices
     word 6   left: the serial number of the notice after which the worker has saved and left
     word 7   wants a cold start: 1 once something that the script did came too late for what was preloaded
+    word 8   optimizer steps that were counted since the worker's start; 0: none, or not known
 
 Behind the cells, each slot has room for a note, which its worker writes when its script ends
 (:mod:`elastic_agent.exit_note`).
@@ -42,6 +42,7 @@ WORD_BYTES = 8
 CELL_WORDS = CELL_BYTES // WORD_BYTES
 BEATS = 0
 STEP = 1
+OPTIMIZER_STEPS = 8
 
 _ENOSPC = 28  # errno is one more module to load
 _AGENT_LOCK = 1 << 40
@@ -111,6 +112,10 @@ class HeartbeatFile:
         """
         first = slot * CELL_WORDS
         return self._words[first + BEATS], self._words[first + STEP]
+
+    def optimizer_steps(self, slot: int) -> int:
+        """Return how many optimizer steps of the worker were counted; 0: none, or not known."""
+        return self._words[slot * CELL_WORDS + OPTIMIZER_STEPS]
 
     def note(self, slot: int) -> Note | None:
         """Return what the worker noted when its script ended; None: it did not, or could not.

@@ -1,7 +1,8 @@
-"""Has a worker tell its agent that it takes optimizer steps without a process group, or took none until its end.
+"""Counts the optimizer steps of a worker, for its agent.
 
-So its user can be warned. Workers call :func:`install` when ``torch.optim`` is there. A worker tells the first once, at
-its tenth step, and the second when its script has ended; it is not asked.
+The agent shows the count where the script reports no steps. It also warns the user of workers that take optimizer steps
+without a process group, or took none until their end: a worker tells the first at its tenth step, and the second when
+its script has ended; it is not asked. Workers call :func:`install` when ``torch.optim`` is there.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable
 
 from elastic_agent.integrations.collectives import private_names
 from elastic_agent.worker_variables import GENERATION, PROGRESS, SLOT
 
 __all__ = ["install"]
 
-STEPS = 10
-"""A script may take some before its process group is there, to warm up or to measure."""
+FEW = 10
+"""A script may take some steps before its process group is there, to warm up or to measure."""
 
 _SHARE_GRADIENTS = ("hivemind", "horovod", "jax", "mpi4py", "ray", "torchcomms", "torchft")
 """Packages with which workers may train one model without a process group of PyTorch."""
@@ -33,27 +35,83 @@ def install() -> None:
     address = os.environ.get(PROGRESS)
     if address:
         count = _Count(address)
-        private_names.call_after_optimizer_steps(count.is_over)
+        private_names.watch_optimizer_steps(count.begin, count.end_step)
         atexit.register(count.end)
 
 
 class _Count:
+    """The steps of one process, by optimizer.
+
+    A step within another one counts once. Of several optimizers that step in turn, those of a GAN or one for each
+    parameter, the one with the fewest steps counts. If an optimizer comes later than the others or is left behind, the
+    count is not known.
+    """
+
     def __init__(self, address: str) -> None:
         self._address = address
         self._worker = os.getpid()
-        self._steps = 0
-        self._optimizer: int | None = None
-        """The first that makes a step: scripts may have one for each parameter."""
+        self._stepping = 0
+        """The optimizer whose step began last, if it has not ended; 0: none."""
+        self._first = 0
+        """The first optimizer that made a step; 0: none has."""
+        self._steps: dict[int, int] = {}
+        self._fewest = 0
+        """Steps that every optimizer has made."""
+        self._behind = 0
+        """How many optimizers have made no more."""
+        self._is_known = True
+        self._is_checked = False
+        """Whether the worker has a process group, and so is not alone."""
+        self._publish: Callable[[int], None] | None = None
 
-    def is_over(self, optimizer: object) -> bool:
-        """Count a step; whether the next ones need not be counted."""
+    def begin(self, optimizer: object) -> None:
+        """Remember which optimizer steps; within the step of another one, that one is meant."""
+        self._stepping = id(optimizer)
+
+    def end_step(self, optimizer: object) -> None:
+        """Count the step, once."""
+        key = id(optimizer)
+        if self._stepping != key:
+            return
+        self._stepping = 0
+        if os.getpid() != self._worker:
+            return
+        steps = self._steps.get(key, 0) + 1
+        self._first = self._first or key
+        if self._is_known:
+            self._count(key, steps)
+        if not self._is_checked and key == self._first:
+            self._is_checked = self._check_group(steps)
+
+    def _count(self, key: int, steps: int) -> None:
+        is_late = steps == 1 and self._fewest > FEW
+        self._steps[key] = steps
+        if is_late or steps > FEW * (self._fewest + 1):
+            self._is_known = False
+            self._show(0)
+            return
+        self._behind -= steps == self._fewest + 1
+        if steps == 1 or not self._behind:
+            self._fewest = min(self._steps.values())
+            self._behind = sum(made == self._fewest for made in self._steps.values())
+            self._show(self._fewest)
+
+    def _show(self, steps: int) -> None:
+        if self._publish is None:
+            from elastic_agent.client import (
+                count_optimizer_steps,
+            )  # here: the process that trains takes the cell
+
+            self._publish = count_optimizer_steps
+        self._publish(steps)
+
+    def _check_group(self, steps: int) -> bool:
+        """Tell the agent if there is no process group at the last of a few steps; whether it is known if there is."""
         import torch.distributed as dist
 
-        if os.getpid() != self._worker or not dist.is_available() or dist.is_initialized():
+        if not dist.is_available() or dist.is_initialized():
             return True
-        self._optimizer = self._optimizer or id(optimizer)
-        self._steps += self._optimizer == id(optimizer)
-        if self._steps < STEPS:
+        if steps < FEW:
             return False
         if not any(package in sys.modules for package in _SHARE_GRADIENTS):
             try:
@@ -66,7 +124,7 @@ class _Count:
 
     def end(self) -> None:
         """Tell the agent that no step was taken, if that is certain: compiled steps, children's steps are not seen."""
-        if os.getpid() != self._worker or self._optimizer is not None or _has_had_children():
+        if os.getpid() != self._worker or self._first or _has_had_children():
             return
         if not any(package in sys.modules for package in (*_SHARE_GRADIENTS, _COMPILER)):
             with contextlib.suppress(OSError, KeyError, ValueError):

@@ -12,9 +12,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elastic_agent.agent.run_command import CommandError, run_command
 from elastic_agent.config.sources.slurm import expand_hosts, is_step
 
-from .scontrol import SlurmError, run_command, scontrol
+ASK_TIMEOUT_S = 10.0
+"""A busy controller takes long to answer."""
 
 REQUEUE_TIMEOUT_S = 60.0
 """Nothing else can be done any more; the hook of a site may well take a while."""
@@ -84,7 +86,7 @@ class SlurmJob:
         """How long the job has, as its controller reports it now. Never raises: a notice is useful without it."""
         try:
             facts = await self._facts()
-        except SlurmError as error:
+        except CommandError as error:
             left_s = None if self.end_s is None else max(0.0, self.end_s - time.time())
             return JobEnd(left_s, preempted=False, unknown_because=str(error))
         ends_s = facts.get("EndTime", "")
@@ -98,14 +100,14 @@ class SlurmJob:
         end in time.
 
         Raises:
-            SlurmError: scontrol is missing, refuses, or takes too long.
+            CommandError: scontrol is missing, refuses, or takes too long.
         """
         already = f"Slurm has already requeued job {self.id}"
         if await self._was_requeued():  # and perhaps started it again by now: that life is to be left alone
             return already
         try:
             await scontrol("requeue", self.id, timeout_s=REQUEUE_TIMEOUT_S)
-        except SlurmError:
+        except CommandError:
             if await self._was_requeued():
                 return already
             raise
@@ -115,7 +117,7 @@ class SlurmJob:
         """The nodes that are left to the job if Slurm took away the one where its batch script ran; else none.
 
         That happens to a job of ``sbatch --no-kill``. Nothing ends it any more before its time limit, whatever its
-        steps do. Raises ``SlurmError``.
+        steps do. Raises ``CommandError``.
         """
         facts = await self._facts()
         nodes = expand_hosts(facts.get("NodeList", ""))
@@ -125,11 +127,11 @@ class SlurmJob:
         return nodes if batch and present and host and host not in nodes else []
 
     async def cancel(self) -> None:
-        """End the job for good, unless it has been requeued meanwhile: then it waits. Raises ``SlurmError``."""
+        """End the job for good, unless it has been requeued meanwhile: then it waits. Raises ``CommandError``."""
         await run_command(("scancel", "--state=RUNNING", self.id), REQUEUE_TIMEOUT_S)
 
     async def _was_requeued(self) -> bool:
-        with contextlib.suppress(SlurmError):
+        with contextlib.suppress(CommandError):
             restarts = (await self._facts()).get("Restarts", "")
             return restarts.isdecimal() and int(restarts) > self.requeues
         return False
@@ -150,8 +152,13 @@ def _id_for_scontrol(environ: Mapping[str, str]) -> str:
     return leader or environ["SLURM_JOB_ID"]
 
 
+async def scontrol(*words: str, timeout_s: float = ASK_TIMEOUT_S, **variables: str) -> str:
+    """Return the output of ``scontrol`` with these arguments. Raises ``CommandError``."""
+    return await run_command(("scontrol", *words), timeout_s, variables=variables)
+
+
 async def run_requeue_command(command: str) -> str:
-    """Have a shell run the site's own command; what was done, for the log. Raises ``SlurmError``."""
+    """Have a shell run the site's own command; what was done, for the log. Raises ``CommandError``."""
     await run_command(("/bin/sh", "-c", command), REQUEUE_TIMEOUT_S, shown=command)
     return command
 

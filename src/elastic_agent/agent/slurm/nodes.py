@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import msgspec
 
+from elastic_agent.agent.run_command import CommandError
 from elastic_agent.config.sources.slurm import is_step, step_hosts
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Waiting
 from elastic_agent.transport import UnreachableError, resolve
 from elastic_agent.values import Endpoint
 
-from .scontrol import SlurmError, scontrol
+from .job import scontrol
 
 SHOWN_NODES = 8
 
@@ -40,7 +41,7 @@ def reachable_endpoint(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoi
     log = get_logger()
     try:
         node = parse_node(asyncio.run(scontrol("show", "node", "-o", endpoint.host)))
-    except SlurmError as error:
+    except CommandError as error:
         log.warning(
             f"the host name {endpoint.host} does not resolve on this node, and Slurm does not report its "
             "address",

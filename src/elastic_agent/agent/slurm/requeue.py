@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_agent.agent.events import Requeued
+from elastic_agent.agent.run_command import CommandError
 from elastic_agent.config.settings import Settings
 from elastic_agent.protocol import Cause, Plan
 
 from .job import SlurmJob, run_requeue_command
-from .scontrol import SlurmError
 
 REASONS = frozenset({Cause.PREEMPTED, Cause.WALLTIME})
 """The reasons for a stop after which a job is requeued."""
@@ -88,7 +88,7 @@ async def requeue(settings: Settings, job: SlurmJob | None) -> Requeued:
         else:
             assert job is not None  # decided so
             did = await job.requeue()
-    except SlurmError as error:
+    except CommandError as error:
         name = f"job {job.id}" if job is not None else "the job"
         return Requeued(
             True, f"cannot requeue {name}: {error}; its state is saved: requeue or submit it again to resume"
@@ -107,7 +107,7 @@ async def rescue(settings: Settings, job: SlurmJob) -> Requeued | None:
     """
     try:
         survivors = await job.survivors()
-    except SlurmError as error:
+    except CommandError as error:
         return Requeued(True, f"cannot determine whether job {job.id} lost its batch host: {error}")
     if job.node not in survivors[:1]:
         return None
@@ -122,6 +122,6 @@ async def _requeue_or_cancel(settings: Settings, job: SlurmJob) -> Requeued:
         if await job.survivors():
             await job.cancel()
             return Requeued(True, f"{lost}: {done.words}; cancelled the job, submit it again to resume")
-    except SlurmError as error:
+    except CommandError as error:
         return Requeued(True, f"{lost}: {done.words}; cannot cancel it either: {error}")
     return Requeued(done.failed, f"{lost}: {done.words}")

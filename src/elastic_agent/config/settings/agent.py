@@ -41,6 +41,12 @@ class AgentSettings:
     event_journal: Path | None = setting(
         value_types.PATH, None, "Also write every event to this file, as one JSON object per line."
     )
+    on_event: str | None = setting(
+        value_types.COMMAND,
+        None,
+        "Shell command that gets each event of the run that a person may want to know of as a line of JSON on standard "
+        "input: node_lost, run_failed, run_finished, run_stopped, node_ended. It may take 10 s.",
+    )
     status_port: Endpoint | None = setting(
         value_types.LISTENER,
         None,

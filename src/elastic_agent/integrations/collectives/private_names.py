@@ -64,21 +64,23 @@ def _meeting_file(arguments: Mapping[str, Any]) -> str:
     return os.path.abspath(path) if path else ""
 
 
-def call_after_optimizer_steps(is_over: Callable[[object], bool]) -> None:
-    """Have `is_over` called with the optimizer after each step until it returns True, except after compiled ones."""
+def watch_optimizer_steps(begin: Callable[[object], None], end: Callable[[object], None]) -> None:
+    """Have `begin` and `end` called with the optimizer before and after each step that is not compiled."""
     import torch
 
-    hooks: dict[int, Any] = sys.modules["torch.optim.optimizer"].__dict__["_global_optimizer_post_hooks"]
-    over = False
+    names = sys.modules["torch.optim.optimizer"].__dict__
+
+    def before_step(optimizer: object, *_: object) -> None:
+        # First: a compiled step must depend on nothing that changes.
+        if not torch.compiler.is_compiling():
+            begin(optimizer)
 
     def after_step(optimizer: object, *_: object) -> None:
-        nonlocal over
-        # First: a compiled step must depend on nothing that changes. (For the same reason the hook stays when it is
-        # over: a compiled step is compiled again if the hooks change.)
-        if not torch.compiler.is_compiling() and not over:
-            over = is_over(optimizer)
+        if not torch.compiler.is_compiling():
+            end(optimizer)
 
-    hooks[_HOOK_ID] = after_step
+    names["_global_optimizer_pre_hooks"][_HOOK_ID] = before_step
+    names["_global_optimizer_post_hooks"][_HOOK_ID] = after_step
 
 
 def limit_agent_store(is_agents: Callable[[int], bool]) -> None:

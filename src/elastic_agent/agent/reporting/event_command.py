@@ -1,0 +1,91 @@
+"""Runs the user's command (``--on-event``) for the events of a run that a person wants to know of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+from elastic_agent.agent import events
+from elastic_agent.agent.run_command import CommandError, run_command
+from elastic_agent.agent.tasks import BackgroundTasks
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol import Outcome, Phase, Plan
+from elastic_agent.rendezvous.events import PlanSeen
+
+LIMIT_S = 10.0
+"""How long the command may take for one event; then it is killed."""
+
+_ENDS = {Phase.FINISHED: "run_finished", Phase.FAILED: "run_failed", Phase.STOPPED: "run_stopped"}
+_OF_THE_RUN = (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED, Outcome.DRAINED)
+
+
+class EventCommand:
+    """Follows the plans of a run, and gives the command each event as a line of JSON on standard input.
+
+    Every agent is started with the same command, and a person wants to be told once: the agent of the first node of
+    the world that is not lost runs it. Before there is a world, each agent does.
+    """
+
+    def __init__(self, command: str, run_id: str, node_id: str) -> None:
+        """``command``: for ``/bin/sh -c``."""
+        self._command = command
+        self._run_id, self._node_id = run_id, node_id
+        self._plan: Plan | None = None
+        self._lost: tuple[int, frozenset[str]] = (0, frozenset())
+        """The nodes that were reported as lost before this generation was sealed, and its number."""
+        self._tasks = BackgroundTasks()
+        self._one_at_a_time = asyncio.Lock()
+
+    def on_event(self, event: events.Event) -> None:
+        """Run the command, if this is one of the events to report and this node is the one that reports it."""
+        match event:
+            case PlanSeen(plan=plan):
+                self._follow(plan)
+            case events.AgentEnded(outcome=outcome, reason=reason) if outcome not in _OF_THE_RUN:
+                self._report("node_ended", reason, nodes=[self._node_id])
+
+    async def close(self) -> None:
+        """Wait until the command has got all events, as long as that takes for two."""
+        await self._tasks.settle(2 * LIMIT_S)
+        self._tasks.cancel()
+
+    def _follow(self, plan: Plan) -> None:
+        before, self._plan = self._plan, plan
+        known = self._lost[1] if self._lost[0] == plan.generation else frozenset()
+        new = frozenset(plan.lost) - known
+        self._lost = (plan.generation, known | new)
+        if before is None or before.is_terminal or not self._is_reporter(plan):
+            return  # what was over when this agent came, others have reported
+        if new:
+            self._report("node_lost", plan.reason, nodes=sorted(new))
+        if plan.is_terminal:
+            nodes = [] if plan.failed_node is None else [plan.failed_node]
+            self._report(_ENDS[plan.phase], plan.reason, nodes=nodes)
+
+    def _is_reporter(self, plan: Plan) -> bool:
+        if plan.world is None:
+            return True
+        present = [seat.node_id for seat in plan.world.seats if seat.node_id not in self._lost[1]]
+        return present[:1] == [self._node_id]
+
+    def _report(self, event: str, reason: str, nodes: list[str]) -> None:
+        plan = self._plan
+        record = {
+            "event": event,
+            "run": self._run_id,
+            "reported_by": self._node_id,
+            "time_s": time.time(),
+            "reason": reason,
+            "nodes": nodes,
+            "generation": 0 if plan is None else plan.generation,
+            "restarts": 0 if plan is None else plan.charged,
+        }
+        self._tasks.start(self._run(event, (json.dumps(record) + "\n").encode()))
+
+    async def _run(self, event: str, line: bytes) -> None:
+        async with self._one_at_a_time:
+            try:
+                await run_command(("/bin/sh", "-c", self._command), LIMIT_S, shown=self._command, stdin=line)
+            except CommandError as error:
+                get_logger().warning(f"the command of --on-event was not told of {event}: {error}")

@@ -1,0 +1,154 @@
+"""The command of ``--on-event``: which events it gets, from which machine, and what a bad one costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from elastic_agent.agent import events
+from elastic_agent.agent.reporting.event_command import EventCommand
+from elastic_agent.protocol import (
+    RECORD_VERSION,
+    Address,
+    Outcome,
+    Phase,
+    Plan,
+    Policy,
+    Seat,
+    World,
+)
+from elastic_agent.rendezvous.events import PlanSeen
+
+from .support import elastic_agent
+
+SEATS = tuple(Seat(name, f"{name}-1", "127.0.0.1", 1, rank) for rank, name in enumerate(("a", "b", "c")))
+RUNNING = Plan(
+    RECORD_VERSION,
+    1,
+    Phase.RUNNING,
+    1,
+    "3 nodes",
+    Policy(),
+    world=World(1, SEATS, Address("127.0.0.1", 1), "a"),
+)
+
+
+def after(plan: Plan, **changes: Any) -> Plan:
+    return msgspec.structs.replace(plan, version=plan.version + 1, **changes)
+
+
+def lost(plan: Plan, *nodes: str) -> Plan:
+    return after(plan, phase=Phase.FORMING, generation=2, lost=nodes, reason=f"lost {', '.join(nodes)}")
+
+
+def ended(plan: Plan, phase: Phase, **changes: Any) -> Plan:
+    return after(plan, phase=phase, reason=f"the run {phase}", **changes)
+
+
+def told(folder: Path, node: str, *happened: Plan | events.AgentEnded) -> list[dict[str, Any]]:
+    """Return what the command of this node gets when these things happen."""
+    path = folder / f"{node}.jsonl"
+
+    async def follow() -> None:
+        command = EventCommand(f"cat >> {path}", "run-1", node)
+        for event in happened:
+            command.on_event(PlanSeen(event) if isinstance(event, Plan) else event)
+        await command.close()
+
+    asyncio.run(follow())
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("happened", "expected"),
+    [
+        pytest.param([lost(RUNNING, "b")], {"a": [("node_lost", ["b"])]}, id="a machine is lost"),
+        pytest.param([lost(RUNNING, "a")], {"b": [("node_lost", ["a"])]}, id="the first machine is lost"),
+        pytest.param(
+            [lost(RUNNING, "b"), lost(RUNNING, "b", "c")],
+            {"a": [("node_lost", ["b"]), ("node_lost", ["c"])]},
+            id="another one is lost while the world forms again",
+        ),
+        pytest.param(
+            [lost(RUNNING, "a", "b"), ended(lost(RUNNING, "a", "b"), Phase.FAILED)],
+            {"c": [("node_lost", ["a", "b"]), ("run_failed", [])]},
+            id="too few are left",
+        ),
+        pytest.param(
+            [ended(RUNNING, Phase.FAILED, failed_node="b")], {"a": [("run_failed", ["b"])]}, id="a failed run"
+        ),
+        pytest.param([ended(RUNNING, Phase.FINISHED)], {"a": [("run_finished", [])]}, id="a finished run"),
+        pytest.param([ended(RUNNING, Phase.STOPPED)], {"a": [("run_stopped", [])]}, id="a stopped run"),
+        pytest.param(
+            [events.AgentEnded(Outcome.UNREACHABLE, "no store")],
+            {node: [("node_ended", [node])] for node in "abc"},
+            id="a machine whose store does not answer",
+        ),
+    ],
+)
+def test_one_machine_tells_of_what_happens_to_the_run(
+    happened: list[Plan | events.AgentEnded], expected: dict[str, list[tuple[str, list[str]]]], tmp_path: Path
+) -> None:
+    records = {node: told(tmp_path, node, RUNNING, *happened) for node in "abc"}
+    assert {
+        node: [(record["event"], record["nodes"]) for record in lines]
+        for node, lines in records.items()
+        if lines
+    } == expected
+    for node, lines in records.items():
+        assert all((record["run"], record["reported_by"]) == ("run-1", node) for record in lines)
+
+
+def test_what_was_over_when_an_agent_came_is_not_told_again(tmp_path: Path) -> None:
+    over = ended(RUNNING, Phase.FINISHED)
+    assert told(tmp_path, "a", over, after(over)) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "lines", "logged"),
+    [
+        pytest.param("cat >> told; echo no mail today >&2; exit 3", 1, "3: no mail today", id="fails"),
+        pytest.param("cat >> told; nothing-of-this-name", 1, "code 127", id="is missing"),
+        pytest.param("cat >> told", 1, "", id="succeeds"),
+        pytest.param("true", 0, "", id="does not read its input"),
+    ],
+)
+@pytest.mark.system
+def test_a_run_tells_its_end_and_no_command_changes_it(
+    command: str, lines: int, logged: str, tmp_path: Path
+) -> None:
+    script, record_file = tmp_path / "train.py", tmp_path / "told"
+    script.write_text("print('trained')\n")
+    done = elastic_agent("--on-event", f"cd {tmp_path}; {command}", str(script))
+    assert (done.returncode, done.stdout.count("trained")) == (0, 1)
+    records = record_file.read_text().splitlines() if record_file.exists() else []
+    assert [json.loads(line)["event"] for line in records] == ["run_finished"] * lines
+    assert ("the command of --on-event was not told of run_finished: " in done.stderr) is bool(logged)
+    assert logged in done.stderr
+
+
+def test_a_command_that_hangs_is_ended_and_the_next_event_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("elastic_agent.agent.reporting.event_command.LIMIT_S", 0.5)
+
+    async def follow() -> None:
+        command = EventCommand(
+            f"cd {tmp_path}; cat >> told; grep -q run_ told || exec sleep 1000", "run-1", "a"
+        )
+        command.on_event(PlanSeen(RUNNING))
+        command.on_event(PlanSeen(lost(RUNNING, "b")))
+        command.on_event(PlanSeen(ended(lost(RUNNING, "b"), Phase.FAILED)))
+        await command.close()
+
+    asyncio.run(follow())
+    assert "was not told of node_lost: " in "".join(capsys.readouterr())
+    assert [json.loads(line)["event"] for line in (tmp_path / "told").read_text().splitlines()] == [
+        "node_lost",
+        "run_failed",
+    ]

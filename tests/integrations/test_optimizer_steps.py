@@ -1,0 +1,178 @@
+"""The optimizer steps that are counted in a script which says nothing of its steps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.client._cells import HeartbeatFile
+from tests.client.support import SLOT, launched, under_agent
+
+BEGIN = """
+from elastic_agent.integrations import post_import
+post_import.watch()
+import torch
+from torch import optim
+
+model = torch.nn.Linear(4, 1)
+
+def losses(model=model):
+    model.zero_grad()
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward()
+    return loss
+"""
+
+CASES = {
+    "SGD": (
+        """
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        for _ in range(12):
+            losses(), optimizer.step()
+        """,
+        12,
+    ),
+    "a closure that is called five times": (
+        """
+        optimizer = optim.LBFGS(model.parameters(), max_iter=5)
+        for _ in range(12):
+            optimizer.step(losses)
+        """,
+        12,
+    ),
+    "accumulated gradients": (
+        """
+        optimizer = optim.AdamW(model.parameters())
+        for batch in range(12):
+            losses()
+            if batch % 4 == 3:
+                optimizer.step()
+        """,
+        3,
+    ),
+    "steps that a scaler leaves out": (
+        """
+        optimizer, scaler = optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+        for batch in range(12):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 4)).sum() * (float("inf") if batch % 4 == 3 else 1)).backward()
+            scaler.step(optimizer), scaler.update()
+        """,
+        9,
+    ),
+    "an optimizer for each parameter": (
+        """
+        optimizers = [optim.SGD([parameter], 0.1) for parameter in model.parameters()]
+        for _ in range(12):
+            losses(), [optimizer.step() for optimizer in optimizers]
+        """,
+        12,
+    ),
+    "a step within a step": (
+        """
+        class Logged(optim.SGD):
+            def step(self, closure=None):
+                return super().step(closure)
+        optimizer = Logged(model.parameters(), 0.1)
+        for _ in range(12):
+            losses(), optimizer.step()
+        """,
+        12,
+    ),
+    "an optimizer around another": (
+        """
+        class Around(optim.Optimizer):
+            def __init__(self, inner):
+                super().__init__(model.parameters(), {})
+                self.inner = inner
+            def step(self, closure=None):
+                self.inner.step(closure)
+        optimizer = Around(optim.SGD(model.parameters(), 0.1))
+        for _ in range(12):
+            losses(), optimizer.step()
+        """,
+        12,
+    ),
+    "five steps of one network for one of the other": (
+        """
+        first, second = optim.SGD(model.parameters(), 0.1), optim.SGD(model.parameters(), 0.1)
+        for _ in range(12):
+            losses(), [first.step() for _ in range(5)], second.step()
+        losses(), first.step()
+        """,
+        12,
+    ),
+    "a step that raises": (
+        """
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        for batch in range(12):
+            try:
+                optimizer.step(lambda: losses() if batch % 4 else 1 / 0)
+            except ZeroDivisionError:
+                pass
+        """,
+        9,
+    ),
+    "an optimizer that comes later": (
+        """
+        for _ in range(2):
+            optimizer = optim.SGD(model.parameters(), 0.1)
+            kept = (globals().get("kept"), optimizer)
+            for _ in range(20):
+                losses(), optimizer.step()
+        """,
+        0,
+    ),
+    "an optimizer that is left behind": (
+        """
+        first, second = optim.SGD(model.parameters(), 0.1), optim.SGD(model.parameters(), 0.1)
+        losses(), first.step()
+        for _ in range(100):
+            losses(), second.step()
+        """,
+        0,
+    ),
+    "compiled steps": (
+        """
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        step = torch.compile(optimizer.step, backend="eager")
+        for _ in range(12):
+            losses(), step()
+        """,
+        0,
+    ),
+    "a forked process that trains, too": (
+        """
+        import os
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        losses(), optimizer.step()
+        if not (child := os.fork()):
+            [optimizer.step() for _ in range(12)]
+            os._exit(0)
+        os.waitpid(child, 0)
+        """,
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "steps"), CASES.values(), ids=CASES.keys())
+def test_steps_are_counted_as_the_script_makes_them(script: str, steps: int, tmp_path: Path) -> None:
+    cells = HeartbeatFile.create(tmp_path, SLOT + 1)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", BEGIN + textwrap.dedent(script)],
+            env=launched({**under_agent(cells), "ELASTIC_AGENT_PROGRESS": "nobody"}),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        assert cells.optimizer_steps(SLOT) == steps
+        assert cells.read(SLOT) == (0, 0), "nothing else was reported for the script"
+    finally:
+        cells.close()
