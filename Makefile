@@ -39,7 +39,7 @@ help:
 	@echo 'make soak       train under random faults, HOURS=$(HOURS) for each store (c10d, etcd), SEED=0'
 	@echo 'make bench      measure start, recovery, frameworks and rendezvous compared with torchrun (minutes)'
 	@echo 'make bench-full all benchmarks in full (over an hour)'
-	@echo 'make evaluate   make failures, and rate what terminals and root causes say of them, as root (EVALUATE_ARGS)'
+	@echo 'make evaluate   make failures, and check what terminals and root causes say of them, as root (RUNS=10 SEED=1)'
 	@echo 'make wheel      build the wheel of this commit, reproducibly, into dist'
 	@echo 'make clean      remove caches and build results (distclean: also the virtual environment)'
 
@@ -97,7 +97,7 @@ bench: $(READY)
 	$(PY) -m benchmarks $(BENCH_ARGS)
 
 evaluate: $(READY)
-	$(PY) -m evaluation $(EVALUATE_ARGS)
+	EVALUATE=all $(PY) -m pytest -rA tests/evaluation $(PYTEST_ARGS)
 
 bench-full: $(READY)
 	$(PY) -m benchmarks
@@ -113,7 +113,7 @@ system-packages:
 
 clean:
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
-	find src tests examples benchmarks evaluation tools -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests examples benchmarks tools -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
 	rm -rf '$(VENV)' .venv-torch-*

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from elastic_agent.client._cells import HeartbeatFile
 from tests.waiting import GUARD_S
@@ -54,11 +55,17 @@ def launched(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_script(
-    script: str, variables: Mapping[str, str], *, returncode: int | None = 0
+    script: str | Path,
+    variables: Mapping[str, str],
+    *arguments: str | Path,
+    returncode: int | None = 0,
+    cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``script`` to its end, checking its exit status unless ``returncode`` is None."""
+    """Run a file or source text to its end, checking its exit status unless ``returncode`` is None."""
+    what = [script] if isinstance(script, Path) else ["-c", textwrap.dedent(script)]
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
+        [sys.executable, *what, *arguments],
+        cwd=cwd,
         env=launched(variables),
         capture_output=True,
         text=True,

@@ -35,10 +35,10 @@ def test_each_cell_is_at_its_documented_offset(tmp_path: Path) -> None:
         words[0] = 3
         assert file.read(1) == (3, -5)
         raw = Path(file.path).read_bytes()
-        assert raw[:64] == bytes(64)
-        assert int.from_bytes(raw[64:72], "little") == 3
-        assert int.from_bytes(raw[72:80], "little", signed=True) == -5
-        assert raw[80:] == bytes(2 * SLOT_BYTES - 80)
+        assert raw[:128] == bytes(128)
+        assert int.from_bytes(raw[128:136], "little") == 3
+        assert int.from_bytes(raw[136:144], "little", signed=True) == -5
+        assert raw[144:] == bytes(2 * SLOT_BYTES - 144)
 
 
 def test_names_of_heartbeat_files_are_unpredictable(tmp_path: Path) -> None:

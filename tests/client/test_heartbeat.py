@@ -140,7 +140,7 @@ def test_an_invalid_step_is_refused_with_or_without_an_agent(
     ("changes", "told"),
     [
         ({"ELASTIC_AGENT_HEARTBEAT": "/nonexistent/heartbeats"}, "No such file or directory"),
-        ({"ELASTIC_AGENT_SLOT": "3"}, "3264 bytes long, too short for slot 3"),
+        ({"ELASTIC_AGENT_SLOT": "3"}, "3456 bytes long, too short for slot 3"),
         ({"ELASTIC_AGENT_SLOT": "x"}, "ELASTIC_AGENT_SLOT='x' in the environment; expected a whole number"),
     ],
 )

@@ -16,6 +16,8 @@ from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerStat
 from elastic_agent.workers.failure import describe
 
 TEXTS = Path(__file__).parent / "texts"
+HARMLESS = tuple(Path(__file__).with_name("harmless.txt").read_text().splitlines())
+"""Lines that programs write to stderr in runs that succeed, each of which has been taken for an error."""
 _HEAD = re.compile(r"^=== rank (\d+): returncode (-?\d+), after (\d+) ms\n", re.MULTILINE)
 
 

@@ -25,7 +25,7 @@ def group(
     name: str = "0",
     ranks: tuple[int, ...] = (),
 ) -> GroupProgress:
-    last = next((one for one in recent if one.serial == enqueued), None)
+    last = next((call for call in recent if call.serial == enqueued), None)
     return GroupProgress(name, enqueued, -1, completed, last, ranks, recent)
 
 
@@ -49,34 +49,152 @@ def hang_of(workers: Iterable[WorkerReport], world_size: int | None = None) -> H
 
 def find(workers: Iterable[WorkerReport], world_size: int | None = None) -> Hang | None:
     """As reported by nodes of two workers each, from n1 on."""
-    listed = list(workers)
-    nodes = sorted({one.rank // 2 for one in listed})
-    reports = [
-        NodeReport(f"n{node + 1}", "i", 1, 0.0, workers=tuple(one for one in listed if one.rank // 2 == node))
-        for node in nodes
-    ]
-    return find_hang(reports, len(listed) if world_size is None else world_size)
+    by_node: dict[int, list[WorkerReport]] = {}
+    for worker in workers:
+        by_node.setdefault(worker.rank // 2, []).append(worker)
+    reports = [NodeReport(f"n{node + 1}", "i", 1, 0.0, workers=(*own,)) for node, own in by_node.items()]
+    return find_hang(reports, world_size or sum(map(len, by_node.values())))
 
 
 def others(*late: int, ranks: int = 6) -> list[WorkerReport]:
     return [waits(rank) for rank in range(ranks) if rank not in late]
 
 
-def test_a_rank_that_is_elsewhere_is_named_with_node_collective_and_line() -> None:
-    found = hang_of([*others(3), worker(3, group(4710, 4710, reduces(4710)), line="train.py:70")])
-    assert (found.kind, [one.rank for one in found.culprits]) == (HangKind.BEHIND, [3])
-    assert (found.culprits[0].node_id, found.culprits[0].slot) == ("n2", 1)
-    assert found.summary == (
-        "worker n2/1 (rank 3) is one all_reduce behind: 25 MB, sequence number 4711, called by ranks 0-2, 4-5 at "
-        "train.py:88; it is at train.py:70"
-    )
+PAIR, BOTH = (1, 2), (0, 1)
+WRONG = (*reduces(4710), Collective(4711, "broadcast", 8, "train.py:20"))
+AHEAD = (*reduces(4710), Collective(4711, "broadcast", 8), Collective(4712, "all_reduce", 25_000_000))
+"""Of a rank whose broadcast from itself completed at once: in the sequence it is ahead, not behind."""
+BARRIER = (*reduces(4710), Collective(4711, "barrier", 0))
+JOINING = [worker(rank, waits_in="init_process_group", line="train.py:4") for rank in (0, 1, 3)]
+
+CASES: dict[str, tuple[list[WorkerReport], HangKind, list[int], str]] = {
+    "elsewhere, with node, collective and line": (
+        [*others(3), worker(3, group(4710, 4710, reduces(4710)), line="train.py:70")],
+        *(HangKind.BEHIND, [3]),
+        (
+            "worker n2/1 (rank 3) is one all_reduce behind: 25 MB, sequence number 4711, called by ranks 0-2, 4-5 at "
+            "train.py:88; it is at train.py:70"
+        ),
+    ),
+    "in its data loader, by its stack": (
+        [*others(3), worker(3, group(4710, 4710, reduces(4710)), line="train.py:40", stack=LOADER_STACK)],
+        *(HangKind.DATA_LOADER, [3]),
+        "; it waits for its data loader at train.py:40",
+    ),
+    "in its data loader, and its last collective is not yet noted as complete": (
+        [*others(3), worker(3, group(4710, 4709, reduces(4710)), line="train.py:40", stack=LOADER_STACK)],
+        *(HangKind.DATA_LOADER, [3]),
+        "; it waits for its data loader at train.py:40",
+    ),
+    "exited with 0, and what it had called is not known": (
+        [*others(3), worker(3, state=WorkerState.SUCCEEDED, returncode=0)],
+        *(HangKind.EXITED, [3]),
+        "worker n2/1 (rank 3) exited with code 0; ranks 0-2, 4-5 wait for it at train.py:88",
+    ),
+    "the minority of a mismatch, with both lines": (
+        [*others(3), worker(3, group(4711, 4710, WRONG), line="train.py:20")],
+        *(HangKind.MISMATCH, [3]),
+        "called broadcast of 8 B at train.py:20 where ranks 0-2, 4-5 called all_reduce of 25 MB at train.py:88, both",
+    ),
+    "the first difference counts": (
+        [*others(3), worker(3, group(4712, 4711, AHEAD), line="train.py:88")],
+        *(HangKind.MISMATCH, [3]),
+        "sequence number 4711",
+    ),
+    "of two ranks that differ the higher one": (
+        [waits(0), worker(1, group(4711, 4710, BARRIER))],
+        *(HangKind.MISMATCH, [1]),
+        "called barrier",
+    ),
+    "another size of a collective that needs the same": (
+        [
+            *others(1, ranks=3),
+            worker(1, group(4711, 4710, (*reduces(4710), Collective(4711, "all_reduce", 100)))),
+        ],
+        *(HangKind.MISMATCH, [1]),
+        "called all_reduce of 100 B",
+    ),
+    "sizes may differ in an all_to_all": (
+        [worker(rank, group(8, 7, (Collective(8, "all_to_all", 100 * rank),))) for rank in range(3)],
+        *(HangKind.TRANSPORT, []),
+        "all ranks of group 0 have called all_to_all",
+    ),
+    "several collectives behind": (
+        [*others(2, ranks=4), worker(2, group(4700, 4700, reduces(4700)))],
+        *(HangKind.BEHIND, [2]),
+        "worker n2/0 (rank 2) is 11 collectives behind: sequence number 4701,",
+    ),
+    "has called nothing in the group": (
+        [waits(0, 1), waits(1, 1), worker(2)],
+        *(HangKind.BEHIND, [2]),
+        "worker n2/0 (rank 2) is one all_reduce behind: 25 MB, sequence number 1",
+    ),
+    "at the end of a chain of groups": (  # 0 waits for 1 in the world; 1 in the pair for 2, which is elsewhere
+        [
+            worker(0, group(5, 4, reduces(5)), line="train.py:9"),
+            worker(1, group(4, 4, reduces(4)), group(2, 1, reduces(2), "pair", PAIR), line="train.py:7"),
+            worker(2, group(4, 4, reduces(4)), group(1, 1, reduces(1), "pair", PAIR), line="load.py:3"),
+        ],
+        *(HangKind.BEHIND, [2]),
+        "; it is at load.py:3",
+    ),
+    "groups used in different order": (
+        [
+            worker(0, group(5, 4, name="a", ranks=BOTH), group(4, 4, name="b", ranks=BOTH)),
+            worker(1, group(4, 4, name="a", ranks=BOTH), group(5, 4, name="b", ranks=BOTH)),
+        ],
+        *(HangKind.CROSSED, [0, 1]),
+        "rank 0 for rank 1 in group a, rank 1 for rank 0 in group b",
+    ),
+    "none outside of a subgroup": (
+        [
+            worker(0, group(5, 4, reduces(5), "pair", BOTH)),
+            worker(1, group(4, 4, reduces(4), "pair", BOTH)),
+            *(worker(rank, line="train.py:3") for rank in (2, 3)),
+        ],
+        *(HangKind.BEHIND, [1]),
+        "is one all_reduce behind",
+    ),
+    "none if all have called the same": (
+        others(),
+        *(HangKind.TRANSPORT, []),
+        "all_reduce of 25 MB, sequence number 4711",
+    ),
+    "does not join the group, in which no collective was called": (
+        [*JOINING, worker(2, line="")],
+        *(HangKind.BEHIND, [2]),
+        "while ranks 0-1, 3 wait in init_process_group at train.py:4",
+    ),
+    "waits for a disk": (
+        [*others(3), worker(3, group(4710, 4710), is_silent=True, process_state="D")],
+        *(HangKind.BEHIND, [3]),
+        "waits for a disk or a file server (state D)",
+    ),
+    "holds Python's lock": (
+        [*others(3), worker(3, group(4710, 4710), is_silent=True, process_state="R")],
+        *(HangKind.BEHIND, [3]),
+        "holds Python's lock",
+    ),
+    "not one that handles an exception and has called the collective": (
+        [
+            waits(0),
+            msgspec.structs.replace(waits(1), handles="OutOfMemoryError: CUDA out of memory"),
+            worker(2, group(4710, 4710), line="train.py:3"),
+        ],
+        *(HangKind.BEHIND, [2]),
+        "it is at train.py:3",
+    ),
+}
 
 
-def test_a_rank_that_waits_for_its_data_loader_is_told_apart_by_its_stack() -> None:
-    late = worker(3, group(4710, 4710, reduces(4710)), line="train.py:40", stack=LOADER_STACK)
-    found = hang_of([*others(3), late])
-    assert found.kind is HangKind.DATA_LOADER
-    assert found.summary.endswith("; it waits for its data loader at train.py:40")
+@pytest.mark.parametrize(("workers", "kind", "ranks", "text"), CASES.values(), ids=CASES)
+def test_the_worker_that_the_others_wait_for_is_named(
+    workers: list[WorkerReport], kind: HangKind, ranks: list[int], text: str
+) -> None:
+    found = hang_of(workers)
+    assert (found.kind, [culprit.rank for culprit in found.culprits]) == (kind, ranks)
+    assert text in found.summary
+    assert [(one.node_id, one.slot) for one in found.culprits] == [(f"n{r // 2 + 1}", r % 2) for r in ranks]
 
 
 @pytest.mark.parametrize("state", ["T", "t"])
@@ -89,123 +207,10 @@ def test_a_stopped_process_is_the_cause_whatever_it_has_called(state: str) -> No
     assert "kill" not in found.summary, "of a failure after which the process is dead"
 
 
-def test_a_worker_that_has_exited_with_0_is_named_with_the_line_where_the_others_wait() -> None:
-    """What it had called is not known."""
-    found = hang_of([*others(3), worker(3, state=WorkerState.SUCCEEDED, returncode=0)])
-    assert (found.kind, found.culprits[0].rank) == (HangKind.EXITED, 3)
-    assert found.summary == (
-        "worker n2/1 (rank 3) exited with code 0; ranks 0-2, 4-5 wait for it at train.py:88"
-    )
-
-
-def test_the_minority_of_a_mismatch_is_named_with_both_lines() -> None:
-    wrong = (*reduces(4710), Collective(4711, "broadcast", 8, "train.py:20"))
-    found = hang_of([*others(3), worker(3, group(4711, 4710, wrong), line="train.py:20")])
-    assert (found.kind, [one.rank for one in found.culprits]) == (HangKind.MISMATCH, [3])
-    assert (
-        "worker n2/1 (rank 3) called broadcast of 8 B at train.py:20 where ranks 0-2, 4-5 called all_reduce of "
-        "25 MB at train.py:88, both with sequence number 4711"
-    ) in found.summary
-
-
-def test_the_first_difference_counts_also_when_the_rank_went_on_from_there() -> None:
-    """Its broadcast from itself completed at once: in the sequence it is ahead, not behind."""
-    wrong = (*reduces(4710), Collective(4711, "broadcast", 8), Collective(4712, "all_reduce", 25_000_000))
-    found = hang_of([*others(3), worker(3, group(4712, 4711, wrong), line="train.py:88")])
-    assert (found.kind, [one.rank for one in found.culprits]) == (HangKind.MISMATCH, [3])
-    assert "sequence number 4711" in found.summary
-
-
-def test_of_two_ranks_that_differ_the_lower_one_is_taken_to_be_right() -> None:
-    barrier = (*reduces(4710), Collective(4711, "barrier", 0))
-    found = hang_of([waits(0), worker(1, group(4711, 4710, barrier))])
-    assert [one.rank for one in found.culprits] == [1]
-
-
-def test_different_sizes_are_a_mismatch_for_collectives_that_need_the_same_size_only() -> None:
-    small = (*reduces(4710), Collective(4711, "all_reduce", 100))
-    assert hang_of([*others(1, ranks=3), worker(1, group(4711, 4710, small))]).kind is HangKind.MISMATCH
-    uneven = [
-        worker(rank, group(8, 7, (Collective(8, "all_to_all", 100 * rank),)), line="train.py:5")
-        for rank in range(3)
-    ]
-    assert hang_of(uneven).kind is HangKind.TRANSPORT
-
-
-def test_several_collectives_behind() -> None:
-    found = hang_of([*others(2, ranks=4), worker(2, group(4700, 4700, reduces(4700)))])
-    assert found.summary.startswith("worker n2/0 (rank 2) is 11 collectives behind: sequence number 4701,")
-
-
-def test_a_rank_that_has_called_nothing_in_the_group_is_behind_from_the_start() -> None:
-    found = hang_of([waits(0, 1), waits(1, 1), worker(2)])
-    assert found.summary.startswith("worker n2/0 (rank 2) is one all_reduce behind: 25 MB, sequence number 1")
-
-
 def test_a_node_that_has_not_reported_is_named_by_its_ranks() -> None:
     found = hang_of(others(ranks=4), world_size=6)
-    assert [one.rank for one in found.culprits] == [4, 5]
+    assert [culprit.rank for culprit in found.culprits] == [4, 5]
     assert "each has not reported" in found.summary
-
-
-def test_the_rank_at_the_end_of_a_chain_of_groups_is_to_blame() -> None:
-    """Rank 0 waits for 1 in the world; 1 waits in the pair for 2, which is elsewhere."""
-    pair = (1, 2)
-    found = hang_of(
-        [
-            worker(0, group(5, 4, reduces(5)), line="train.py:9"),
-            worker(1, group(4, 4, reduces(4)), group(2, 1, reduces(2), "pair", pair), line="train.py:7"),
-            worker(2, group(4, 4, reduces(4)), group(1, 1, reduces(1), "pair", pair), line="load.py:3"),
-        ]
-    )
-    assert [one.rank for one in found.culprits] == [2]
-    assert found.summary.endswith("; it is at load.py:3")
-
-
-def test_groups_that_are_used_in_different_order_are_told() -> None:
-    both = (0, 1)
-    found = hang_of(
-        [
-            worker(0, group(5, 4, name="a", ranks=both), group(4, 4, name="b", ranks=both)),
-            worker(1, group(4, 4, name="a", ranks=both), group(5, 4, name="b", ranks=both)),
-        ]
-    )
-    assert found.kind is HangKind.CROSSED
-    assert "rank 0 for rank 1 in group a, rank 1 for rank 0 in group b" in found.summary
-
-
-def test_ranks_outside_of_a_subgroup_are_not_blamed() -> None:
-    pair = (0, 1)
-    found = hang_of(
-        [
-            worker(0, group(5, 4, reduces(5), "pair", pair)),
-            worker(1, group(4, 4, reduces(4), "pair", pair)),
-            worker(2, line="train.py:3"),
-            worker(3, line="train.py:3"),
-        ]
-    )
-    assert [one.rank for one in found.culprits] == [1]
-
-
-def test_if_all_have_called_the_same_collective_no_worker_is_blamed() -> None:
-    found = hang_of(others())
-    assert (found.kind, found.culprits) == (HangKind.TRANSPORT, ())
-    assert "all_reduce of 25 MB, sequence number 4711" in found.summary
-
-
-def test_a_rank_that_does_not_join_the_group_is_found_though_no_collective_was_called() -> None:
-    joining = [worker(rank, waits_in="init_process_group", line="train.py:4") for rank in (0, 1, 3)]
-    found = hang_of([*joining, worker(2, line="")])
-    assert [one.rank for one in found.culprits] == [2]
-    assert "while ranks 0-1, 3 wait in init_process_group at train.py:4" in found.summary
-
-
-@pytest.mark.parametrize(
-    ("state", "words"), [("D", "waits for a disk or a file server (state D)"), ("R", "holds Python's lock")]
-)
-def test_a_worker_that_does_not_answer_is_described_by_its_state(state: str, words: str) -> None:
-    late = worker(3, group(4710, 4710), is_silent=True, process_state=state)
-    assert words in hang_of([*others(3), late]).summary
 
 
 def test_long_steps_outside_of_collectives_are_no_hang() -> None:
@@ -247,12 +252,6 @@ def test_ranks_that_do_not_get_connected_are_no_matter_of_the_order_of_collectiv
         )
 
 
-def test_a_rank_whose_last_collective_is_not_yet_noted_as_complete_does_not_wait_for_itself() -> None:
-    late = worker(3, group(4710, 4709, reduces(4710)), line="train.py:40", stack=LOADER_STACK)
-    found = hang_of([*others(3), late])
-    assert (found.kind, [one.rank for one in found.culprits]) == (HangKind.DATA_LOADER, [3])
-
-
 def test_workers_that_have_ceased_to_answer_are_not_taken_for_waiting() -> None:
     """As when all of them are exiting on a busy machine: what is known of each is of another time."""
     known = [(19, 18), (19, 18), (16, 15), (16, 15), (21, 21), (21, 21)]
@@ -270,19 +269,11 @@ def test_an_exception_is_the_cause_that_a_worker_handles_while_it_waits() -> Non
         others = [waits(other) for other in range(size) if other != rank]
         hang = hang_of([*others, worker(rank, barrier, line="train.py:10", **error)])
         assert hang.kind is HangKind.EXCEPTION
-        assert [one.rank for one in hang.culprits] == [rank]
+        assert [culprit.rank for culprit in hang.culprits] == [rank]
         assert (
             "waits in barrier at train.py:10 while it handles ValueError: loss is NaN (train.py:5)"
             in hang.summary
         )
-
-
-def test_an_exception_that_another_worker_handles_is_not_why_it_waits() -> None:
-    """It has called the collective; the cause is elsewhere."""
-    recovering = msgspec.structs.replace(waits(1), handles="OutOfMemoryError: CUDA out of memory")
-    hang = hang_of([waits(0), recovering, worker(2, group(4710, 4710), line="train.py:3")])
-    assert hang.kind is HangKind.BEHIND
-    assert [one.rank for one in hang.culprits] == [2]
 
 
 @pytest.mark.parametrize(("nodes", "remedy"), [(1, "all on this machine"), (2, "firewall")])

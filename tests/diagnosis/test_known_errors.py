@@ -18,7 +18,7 @@ from elastic_agent.diagnosis.known_errors import (
     possible_error,
 )
 
-from .noise import HARMLESS
+from .scenes import HARMLESS
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 NCCL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, "

@@ -18,8 +18,24 @@ from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
 from elastic_agent.workers.failure import describe
 
-from .noise import HARMLESS
-from .scenes import TEXTS, End, report, reports, scene, worker
+from .scenes import HARMLESS, TEXTS, End, report, reports, scene, worker
+
+
+def each(*ends: tuple[str | End, float, dict[str, Any]] | tuple[str | End, float]) -> list[NodeReport]:
+    """Reports of nodes with one worker each: how it ended, how many seconds after the first one, and more."""
+    return [
+        report(
+            rank,
+            worker(
+                0,
+                rank,
+                scene(end)[0] if isinstance(end, str) else end,
+                1e9 + after_s,
+                **(dict(*more) if more else {}),
+            ),
+        )
+        for rank, (end, after_s, *more) in enumerate(ends)
+    ]
 
 
 def found(known: Iterable[NodeReport], plan: Plan | None = None) -> RootCause:
@@ -161,12 +177,7 @@ def test_the_first_cause_is_found_among_failures_within_50_ms(seed: int) -> None
 
 
 def test_of_several_failures_of_their_own_the_earliest_is_the_cause() -> None:
-    known = [
-        report(0, worker(0, 0, scene("disk_full")[0], 1e9 + 0.04)),
-        report(1, worker(0, 1, scene("exception")[0], 1e9 + 0.02)),
-        report(2, worker(0, 2, scene("sigkill")[0], 1e9 + 0.03)),
-    ]
-    cause = found(known)
+    cause = found(each(("disk_full", 0.04), ("exception", 0.02), ("sigkill", 0.03)))
     assert cause.worker == "n1/0"
     assert "n2/0 (rank 2) failed too 10 ms later: was killed by SIGKILL" in cause.others
     assert any("No space left" in line for line in cause.others)
@@ -174,12 +185,8 @@ def test_of_several_failures_of_their_own_the_earliest_is_the_cause() -> None:
 
 def test_a_failure_counts_from_when_it_happened_and_not_from_the_end_of_the_process() -> None:
     """Python needs some time to end; a process that is killed, too."""
-    known = [
-        report(0, worker(0, 0, scene("exception")[0], 1e9 + 0.4, failed_s=1e9)),
-        report(1, worker(0, 1, scene("sigkill")[0], 1e9 + 0.03, failed_s=1e9 + 0.01)),
-        report(2, worker(0, 2, scene("exit_3")[0], 1e9 + 0.02)),
-    ]
-    cause = found(known)
+    slow, killed = {"failed_s": 1e9}, {"failed_s": 1e9 + 0.01}
+    cause = found(each(("exception", 0.4, slow), ("sigkill", 0.03, killed), ("exit_3", 0.02)))
     assert cause.worker == "n0/0"
     assert "n1/0 (rank 1) failed too 10 ms later: was killed by SIGKILL" in cause.others
 
@@ -193,13 +200,8 @@ HIDDEN = End(
 def test_an_error_that_replaced_that_of_a_broken_connection_is_a_consequence(end: End) -> None:
     """As by ``raise ValueError from None`` or ``sys.exit(1)`` in a handler: no traceback shows it."""
     origin = scene("sigkill")[1].stderr.splitlines()[-1].removeprefix("[rank1]: ")
-    known = [
-        report(0, worker(0, 0, scene("sigkill")[0], 1e9 + 0.03)),
-        report(1, worker(0, 1, end, 1e9, origin=origin)),
-    ]
-    assert found(known).rank == 0
-    own = [known[0], report(1, worker(0, 1, end, 1e9, origin="KeyError: 'label'"))]
-    assert found(own).rank == 1
+    for noted, rank in ((origin, 0), ("KeyError: 'label'", 1)):
+        assert found(each(("sigkill", 0.03), (end, 0.0, {"origin": noted}))).rank == rank
 
 
 @pytest.mark.parametrize(
@@ -210,12 +212,9 @@ def test_an_error_that_replaced_that_of_a_broken_connection_is_a_consequence(end
 def test_an_exit_with_0_is_the_cause_if_connections_broke_before_a_later_failure_could_break_them(
     broke_s: float, exited_s: float, rank: int
 ) -> None:
-    known = [
-        report(0, worker(0, 0, scene("exit_0")[0], 1e9 + exited_s)),
-        report(1, worker(0, 1, scene("exception")[0], 1e9 + 0.3, failed_s=1e9 + 0.01)),
-        report(2, worker(0, 2, end_of_connection("10.0.0.0"), 1e9 + 0.4, failed_s=1e9 + broke_s)),
-    ]
-    cause = found(known)
+    failed, broken = {"failed_s": 1e9 + 0.01}, {"failed_s": 1e9 + broke_s}
+    lost = end_of_connection("10.0.0.0")
+    cause = found(each(("exit_0", exited_s), ("exception", 0.3, failed), (lost, 0.4, broken)))
     assert cause.rank == rank
     assert cause.is_certain == (rank == 1)
 
@@ -225,12 +224,12 @@ def test_of_two_exits_with_0_shortly_after_one_another_the_first_is_the_cause(
     earlier_s: float, rank: int
 ) -> None:
     """Only connections to the later one are known to have broken."""
-    known = [
-        report(0, worker(0, 0, scene("exit_0")[0], 1e9 + 0.02, failed_s=1e9 - earlier_s)),
-        report(1, worker(0, 1, scene("exit_0")[0], 1e9 + 0.01, failed_s=1e9)),
-        report(2, worker(0, 2, scene("exception")[0], 1e9 + 0.3, failed_s=1e9 + 0.036)),
-        report(3, worker(0, 3, end_of_connection("10.0.0.1"), 1e9 + 0.4, failed_s=1e9 + 0.01)),
-    ]
+    known = each(
+        ("exit_0", 0.02, {"failed_s": 1e9 - earlier_s}),
+        ("exit_0", 0.01, {"failed_s": 1e9}),
+        ("exception", 0.3, {"failed_s": 1e9 + 0.036}),
+        (end_of_connection("10.0.0.1"), 0.4, {"failed_s": 1e9 + 0.01}),
+    )
     assert found(known).rank == rank
 
 
@@ -249,20 +248,22 @@ def test_identical_errors_are_folded() -> None:
     assert found(known).where == "on 2 of 3 workers, only on host0"
 
 
-def test_a_sigkill_with_an_oom_kill_on_its_machine_is_a_lack_of_memory() -> None:
-    known = reports("sigkill", oom_kills="1", memory_limit="2.0 GB")
-    cause = found(known)
-    assert cause.kind is CauseKind.OUT_OF_MEMORY
-    assert "limit 2.0 GB" in cause.meaning
-    assert "out of memory" in headline(cause)
-
-
-def test_a_sigkill_without_an_oom_kill_is_not_said_to_be_a_lack_of_memory() -> None:
-    assert "memory" not in render(found(reports("sigkill", oom_kills="0")))
-
-
-def test_a_loader_process_that_the_kernel_killed_is_a_lack_of_memory() -> None:
-    assert found(reports("loader_sigkill", oom_kills="2")).kind is CauseKind.OUT_OF_MEMORY
+@pytest.mark.parametrize(
+    ("name", "facts", "kind", "meaning"),
+    [
+        ("sigkill", {"oom_kills": "1", "memory_limit": "2.0 GB"}, CauseKind.OUT_OF_MEMORY, "limit 2.0 GB"),
+        ("sigkill", {"oom_kills": "0"}, CauseKind.SIGNAL, ""),
+        ("loader_sigkill", {"oom_kills": "2"}, CauseKind.OUT_OF_MEMORY, "the kernel killed it"),
+    ],
+    ids=["a worker", "no kill by the kernel", "a process of a data loader"],
+)
+def test_a_kill_by_the_kernel_for_memory_is_a_lack_of_memory(
+    name: str, facts: dict[str, str], kind: CauseKind, meaning: str
+) -> None:
+    cause = found(reports(name, **facts))
+    assert cause.kind is kind
+    assert meaning in cause.meaning
+    assert ("memory" in render(cause)) == (kind is CauseKind.OUT_OF_MEMORY)
 
 
 def test_a_full_disk_is_named() -> None:
@@ -273,44 +274,29 @@ def test_a_full_disk_is_named() -> None:
 def test_a_worker_that_was_stopped_after_it_had_failed_is_the_cause() -> None:
     """The others may exit sooner than the worker whose exception made their connections break."""
     failed = End(-15, 0.0, scene("exception")[0].stderr)
-    known = [
-        report(0, worker(0, 0, failed, 1e9 + 0.5, state=WorkerState.STOPPED)),
-        report(1, worker(0, 1, scene("exception")[1], 1e9)),
-    ]
-    cause = found(known)
+    cause = found(each((failed, 0.5, {"state": WorkerState.STOPPED}), (scene("exception")[1], 0.0)))
     assert (cause.rank, cause.kind) == (0, CauseKind.EXCEPTION)
     assert not cause.is_certain
 
 
-def test_an_exception_that_follows_from_a_broken_connection_is_a_consequence() -> None:
-    stderr = scene("sigkill")[1].stderr
-    chained = f"""{stderr}
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
+LINK = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+FOLLOWED = """Traceback (most recent call last):
   File "/job/train.py", line 9, in <module>
     main()
 ValueError: training failed
 """
-    known = [
-        report(0, worker(0, 0, scene("sigkill")[0], 1e9 + 0.03)),
-        report(1, worker(0, 1, End(1, 0.0, chained), 1e9)),
-    ]
-    assert found(known).rank == 0
 
 
-def test_an_exception_before_a_broken_connection_is_the_cause() -> None:
-    """As when a collective in a `finally` fails because the exception reached other ranks, too."""
-    second = scene("sigkill")[1].stderr
-    link = "During handling of the above exception, another exception occurred:"
-    chained = f"{scene('shape_error')[0].stderr}\n{link}\n\n{second}"
-    known = [
-        report(0, worker(0, 0, End(1, 0.0, chained), 1e9 + 0.03)),
-        report(1, worker(0, 1, scene("sigkill")[1], 1e9)),
-    ]
-    cause = found(known)
-    assert cause.rank == 0
-    assert "inconsistent tensor size" in cause.what
+@pytest.mark.parametrize(
+    ("first", "second", "rank"), [("connection", "own", 0), ("own", "connection", 1)], ids=str
+)
+def test_of_a_chain_of_exceptions_the_first_one_decides(first: str, second: str, rank: int) -> None:
+    """A collective in a `finally` fails because the exception reached other ranks, too."""
+    texts = {"connection": scene("sigkill")[1].stderr, "own": FOLLOWED}
+    chained = End(1, 0.0, f"{texts[first]}{LINK}{texts[second]}")
+    other = "sigkill" if rank == 0 else scene("sigkill")[1]
+    cause = found(each((other, 0.0), (chained, 0.03)))
+    assert (cause.rank, "training failed" in cause.what) == (rank, rank == 1)
 
 
 # -- harmless lines ---------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch.distributed import TCPStore
 
 from elastic_agent.agent.doctor_request import doctor_request
 from elastic_agent.config.settings import Settings
-from elastic_agent.diagnosis.compared import POLICY_OPTIONS
+from elastic_agent.diagnosis.differences import POLICY_OPTIONS
 from elastic_agent.doctor import interpreter, meeting, pairs
 from elastic_agent.doctor.differences import difference_findings
 from elastic_agent.doctor.examination import MeetingPoint
@@ -66,6 +67,15 @@ class Store:
         table = await c10d.open_table(Endpoint("127.0.0.1", self.host.port), GUARD_S, root=f"{FOLDER}/")
         return Meeting(table, attendance(name, most=most))
 
+    @asynccontextmanager
+    async def met(self, **most: int) -> AsyncIterator[list[Meeting]]:
+        """Machines of these names, each of which expects so many, when they have met."""
+        members = [await self.meeting(name, most=number) for name, number in most.items()]
+        await asyncio.gather(*(member.join(GUARD_S, silent) for member in members))
+        yield members
+        for member in members:
+            member.close()
+
 
 @pytest.fixture
 def store() -> Iterator[Store]:
@@ -79,21 +89,15 @@ def silent(line: str) -> None:
     """For those who wait."""
 
 
-def test_all_machines_know_the_same_members(store: Store) -> None:
+def test_all_machines_know_the_same_members_and_their_records(store: Store) -> None:
     async def meet() -> None:
-        both = [await store.meeting("a"), await store.meeting("b")]
-        await asyncio.gather(*(one.join(GUARD_S, silent) for one in both))
-        assert both[0].members == both[1].members
-        names = [one.machine for one in both[0].attendances.values()]
-        assert sorted(names) == ["a", "b"]
-        first, second = both
-        records = await asyncio.gather(
-            first.exchange("x", Connection(first.id), GUARD_S),
-            second.exchange("x", Connection(second.id), GUARD_S),
-        )
-        assert records[0] == records[1] == {one: Connection(one) for one in first.members}
-        for one in both:
-            one.close()
+        async with store.met(a=2, b=2) as both:
+            assert both[0].members == both[1].members
+            assert sorted(attendance.machine for attendance in both[0].attendances.values()) == ["a", "b"]
+            records = await asyncio.gather(
+                *(meeting.exchange("x", Connection(meeting.id), GUARD_S) for meeting in both)
+            )
+            assert records == 2 * [{member: Connection(member) for member in both[0].members}]
 
     asyncio.run(meet())
 
@@ -133,28 +137,16 @@ def test_a_store_that_another_version_created_is_reported_at_once() -> None:
 
 def test_a_machine_with_a_smaller_number_of_nodes_waits_for_what_the_others_expect(store: Store) -> None:
     async def meet() -> None:
-        three = [
-            await store.meeting("a", most=2),
-            await store.meeting("b", most=3),
-            await store.meeting("c", most=3),
-        ]
-        await asyncio.gather(*(one.join(GUARD_S, silent) for one in three))
-        assert [len(one.members) for one in three] == [3, 3, 3]
-        for one in three:
-            one.close()
+        async with store.met(a=2, b=3, c=3) as three:
+            assert [len(meeting.members) for meeting in three] == [3, 3, 3]
 
     asyncio.run(meet())
 
 
 def test_a_machine_that_comes_too_late_is_examined_in_the_next_round(store: Store) -> None:
     async def meet() -> None:
-        early = [await store.meeting("a"), await store.meeting("b")]
-        await asyncio.gather(*(one.join(GUARD_S, silent) for one in early))
-        late = [await store.meeting("c"), await store.meeting("d")]
-        await asyncio.gather(*(one.join(GUARD_S, silent) for one in late))
-        assert not {*late[0].members} & {*early[0].members}
-        for one in (*early, *late):
-            one.close()
+        async with store.met(a=2, b=2) as early, store.met(c=2, d=2) as late:
+            assert not {*late[0].members} & {*early[0].members}
 
     asyncio.run(meet())
 
@@ -219,50 +211,35 @@ THREE = {one: attendance(one, address=f"10.0.0.{number}") for number, one in enu
 
 
 BLOCKED = (
-    "TCP from any other machine to b (10.0.0.2) on an ephemeral port is not answered: a firewall drops the "
-    "packets"
+    "TCP from any other machine to b (10.0.0.2) on an ephemeral port is not answered: a firewall drops the"
 )
 
 
-def causes(made: dict[str, list[Connection]]) -> list[tuple[str, str]]:
-    return [(one.machine, one.cause) for one in connection_findings(THREE, made)]
-
-
-def test_a_firewall_on_one_machine_is_one_finding() -> None:
-    dropped = {one: [Connection("b", Problem.DROPPED)] for one in "ac"}
-    made = {
-        "a": [*dropped["a"], Connection("c")],
-        "b": [Connection("a"), Connection("c")],
-        "c": [Connection("a"), *dropped["c"]],
+def made(**problems: tuple[Problem, str]) -> dict[str, list[Connection]]:
+    """All connections between three machines; of those such as "ab", what was the problem."""
+    return {
+        one: [Connection(other, *problems.get(one + other, ())) for other in "abc" if other != one]
+        for one in "abc"
     }
-    assert causes(made) == [
+
+
+@pytest.mark.parametrize(
+    ("problems", "machine", "cause"),
+    [
+        (dict.fromkeys(("ab", "cb"), (Problem.DROPPED,)), "b", BLOCKED),
         (
-            "b",
-            BLOCKED,
-        )
-    ]
-
-
-def test_a_connection_that_fails_between_two_machines_names_both() -> None:
-    made = {
-        "a": [Connection("b"), Connection("c", Problem.REJECTED)],
-        "b": [Connection("a"), Connection("c")],
-        "c": [Connection("a"), Connection("b")],
-    }
-    ((machine, cause),) = causes(made)
-    assert machine == "a"
-    assert cause.startswith("TCP from a to c (10.0.0.3) on an ephemeral port is refused")
-
-
-def test_lost_large_packets_to_one_machine_are_one_finding() -> None:
-    made = {
-        "a": [Connection("b"), Connection("c", Problem.LARGE_LOST)],
-        "b": [Connection("a"), Connection("c", Problem.LARGE_LOST)],
-        "c": [Connection("a", Problem.LARGE_LOST_BACK), Connection("b", Problem.LARGE_LOST_BACK)],
-    }
-    ((machine, cause),) = causes(made)
-    assert machine == "c"
-    assert "64 kB from any other machine to c (10.0.0.3) are lost" in cause
+            {"ac": (Problem.REJECTED,)},
+            *("a", "TCP from a to c (10.0.0.3) on an ephemeral port is refused, although"),
+        ),
+    ],
+    ids=["a firewall on one machine", "between two machines"],
+)
+def test_connections_that_fail_for_one_reason_are_one_finding(
+    problems: dict[str, tuple[Problem, str]], machine: str, cause: str
+) -> None:
+    (finding,) = connection_findings(THREE, made(**problems))
+    assert finding.machine == machine
+    assert finding.cause.startswith(cause)
 
 
 # -- all-reduces ----------------------------------------------------------------------------------

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from elastic_agent.doctor.network import interfaces, other_addresses
-from tests.cli.support import COMMAND, clean_environment
+from tests.cli.support import elastic_agent
 from tests.ports import free_port
 from tests.waiting import GUARD_S
 
@@ -28,45 +28,22 @@ def test_two_machines_meet_and_print_the_same_report_with_what_differs(tmp_path:
     script = tmp_path / "train.py"
     script.write_text("import torch\n")
     endpoint = f"{own_host()}:{free_port()}"
-    command = [
-        *COMMAND,
-        "doctor",
-        "--json",
-        "--rdzv-endpoint",
-        endpoint,
-        "--nnodes",
-        "2",
-        "--wait",
-        f"{GUARD_S:g}",
-    ]
-    leases_s = {"a": "30", "b": "60"}
-    with ExitStack() as started:
-        doctors = []
-        for node_id, lease_s in leases_s.items():
-            argv = (
-                "--node-id",
-                node_id,
-                "--lease-ttl",
-                lease_s,
-                "--state-dir",
-                str(tmp_path / node_id),
-                "--paths",
-                str(tmp_path / "missing"),
-                str(script),
-            )
-            doctor = subprocess.Popen(
-                [*command, *argv], env=clean_environment(), stdout=subprocess.PIPE, text=True
-            )
-            doctors.append(started.enter_context(doctor))
-            started.callback(doctor.kill)
-        printed = [doctor.communicate()[0] for doctor in doctors]
+    both = ["--rdzv-endpoint", endpoint, "--nnodes", "2", "--wait", f"{GUARD_S:g}", "--json"]
+    both += ["--paths", str(tmp_path / "missing")]
+
+    def run(node: str, lease_s: str) -> CompletedProcess[str]:
+        own = ["--node-id", node, "--lease-ttl", lease_s, "--state-dir", str(tmp_path / node), str(script)]
+        return elastic_agent("doctor", *both, *own)
+
+    with ThreadPoolExecutor(2) as threads:
+        doctors = [*threads.map(run, "ab", ("30", "60"))]
+    printed = [doctor.stdout for doctor in doctors]
     assert printed[0] == printed[1]
     report = json.loads(printed[0])
     assert sorted(machine["machine"] for machine in report["machines"]) == ["a", "b"]
     causes = [finding["cause"] for finding in report["findings"]]
-    assert any(
-        cause.startswith("machines differ in --lease-ttl: 60.0 on b; 30.0 on a") for cause in causes
-    ), causes
+    lease = "machines differ in --lease-ttl: 60.0 on b; 30.0 on a"
+    assert any(cause.startswith(lease) for cause in causes), causes
     (missing,) = (one for one in report["findings"] if one["cause"].endswith("missing does not exist"))
     assert (sorted(missing["machines"]), missing["remedy"]) == (["a", "b"], "check the path, or create it")
     assert "2 connections" in report["tested"], causes

@@ -16,7 +16,7 @@ from elastic_agent.client._cells import SLOT_BYTES, HeartbeatFile
 from elastic_agent.doctor.interpreter import Installed, decoded
 from elastic_agent.doctor.script import check_source
 from elastic_agent.integrations import trainings
-from elastic_agent.integrations.transformers.checkpoints import saved
+from elastic_agent.integrations.transformers.position import saved
 from elastic_agent.linux import boot_id, pid_namespace
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.printable import escaped

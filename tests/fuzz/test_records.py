@@ -45,7 +45,6 @@ EXAMINATION = (
         "host0",
         "10.0.0.1",
         "eth0",
-        True,
         8,
         4002,
         FACTS,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 
 from elastic_agent.integrations.lightning import private_names
 from elastic_agent.integrations.lightning.private_names import Feature
-from tests.client.support import launched
+from tests.client.support import run_script
 
 PROBE = Path(__file__).parent / "lightning_probe.py"
 
@@ -21,14 +19,7 @@ PROBE = Path(__file__).parent / "lightning_probe.py"
 @pytest.fixture(scope="module")
 def probe() -> Any:
     """Importing Lightning twice takes seconds: one process finds out everything."""
-    done = subprocess.run(
-        [sys.executable, PROBE],
-        capture_output=True,
-        text=True,
-        env=launched({}),
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_script(PROBE, {}).stdout.splitlines()[-1])
 
 
 def test_lightning_finds_the_integration() -> None:

@@ -23,7 +23,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> None:
 def restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainings, "_newest", {})
     monkeypatch.setattr(trainings, "_surroundings", {})
-    monkeypatch.setattr(trainings, "_said", set())
+    monkeypatch.setattr(trainings, "_printed", set())
 
 
 def begin(root: Path) -> Training:

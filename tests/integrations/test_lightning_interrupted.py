@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.client.support import launched
+from tests.client.support import run_script
 
 SCRIPT = Path(__file__).parent / "lightning_interrupted.py"
 CHECKED = ("epochs", "accumulating", "in-order", "from-last")
@@ -38,13 +36,7 @@ def training(request: pytest.FixtureRequest, kind: str) -> Any:
 
 
 def train(folder: Path, *kinds: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, folder, *kinds],
-        capture_output=True,
-        text=True,
-        env={**launched({}), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_script(SCRIPT, {"OMP_NUM_THREADS": "1"}, folder, *kinds)
     return json.loads(done.stdout.splitlines()[-1])
 
 

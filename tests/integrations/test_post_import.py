@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.client.support import AGENT_ENVIRONMENT, launched
+from tests.client.support import AGENT_ENVIRONMENT, run_script
 
 TWO_THREADS = """
 import sys, threading
@@ -47,12 +45,5 @@ def test_two_threads_import_a_package_and_its_module_at_once(tmp_path: Path) -> 
     (tmp_path / "transformers").mkdir()
     (tmp_path / "transformers" / "__init__.py").write_text(PACKAGE)
     (tmp_path / "transformers" / "trainer.py").write_text("NAME = __name__\n")
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_THREADS],
-        cwd=tmp_path,
-        env=launched(AGENT_ENVIRONMENT),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_script(TWO_THREADS, AGENT_ENVIRONMENT, cwd=tmp_path)
     assert done.stdout == "transformers.trainer True\n", done.stderr

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.integrations.transformers import private_names
 from elastic_agent.workers.guard.spawn import with_startup_hook
-from tests.client.support import AGENT_ENVIRONMENT, launched
+from tests.client.support import AGENT_ENVIRONMENT, launched, run_script
 
 COLD = """
 import torch
@@ -38,13 +36,7 @@ def test_a_cold_worker_adapts_transformers_and_keeps_a_callback_of_the_script(tm
     worker = {name: value for name, value in AGENT_ENVIRONMENT.items() if name.startswith("ELASTIC_AGENT_")}
     worker |= {"TORCHELASTIC_RUN_ID": "digits", "RANK": "0"}
     worker["ELASTIC_AGENT_TRANSFORMERS_DISABLE"] = "resume,sampels"
-    done = subprocess.run(
-        [sys.executable, "-u", "train.py"],
-        cwd=tmp_path,
-        env=with_startup_hook(launched(worker)),
-        capture_output=True,
-        text=True,
-    )
+    done = run_script(tmp_path / "train.py", with_startup_hook(launched(worker)), cwd=tmp_path)
     assert done.stdout.startswith("adapted: True\n"), done.stderr
     assert done.stdout.endswith("callbacks: 1 samples: 4\n"), done.stderr
     assert "'resume,sampels': no such feature: sampels; expected a comma-separated list of" in done.stderr
@@ -83,13 +75,7 @@ FOR_RESUME = {"train", "_finalize_training"}
 
 def test_the_private_names_exist_and_another_version_is_adapted_in_whole_features() -> None:
     changes = ["0", "del Trainer._run_epoch", "Trainer._finalize_training = id", "del Trainer.train"]
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_VERSIONS, *changes],
-        env=launched({"ELASTIC_AGENT_GENERATION": "1", "RANK": "0"}),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_script(OTHER_VERSIONS, {"ELASTIC_AGENT_GENERATION": "1", "RANK": "0"}, *changes)
     adapted, version, misfits = json.loads(done.stdout.splitlines()[0])
     assert not adapted, "plain Python"
     told = "adapt elastic_agent/integrations/transformers/private_names.py to this transformers, and TESTED"

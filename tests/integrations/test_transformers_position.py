@@ -1,19 +1,22 @@
-"""The position in an epoch, with batches divided among the ranks by Accelerate as for a Trainer."""
+"""The position in an epoch, with batches divided among the ranks by Accelerate as for a Trainer, and in checkpoints."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
 from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
 from elastic_agent.data import ElasticSampler
-from elastic_agent.integrations.transformers.position import Position
+from elastic_agent.integrations.transformers.position import STATE_FILE, Position, saved, trainer_state
 
 
 @dataclass
@@ -52,11 +55,11 @@ def test_the_rest_of_an_epoch_is_divided_into_whole_steps_of_each_world(
     length: int, worlds: list[tuple[int, int, int, int]]
 ) -> None:
     used: list[int] = []
-    saved: dict[str, Any] | None = None
+    state: dict[str, Any] | None = None
     for world, batch_size, accumulation, steps in [*worlds, (1, 2, 2, 10**6)]:
         ranks = [Rank(length, batch_size, world, rank) for rank in range(world)]
         whole = len(ranks[0])
-        rests = [rank.position.restore(saved, rank, accumulation) for rank in ranks] if saved else []
+        rests = [rank.position.restore(state, rank, accumulation) for rank in ranks] if state else []
         batches_left = len(ranks[0])
         if rests:
             assert rests == [rests[0]] * world
@@ -74,8 +77,8 @@ def test_the_rest_of_an_epoch_is_divided_into_whole_steps_of_each_world(
             used += [index for row in rows for batch in row for index in batch]
             for rank in ranks:
                 rank.position.advance(len(rows))
-        saved = ranks[0].position.state_dict()
-        assert saved["samples_finished"] == len({*used})
+        state = ranks[0].position.state_dict()
+        assert state["samples_finished"] == len({*used})
     assert {*used} == {*range(length)}
     largest_step = max((world * batch_size for world, batch_size, _, _ in worlds), default=1)
     assert len(used) - length < max(largest_step, 2)
@@ -94,3 +97,25 @@ def test_what_is_left_after_skipped_batches_is_the_rest_of_the_batches(
         rank.sampler.set_epoch(0)  # as each epoch begins
         assert len(rank) == len(batches[0]) - skipped
     assert {index for rank in ranks for batch in rank for index in batch} >= left
+
+
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        None,
+        [],
+        {"ElasticCallback": None},
+        {"ElasticCallback": {"attributes": None}},
+        {"ElasticCallback": {"attributes": {"saved": ["run"]}}},
+    ],
+)
+def test_a_checkpoint_with_other_content_has_no_position(tmp_path: Path, callbacks: Any) -> None:
+    (tmp_path / STATE_FILE).write_text(json.dumps({"stateful_callbacks": callbacks}))
+    assert saved(tmp_path) == {}
+
+
+@pytest.mark.parametrize("content", [b'{"stateful_\xff', b"", b"[]", b'{"global_step": 7, ', None])
+def test_a_checkpoint_that_is_not_complete_has_no_state(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / STATE_FILE).write_bytes(content)
+    assert trainer_state(tmp_path) == {}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.client.support import AGENT_ENVIRONMENT, launched
+from tests.client.support import AGENT_ENVIRONMENT, run_script
 
 SCRIPT = Path(__file__).parent / "transformers_resuming.py"
 EPOCH = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
@@ -18,15 +17,8 @@ EPOCH = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 @pytest.fixture(scope="module")
 def trainings(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     alone = {name: value for name, value in AGENT_ENVIRONMENT.items() if name.startswith("ELASTIC_AGENT_")}
-    done = subprocess.run(
-        [sys.executable, SCRIPT],
-        cwd=tmp_path_factory.mktemp("trainings"),
-        env=launched({**alone, "TORCHELASTIC_RUN_ID": "digits"}),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+    folder = tmp_path_factory.mktemp("trainings")
+    return run_script(SCRIPT, {**alone, "TORCHELASTIC_RUN_ID": "digits"}, cwd=folder)
 
 
 def steps(trainings: subprocess.CompletedProcess[str], number: int) -> list[list[int]]:

@@ -12,7 +12,7 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.config.etcd_password import etcd_access
 from elastic_agent.config.settings import Settings, specs
 from elastic_agent.config.value_types import ETCD
-from elastic_agent.diagnosis.compared import POLICY_OPTIONS
+from elastic_agent.diagnosis.differences import POLICY_OPTIONS
 from elastic_agent.doctor.request import Refusal, Request
 
 from .backend import configured_secret

@@ -15,7 +15,7 @@ import msgspec
 
 from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
 
-from .collective_calls import described, first_difference, known_calls, rank_words, size_words
+from .collective_calls import described, first_difference, known_calls, ranks_text, size_text
 
 DATA_LOADER = "torch/utils/data/"
 """Part of the path of every module of torch's data loader, in a stack."""
@@ -94,7 +94,7 @@ class Hang:
 
 
 def find_hang(reports: Collection[NodeReport], world_size: int) -> Hang | None:
-    """Why nothing progresses, from one report per node on the same generation.
+    """Find why nothing progresses, from one report per node on the same generation.
 
     Returns:
         None if no worker waits for others: then there may be a long step, but no hang.
@@ -103,46 +103,49 @@ def find_hang(reports: Collection[NodeReport], world_size: int) -> Hang | None:
 
 
 def find_standstill(reports: Collection[NodeReport], world_size: int) -> Hang | None:
-    """A hang as :func:`find_hang` finds it, unless the workers of a node make progress."""
-    if not all(stands_still(one) for one in reports):
+    """Find a hang as :func:`find_hang` does, unless the workers of a node make progress."""
+    if not all(map(stands_still, reports)):
         return None
     return find_hang(reports, world_size)
 
 
 def where_all_are(reports: Collection[NodeReport], world_size: int) -> str:
-    """Where every rank is, with the stacks, as in the details of a hang."""
+    """Tell where every rank is, with the stacks, as in the details of a hang."""
     return _Comparison(reports, world_size).details()
 
 
 def stands_still(report: NodeReport) -> bool:
-    """Whether the workers of the node make no progress, or have ended."""
+    """Return whether the workers of the node make no progress, or have ended."""
     return report.is_final or report.stalled_s is not None
 
 
 class _Comparison:
     def __init__(self, reports: Collection[NodeReport], world_size: int) -> None:
-        self.nodes = {one.rank: report.node_id for report in reports for one in report.workers}
-        self.workers = {one.rank: one for report in reports for one in report.workers}
+        self.nodes = {worker.rank: report.node_id for report in reports for worker in report.workers}
+        self.workers = {worker.rank: worker for report in reports for worker in report.workers}
         self.hosts = {report.host or report.node_id for report in reports}
         self.ranks = sorted({*range(world_size), *self.workers})
+        names = {progress.group for worker in self.workers.values() for progress in worker.progress}
+        members = {name: self._members(name) for name in sorted(names)}
         self.groups = {
-            name: found
-            for name in sorted({one.group for worker in self.workers.values() for one in worker.progress})
-            if any(map(_is_waiting, (found := self._members(name)).values()))
+            name: group for name, group in members.items() if any(map(_is_waiting, group.values()))
         }
         """Groups in which a rank waits: the progress of each rank in it."""
         self.waiting = {
-            rank for group in self.groups.values() for rank, one in group.items() if _is_waiting(one)
-        } | {rank for rank, one in self.workers.items() if one.waits_in and not one.is_silent}
+            rank
+            for group in self.groups.values()
+            for rank, progress in group.items()
+            if _is_waiting(progress)
+        } | {rank for rank, worker in self.workers.items() if worker.waits_in and not worker.is_silent}
 
     def _members(self, name: str) -> dict[int, GroupProgress]:
         known = {
-            rank: _as_known(one, worker)
+            rank: _as_known(progress, worker)
             for rank, worker in self.workers.items()
-            for one in worker.progress
-            if one.group == name
+            for progress in worker.progress
+            if progress.group == name
         }
-        ranks = next((one.ranks for one in known.values() if one.ranks), tuple(self.ranks))
+        ranks = next((progress.ranks for progress in known.values() if progress.ranks), tuple(self.ranks))
         return {rank: known.get(rank, GroupProgress(name)) for rank in ranks}
 
     def result(self) -> Hang | None:
@@ -154,14 +157,14 @@ class _Comparison:
     # -- causes ---------------------------------------------------------------------------------
 
     def _stopped(self) -> Hang | None:
-        ranks = [rank for rank, one in self.workers.items() if one.process_state[:1] in ("T", "t")]
+        ranks = sorted(
+            rank for rank, worker in self.workers.items() if worker.process_state[:1] in ("T", "t")
+        )
         if not ranks:
             return None
-        pids = ", ".join(
-            f"kill -CONT {self.workers[rank].pid} on {self.nodes[rank]}" for rank in sorted(ranks)
-        )
-        words = f"{self._named(ranks)} {_are(ranks)} stopped by a signal (SIGSTOP, SIGTSTP) or a debugger"
-        return replace(self._hang(HangKind.STOPPED, ranks, words), continued_by=pids)
+        pids = ", ".join(f"kill -CONT {self.workers[rank].pid} on {self.nodes[rank]}" for rank in ranks)
+        summary = f"{self._named(ranks)} {_are(ranks)} stopped by a signal (SIGSTOP, SIGTSTP) or a debugger"
+        return replace(self._hang(HangKind.STOPPED, ranks, summary), continued_by=pids)
 
     def _mismatch(self) -> Hang | None:
         for group in self.groups.values():
@@ -173,16 +176,16 @@ class _Comparison:
     def _mismatched(self, serial: int, at: Mapping[int, Collective], parts: list[list[int]]) -> Hang:
         ranks = [rank for part in parts[1:] for rank in part]
         own, others = at[ranks[0]], at[parts[0][0]]
-        words = (
+        summary = (
             f"{self._named(ranks)} called {described(own)}{self._line_of(own, ranks[0])} where "
-            f"{rank_words(parts[0])} called {described(others)}{self._line_of(others, parts[0][0])}, both with "
+            f"{ranks_text(parts[0])} called {described(others)}{self._line_of(others, parts[0][0])}, both with "
             f"sequence number {serial}: all ranks of a group must call the same collectives in the same order; "
             "conditions on the rank and uneven numbers of batches are common reasons"
         )
-        return self._hang(HangKind.MISMATCH, ranks, words)
+        return self._hang(HangKind.MISMATCH, ranks, summary)
 
     def _handling(self, found: Hang) -> Hang | None:
-        """The exception because of which a worker has left the common sequence of collectives."""
+        """Find the exception because of which a worker has left the common sequence of collectives."""
         blamed = {culprit.rank for culprit in found.culprits}
         ranks = [rank for rank, worker in self.workers.items() if worker.handles]
         if found.kind is not HangKind.MISMATCH:  # there, the majority may be in the handler
@@ -191,24 +194,23 @@ class _Comparison:
             return None
         worker, others = self.workers[ranks[0]], [rank for rank in self.waiting if rank not in ranks]
         waits = f"waits in {worker.waits_in}" if worker.waits_in else "is"
-        words = f"{self._named(ranks[:1])} {waits}{_at(worker.line)} while it handles {worker.handles}"
+        summary = f"{self._named(ranks[:1])} {waits}{_at(worker.line)} while it handles {worker.handles}"
         if worker.raised_at:
-            words += f" ({worker.raised_at})"
+            summary += f" ({worker.raised_at})"
         if others:
-            verb = "waits" if len(others) == 1 else "wait"
-            words += f"; {rank_words(others)} {verb} for it{_at(self._common_line(others))}"
-        return self._hang(HangKind.EXCEPTION, ranks[:1], words)
+            summary += f"; {ranks_text(others)} {_wait(others)} for it{_at(self._common_line(others))}"
+        return self._hang(HangKind.EXCEPTION, ranks[:1], summary)
 
     def _behind(self) -> Hang | None:
         depends: dict[str, list[int]] = {}
         for name, group in self.groups.items():
-            front = max(one.enqueued for one in group.values() if _is_waiting(one))
-            late = [rank for rank, one in group.items() if one.enqueued < front]
+            front = max(progress.enqueued for progress in group.values() if _is_waiting(progress))
+            late = [rank for rank, progress in group.items() if progress.enqueued < front]
             if late:
                 depends[name] = late
         blocked = self._blocked()
-        roots = {name: [rank for rank in late if rank not in blocked] for name, late in depends.items()}
-        for name, ranks in roots.items():
+        for name, late in depends.items():
+            ranks = [rank for rank in late if rank not in blocked]
             if ranks:
                 return self._late(name, ranks)
         if not depends:
@@ -216,117 +218,117 @@ class _Comparison:
         return self._connecting() or self._crossed(depends)
 
     def _blocked(self) -> set[int]:
-        """Ranks in a collective that another rank has not called. Of one that all have called, the recorder may be late
-        to note that it is complete."""
-        inside = {rank for rank, one in self.workers.items() if one.waits_in}
+        """Return the ranks in a collective that another rank has not called.
+
+        Of one that all have called, the recorder may be late to note that it is complete.
+        """
+        inside = {rank for rank, worker in self.workers.items() if worker.waits_in}
         for group in self.groups.values():
-            least = min(one.enqueued for one in group.values())
-            inside |= {rank for rank, one in group.items() if _is_waiting(one) and one.enqueued > least}
+            least = min(progress.enqueued for progress in group.values())
+            inside |= {
+                rank
+                for rank, progress in group.items()
+                if _is_waiting(progress) and progress.enqueued > least
+            }
         return inside
 
     def _late(self, name: str, ranks: list[int]) -> Hang:
+        """Tell how many collectives the last of these ranks are behind, who called the next one, and where."""
         group = self.groups[name]
         lowest = min(group[rank].enqueued for rank in ranks)
         ranks = [rank for rank in ranks if group[rank].enqueued == lowest]
-        front = [rank for rank, one in group.items() if _is_waiting(one) and one.enqueued > lowest]
-        kind = self._kind_of(ranks)
+        front = [
+            rank for rank, progress in group.items() if _is_waiting(progress) and progress.enqueued > lowest
+        ]
+        kind, who = self._kind_of(ranks), self._named(ranks)
         if kind is HangKind.EXITED and lowest < 0:  # what it had called is not known
-            verb, whom = "waits" if len(front) == 1 else "wait", "it" if len(ranks) == 1 else "them"
-            waiting = f"{rank_words(front)} {verb} for {whom}{_at(self._common_line(front))}"
-            return self._hang(kind, ranks, f"{self._named(ranks)} exited with code 0; {waiting}")
-        missing = max(group[rank].enqueued for rank in front) - max(lowest, 0)
-        sample = next(
-            (one for rank in front for one in known_calls(group[rank]) if one.serial == max(lowest, 0) + 1),
-            None,
-        )
-        what = sample.name if sample is not None and missing == 1 else ""
-        count = f"one {what or 'collective'}" if missing == 1 else f"{missing} collectives"
-        size = f"{size_words(sample.size_bytes)}, " if sample is not None and sample.size_bytes else ""
-        line = sample.line if sample is not None and sample.line else self._common_line(front)
-        called = f", called by {rank_words(front)}{f' at {line}' if line else ''}"
-        state = self._what_it_does(ranks)
-        words = (
-            f"{self._named(ranks)} {_are(ranks)} {count} behind: {size}sequence number {max(lowest, 0) + 1}{called}"
-            f"{'; ' if state else ''}{state}"
-        )
-        return self._hang(kind, ranks, words)
+            whom = "it" if len(ranks) == 1 else "them"
+            waiting = f"{ranks_text(front)} {_wait(front)} for {whom}{_at(self._common_line(front))}"
+            return self._hang(kind, ranks, f"{who} exited with code 0; {waiting}")
+        serial = max(lowest, 0) + 1
+        missing = max(group[rank].enqueued for rank in front) - serial + 1
+        calls = (call for rank in front for call in known_calls(group[rank]) if call.serial == serial)
+        call = next(calls, Collective(serial, "collective"))
+        count = f"one {call.name}" if missing == 1 else f"{missing} collectives"
+        size = f"{size_text(call.size_bytes)}, " if call.size_bytes else ""
+        called = f"called by {ranks_text(front)}{_at(call.line or self._common_line(front))}"
+        summary = f"{who} {_are(ranks)} {count} behind: {size}sequence number {serial}, {called}"
+        return self._hang(kind, ranks, f"{summary}{self._what_they_do(ranks)}")
 
     def _crossed(self, depends: Mapping[str, list[int]]) -> Hang:
         waiting = {
-            name: [rank for rank, one in self.groups[name].items() if _is_waiting(one)] for name in depends
+            name: [rank for rank, progress in self.groups[name].items() if _is_waiting(progress)]
+            for name in depends
         }
         parts = [
-            f"{rank_words(waiting[name])} for {rank_words(late)} in group {name}"
+            f"{ranks_text(waiting[name])} for {ranks_text(late)} in group {name}"
             for name, late in depends.items()
         ]
-        ranks = sorted({rank for late in depends.values() for rank in late})
-        words = (
+        summary = (
             f"ranks wait for each other: {', '.join(parts)}; call the collectives of different groups in the "
             "same order on all ranks"
         )
-        return self._hang(HangKind.CROSSED, ranks, words)
+        return self._hang(HangKind.CROSSED, {rank for late in depends.values() for rank in late}, summary)
 
     def _not_called(self) -> Hang | None:
-        """Some are in a function of torch.distributed that leaves no trace in the recorder, and others are not."""
-        inside = [rank for rank, one in self.workers.items() if one.waits_in]
+        """Find ranks elsewhere while others are in a function of torch.distributed that the recorder does not note."""
+        inside = [rank for rank, worker in self.workers.items() if worker.waits_in]
         ranks = [rank for rank in self.ranks if rank not in self.waiting]
         if not inside or not ranks:
             return None
         function = Counter(self.workers[rank].waits_in for rank in inside).most_common(1)[0][0]
-        line = self._common_line(inside)
-        words = (
-            f"{self._named(ranks)} {_are(ranks)} elsewhere while {rank_words(inside)} "
-            f"{'waits' if len(inside) == 1 else 'wait'} in {function}{f' at {line}' if line else ''}"
+        summary = (
+            f"{self._named(ranks)} {_are(ranks)} elsewhere while {ranks_text(inside)} {_wait(inside)} in "
+            f"{function}{_at(self._common_line(inside))}{self._what_they_do(ranks)}"
         )
-        state = self._what_it_does(ranks)
-        return self._hang(self._kind_of(ranks), ranks, f"{words}{'; ' if state else ''}{state}")
+        return self._hang(self._kind_of(ranks), ranks, summary)
 
     def _connecting(self) -> Hang | None:
-        """Ranks that have not finished making a process group, where every rank waits for others."""
-        ranks = [rank for rank, one in self.workers.items() if one.waits_in in MAKE_GROUPS]
+        """Find ranks that have not finished making a process group, where every rank waits for others."""
+        ranks = [rank for rank, worker in self.workers.items() if worker.waits_in in MAKE_GROUPS]
         if not ranks:
             return None
-        line, function = self._common_line(ranks), self.workers[ranks[0]].waits_in
+        function = self.workers[ranks[0]].waits_in
         is_local = len(self.hosts) == 1 and len(self.workers) == len(self.ranks)
-        words = (
-            f"{self._named(ranks)} {_are(ranks)} still in {function}{f' at {line}' if line else ''}: "
+        summary = (
+            f"{self._named(ranks)} {_are(ranks)} still in {function}{_at(self._common_line(ranks))}: "
             f"{_ON_ONE_MACHINE if is_local else _ON_SEVERAL_MACHINES}"
         )
-        return self._hang(HangKind.TRANSPORT, [], words)
+        return self._hang(HangKind.TRANSPORT, [], summary)
 
     def _transport(self) -> Hang:
         connecting = self._connecting()
         if connecting is not None:
             return connecting
         name, group = next(iter(self.groups.items()), ("", {}))
-        sample = next((one.last for one in group.values() if one.last is not None), None)
-        what = (
-            f"{described(sample)}, sequence number {sample.serial}"
-            if sample is not None
-            else "the same collective"
+        call = next((progress.last for progress in group.values() if progress.last is not None), None)
+        shown = (
+            f"{described(call)}, sequence number {call.serial}" if call is not None else "the same collective"
         )
         where = f" of group {name}" if name else ""
-        words = (
-            f"all ranks{where} have called {what}, and it does not complete: a network or a GPU does not "
+        summary = (
+            f"all ranks{where} have called {shown}, and it does not complete: a network or a GPU does not "
             "transfer data; test the connections between the nodes"
         )
-        return self._hang(HangKind.TRANSPORT, [], words)
+        return self._hang(HangKind.TRANSPORT, [], summary)
 
-    # -- words ----------------------------------------------------------------------------------
+    # -- texts ----------------------------------------------------------------------------------
 
     def _kind_of(self, ranks: list[int]) -> HangKind:
         known = [self.workers[rank] for rank in ranks if rank in self.workers]
-        if known and all(one.state is WorkerState.SUCCEEDED for one in known):
+        if known and all(worker.state is WorkerState.SUCCEEDED for worker in known):
             return HangKind.EXITED
-        if known and all(DATA_LOADER in one.stack for one in known):
+        if known and all(DATA_LOADER in worker.stack for worker in known):
             return HangKind.DATA_LOADER
         return HangKind.BEHIND
 
-    def _what_it_does(self, ranks: list[int]) -> str:
-        words = {_doing(self.workers[rank]) if rank in self.workers else "has not reported" for rank in ranks}
-        if len(words) != 1 or not (only := words.pop()):
-            return ""
-        return f"it {only}" if len(ranks) == 1 else f"each {only}"
+    def _what_they_do(self, ranks: list[int]) -> str:
+        """Tell what these ranks do, to be appended to a summary; empty if it is not the same, or not known."""
+        actions = {
+            _doing(self.workers[rank]) if rank in self.workers else "has not reported" for rank in ranks
+        }
+        action = actions.pop()
+        return f"; {'it' if len(ranks) == 1 else 'each'} {action}" if action and not actions else ""
 
     def _named(self, ranks: Iterable[int]) -> str:
         names = [
@@ -340,12 +342,14 @@ class _Comparison:
         return f"worker{plural} {', '.join(names[:4])}{more}"
 
     def _line_of(self, call: Collective, rank: int) -> str:
-        """Where the call was made, if it is the one in which the rank waits now."""
+        """Tell where the call was made, if it is the one in which the rank waits now."""
         if call.line:
-            return f" at {call.line}"
+            return _at(call.line)
         worker = self.workers[rank]
-        newest = any(_is_waiting(one) and one.enqueued == call.serial for one in worker.progress)
-        return f" at {worker.line}" if newest and worker.line else ""
+        is_newest = any(
+            _is_waiting(progress) and progress.enqueued == call.serial for progress in worker.progress
+        )
+        return _at(worker.line) if is_newest else ""
 
     def _common_line(self, ranks: Iterable[int]) -> str:
         lines = Counter(line for rank in ranks if rank in self.workers and (line := self.workers[rank].line))
@@ -359,7 +363,7 @@ class _Comparison:
         return Hang(kind, culprits, summary[:LONGEST_SUMMARY], details=self.details())
 
     def details(self) -> str:
-        """Where every rank is; ranks at the same place together, with their stack."""
+        """Tell where every rank is; ranks at the same place together, with their stack."""
         places: dict[tuple[str, str], list[int]] = {}
         for rank in self.ranks:
             worker = self.workers.get(rank)
@@ -372,26 +376,25 @@ class _Comparison:
         return "\n".join(lines)
 
     def _whose(self, ranks: list[int]) -> str:
-        """The workers of a stack by name, and all their ranks."""
+        """Return the workers of a stack by name, and all their ranks."""
         names = [f"{self.nodes[rank]}/{self.workers[rank].slot}" for rank in ranks if rank in self.workers]
         if not names:
-            return rank_words(ranks)
+            return ranks_text(ranks)
         more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
         plural = "s" if len(names) > 1 else ""
-        return f"worker{plural} {', '.join(names[:_SHOWN_NAMES])}{more} ({rank_words(ranks)})"
+        return f"worker{plural} {', '.join(names[:_SHOWN_NAMES])}{more} ({ranks_text(ranks)})"
 
 
-def _as_known(one: GroupProgress, worker: WorkerReport) -> GroupProgress:
-    """A worker that does not answer has called its last known collective, but may wait in it no longer."""
-    return msgspec.structs.replace(one, completed=one.enqueued) if worker.is_silent else one
+def _as_known(progress: GroupProgress, worker: WorkerReport) -> GroupProgress:
+    """Take a worker that does not answer to have called its last known collective, and to wait in it no longer."""
+    return msgspec.structs.replace(progress, completed=progress.enqueued) if worker.is_silent else progress
 
 
-def _is_waiting(one: GroupProgress) -> bool:
-    return one.enqueued > max(one.completed, 0)
+def _is_waiting(progress: GroupProgress) -> bool:
+    return progress.enqueued > max(progress.completed, 0)
 
 
 def _doing(worker: WorkerReport) -> str:
-    at = f" at {worker.line}" if worker.line else ""
     if worker.state is WorkerState.SUCCEEDED:
         return "exited with code 0"
     if worker.state is not WorkerState.RUNNING:
@@ -401,16 +404,16 @@ def _doing(worker: WorkerReport) -> str:
     if worker.is_silent:
         return "does not answer: it is in a C call that holds Python's lock"
     if DATA_LOADER in worker.stack:
-        return f"waits for its data loader{at}"
-    return f"is{at}" if at else ""
+        return f"waits for its data loader{_at(worker.line)}"
+    return f"is{_at(worker.line)}" if worker.line else ""
 
 
 def _place(worker: WorkerReport) -> str:
-    newest = max(worker.progress, key=lambda one: one.enqueued, default=None)
+    newest = max(worker.progress, key=lambda progress: progress.enqueued, default=None)
     collective = ""
     if newest is not None and _is_waiting(newest):
-        what = described(newest.last) if newest.last is not None else "a collective"
-        collective = f"waits in {what}, sequence number {newest.enqueued}"
+        call = described(newest.last) if newest.last is not None else "a collective"
+        collective = f"waits in {call}, sequence number {newest.enqueued}"
     elif worker.waits_in:
         collective = f"waits in {worker.waits_in}"
     elif newest is not None and newest.completed > 0:
@@ -428,3 +431,7 @@ def _at(line: str) -> str:
 
 def _are(ranks: list[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
+
+
+def _wait(ranks: Collection[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"

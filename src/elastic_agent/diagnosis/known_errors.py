@@ -65,7 +65,7 @@ class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
     cases: tuple[Case, ...] = ()
 
     def is_in(self, line: str) -> bool:
-        """Whether the line contains this error."""
+        """Return whether the line contains this error."""
         return _compiled(self.match).search(line) is not None
 
     def given(self, facts: Mapping[str, str]) -> KnownError:
@@ -73,8 +73,8 @@ class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
         case = next((case for case in self.cases if case.given in facts), None)
         if case is None:
             return self
-        said = {field: getattr(case, field) for field in ("nature", "meaning", "remedy", "fact")}
-        return msgspec.structs.replace(self, **{field: value for field, value in said.items() if value})
+        changed = {field: getattr(case, field) for field in ("nature", "meaning", "remedy", "fact")}
+        return msgspec.structs.replace(self, **{field: value for field, value in changed.items() if value})
 
     def observed(self, facts: Mapping[str, str]) -> str:
         """Return the observation that belongs to it; empty if it was not made."""
@@ -107,12 +107,12 @@ class Recognised:
 
     @property
     def nature(self) -> Nature:
-        """Of what it raised."""
+        """The nature of what it raised."""
         return self.error.nature if self.error is not None else Nature.OWN
 
     @property
     def name(self) -> str:
-        """Of what it raised; empty if that is not known."""
+        """The name of what it raised; empty if that is not known."""
         return self.error.name if self.error is not None else ""
 
     @property
@@ -122,29 +122,31 @@ class Recognised:
 
     @property
     def meaning(self) -> str:
-        """What it means, as far as is known."""
+        """The meaning, as far as it is known."""
         if self.reason is not None:
             return f"possibly {self.reason.meaning}, as it wrote: {self.evidence}"
         return self.error.meaning if self.error is not None else ""
 
     @property
     def remedy(self) -> str:
-        """What to change; empty if that is not known."""
+        """The remedy; empty if it is not known."""
         return self.explanation.remedy if self.explanation is not None else ""
 
+
+NOT_RECOGNISED = Recognised(None)
 
 _NO_FACTS: Mapping[str, str] = {}
 
 
 @functools.cache
 def known_errors() -> Mapping[str, KnownError]:
-    """All rows by name, in the order in which they are tried."""
+    """Read all rows, by name, in the order in which they are tried."""
     data = resources.files(__package__).joinpath("known_errors.toml").read_bytes()
     return {row.name: row for row in msgspec.toml.decode(data, type=_Table).error}
 
 
 def known_error(raised: str, output: str = "", facts: Mapping[str, str] = _NO_FACTS) -> Recognised | None:
-    """The known error that was raised, or None.
+    """Return the known error that was raised, or None.
 
     Args:
         raised: the error. Lines after the first may belong to its message or not.
@@ -166,7 +168,7 @@ def known_error(raised: str, output: str = "", facts: Mapping[str, str] = _NO_FA
 
 
 def possible_error(output: str, facts: Mapping[str, str] = _NO_FACTS) -> Recognised | None:
-    """What may have ended a worker that raised no error, from what it wrote and what is known of its machine."""
+    """Return what may have ended a worker that raised no error, by its output and what is known of its machine."""
     rows = [row.given(facts) for row in known_errors().values() if row.in_output]
     reason, evidence = _last_in(output, rows)
     return Recognised(None, reason, evidence) if reason is not None else None
@@ -177,7 +179,7 @@ def _first(line: str, rows: Iterable[KnownError]) -> KnownError | None:
 
 
 def _last_in(text: str, rows: list[KnownError], about: str = "") -> tuple[KnownError | None, str]:
-    """What the last line that is known says, and the line.
+    """Return the row of the last line that is known, and the line.
 
     Not frames of tracebacks, whose source may contain any word, nor what torch logs in every run: of its warnings, only
     those about a host and port that the error names.
@@ -230,10 +232,10 @@ def _rank_in(text: str) -> int | None:
 
 
 def is_warning(line: str) -> bool:
-    """Whether torch logged it as information or a warning, as it does in runs that succeed."""
+    """Return whether torch logged it as information or a warning, as it does in runs that succeed."""
     return _WARNING.match(line) is not None
 
 
 def readable(error: str) -> str:
-    """Without places in C++ sources, and without what is the same in all errors of gloo."""
+    """Remove places in C++ sources, and what is the same in all errors of gloo."""
     return _ADVICE.sub("", _CPP_PLACE.sub("", error)).strip()

@@ -168,7 +168,7 @@ LONGEST_BULLETIN = 256 * 1024
 
 
 def encode_bulletin(reports: Sequence[NodeReport]) -> bytes:
-    """A node's reports as they are stored, at most :data:`LONGEST_BULLETIN` bytes."""
+    """Encode a node's reports as they are stored, in at most :data:`LONGEST_BULLETIN` bytes."""
     kept = tuple(reports)[-KEPT_REPORTS:]
     data = msgspec.json.encode(Bulletin(REPORT_VERSION, kept))
     if len(data) > LONGEST_BULLETIN:
@@ -177,15 +177,15 @@ def encode_bulletin(reports: Sequence[NodeReport]) -> bytes:
 
 
 def _without_texts(report: NodeReport) -> NodeReport:
-    def without(one: WorkerReport) -> WorkerReport:
-        progress = tuple(msgspec.structs.replace(group, recent=()) for group in one.progress)
-        return msgspec.structs.replace(one, tail="", stack="", progress=progress)
+    def without(worker: WorkerReport) -> WorkerReport:
+        progress = tuple(msgspec.structs.replace(group, recent=()) for group in worker.progress)
+        return msgspec.structs.replace(worker, tail="", stack="", progress=progress)
 
     return msgspec.structs.replace(report, workers=tuple(map(without, report.workers)))
 
 
 def decode_bulletin(data: bytes) -> tuple[NodeReport, ...]:
-    """The reports in these bytes; empty if they are none, or of another version."""
+    """Return the reports in these bytes; empty if they are none, or of another version."""
     if len(data) > 2 * LONGEST_BULLETIN:
         return ()
     try:

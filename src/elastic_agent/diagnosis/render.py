@@ -29,7 +29,7 @@ _VERBS = ("was ", "exited ", "ended", "did ", "called ", "made ")
 
 
 def headline(cause: RootCause) -> str:
-    """Cause, machine and worker in one line."""
+    """Return cause, machine and worker in one line."""
     return f"{'root cause' if cause.is_certain else 'probable root cause'}: {described(cause)}"
 
 
@@ -49,7 +49,7 @@ def described(cause: RootCause) -> str:
 
 
 def render(cause: RootCause, shown_tail: str = "") -> str:
-    """The report, without the generation; without the tail if this one was shown already."""
+    """Return the report, without the generation; without the tail if this one was shown already."""
     lines = [headline(cause)]
     lines += _item("meaning", cause.meaning)
     lines += _item("remedy", cause.remedy)
@@ -61,13 +61,13 @@ def render(cause: RootCause, shown_tail: str = "") -> str:
     tail = own_frames(cause.tail, room) if not is_shown else []
     if tail and room > 1:
         of = f" of worker {cause.tail_of}" if cause.tail_of else ""
-        what = "traceback" if any(mark in cause.tail for mark in _TRACEBACKS) else "last output"
-        lines += [f"  {what}{of}:", *(_cut(f"    {_short(line)}", _WIDTH) for line in tail)]
+        kind = "traceback" if any(mark in cause.tail for mark in _TRACEBACKS) else "last output"
+        lines += [f"  {kind}{of}:", *(_cut(f"    {_short(line)}", _WIDTH) for line in tail)]
     return "\n".join(lines[:MOST_LINES])
 
 
 def folded(causes: Iterable[tuple[int, str]]) -> list[str]:
-    """Reports, oldest first, with those of consecutive generations that failed in the same way as one.
+    """Return reports, oldest first, with those of consecutive generations that failed in the same way as one.
 
     Args:
         causes: the number of each generation that failed, and its report as :func:`render` makes it.
@@ -86,12 +86,12 @@ def folded(causes: Iterable[tuple[int, str]]) -> list[str]:
 
 
 def _key(text: str) -> str:
-    """The same for the same failure: its first line, without ports and addresses."""
+    """Return a text that is the same for the same failure: the first line, without ports and addresses."""
     return _NEVER_THE_SAME.sub("#", text.partition("\n")[0])
 
 
 def own_frames(tail: str, most_lines: int) -> list[str]:
-    """The end of a traceback with the script's own frames, as far as they fit; the error is its last line."""
+    """Return the end of a traceback with the script's own frames, as far as they fit; the error is its last line."""
     lines = [line for line in tail.splitlines() if line.strip() and not set(line.strip()) <= {"^", "~"}]
     kept: list[str] = []
     skipping = False
@@ -106,14 +106,14 @@ def own_frames(tail: str, most_lines: int) -> list[str]:
 
 
 def _whole_frames(lines: list[str]) -> list[str]:
-    """Without the source line of a frame that was cut off."""
+    """Drop the source line of a frame that was cut off."""
     if not any(line.startswith(_FRAME) for line in lines):
         return lines
     return list(itertools.dropwhile(lambda line: line.startswith("    "), lines))
 
 
 def _last_line(text: str) -> str:
-    """The error itself, if the text is a traceback."""
+    """Return the last line with text: the error itself, if the text is a traceback."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
@@ -126,7 +126,7 @@ def _who(cause: RootCause) -> str:
 
 
 def _short(line: str) -> str:
-    """A line of a tail; an error without what would leave no room for its message."""
+    """Shorten a line of a tail: an error, by what would leave no room for its message."""
     return line if line.startswith(" ") else readable(line)
 
 
@@ -135,10 +135,10 @@ def _cut(text: str, length: int) -> str:
 
 
 def _folded(cause: RootCause) -> str:
-    """Where in the script, and on which workers."""
+    """Return where in the script, and on which workers, in parentheses."""
     at = f"at {cause.line}" if cause.line and cause.line not in cause.what else ""
-    words = ", ".join(filter(None, (at, cause.where)))
-    return f" ({words})" if words else ""
+    places = ", ".join(filter(None, (at, cause.where)))
+    return f" ({places})" if places else ""
 
 
 def _item(name: str, text: str) -> list[str]:

@@ -31,7 +31,7 @@ REMEDIES = {
 
 
 def signal_name(returncode: int | None) -> str:
-    """Of the signal that ended a process with this code, or a child of the shell that exited so; empty if none did."""
+    """Return the name of the signal that ended a process with this code, or a child of its shell; empty if none did."""
     if returncode is None or 0 <= returncode <= _SHELL_BASE:
         return ""
     number = -returncode if returncode < 0 else returncode - _SHELL_BASE
@@ -45,7 +45,7 @@ def signal_name(returncode: int | None) -> str:
 
 
 def ending(returncode: int | None) -> str:
-    """How a process ended, such as "exited with code 3"."""
+    """Return how a process ended, such as "exited with code 3"."""
     if returncode is None:
         return "ended"
     name = signal_name(returncode)

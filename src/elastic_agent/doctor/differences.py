@@ -1,10 +1,10 @@
-"""What differs between the machines: one line for each difference, with what follows from it."""
+"""Finds what differs between the machines: one line for each difference, with what follows from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from elastic_agent.diagnosis.compared import (
+from elastic_agent.diagnosis.differences import (
     INSTALL_THE_SAME,
     POLICY_OPTIONS,
     USE_THE_SAME_COMMAND,
@@ -57,7 +57,7 @@ _VARIABLE = "libraries of the workers may behave differently", "set it alike on 
 
 def differing(machines: Sequence[MachineFacts]) -> dict[str, dict[str, str]]:
     """Return the facts and variables (after ``$``) that differ: for each the values, by machine."""
-    told = {
+    facts_of = {
         machine.machine: {
             **machine.facts,
             **{f"${name}": value for name, value in sorted(machine.environment.items())},
@@ -65,8 +65,8 @@ def differing(machines: Sequence[MachineFacts]) -> dict[str, dict[str, str]]:
         for machine in machines
     }
     every = {
-        name: {machine: facts.get(name, ABSENT) for machine, facts in told.items()}
-        for name in dict.fromkeys(name for facts in told.values() for name in facts)
+        name: {machine: facts.get(name, ABSENT) for machine, facts in facts_of.items()}
+        for name in dict.fromkeys(name for facts in facts_of.values() for name in facts)
     }
     return {name: values for name, values in every.items() if len({*values.values()}) > 1}
 

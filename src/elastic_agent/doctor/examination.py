@@ -69,7 +69,7 @@ async def _examine_all(
         link = await store.reach(request.wait_s, show)
         if isinstance(link, Finding):
             return report_alone(request, (link, *local.findings), ExitCode.NO_STORE)
-        return await _examine_at(link, request, local, interpreter, show)
+        return await _examine_at(link, request, local, interpreter, show, hosts_store=store.is_host)
     finally:
         store.close()
 
@@ -80,6 +80,8 @@ async def _examine_at(
     local: LocalResult,
     interpreter: Interpreter,
     show: Callable[[str], None],
+    *,
+    hosts_store: bool,
 ) -> Report:
     echo = EchoServer()
     await echo.start(request.port_range)
@@ -90,7 +92,7 @@ async def _examine_at(
     together = None
     try:
         await meeting.join(request.wait_s, show)
-        together = Together(request, local, meeting, interpreter)
+        together = Together(request, local, meeting, interpreter, hosts_store=hosts_store)
         findings = await together.run()
     except TransportError as failure:
         lost = error(
@@ -115,7 +117,7 @@ class MeetingPoint:
     """The store at the endpoint, which this process hosts if no run does."""
 
     def __init__(self, request: Request) -> None:
-        """``request``: the run, which is distributed."""
+        """Take the endpoint of a run with several nodes."""
         assert request.endpoint is not None
         self._endpoint: Endpoint = request.endpoint
         self._access: EtcdAccess | None = request.access
@@ -123,7 +125,7 @@ class MeetingPoint:
         self._host: c10d.C10dHost | None = None
 
     async def reach(self, wait_s: float, show: Callable[[str], None]) -> Table | Finding:
-        """Connect; what is wrong if that is not possible in time."""
+        """Connect; return what is wrong if that is not possible in time."""
         begun_s = time.monotonic()
         shown = ""
         while True:
@@ -166,6 +168,11 @@ class MeetingPoint:
         client, _ = await members.dial()
         root = f"{access.prefix.rstrip('/')}/{FOLDER}/"
         return etcd.EtcdTable(client, root, lease=etcd.KeptLease(KEPT_S))
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this process hosts the store."""
+        return self._host is not None
 
     def close(self) -> None:
         """Close the store, if this process hosts it."""

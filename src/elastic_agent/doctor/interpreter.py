@@ -32,7 +32,7 @@ PACKAGES = (
 
 
 class Installed(Struct, frozen=True):
-    """What an interpreter has."""
+    """The Python, the packages and the libraries of an interpreter."""
 
     python: str = ""
     versions: dict[str, str] = {}
@@ -54,7 +54,7 @@ class Interpreter:
     """The process of an interpreter that runs :mod:`.probe`."""
 
     def __init__(self, python: str, environ: Mapping[str, str]) -> None:
-        """``environ``: of the workers."""
+        """Start nothing yet. ``environ``: the environment of the workers."""
         self._python = python
         self._environ = environ
         self._process: asyncio.subprocess.Process | None = None

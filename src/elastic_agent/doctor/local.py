@@ -46,7 +46,7 @@ async def examine_alone(request: Request, interpreter: Interpreter) -> LocalResu
         interpreter: not started yet.
     """
     gpus, installed, findings = await asyncio.gather(
-        _bounded(find_gpus, Gpus(problem=f"no answer within {CHECK_TIMEOUT_S:g} s")),
+        in_time(find_gpus, CHECK_TIMEOUT_S, Gpus(problem=f"no answer within {CHECK_TIMEOUT_S:g} s")),
         interpreter.ask(request.port_range, hosts_store=request.meets_others),
         asyncio.gather(*(_checked(name, check) for name, check in _checks(request).items())),
     )
@@ -123,15 +123,16 @@ async def _checked(name: str, check: Callable[[], Iterable[Finding]]) -> list[Fi
         "look for a file system or a name server that does not answer",
     )
     try:
-        return await _bounded(lambda: list(check()), [late])
+        return await in_time(lambda: list(check()), CHECK_TIMEOUT_S, [late])
     except Exception as failure:  # on a machine unlike those that it was written for; the others say more
         reason = f"{type(failure).__name__}: {failure}"
         return [warning("failed-check", f"the check of {name} failed: {reason}", "please report it")]
 
 
-async def _bounded(work: Callable[[], T], otherwise: T) -> T:
+async def in_time(work: Callable[[], T], limit_s: float, otherwise: T) -> T:
+    """Call it in a thread, which is abandoned if storage, a name server or a driver does not answer."""
     try:
-        return await run_abandonable(work, CHECK_TIMEOUT_S)
+        return await run_abandonable(work, limit_s)
     except StoreLostError:
         return otherwise
 

@@ -39,11 +39,11 @@ class Meeting:
     """One machine's place in it."""
 
     def __init__(self, table: Table, attendance: Attendance) -> None:
-        """Nobody is met yet.
+        """Prepare to meet the others.
 
         Args:
             table: of a folder other than that of the runs; closed with the meeting.
-            attendance: what the others are to know of this machine from the start.
+            attendance: this machine, for the others.
         """
         self.id = secrets.token_hex(6)
         self.members: tuple[str, ...] = ()
@@ -85,9 +85,9 @@ class Meeting:
                 shown = line
                 show(line)
             await asyncio.sleep(POLL_S)
-        found = await self._read(_MEMBERS, Attendance)
+        attendances = await self._read(_MEMBERS, Attendance)
         self.members = members
-        self.attendances = {member: found[member] for member in members if member in found}
+        self.attendances = {member: attendances[member] for member in members if member in attendances}
 
     async def _decided(self) -> tuple[str, ...]:
         """Return the members, if this machine is among them; goes to the first round that is not decided yet."""

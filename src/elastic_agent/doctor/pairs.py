@@ -1,6 +1,6 @@
 """Test connections between machines, and what they mean: which machine or which pair is behind a firewall.
 
-On ephemeral ports, as gloo and NCCL make them, with small and large messages.
+On ephemeral ports, as gloo and NCCL make them. Whether large packets arrive, the all-reduce shows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from elastic_agent.values import PortRange
 from .findings import Finding, error
 from .records import Attendance, Connection
 
-SIZE = 64 * 1024
-"""Bytes of the large message, in both directions: many packets of the largest size."""
 CONNECT_S = 3.5
 """Long enough for two lost packets (the system repeats after 1 and after 3 s)."""
 ANSWER_S = 3.0
-TEST_S = CONNECT_S + 3 * ANSWER_S
-"""How long a test may take: a small message, and a large one in each direction."""
+TEST_S = CONNECT_S + ANSWER_S
+"""How long a test may take."""
 ALL_PAIRS_UP_TO = 32
 """Machines; of more, each one connects to its neighbour and to some others at random."""
 RANDOM_PAIRS = 8
@@ -40,11 +38,7 @@ class Problem(enum.StrEnum):
     """No answer."""
     UNROUTED = "no-route"
     NO_ANSWER = "no-answer"
-    """Connected, but not even a small message was answered."""
-    LARGE_LOST = "large-lost"
-    """Small messages arrive, large ones do not reach the other machine."""
-    LARGE_LOST_BACK = "large-lost-back"
-    """Small messages arrive, large ones do not come back."""
+    """Connected, but a message was not answered."""
 
 
 class EchoServer:
@@ -72,7 +66,7 @@ class EchoServer:
         dual = socket.has_dualstack_ipv6()
         family, address = (socket.AF_INET6, "::") if dual else (socket.AF_INET, "0.0.0.0")
         sock = socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=512)
-        self._servers.append(await asyncio.start_server(_echo, sock=sock, limit=2 * SIZE))
+        self._servers.append(await asyncio.start_server(_echo, sock=sock))
         return int(sock.getsockname()[1])
 
     def close(self) -> None:
@@ -83,13 +77,9 @@ class EchoServer:
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
-        async with asyncio.timeout(2 * ANSWER_S):
+        async with asyncio.timeout(ANSWER_S):
             if await reader.readexactly(len(_HELLO)) == _HELLO:
                 writer.write(_HELLO)
-                await reader.readexactly(SIZE)
-                writer.write(b"+")
-                await writer.drain()
-                writer.write(bytes(SIZE))
                 await writer.drain()
                 await reader.read(1)  # until the other side closes: a reset could overtake the data
     writer.close()
@@ -117,15 +107,20 @@ async def connect_to_all(machines: Mapping[str, Attendance]) -> list[Connection]
 async def _test(member: str, address: str, port: int, *, is_ranged: bool) -> Connection:
     try:
         async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(address, port, limit=2 * SIZE)
+            reader, writer = await asyncio.open_connection(address, port)
     except OSError as failure:
         kind, detail = _connect_problem(failure)
         return Connection(member, kind, detail, is_ranged)
-    try:
-        problem = await _converse(reader, writer)
-    finally:
-        writer.close()
-    return Connection(member, problem or "", "", is_ranged)
+    problem: Problem | str = Problem.NO_ANSWER
+    with (
+        contextlib.closing(writer),
+        contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError),
+    ):
+        async with asyncio.timeout(ANSWER_S):
+            writer.write(_HELLO)
+            await reader.readexactly(len(_HELLO))
+            problem = ""
+    return Connection(member, problem, "", is_ranged)
 
 
 def _connect_problem(failure: OSError) -> tuple[Problem, str]:
@@ -137,25 +132,6 @@ def _connect_problem(failure: OSError) -> tuple[Problem, str]:
     if number is not None and number != errno.ETIMEDOUT:
         return Problem.UNROUTED, (failure.strerror or str(failure)).lower()
     return Problem.DROPPED, f"no answer within {CONNECT_S:g} s"
-
-
-async def _converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Problem | None:
-    """Return the problem; None: small and large messages arrive in both directions."""
-    stage = Problem.NO_ANSWER
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            writer.write(_HELLO)
-            await reader.readexactly(len(_HELLO))
-        stage = Problem.LARGE_LOST
-        async with asyncio.timeout(ANSWER_S):
-            writer.write(bytes(SIZE))
-            await reader.readexactly(1)
-        stage = Problem.LARGE_LOST_BACK
-        async with asyncio.timeout(ANSWER_S):
-            await reader.readexactly(SIZE)
-    except (OSError, asyncio.IncompleteReadError, TimeoutError):
-        return stage
-    return None
 
 
 # -- what the tests mean --------------------------------------------------------------------------
@@ -188,51 +164,36 @@ def connection_findings(
         made: the connections that each machine has tested, by its id.
     """
     for is_ranged in (False, True):
-        tested, arrived = set[Edge](), set[Edge]()
+        tested = set[Edge]()
         blocked: dict[tuple[Problem, str], set[Edge]] = {}
-        lost: set[Edge] = set()
         for source, test in ((source, test) for source, tests in made.items() for test in tests):
-            edge, back = (source, test.to), (test.to, source)
-            if test.to not in machines or test.is_ranged is not is_ranged:
-                continue
-            tested.add(edge)
-            if test.problem in _BLOCKED:
-                blocked.setdefault((Problem(test.problem), test.detail), set()).add(edge)
-                continue
-            arrived |= {edge, back}
-            if test.problem:
-                lost.add(edge if test.problem == Problem.LARGE_LOST else back)
+            if test.to in machines and test.is_ranged is is_ranged:
+                tested.add((source, test.to))
+                if test.problem in _BLOCKED:
+                    problem = Problem(test.problem), test.detail
+                    blocked.setdefault(problem, set()).add((source, test.to))
         port = "a port of --port-range" if is_ranged else "an ephemeral port"
-        for (problem, detail), edges in blocked.items():
-            reason = f" ({detail})" if problem is Problem.UNROUTED and detail else ""
+        for (kind, detail), edges in blocked.items():
+            reason = f" ({detail})" if kind is Problem.UNROUTED and detail else ""
             for machine, origin, target in _attributed(machines, edges, tested):
-                cause = f"TCP from {origin} to {target} on {port} is {_BLOCKED[problem]}{reason}"
+                cause = f"TCP from {origin} to {target} on {port} is {_BLOCKED[kind]}{reason}"
                 yield error("connection", cause, _OPEN_RANGE if is_ranged else _OPEN, machine)
-        for machine, origin, target in _attributed(machines, lost, arrived):
-            yield error(
-                "large-messages",
-                f"64 kB from {origin} to {target} are lost, although small messages arrive: large packets are "
-                "dropped on the way",
-                "set the same MTU on all interfaces and switches between them (test: ping -M do -s SIZE), or allow "
-                'ICMP "fragmentation needed"',
-                machine,
-            )
 
 
 def _attributed(
     machines: Mapping[str, Attendance], edges: Collection[Edge], tested: Collection[Edge]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield machine, origin and target of each problem; all that goes to or from one machine is one problem."""
-    left = set(edges)
+    unexplained = set(edges)
     for end in (1, 0):
         for member in machines:
             every = {edge for edge in tested if edge[end] == member}
-            if len(every) > 1 and every <= set(edges) and every & left:
-                left -= every
+            if len(every) > 1 and every <= set(edges) and every & unexplained:
+                unexplained -= every
                 other, this = "any other machine", _shown(machines[member])
                 yield machines[member].machine, *((other, this) if end == 1 else (this, other))
-    for origin in dict.fromkeys(edge[0] for edge in edges if edge in left):
-        names = [_shown(machines[edge[1]]) for edge in edges if edge in left and edge[0] == origin]
+    for origin in dict.fromkeys(edge[0] for edge in edges if edge in unexplained):
+        names = [_shown(machines[edge[1]]) for edge in edges if edge in unexplained and edge[0] == origin]
         shown = ", ".join(sorted(names)[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
         yield machines[origin].machine, machines[origin].machine, shown
 

@@ -22,7 +22,7 @@ class SharedFolders:
     """This machine's view of the folders. All methods block: the storage may not answer."""
 
     def __init__(self, paths: Sequence[Path], me: str) -> None:
-        """``me``: the id of this machine."""
+        """Take the folders, and the id of this machine."""
         self._paths = tuple(paths)
         self._me = me
         self._marked: list[Path] = []

@@ -69,8 +69,6 @@ class MachineFacts(Struct, frozen=True):
     address: Host
     interface: Text = ""
     """The interface of its address; empty: not known."""
-    is_endpoint: bool = False
-    """The endpoint is an address of this machine."""
     gpus: Count = 0
     store_port: Count = 0
     """Where its interpreter hosts a store of torch; 0: it can take part in no all-reduce."""

@@ -56,9 +56,9 @@ def _assigned_addresses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
 
     What an ``if`` guards by what is in the environment is left out. Without recursion: source may be nested deeply.
     """
-    left = [tree]
-    while left:
-        match left.pop():
+    pending = [tree]
+    while pending:
+        match pending.pop():
             case ast.If(test=test) if any(_is_environ(node) for node in ast.walk(test)):
                 continue
             case (
@@ -71,7 +71,7 @@ def _assigned_addresses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
             ) if _is_environ(target):
                 yield assignment.lineno, name, str(value.value) if isinstance(value, ast.Constant) else ""
             case node:
-                left += reversed([*ast.iter_child_nodes(node)])
+                pending += reversed([*ast.iter_child_nodes(node)])
 
 
 def _is_environ(node: ast.AST) -> bool:

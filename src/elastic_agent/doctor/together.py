@@ -6,25 +6,17 @@ import asyncio
 import contextlib
 import ipaddress
 import time
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from elastic_agent.diagnosis.compared import compared_variables
-from elastic_agent.transport import (
-    StoreLostError,
-    UnreachableError,
-    interface_of,
-    is_local,
-    resolve,
-    run_abandonable,
-)
+from elastic_agent.diagnosis.differences import compared_variables
+from elastic_agent.transport import StoreLostError, interface_of
 
 from .differences import difference_findings
 from .findings import Finding, error, warning
 from .interpreter import REDUCE_S, Interpreter
-from .local import LocalResult
+from .local import LocalResult, in_time
 from .meeting import Meeting
 from .pairs import TEST_S, connect_to_all, connection_findings, targets
 from .paths import SharedFolders, path_findings
@@ -32,14 +24,12 @@ from .records import Attendance, Connection, Left, MachineFacts, Reduced, Result
 from .report import counted
 from .request import Request
 
-T = TypeVar("T")
-
 EXCHANGE_S = 10.0
 """How long to wait for the records of the others beside what making them may take; machines may be slow."""
 LEAVE_S = 4.0
 STORAGE_S = 8.0
 _FACTS, _RESULTS, _END = "facts", "results", "end"
-_USELESS = {"connection", "large-messages", "gloo-interface", "interpreter"}
+_USELESS = {"connection", "gloo-interface", "interpreter"}
 """After an error of these checks, an all-reduce would only wait for its time-out."""
 
 
@@ -47,13 +37,20 @@ class Together:
     """The part of one machine."""
 
     def __init__(
-        self, request: Request, local: LocalResult, meeting: Meeting, interpreter: Interpreter
+        self,
+        request: Request,
+        local: LocalResult,
+        meeting: Meeting,
+        interpreter: Interpreter,
+        *,
+        hosts_store: bool,
     ) -> None:
-        """``meeting``: joined; an ``EchoServer`` answers at this machine's address and port in it."""
+        """Take part in a meeting that was joined; an ``EchoServer`` answers at this machine's address and port."""
         self._request = request
         self._local = local
         self._meeting = meeting
         self._interpreter = interpreter
+        self._hosts_store = hosts_store
         self._address = meeting.attendances[meeting.id].address
         self._attendances = _named(meeting.attendances)
         self._names = {member: attendance.machine for member, attendance in self._attendances.items()}
@@ -61,7 +58,7 @@ class Together:
         self._folders = SharedFolders(request.paths, meeting.id)
         self._own_connections: list[Connection] = []
         self.machines: dict[str, MachineFacts] = {}
-        """Those that have told their facts, by id; the machine of the endpoint first, then by name."""
+        """Those that have told their facts, by id, in the order of their names."""
         self.tested: list[str] = []
 
     async def run(self) -> list[Finding]:
@@ -71,21 +68,23 @@ class Together:
         to_test = {member: meeting.attendances[member] for member in others}
         try:
             shared, self._own_connections = await asyncio.gather(
-                self._in_time(folders.mark, _unanswered(self._request)),
+                in_time(folders.mark, STORAGE_S, _unanswered(self._request)),
                 connect_to_all(to_test),
             )
-            facts = await meeting.exchange(_FACTS, await self._own_facts(shared), TEST_S + EXCHANGE_S)
+            facts = await meeting.exchange(_FACTS, self._own_facts(shared), TEST_S + EXCHANGE_S)
             self._order(facts)
             machines = [*self.machines.values()]
             findings = [*self._missing(), *(finding for machine in machines for finding in machine.findings)]
             findings += [*difference_findings(machines), *self._compare_connections()]
             backends = self._backends(findings)
-            seen = await self._in_time(lambda: folders.look(meeting.members), tuple[tuple[str, ...], ...]())
+            seen = await in_time(
+                lambda: folders.look(meeting.members), STORAGE_S, tuple[tuple[str, ...], ...]()
+            )
             mine = Results(seen, await self._reduce_over(backends))
             limit_s = STORAGE_S + sum(REDUCE_S[backend] for backend in backends) + EXCHANGE_S
             results = await meeting.exchange(_RESULTS, mine, limit_s)
         finally:
-            await self._in_time(folders.remove_marks, None)
+            await in_time(folders.remove_marks, STORAGE_S, None)
         findings += [*self._compare_folders(results), *self._compare_results(results, backends)]
         await self._end()
         return findings
@@ -96,23 +95,14 @@ class Together:
         named = [replace(finding, machine=self._names[me]) for finding in self._local.findings]
         return [*connection_findings(self._attendances, {me: self._own_connections}), *named]
 
-    async def _in_time(self, work: Callable[[], T], otherwise: T) -> T:
-        """Call it in a thread that is abandoned if the storage, or a name server, does not answer."""
-        try:
-            return await run_abandonable(work, STORAGE_S)
-        except StoreLostError:
-            return otherwise
-
     # -- facts ----------------------------------------------------------------------------------
 
-    async def _own_facts(self, shared: tuple[Shared, ...]) -> MachineFacts:
+    def _own_facts(self, shared: tuple[Shared, ...]) -> MachineFacts:
         family = f"IPv{ipaddress.ip_address(self._address.partition('%')[0]).version}"
-        is_endpoint = await self._in_time(lambda: _has_endpoint(self._request), False)
         return MachineFacts(
             self._request.machine,
             self._address,
             interface_of(self._address) or "",
-            is_endpoint,
             self._local.gpus,
             self._local.store_port,
             {**self._local.facts, "address family": family},
@@ -128,7 +118,7 @@ class Together:
             if member in facts:
                 findings = tuple(replace(finding, machine=name) for finding in facts[member].findings)
                 named[member] = replace(facts[member], machine=name, findings=findings)
-        order = sorted(named, key=lambda member: (not named[member].is_endpoint, named[member].machine))
+        order = sorted(named, key=lambda member: named[member].machine)
         self.machines = {member: named[member] for member in order}
 
     def _missing(self) -> Iterable[Finding]:
@@ -148,7 +138,7 @@ class Together:
                 yield error(
                     "silent-machines",
                     f"this machine did not report within {TEST_S + EXCHANGE_S:g} s",
-                    "look at the output of the command there",
+                    "look at the output of the command there, and whether large packets arrive (ping -M do -s SIZE)",
                     name,
                 )
 
@@ -213,8 +203,9 @@ class Together:
                     yield error(
                         f"{backend}-all-reduce",
                         f"an all-reduce over {backend} failed: {reduced.problem}",
-                        "look at the other findings first; the connections between the machines work, so look at "
-                        f"the variables {backend.upper()}_* and at the versions of torch and its libraries",
+                        "look at the other findings first; connections between the machines work, so look at the "
+                        f"variables {backend.upper()}_* and the versions of torch and its libraries, and whether large "
+                        "packets arrive (ping -M do -s SIZE): all interfaces and switches need the same MTU",
                         self._names[member],
                     )
             if ended and not any(reduced.problem for reduced in ended.values()):
@@ -226,24 +217,14 @@ class Together:
     # -- the end --------------------------------------------------------------------------------
 
     async def _end(self) -> None:
-        """Wait until all have read everything: the machine of the endpoint hosts the store."""
+        """Wait until all have read everything: the machine that hosts the store leaves last."""
         begun_s = time.monotonic()
-        mine = self.machines.get(self._meeting.id)
-        is_last = self._meeting.members[0] == self._meeting.id or (mine is not None and mine.is_endpoint)
+        is_last = self._hosts_store or self._meeting.members[0] == self._meeting.id
         with contextlib.suppress(StoreLostError):
             await self._meeting.exchange(_END, Left(), LEAVE_S)
             if is_last:
                 await asyncio.sleep(max(0.0, min(1.0, LEAVE_S - (time.monotonic() - begun_s))))
             await self._meeting.leave()
-
-
-def _has_endpoint(request: Request) -> bool:
-    """Return whether the endpoint is this machine."""
-    for member in request.endpoint.members if request.endpoint is not None else ():
-        with contextlib.suppress(UnreachableError):
-            if is_local(resolve(member.host)):
-                return True
-    return False
 
 
 def _unanswered(request: Request) -> tuple[Shared, ...]:

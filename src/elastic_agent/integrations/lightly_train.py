@@ -18,8 +18,7 @@ from typing import Any
 
 from elastic_agent import client
 from elastic_agent.integrations.lightning.callback import STATE
-from elastic_agent.integrations.patching import Patches, wanted
-from elastic_agent.integrations.say import say_once
+from elastic_agent.integrations.patching import Patches, say_once, wanted
 from elastic_agent.integrations.signature import of_values
 from elastic_agent.integrations.trainings import continuable, folder_of_run
 from elastic_agent.worker_variables import GENERATION, LIGHTLY_TRAIN_DISABLE
@@ -104,8 +103,8 @@ def _loaders_of_this_node(original: Callable[..., int], num_workers: Any, num_de
 def _continue_after_restart(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
     # LightlyTrain has its Trainer save there. A folder that is full for another reason is the user's.
     root = str(Path(config.out).resolve())
-    told = of_values(ROOT, vars(config))
-    if continuable(folder_of_run(root, STATE, client.current().run_id), told):
+    settings = of_values(ROOT, vars(config))
+    if continuable(folder_of_run(root, STATE, client.current().run_id), settings):
         config.resume_interrupted = True
         config.overwrite = False
         config.checkpoint = None  # from which training began; both together are an error

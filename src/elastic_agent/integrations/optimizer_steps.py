@@ -98,15 +98,14 @@ class _Count:
 
     def _show(self, steps: int) -> None:
         if self._publish is None:
-            from elastic_agent.client import (
-                count_optimizer_steps,
-            )  # here: the process that trains takes the cell
+            # Here, as the first process that imports it takes the cell: that should be the one that trains.
+            from elastic_agent.client import count_optimizer_steps
 
             self._publish = count_optimizer_steps
         self._publish(steps)
 
     def _check_group(self, steps: int) -> bool:
-        """Tell the agent if there is no process group at the last of a few steps; whether it is known if there is."""
+        """Tell the agent if there is no process group at the last of a few steps; return whether that is known."""
         import torch.distributed as dist
 
         if not dist.is_available() or dist.is_initialized():
@@ -130,12 +129,12 @@ class _Count:
             with contextlib.suppress(OSError, KeyError, ValueError):
                 self._tell("took_no_step")
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, fact: str) -> None:
         message = {
             "slot": int(os.environ[SLOT]),
             "generation": int(os.environ[GENERATION]),
             "pid": self._worker,
-            what: True,
+            fact: True,
         }
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.bind("")

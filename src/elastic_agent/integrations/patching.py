@@ -10,12 +10,11 @@ import functools
 import importlib
 import inspect
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
-
-from elastic_agent.integrations.say import say_once
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -149,3 +148,15 @@ def wanted(variable: str, features: type[StrEnum], *, quietly: bool = False) -> 
         listed = f"{', '.join(unknown)}; expected a comma-separated list of {', '.join(features)}"
         say_once([f"{variable}={text!r}: no such feature: {listed}"])
     return frozenset(feature for feature in features if feature not in names)
+
+
+def say(line: str) -> None:
+    """Print one line on stderr, beside those of the framework."""
+    print(f"elastic_agent: {line}", file=sys.stderr, flush=True)
+
+
+def say_once(lines: Iterable[str]) -> None:
+    """Print lines that all workers have alike: on rank 0 only."""
+    if os.environ.get("RANK") == "0":
+        for line in lines:
+            say(line)

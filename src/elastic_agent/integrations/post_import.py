@@ -18,29 +18,35 @@ if TYPE_CHECKING:
     from typing import Any
 
 INTEGRATIONS = {
-    "multiprocessing.spawn": "elastic_agent.integrations.spawned_children",
-    "torch.distributed.distributed_c10d": "elastic_agent.integrations.collectives",
-    "torch.distributed.rendezvous": "elastic_agent.integrations.agent_store",
-    "torch.optim.optimizer": "elastic_agent.integrations.optimizer_steps",
-    "lightly_train": "elastic_agent.integrations.lightly_train",
-    "transformers.trainer": "elastic_agent.integrations.transformers",
+    "multiprocessing.spawn": "post_import:install_in_children",
+    "torch.distributed.distributed_c10d": "collectives:install",
+    "torch.distributed.rendezvous": "collectives.private_names:limit_agent_store",
+    "torch.optim.optimizer": "optimizer_steps:install",
+    "lightly_train": "lightly_train:install",
+    "transformers.trainer": "transformers:install",
 }
-"""Modules of frameworks, and the package whose ``install()`` is called once the module is imported."""
+"""Modules of frameworks, and the function that is called once the module is imported, below this package."""
 
 IN_CHILDREN = ("multiprocessing.spawn", "torch.distributed.rendezvous")
-"""Those that also the processes need which a worker starts. The others are for the worker itself."""
+"""Those that the processes need, too, which a worker starts as new interpreters; forked ones have inherited them."""
 
 _preloaded: "dict[str, Callable[[], None]]" = {}
-"""The ``install`` of packages that have been imported in advance."""
+"""The functions of integrations that have been imported in advance."""
 
 
 def preload() -> None:
     """Import the integrations of frameworks that are loaded, so that no worker forked from this process has to."""
+    for name in INTEGRATIONS:
+        if name in sys.modules:
+            _preloaded[name] = _function_of(name)
+
+
+def _function_of(name: str) -> "Callable[[], None]":
     from importlib import import_module
 
-    for name, package in INTEGRATIONS.items():
-        if name in sys.modules:
-            _preloaded[name] = import_module(package).install
+    module, _, function = INTEGRATIONS[name].partition(":")
+    found: Callable[[], None] = getattr(import_module(f"elastic_agent.integrations.{module}"), function)
+    return found
 
 
 def watch(names: "Collection[str]" = tuple(INTEGRATIONS)) -> None:
@@ -92,11 +98,9 @@ class _Loader:
 
 def install(name: str) -> None:
     """Install the integration of a module that has just been imported."""
-    from importlib import import_module
-
     try:
-        install = _preloaded.get(name) or import_module(INTEGRATIONS[name]).install
-        install()
+        begin = _preloaded.get(name) or _function_of(name)
+        begin()
     except Exception as error:  # training works without it
         print(
             f"elastic_agent: {name} is used without its integration, because it failed: {error!r}",
@@ -105,3 +109,34 @@ def install(name: str) -> None:
         import traceback
 
         traceback.print_exc()
+
+
+# -- processes that a worker starts -----------------------------------------------------------------
+
+_BEGIN = """
+try:
+    from elastic_agent.integrations import post_import
+except ImportError:  # another interpreter, see multiprocessing.set_executable
+    pass
+else:
+    post_import.watch(post_import.IN_CHILDREN)
+"""
+
+
+class _Begin:
+    """Runs when a child unpickles what its parent tells it first."""
+
+    def __reduce__(self) -> "tuple[Any, tuple[str, dict[str, Any]]]":
+        return exec, (_BEGIN, {})
+
+
+def install_in_children() -> None:
+    """Install integrations in the processes that ``multiprocessing`` starts as new interpreters."""
+    from multiprocessing import spawn
+
+    original = spawn.get_preparation_data
+
+    def with_integrations(name: str) -> "dict[str, Any]":
+        return {**original(name), "elastic_agent": _Begin()}
+
+    spawn.get_preparation_data = with_integrations

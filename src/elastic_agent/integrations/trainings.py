@@ -1,4 +1,4 @@
-"""Knows whether a training is certainly the one in which an earlier process of the run was when it ended.
+"""Decides whether a training is certainly the one in which an earlier process of the run was when it ended.
 
 A script that is started again begins with its first line, and only the script knows which trainings it begins then: it
 may repeat those that are finished, skip them, or take the next one from a queue. So a training is continued only if
@@ -23,7 +23,7 @@ from typing import Any, TypedDict
 from urllib.parse import quote
 
 from elastic_agent.files import write_atomically
-from elastic_agent.integrations.say import say
+from elastic_agent.integrations.patching import say
 from elastic_agent.integrations.signature import Signature, difference
 
 _KEPT = 16
@@ -53,9 +53,9 @@ class Record(TypedDict):
 _newest: dict[str, Training] = {}
 """By folder, the training that this process has begun last."""
 _surroundings: dict[str, Signature] = {}
-"""By folder, what :func:`continuable` was told."""
-_said: set[str] = set()
-"""The kinds of lines that have been said: one of each kind per process."""
+"""By folder, the signature that was given to :func:`continuable`."""
+_printed: set[str] = set()
+"""The kinds of lines that have been printed: one of each kind per process."""
 
 
 class Training:
@@ -84,7 +84,7 @@ class Training:
 
     @property
     def id(self) -> str:
-        """What the checkpoints of this training contain."""
+        """The id that the checkpoints of this training contain."""
         return self._record["id"]
 
     def complete(self, name: str, signature: Signature) -> str:
@@ -112,7 +112,9 @@ class Training:
         Of several at one step, the first counts as the newest: others may be variants, such as averaged weights.
         """
         with self._lock:
-            others = {name: one for name, one in self._record["checkpoints"].items() if name != checkpoint}
+            others = {
+                name: entry for name, entry in self._record["checkpoints"].items() if name != checkpoint
+            }
             same = {name: others.pop(name) for name in [*others] if others[name][1] == step}
             self._record["checkpoints"] = dict(
                 [*others.items(), (checkpoint, (note, step)), *same.items()][-_KEPT:]
@@ -145,10 +147,9 @@ class Training:
         """Replace the record in one step; without space or permission, remove it, so that none is out of date."""
         if _newest[self.folder] is not self:
             return  # the checkpoints recorded are those of a later training
-        from fsspec.core import url_to_fs
         from fsspec.implementations.local import LocalFileSystem
 
-        fs, file = url_to_fs(_file_in(self.folder))
+        fs, file = filesystem_of(_file_in(self.folder))
         data = json.dumps(self._record, indent=1).encode()
         self._is_recorded = True
         try:
@@ -203,8 +204,8 @@ def _world_size() -> int:
 
 def _say_once(line: str) -> None:
     kind = line.partition(":")[0]
-    if kind not in _said:
-        _said.add(kind)
+    if kind not in _printed:
+        _printed.add(kind)
         say(line)
 
 
@@ -224,7 +225,7 @@ def continuable(folder: str, signature: Signature) -> bool:
 
     Args:
         folder: from :func:`folder_of_run`.
-        signature: of what the framework that begins the training was told; it becomes part of the training's.
+        signature: of the settings of the framework that begins the training; it becomes part of the training's.
     """
     _surroundings[folder] = signature
     record = read(folder)
@@ -240,11 +241,17 @@ def folder_of_run(root: str, name: str, run_id: str) -> str:
     return f"{absolute.rstrip('/')}/{name}/{quote(run_id, safe='')}"
 
 
+def filesystem_of(path: str) -> tuple[Any, str]:
+    """Return the file system of a path or URL, and the path in it."""
+    from fsspec.core import url_to_fs  # when it is used: the frameworks have imported it by then
+
+    filesystem: tuple[Any, str] = url_to_fs(path)
+    return filesystem
+
+
 def read(folder: str) -> Record | None:
     """Read the record; None if there is none that can be read."""
-    from fsspec.core import url_to_fs
-
-    fs, file = url_to_fs(_file_in(folder))
+    fs, file = filesystem_of(_file_in(folder))
     try:
         fs.invalidate_cache()  # another node may have written it
         with fs.open(file, "rb") as opened:
@@ -263,6 +270,17 @@ def read(folder: str) -> Record | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         say(f"training starts as the script says: {file} cannot be read: {error!r}")
         return None
+
+
+def from_rank_0(value: Any, group: Any = None) -> Any:
+    """Return rank 0's value: files and clocks differ, and all ranks have to do the same."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=group)
+    return values[0]
 
 
 def _file_in(folder: str) -> str:

@@ -8,8 +8,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from elastic_agent.agent.tasks import BackgroundTasks
-from elastic_agent.diagnosis.compared import LONGEST_VALUE, compared_variables
-from elastic_agent.diagnosis.differences import ARGUMENTS, VARIABLE, differences
+from elastic_agent.diagnosis.differences import (
+    ARGUMENTS,
+    LONGEST_VALUE,
+    VARIABLE,
+    compared_variables,
+    differences,
+)
 from elastic_agent.logs import get_logger
 from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.printable import without_surrogates

@@ -1,4 +1,4 @@
-"""Has a worker tell its agent how far it is in its collectives, so that the agents can find out why a world hangs.
+"""Reports each worker's position in its collectives to the agent, so that the agents can find out why a world hangs.
 
 Workers call :func:`install` when ``torch.distributed`` is there. Nothing happens until the script initialises a process
 group: then a thread begins to wait for questions of the agent (:mod:`.answers`). It takes no time of the script's in

@@ -1,4 +1,4 @@
-"""The thread of a worker that answers the agent how far the worker is.
+"""The thread of a worker that answers the questions of the agent about the worker's progress.
 
 It holds Python's lock for 0.1 ms per question, and none while it waits. It is none of the threads that
 `threading` lists, and is gone in the children of a fork.
@@ -51,7 +51,7 @@ _WAITS = (
 
 
 def _starts_workers(frame: FrameType) -> bool:
-    """Whether it is one of the frames in which a process forked from the spawner runs the script."""
+    """Return whether it is one of the frames in which a process forked from the spawner runs the script."""
     return frame.f_code.co_filename.startswith(_STARTS_WORKERS)
 
 
@@ -59,7 +59,7 @@ class Answers:
     """The answers of this worker, from its first process group to its end."""
 
     def __init__(self, address: str) -> None:
-        """``address``: the agent's socket, in the abstract namespace. Raises OSError if it cannot be reached."""
+        """Connect to the agent's socket, an address in the abstract namespace. Raises OSError if it is not there."""
         self._ending = False
         self._hello = {
             "slot": int(os.environ[SLOT]),
@@ -129,7 +129,7 @@ class Answers:
         if len(data) <= LARGEST_ANSWER:
             return data
         # A worker of very many groups: those that wait are worth most.
-        groups = [one for one in answer["groups"] if one["enqueued"] > one["completed"]]
+        groups = [group for group in answer["groups"] if group["enqueued"] > group["completed"]]
         return json.dumps({**self._hello, **answer, "groups": groups[:MOST_GROUPS]}).encode()
 
     def _summary(self) -> dict[str, Any]:
@@ -149,12 +149,12 @@ class Answers:
         }
 
     def _place(self, frames: list[_Place]) -> dict[str, str]:
-        """Where the main thread is; ``frames``: the innermost first."""
-        started_by = next((at for at, (one, _) in enumerate(frames) if _starts_workers(one)), len(frames))
+        """Describe where the main thread is; ``frames``: the innermost first."""
+        started_by = next((at for at, (frame, _) in enumerate(frames) if _starts_workers(frame)), len(frames))
         frames = frames[:started_by]
-        lines = [f"{one.f_code.co_filename}:{line} in {one.f_code.co_name}" for one, line in frames]
-        places = ((one.f_code.co_filename, line) for one, line in frames)
-        own = next((one for one in places if _is_script(one[0])), None)
+        lines = [f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in frames]
+        places = ((frame.f_code.co_filename, line) for frame, line in frames)
+        own = next((place for place in places if _is_script(place[0])), None)
         stack: list[str] = []
         for line in lines:
             if sum(map(len, stack)) + len(line) > _LONGEST_STACK:
@@ -162,12 +162,12 @@ class Answers:
             stack.append(line)
         return {
             "line": f"{os.path.basename(own[0])}:{own[1]}" if own is not None else "",
-            "waits_in": _waits_in([one for one, _ in frames]),
+            "waits_in": _waits_in([frame for frame, _ in frames]),
             "stack": "\n".join(reversed(stack)),
         }
 
     def _handled(self) -> dict[str, str]:
-        """The exception that the main thread handles, in an `except`, a `finally` or at the end of a `with`."""
+        """Describe the exception that the main thread handles, in an `except`, a `finally` or at a `with`."""
         found: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
         error = found[1] if isinstance(found, tuple) else found  # Python 3.11 has them as sys.exc_info()
         if not isinstance(error, BaseException):
@@ -182,11 +182,11 @@ def _is_script(path: str) -> bool:
 
 
 def _waits_in(frames: list[FrameType]) -> str:
-    """The function of `torch.distributed` that the innermost frames are of, as the script called it."""
+    """Return the function of `torch.distributed` that the innermost frames are of, as the script called it."""
     name = ""
-    for one in frames:
-        if not one.f_code.co_filename.endswith(_WAITS):
+    for frame in frames:
+        if not frame.f_code.co_filename.endswith(_WAITS):
             break
-        if one.f_code.co_name not in ("wrapper", "<module>"):
-            name = one.f_code.co_name
+        if frame.f_code.co_name not in ("wrapper", "<module>"):
+            name = frame.f_code.co_name
     return name

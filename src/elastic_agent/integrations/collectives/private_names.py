@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlparse
 
+from elastic_agent.worker_variables import STORE_PORT
+
 HOOK = "_check_valid_timeout"
 """A function that `init_process_group` and `new_group` call before they connect. It calls nothing that could fail, so
 that a replacement is in no traceback."""
@@ -83,15 +85,20 @@ def watch_optimizer_steps(begin: Callable[[object], None], end: Callable[[object
     names["_global_optimizer_post_hooks"][_HOOK_ID] = after_step
 
 
-def limit_agent_store(is_agents: Callable[[int], bool]) -> None:
-    """Have ranks that connect to a port of which `is_agents` is false do so as if there were no store of the agents."""
+def limit_agent_store() -> None:
+    """Have PyTorch use the agents' store at its own port only, so that scripts can host stores of their own at others.
+
+    With ``TORCHELASTIC_USE_AGENT_STORE``, torch 2.13 makes each rank a client of whatever address the script gives, for
+    example as ``init_method="tcp://..."``: nobody hosts that store, and all wait for it. Later versions compare the
+    address with ``MASTER_ADDR`` and ``MASTER_PORT``, which children of ``mp.spawn`` usually set to their own store.
+    """
     module: Any = import_module("torch.distributed.rendezvous")
     original: Callable[[], bool] = module._torchelastic_use_agent_store
 
     def use_agent_store() -> bool:
         # The caller's argument: a replacement of the caller would be in the traceback of a rendezvous that fails.
         port = sys._getframe(1).f_locals.get("port")
-        return original() and (port is None or is_agents(port))
+        return original() and (port is None or str(port) == os.environ.get(STORE_PORT, str(port)))
 
     module._torchelastic_use_agent_store = use_agent_store
 
@@ -113,45 +120,48 @@ class Recorders:
             if (found := getattr(bindings, name, None)) is not None
         }
         self._names: dict[tuple[str, str], str] = {}
-        """What the groups are called on all ranks, by backend and their number in this process."""
+        """The names of the groups on all ranks, by backend and their number in this process."""
         self._completed: dict[str, int] = {}
         """By group, up to which collective all were found to be completed when it was last looked at each."""
 
     def summary(self) -> list[dict[str, Any]]:
-        """How far each group is: ``group``, ``enqueued``, ``started``, ``completed``; takes about 0.1 ms."""
+        """Return how far each group is: ``group``, ``enqueued``, ``started``, ``completed``; takes about 0.1 ms."""
         status = self._status()
         if any(
-            key not in self._names and int(one["last_enqueued_collective"]) > 0 for key, one in status.items()
+            key not in self._names and int(counts["last_enqueued_collective"]) > 0
+            for key, counts in status.items()
         ):
             for backend in self._traces:
                 self._entries(backend)
         groups = []
-        for key, one in status.items():
+        for key, counts in status.items():
             group = self._names.get(key, f"{key[0]} {key[1]}")
             groups.append(
                 {
                     "group": group,
-                    "enqueued": int(one["last_enqueued_collective"]),
-                    "started": int(one["last_started_collective"]),
-                    "completed": max(int(one["last_completed_collective"]), self._completed.get(group, -1)),
+                    "enqueued": int(counts["last_enqueued_collective"]),
+                    "started": int(counts["last_started_collective"]),
+                    "completed": max(
+                        int(counts["last_completed_collective"]), self._completed.get(group, -1)
+                    ),
                 }
             )
         return groups
 
     def details(self) -> list[dict[str, Any]]:
-        """The same, with ``recent`` collectives, ``ranks`` of subgroups and ``timeout_s``; some milliseconds."""
-        groups = {one["group"]: one for one in self.summary()}
+        """Return the same, with ``recent`` collectives, ``ranks`` of subgroups and ``timeout_s``; some milliseconds."""
+        groups = {group["group"]: group for group in self.summary()}
         for backend in self._traces:
             for entry in self._entries(backend):
-                one = groups.get(str(entry["process_group"][0]))
-                if one is not None and not entry.get("is_p2p"):
+                group = groups.get(str(entry["process_group"][0]))
+                if group is not None and not entry.get("is_p2p"):
                     # gloo completes collectives in several threads, and the last thread to say so wins.
-                    if entry.get("retired") and entry["collective_seq_id"] == max(one["completed"], 0) + 1:
-                        one["completed"] = self._completed[one["group"]] = entry["collective_seq_id"]
-                    recent = one.setdefault("recent", [])
+                    if entry.get("retired") and entry["collective_seq_id"] == max(group["completed"], 0) + 1:
+                        group["completed"] = self._completed[group["group"]] = entry["collective_seq_id"]
+                    recent = group.setdefault("recent", [])
                     recent.append(_described(entry))
                     del recent[:-_RECENT]
-                    one["timeout_s"] = entry.get("timeout_ms", 0) / 1000
+                    group["timeout_s"] = entry.get("timeout_ms", 0) / 1000
         for name, ranks in _subgroups():
             if name in groups:
                 groups[name]["ranks"] = ranks
@@ -160,8 +170,8 @@ class Recorders:
     def _status(self) -> dict[tuple[str, str], dict[str, Any]]:
         found = {}
         for backend, dump in self._summaries:
-            for number, one in json.loads(dump(False, False)).get("pg_status", {}).items():
-                found[backend, str(number)] = one
+            for number, counts in json.loads(dump(False, False)).get("pg_status", {}).items():
+                found[backend, str(number)] = counts
         return found
 
     def _entries(self, backend: str) -> list[dict[str, Any]]:
@@ -169,9 +179,9 @@ class Recorders:
         entries: list[dict[str, Any]] = pickle.loads(self._traces[backend](True, False, False)).get(
             "entries", []
         )
-        for one in entries:
-            self._names[backend, str(one["pg_id"])] = str(one["process_group"][0])
-        return sorted(entries, key=lambda one: int(one["record_id"]))
+        for entry in entries:
+            self._names[backend, str(entry["pg_id"])] = str(entry["process_group"][0])
+        return sorted(entries, key=lambda entry: int(entry["record_id"]))
 
 
 def _described(entry: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +199,7 @@ def _described(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _subgroups() -> Iterator[tuple[str, list[int]]]:
-    """The groups that do not have all ranks, by name, with their global ranks."""
+    """Yield the groups that do not have all ranks, by name, with their global ranks."""
     from torch.distributed import distributed_c10d as module
 
     world: Any = module._world

@@ -20,7 +20,7 @@ __all__ = ["fabric_callbacks", "trainer_callbacks"]
 
 
 def trainer_callbacks() -> list[Any]:
-    """The callbacks to add to a ``Trainer``."""
+    """Return the callbacks to add to a ``Trainer``."""
     features = _adapt()
     if not features:
         return []
@@ -30,13 +30,13 @@ def trainer_callbacks() -> list[Any]:
 
 
 def fabric_callbacks() -> list[Any]:
-    """The callbacks to add to a ``Fabric``: none. What can be done for it is done by the methods that are adapted."""
+    """Return no callbacks to add to a ``Fabric``: the methods that are adapted do what can be done for it."""
     _adapt()
     return []
 
 
 def _adapt() -> frozenset[Feature]:
-    """Adapt what is loaded of Lightning; the features that are in force, none outside of elastic-agent."""
+    """Adapt what is loaded of Lightning; return the features in force, none outside of elastic-agent."""
     if GENERATION not in os.environ:  # unlike the run id, it is never set by users
         return frozenset()
     from elastic_agent.integrations.lightning import private_names

@@ -9,28 +9,28 @@ from typing import Any
 from elastic_agent import client
 from elastic_agent.integrations import signature
 from elastic_agent.integrations.lightning import checkpoints, private_names, world_change
-from elastic_agent.integrations.lightning.notices import PacedAgreement, from_rank_0
+from elastic_agent.integrations.lightning.notices import PacedAgreement
 from elastic_agent.integrations.lightning.private_names import Feature
 from elastic_agent.integrations.lightning.samples import Samples
-from elastic_agent.integrations.say import say
+from elastic_agent.integrations.patching import say
 from elastic_agent.integrations.signature import Signature
-from elastic_agent.integrations.trainings import Checkpoints, Training, folder_of_run
+from elastic_agent.integrations.trainings import Checkpoints, Training, folder_of_run, from_rank_0
 
 STATE = "elastic_agent"
-"""Under which key a checkpoint contains :meth:`TrainerHooks.on_save_checkpoint`'s values; and the folder of records."""
+"""The key of :meth:`TrainerHooks.on_save_checkpoint`'s values in a checkpoint; and the folder of records."""
 
 REMEDY = "trainer.fit(..., ckpt_path=...)"
 
 
 def make_callback(features: frozenset[Feature]) -> Any:
-    """A callback for whichever of Lightning's two distributions is loaded."""
+    """Make a callback for whichever of Lightning's two distributions is loaded."""
     bases = [sys.modules[root].Callback for root in private_names.loaded(private_names.PYTORCHES)]
     kind = type("ElasticAgentCallback", (TrainerHooks, *bases), {})
     return kind(features)
 
 
 class TrainerHooks:
-    """What the integration does at Lightning's hooks, and at the methods that ``private_names`` adapts."""
+    """The actions at Lightning's hooks, and at the methods that ``private_names`` adapts."""
 
     is_elastic_agent = True
 
@@ -115,16 +115,16 @@ class TrainerHooks:
     # -- from adapted methods --------------------------------------------------------------------
 
     def take_validated(self) -> bool:
-        """Whether the step after which training was left had been validated; once."""
+        """Return whether the step after which training was left had been validated; once."""
         validated, self._validated = self._validated, False
         return validated
 
     def after_step(self, trainer: Any, *, complete: bool) -> None:
-        """A batch within an epoch is done; ``complete`` if no gradients are being accumulated."""
+        """Leave on a notice after a batch within an epoch; ``complete``: no gradients are being accumulated."""
         self._leave_on_notice(trainer, "step", complete=complete)
 
     def after_epoch(self, trainer: Any) -> None:
-        """An epoch is done."""
+        """Leave on a notice after an epoch."""
         self._leave_on_notice(trainer, "epoch", complete=True)
 
     def _leave_on_notice(self, trainer: Any, at: str, *, complete: bool) -> None:
@@ -141,12 +141,12 @@ class TrainerHooks:
         client.leave()
 
     def about_to_save(self, trainer: Any, path: Any) -> None:
-        """A checkpoint is going to be written to this path, where one may be already."""
+        """Forget the checkpoint at this path, if there is one, before it is overwritten."""
         if self._training is not None:
             private_names.after_saves(trainer, _forget_folder, self._training, checkpoints.absolute(path))
 
     def saved(self, trainer: Any, path: Any) -> None:
-        """A checkpoint from which training can be resumed is complete, or being written in another thread."""
+        """Record a checkpoint to resume from, which is complete, or being written in another thread."""
         if self._training is not None:
             added = self._training, checkpoints.absolute(path), trainer.global_step
             private_names.after_saves(trainer, _add, *added)
@@ -173,12 +173,12 @@ class TrainerHooks:
         readable = _gathered([checkpoints.note_of(path) == size for path, size in recorded.items()])
         on_all = [path for path, *here in zip(recorded, *readable, strict=True) if all(here)]
         if trainer.is_global_zero:
-            seen = [path for path, *here in zip(recorded, *readable, strict=True) if any(here)]
-            _explain_choice(named, on_all, seen)
+            readable_by_some = [path for path, *here in zip(recorded, *readable, strict=True) if any(here)]
+            _explain_choice(named, on_all, readable_by_some)
         return on_all[::-1] if named is None else []
 
     def is_of_this_training(self, trainer: Any, path: str, checkpoint: dict[str, Any]) -> bool:
-        """Return whether the content of a checkpoint is what was recorded: other trainings may overwrite the file."""
+        """Return whether a checkpoint's content is of this training: other trainings may overwrite the file."""
         found = checkpoint.get(STATE, {}).get("training")
         self._continues = bool(from_rank_0(self._training is not None and found == self._training.id))
         if not self._continues and trainer.is_global_zero:
@@ -198,14 +198,14 @@ class TrainerHooks:
             sys.exit(1)
 
 
-def _explain_choice(named: Any, on_all: list[str], seen: list[str]) -> None:
+def _explain_choice(named: Any, on_all: list[str], readable_by_some: list[str]) -> None:
     if named is not None:
         if on_all and checkpoints.absolute(named) != on_all[-1]:
             say(f"the script resumes from {named}; the run's newest checkpoint, {on_all[-1]}, is not used")
-    elif seen and not on_all:
+    elif readable_by_some and not on_all:
         say(
-            f"training starts as the script says: not all workers can read {seen[-1]}; expected default_root_dir and "
-            "the folders of checkpoints on storage that all nodes share"
+            f"training starts as the script says: not all workers can read {readable_by_some[-1]}; expected "
+            "default_root_dir and the folders of checkpoints on storage that all nodes share"
         )
 
 
@@ -223,7 +223,7 @@ def _add(training: Training, path: str, step: int) -> None:
 
 
 def _gathered(value: Any) -> list[Any]:
-    """The values of all ranks."""
+    """Return the values of all ranks."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from elastic_agent.integrations.trainings import Checkpoints
+from elastic_agent.integrations.trainings import Checkpoints, filesystem_of
 
 
 def note_of(path: str) -> int | None:
@@ -13,9 +13,7 @@ def note_of(path: str) -> int | None:
 
     None if it cannot be read.
     """
-    from fsspec.core import url_to_fs
-
-    fs, inside = url_to_fs(path)
+    fs, inside = filesystem_of(path)
     try:
         fs.invalidate_cache(inside)  # another worker may have written it
         info = fs.info(inside)
@@ -36,18 +34,14 @@ def damaged(checkpoints: Checkpoints) -> list[str]:
 
 def is_folder(path: str) -> bool:
     """Return whether a checkpoint is a folder: a mixture of old and new files can have the same size."""
-    from fsspec.core import url_to_fs
-
-    fs, inside = url_to_fs(path)
+    fs, inside = filesystem_of(path)
     return bool(fs.isdir(inside))
 
 
 def remove_others(folder: str, newest: str) -> None:
     """Delete the checkpoints in the folder that were saved on earlier notices."""
-    from fsspec.core import url_to_fs
-
-    fs, inside = url_to_fs(folder)
-    _, kept = url_to_fs(newest)
+    fs, inside = filesystem_of(folder)
+    _, kept = filesystem_of(newest)
     for path in fs.glob(f"{inside}/step-*.ckpt"):
         if path != kept:
             fs.rm(path, recursive=True)

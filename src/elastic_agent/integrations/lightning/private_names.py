@@ -30,15 +30,9 @@ FABRIC, PYTORCH = Patches(), Patches()
 _EPOCH_LOOP = "loops.training_epoch_loop:_TrainingEpochLoop"
 
 _SETTINGS = (
-    "max_epochs",
-    "max_steps",
-    "accumulate_grad_batches",
-    "gradient_clip_val",
-    "gradient_clip_algorithm",
-    "limit_train_batches",
-    "overfit_batches",
-    "precision",
-)
+    "max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
+    "limit_train_batches", "overfit_batches", "precision",
+)  # fmt: skip
 """The attributes of a ``Trainer`` on which the weights depend, and which do not depend on the nodes."""
 
 
@@ -72,53 +66,32 @@ class Feature(StrEnum):
     "plugins.environments.torchelastic:TorchElasticEnvironment.validate_settings",
     "ValueError",
 )
-def _accept_any_world(original: Any, environment: Any, num_devices: int, num_nodes: int) -> None:
+def _accept_any_world_size(original: Any, environment: Any, num_devices: int, num_nodes: int) -> None:
     """Accept any: nodes may have different numbers of workers, and the world changes."""
-
-
-FABRIC.need(
-    Feature.WORLD,
-    "strategies.launchers.subprocess_script:_SubprocessScriptLauncher.launch",
-    "validate_settings",
-)
 
 
 @FABRIC.replace(Feature.WORLD, "strategies.ddp:DDPStrategy.distributed_sampler_kwargs")
 @FABRIC.replace(Feature.WORLD, "strategies.fsdp:FSDPStrategy.distributed_sampler_kwargs")
 @PYTORCH.replace(Feature.WORLD, "strategies.ddp:DDPStrategy.distributed_sampler_kwargs")
 @PYTORCH.replace(Feature.WORLD, "strategies.fsdp:FSDPStrategy.distributed_sampler_kwargs")
-def _sampler_of_the_world(original: Any, strategy: Any) -> dict[str, Any]:
+def _world_of_sampler(original: Any, strategy: Any) -> dict[str, Any]:
     return {"num_replicas": strategy.world_size, "rank": strategy.global_rank}
 
 
 @PYTORCH.replace(Feature.WORLD, "trainer.connectors.data_connector:_DataConnector.on_trainer_init")
-def _devices_before_data(original: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
+def _set_devices_before_dataloaders(original: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
     # The first thing that a Trainer does after it has loaded the callbacks.
     fit_to_world(connector.trainer._accelerator_connector)
     return original(connector, *args, **kwargs)
 
 
-PYTORCH.need(
-    Feature.WORLD,
-    "trainer.trainer:Trainer.__init__",
-    *("_callback_connector.on_trainer_init(", "_data_connector.on_trainer_init("),
-)
-
-
 @FABRIC.replace(Feature.WORLD, "fabric:Fabric._prepare_run_method")
-def _devices_before_run(original: Any, fabric: Any) -> Any:
+def _set_devices_before_launch(original: Any, fabric: Any) -> Any:
     # The first thing that a Fabric does after it has loaded the callbacks.
     fit_to_world(fabric._connector)
     fabric._strategy = fabric._connector.strategy
     fabric._accelerator = fabric._connector.accelerator
     return original(fabric)
-
-
-FABRIC.need(
-    Feature.WORLD,
-    "fabric:Fabric.__init__",
-    *("self._connector = ", "_configure_callbacks(", "_prepare_run_method()"),
-)
 
 
 def fit_to_world(connector: Any) -> None:
@@ -166,37 +139,25 @@ def _use_launchers_environment(connector: Any) -> None:
             connector.strategy.cluster_environment = connector.cluster_environment
 
 
-_LAZY_STRATEGY = ("_parallel_devices", "_num_nodes_flag", "_configure_launcher")
-FABRIC.need(Feature.WORLD, "connector:_Connector._lazy_init_strategy", *_LAZY_STRATEGY)
-PYTORCH.need(
-    Feature.WORLD,
-    "trainer.connectors.accelerator_connector:_AcceleratorConnector._lazy_init_strategy",
-    *_LAZY_STRATEGY,
-)
-
-
 # -- signals -------------------------------------------------------------------------------------
 
 _SIGNAL_CONNECTOR = "trainer.connectors.signal_connector:_SignalConnector"
 
 
 @PYTORCH.replace(Feature.SIGNALS, f"{_SIGNAL_CONNECTOR}.register_signal_handlers")
-def _no_signal_handlers(original: Any, connector: Any) -> None:
+def _register_no_signal_handlers(original: Any, connector: Any) -> None:
     """Leave signals to the agent: Lightning's handler broadcasts, and hangs if a peer has died."""
     connector.received_sigterm = False
     connector._original_handlers = {}
 
 
-PYTORCH.need(Feature.SIGNALS, f"{_SIGNAL_CONNECTOR}.teardown", "self._original_handlers")
-
-
 @PYTORCH.replace(Feature.SIGNALS, f"{_EPOCH_LOOP}._broadcast_sigterm_tensor")
-def _no_broadcast(original: Any, loop: Any) -> None:
+def _broadcast_no_sigterm(original: Any, loop: Any) -> None:
     """Broadcast nothing: there is no handler that could have set the flag."""
 
 
 @FABRIC.replace(Feature.SIGNALS, "plugins.environments.slurm:SLURMEnvironment.detect")
-def _not_under_slurm(original: Any) -> bool:
+def _detect_no_slurm(original: Any) -> bool:
     return False
 
 
@@ -204,7 +165,7 @@ def _not_under_slurm(original: Any) -> bool:
 
 
 @PYTORCH.replace(Feature.NOTICES, f"{_EPOCH_LOOP}.on_advance_end", "self._skip_next_val")
-def _notice_after_step(original: Any, loop: Any, data_fetcher: Any) -> None:
+def _leave_after_step(original: Any, loop: Any, data_fetcher: Any) -> None:
     hooks = hooks_of(loop.trainer)
     if hooks is not None and hooks.take_validated() and loop._skip_next_val:
         loop._skip_next_val = False  # this step's end was reached before the checkpoint was saved
@@ -214,16 +175,8 @@ def _notice_after_step(original: Any, loop: Any, data_fetcher: Any) -> None:
         hooks.after_step(loop.trainer, complete=not loop._should_accumulate())
 
 
-PYTORCH.need(
-    Feature.NOTICES, f"{_EPOCH_LOOP}.advance", "self._skip_next_val = True", "self.restarted_on_last"
-)
-PYTORCH.need(Feature.NOTICES, f"{_EPOCH_LOOP}._should_accumulate", "self")
-PYTORCH.need(Feature.NOTICES, f"{_EPOCH_LOOP}._should_check_val_fx", "data_fetcher")
-PYTORCH.need(Feature.NOTICES, f"{_EPOCH_LOOP}._num_ready_batches_reached", "self")
-
-
 @PYTORCH.replace(Feature.NOTICES, "loops.fit_loop:_FitLoop.on_advance_end")
-def _notice_after_epoch(original: Any, loop: Any) -> None:
+def _leave_after_epoch(original: Any, loop: Any) -> None:
     original(loop)
     hooks = hooks_of(loop.trainer)
     if hooks is not None:
@@ -236,7 +189,7 @@ _CHECKPOINTS = "trainer.connectors.checkpoint_connector:_CheckpointConnector"
 
 
 @PYTORCH.replace(Feature.RESUME, f"{_CHECKPOINTS}._select_ckpt_path")
-def _note_request_for_last(
+def _remember_ckpt_path_last(
     original: Any, connector: Any, state_fn: Any, ckpt_path: Any, *args: Any, **kwargs: Any
 ) -> Any:
     connector._elastic_agent_wants_last = ckpt_path == "last"
@@ -261,13 +214,6 @@ def _continue_training(
     original(connector, checkpoint_path, weights_only)
 
 
-PYTORCH.need(
-    Feature.RESUME,
-    f"{_CHECKPOINTS}._restore_modules_and_callbacks",
-    *("self.resume_start(checkpoint_path, weights_only=weights_only)", "self.restore_callbacks()"),
-)
-
-
 @PYTORCH.replace(
     Feature.RESUME, "trainer.trainer:Trainer.save_checkpoint", "filepath", "weights_only", "strategy.barrier"
 )
@@ -284,13 +230,6 @@ def _record_checkpoint(
     original(trainer, filepath, weights_only, storage_options)
     if hooks is not None and not weights_only:
         hooks.saved(trainer, filepath)
-
-
-PYTORCH.need(
-    Feature.RESUME,
-    "plugins.io.async_plugin:AsyncCheckpointIO",
-    *("self._executor = ThreadPoolExecutor(max_workers=1)", "self._error = ex"),
-)
 
 
 def after_saves(trainer: Any, call: Callable[..., None], *arguments: Any) -> None:
@@ -311,7 +250,7 @@ def after_saves(trainer: Any, call: Callable[..., None], *arguments: Any) -> Non
     "loops.fit_loop:_FitLoop.setup_data",
     "self._combined_loader is not None and not self._should_reload_train_dl",
 )
-def _loaders_requested(original: Any, loop: Any) -> None:
+def _release_samplers(original: Any, loop: Any) -> None:
     hooks = hooks_of(loop.trainer)
     if hooks is not None and (loop._combined_loader is None or loop._should_reload_train_dl):
         hooks.samples.release()
@@ -324,7 +263,7 @@ def _loaders_requested(original: Any, loop: Any) -> None:
     "dataloader: object, shuffle: bool, mode: RunningStage",
     "_update_dataloader(dataloader, sampler, mode=mode)",
 )
-def _each_sample_once(original: Any, connector: Any, dataloader: Any, shuffle: bool, mode: Any) -> Any:
+def _use_each_sample_once(original: Any, connector: Any, dataloader: Any, shuffle: bool, mode: Any) -> Any:
     trainer = connector.trainer
     hooks = hooks_of(trainer)
     if hooks is not None and mode == "train" and trainer._accelerator_connector.use_distributed_sampler:
@@ -341,14 +280,6 @@ def _each_sample_once(original: Any, connector: Any, dataloader: Any, shuffle: b
     return original(connector, dataloader, shuffle, mode)
 
 
-PYTORCH.need(Feature.SAMPLER, "loops.fit_loop:_FitLoop.update_restart_stage", "RESTARTED_MID_EPOCH")
-PYTORCH.need(
-    Feature.SAMPLER,
-    f"{_EPOCH_LOOP}.on_run_start",
-    "data_fetcher.fetched += self.batch_progress.current.ready",
-)
-
-
 def set_batches_done(trainer: Any, count: int) -> None:
     """Have the counters of batches within the epoch say that so many are done."""
     current = trainer.fit_loop.epoch_loop.batch_progress.current
@@ -356,6 +287,36 @@ def set_batches_done(trainer: Any, count: int) -> None:
     for name in ("ready", "started", "processed", "completed"):
         setattr(current, name, getattr(current, name) + moved)
 
+
+# -- what is not replaced ------------------------------------------------------------------------
+
+_STRATEGY = ("_parallel_devices", "_num_nodes_flag", "_configure_launcher")
+_FABRIC_NEEDED: tuple[tuple[Feature, str, *tuple[str, ...]], ...] = (
+    (Feature.WORLD, "fabric:Fabric.__init__", "self._connector = ", "_configure_callbacks(", "_prepare_run_method()"),
+    (Feature.WORLD, "connector:_Connector._lazy_init_strategy", *_STRATEGY),
+    (Feature.WORLD, "strategies.launchers.subprocess_script:_SubprocessScriptLauncher.launch", "validate_settings"),
+)  # fmt: skip
+_PYTORCH_NEEDED: tuple[tuple[Feature, str, *tuple[str, ...]], ...] = (
+    (Feature.WORLD, "trainer.connectors.accelerator_connector:_AcceleratorConnector._lazy_init_strategy", *_STRATEGY),
+    (Feature.WORLD, "trainer.trainer:Trainer.__init__",
+     "_callback_connector.on_trainer_init(", "_data_connector.on_trainer_init("),
+    (Feature.SIGNALS, f"{_SIGNAL_CONNECTOR}.teardown", "self._original_handlers"),
+    (Feature.NOTICES, f"{_EPOCH_LOOP}.advance", "self._skip_next_val = True", "self.restarted_on_last"),
+    (Feature.NOTICES, f"{_EPOCH_LOOP}._should_accumulate", "self"),
+    (Feature.NOTICES, f"{_EPOCH_LOOP}._should_check_val_fx", "data_fetcher"),
+    (Feature.NOTICES, f"{_EPOCH_LOOP}._num_ready_batches_reached", "self"),
+    (Feature.RESUME, f"{_CHECKPOINTS}._restore_modules_and_callbacks",
+     "self.resume_start(checkpoint_path, weights_only=weights_only)", "self.restore_callbacks()"),
+    (Feature.RESUME, "plugins.io.async_plugin:AsyncCheckpointIO",
+     "self._executor = ThreadPoolExecutor(max_workers=1)", "self._error = ex"),
+    (Feature.SAMPLER, "loops.fit_loop:_FitLoop.update_restart_stage", "RESTARTED_MID_EPOCH"),
+    (Feature.SAMPLER, f"{_EPOCH_LOOP}.on_run_start", "data_fetcher.fetched += self.batch_progress.current.ready"),
+)  # fmt: skip
+"""What the features depend on and do not replace: the function, and what its source has to contain."""
+
+for _patches, _needed in ((FABRIC, _FABRIC_NEEDED), (PYTORCH, _PYTORCH_NEEDED)):
+    for _feature, _place, *_texts in _needed:
+        _patches.need(_feature, _place, *_texts)
 
 # -- all of it -----------------------------------------------------------------------------------
 
@@ -375,7 +336,7 @@ def adapt() -> frozenset[Feature]:
 
 
 def loaded(roots: tuple[str, ...]) -> Iterator[str]:
-    """Those of these packages that are imported completely."""
+    """Yield those of these packages that are imported completely."""
     for root in roots:
         package = sys.modules.get(root)
         if package is not None and hasattr(package, "__version__"):
@@ -383,8 +344,10 @@ def loaded(roots: tuple[str, ...]) -> Iterator[str]:
 
 
 def hooks_of(trainer: Any) -> Any:
-    """The integration's callback of this trainer; None without one, as while Lightning's tuner tries something."""
-    return next((one for one in trainer.callbacks if getattr(one, "is_elastic_agent", False)), None)
+    """Return the integration's callback of this trainer; None without one, as while Lightning's tuner runs."""
+    return next(
+        (callback for callback in trainer.callbacks if getattr(callback, "is_elastic_agent", False)), None
+    )
 
 
 def signature_of(trainer: Any) -> Signature:
@@ -417,12 +380,12 @@ def signature_of_data(trainer: Any) -> Signature:
 
 
 def is_trial(trainer: Any) -> bool:
-    """Whether this call of ``fit`` is the tuner's, which ends before training begins."""
-    return any(getattr(one, "_early_exit", False) for one in trainer.callbacks)
+    """Return whether this call of ``fit`` is the tuner's, which ends before training begins."""
+    return any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks)
 
 
 def restarted_mid_epoch(trainer: Any) -> bool:
-    """Whether training begins within an epoch, whose start hooks are not called again."""
+    """Return whether training begins within an epoch, whose start hooks are not called again."""
     return bool(trainer.fit_loop.restarted_mid_epoch)
 
 
@@ -437,12 +400,12 @@ def begin_next_epoch(trainer: Any) -> None:
 
 
 def validated_last(trainer: Any) -> bool:
-    """Whether the last step that was taken was followed by a validation."""
+    """Return whether the last step that was taken was followed by a validation."""
     loop = trainer.fit_loop.epoch_loop
     return bool(loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
 
 
 def current_batches(loops: dict[str, Any]) -> dict[str, Any]:
-    """The counters of batches within the epoch, in a checkpoint's ``loops``."""
+    """Return the counters of batches within the epoch, in a checkpoint's ``loops``."""
     counters: dict[str, Any] = loops["fit_loop"]["epoch_loop.batch_progress"]["current"]
     return counters

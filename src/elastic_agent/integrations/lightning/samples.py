@@ -114,7 +114,7 @@ class EpochSampler(ElasticSampler):
 
     @property
     def left(self) -> int:
-        """How many samples this rank still gets in this epoch."""
+        """The number of samples that this rank still gets in this epoch."""
         return super().__len__()
 
 
@@ -148,12 +148,12 @@ class OwnSampler(Sampler[int]):
         self._finished = continued.finished
 
     def set_epoch(self, epoch: int) -> None:
-        """Be told by Lightning which epoch begins or continues."""
+        """Take the number of the epoch that begins or continues, from Lightning."""
         if epoch != self._epoch:
             self._epoch, self._finished, self._continued = epoch, 0, None
 
     def advance(self, samples: int) -> None:
-        """A step has used so many samples."""
+        """Count the samples that a step has used."""
         self._finished = min(self._finished + samples, len(self))
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class OwnSampler(Sampler[int]):
 
     @property
     def left(self) -> int:
-        """How many samples are left in this epoch."""
+        """The number of samples that are left in this epoch."""
         return len(self) - self._finished
 
 
@@ -226,7 +226,7 @@ class Samples:
         return _batches(batches, len(sampler)) - _batches(batches, sampler.left)
 
     def step_done(self) -> None:
-        """All ranks have used one batch."""
+        """Count a batch that all ranks have used."""
         for sampler, batches in self._loaders:
             sampler.advance(batches.batch_size)
 
@@ -236,7 +236,7 @@ class Samples:
 
 
 def _is_ordinary(loader: Any) -> bool:
-    """Whether the loader uses each sample of a dataset once, in batches of one size."""
+    """Return whether the loader uses each sample of a dataset once, in batches of one size."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return False
     if type(loader.batch_sampler) is not BatchSampler or loader.batch_sampler.sampler is not loader.sampler:

@@ -1,4 +1,4 @@
-"""What of a checkpoint depends on the world in which it was saved."""
+"""Adapts the parts of a checkpoint that depend on the world in which it was saved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def translate_batches(counters: dict[str, Any], saved_in: int, world: int) -> No
 
 
 def random_states(world_size: int) -> list[dict[str, Any]]:
-    """The states of the random number generators of all ranks, in order. A collective."""
+    """Return the states of the random number generators of all ranks, in order. A collective."""
     import torch
     import torch.distributed as dist
 

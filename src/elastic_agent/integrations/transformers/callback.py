@@ -10,11 +10,11 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from elastic_agent import client
 from elastic_agent.integrations import signature
-from elastic_agent.integrations.say import say
+from elastic_agent.integrations.patching import say
 from elastic_agent.integrations.signature import Signature
-from elastic_agent.integrations.trainings import Training
-from elastic_agent.integrations.transformers import checkpoints, install
-from elastic_agent.integrations.transformers.position import Position
+from elastic_agent.integrations.trainings import Training, from_rank_0
+from elastic_agent.integrations.transformers import install
+from elastic_agent.integrations.transformers.position import Position, saved, trainer_state
 from elastic_agent.integrations.transformers.private_names import Feature
 
 FOLDER = "_elastic_agent"
@@ -23,30 +23,11 @@ FOLDER = "_elastic_agent"
 REMEDY = "trainer.train(resume_from_checkpoint=...)"
 
 _NO_WEIGHTS = (
-    *(
-        "output_dir",
-        "resume_from_checkpoint",
-        "run_name",
-        "project",
-        "report_to",
-        "disable_tqdm",
-        "push_to_hub",
-    ),
-    *(
-        "log_",
-        "logging_",
-        "hub_",
-        "trackio_",
-        "save_",
-        "eval_",
-        "do_",
-        "include_",
-        "debug",
-        "skip_memory_metrics",
-    ),
-    *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch", "dataloader_persistent"),
-    *("ddp_timeout", "local_rank", "enable_jit_checkpoint", "per_device_eval_batch_size", "use_cpu"),
-)
+    "output_dir", "resume_from_checkpoint", "run_name", "project", "report_to", "disable_tqdm", "push_to_hub", "log_",
+    "logging_", "hub_", "trackio_", "save_", "eval_", "do_", "include_", "debug", "skip_memory_metrics",
+    "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch", "dataloader_persistent", "ddp_timeout",
+    "local_rank", "enable_jit_checkpoint", "per_device_eval_batch_size", "use_cpu",
+)  # fmt: skip
 """Beginnings of names of ``TrainingArguments`` on which no weights depend."""
 
 
@@ -59,7 +40,7 @@ class ElasticCallback(TrainerCallback, ExportableState):
     def __init__(self) -> None:
         self._features = install()
         self.position: Position | None = None
-        """Where training is in the epoch; None if the ``Trainer`` is left to determine it."""
+        """The position of training in the epoch; None if the ``Trainer`` is left to determine it."""
         self.training: Training | None = None
         """Rank 0's record of the training; None if the training is none that could be continued."""
         self.continues = False
@@ -69,7 +50,7 @@ class ElasticCallback(TrainerCallback, ExportableState):
         self._micro_batches = 0
 
     def state(self) -> dict[str, Any]:
-        """Of the checkpoint that is being saved."""
+        """Return the state for the checkpoint that is being saved."""
         return {
             "args": {},
             "attributes": {
@@ -82,30 +63,26 @@ class ElasticCallback(TrainerCallback, ExportableState):
 
     def begin_training(self, trainer: Any, named: Any) -> Any:
         """Begin a training, and return the checkpoint to continue it from: the script's, or if certain, the newest."""
-        args = trainer.args
-        import torch.distributed as dist
-
-        found: list[str | None] = [None]
+        args, newest = trainer.args, None
         if args.process_index == 0:
             facts = signature.described(_signature_of, trainer)
             self.training = Training(args.output_dir, FOLDER, client.current().run_id, facts)
             if named is None:
                 self.training.explain(REMEDY)
-                found = [_newest(self.training, args.output_dir)]
-        if dist.is_available() and dist.is_initialized():
-            dist.broadcast_object_list(found, src=0)
-        self.continues = named is None and found[0] is not None
+                newest = _newest(self.training, args.output_dir)
+        newest = from_rank_0(newest)
+        self.continues = named is None and newest is not None
         if self.continues and args.process_index == 0:
-            say(f"resuming from {found[0]}")
-        return named if named is not None else found[0]
+            say(f"resuming from {newest}")
+        return named if named is not None else newest
 
     def end_training(self) -> None:
-        """The training is complete: the script may now do what makes it skip this training when it is restarted."""
+        """Record that the training is complete: the script may now do what makes it skip it after a restart."""
         if self.training is not None:
             self.training.end()
 
     def left_by(self, error: BaseException) -> None:
-        """Training was left by an exception, which the script may handle."""
+        """Record that an exception, which the script may handle, has left the training."""
         if self.training is not None:
             self.training.left_by(error)
 
@@ -144,9 +121,9 @@ def _newest(training: Training, output_dir: str) -> str | None:
     if training.doubt:
         return None
     for path in (os.path.join(output_dir, name) for name in reversed(training.earlier)):
-        if not checkpoints.trainer_state(path):
+        if not trainer_state(path):
             continue
-        if checkpoints.saved(path).get("training") == training.id:
+        if saved(path).get("training") == training.id:
             return path
         say(f"checkpoint {path} is not used: another training has overwritten it")
     return None

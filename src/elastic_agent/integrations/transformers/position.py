@@ -1,11 +1,17 @@
-"""Where training is in an epoch, independent of the number of workers; and what that is in the present world."""
+"""The position of training in an epoch, in any world and in a checkpoint."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from elastic_agent.data import ElasticSampler
+if TYPE_CHECKING:
+    from elastic_agent.data import ElasticSampler
+
+STATE_FILE = "trainer_state.json"
+"""The last file of a checkpoint to be written: without it, or with half of it, the checkpoint is not complete."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Position:
         return self.sampler.state_dict()
 
     def misfit(self, saved: dict[str, Any]) -> str:
-        """Why a checkpoint's position does not fit the data; empty if it does."""
+        """Return why a checkpoint's position does not fit the data; empty if it does."""
         own = self.state_dict()
         return ", ".join(
             f"{name}={saved[name]} in the checkpoint, {own[name]} now"
@@ -58,14 +64,14 @@ class Position:
             self.sampler.set_epoch(saved["epoch"] + complete)
         else:
             self.sampler.load_state_dict(saved)
-        left = len(loader)
-        if left == 0:
+        batches_left = len(loader)
+        if batches_left == 0:
             self.sampler.set_epoch(self.sampler.epoch + 1)
-            left = in_epoch
-        steps_left = -(-left // accumulation)
+            batches_left = in_epoch
+        steps_left = -(-batches_left // accumulation)
         steps_done = -(-in_epoch // accumulation) - steps_left
         done = steps_done * accumulation
-        self.rest = Rest(self.sampler.epoch, done, done + left, steps_done + steps_left)
+        self.rest = Rest(self.sampler.epoch, done, done + batches_left, steps_done + steps_left)
         return self.rest
 
     def skip(self, epoch: int, batches: int) -> None:
@@ -74,9 +80,29 @@ class Position:
         self.advance(batches)
 
     def use(self, loader: Any) -> None:
-        """The loader that training uses."""
+        """Take the batch size of the loader that training uses."""
         self._batch_size = loader.total_batch_size
 
     def advance(self, micro_batches: int) -> None:
-        """An optimizer step with so many batches on every rank is finished."""
+        """Count the samples of a finished optimizer step with so many batches on every rank."""
         self.sampler.advance(micro_batches * self._batch_size)
+
+
+# -- in a checkpoint of the ``Trainer`` -----------------------------------------------------------
+
+
+def saved(checkpoint: str | Path) -> dict[str, Any]:
+    """Return what ``ElasticCallback`` saved in the checkpoint; empty if it was saved without."""
+    state: Any = trainer_state(checkpoint)
+    for name in ("stateful_callbacks", "ElasticCallback", "attributes", "saved"):
+        state = state.get(name) if isinstance(state, dict) else None
+    return state if isinstance(state, dict) else {}
+
+
+def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
+    """Read the checkpoint's ``trainer_state.json``; empty if it has none that is complete and readable."""
+    try:
+        state = json.loads((Path(checkpoint) / STATE_FILE).read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}  # on rank 0 alone, an error would leave the other ranks waiting for its choice
+    return state if isinstance(state, dict) else {}

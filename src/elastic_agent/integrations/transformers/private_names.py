@@ -6,9 +6,8 @@ import sys
 from enum import StrEnum
 from typing import Any
 
-from elastic_agent.integrations.patching import Patches, wanted
-from elastic_agent.integrations.say import say
-from elastic_agent.integrations.transformers import checkpoints
+from elastic_agent.integrations.patching import Patches, say, wanted
+from elastic_agent.integrations.transformers.position import Position, saved, trainer_state
 from elastic_agent.worker_variables import TRANSFORMERS_DISABLE
 
 TESTED = "5.23.0"
@@ -95,7 +94,6 @@ def _sample_independent_of_the_world(original: Any, trainer: Any, train_dataset:
     from torch.utils.data import RandomSampler, SequentialSampler
 
     from elastic_agent.data import ElasticSampler
-    from elastic_agent.integrations.transformers.position import Position
 
     sampler = original(trainer, train_dataset)
     seed, config = trainer.args.data_seed, trainer.args.accelerator_config
@@ -154,32 +152,34 @@ def _plan_the_rest(original: Any, trainer: Any, args: Any, dataloader: Any) -> A
     checkpoint = trainer._elastic_agent_checkpoint
     if checkpoint is None:
         return values
-    done = int(checkpoints.trainer_state(checkpoint).get("global_step", 0))
-    saved = checkpoints.saved(checkpoint).get("position")
-    if position is None or not saved or args.ignore_data_skip or done >= args.max_steps > 0:
+    done = int(trainer_state(checkpoint).get("global_step", 0))
+    restored = saved(checkpoint).get("position")
+    if position is None or not restored or args.ignore_data_skip or done >= args.max_steps > 0:
         # At the last step, the Trainer takes another one if that was not the last step of an epoch.
         return (0, *values[1:]) if callback.continues and done >= max_steps else values
-    rest = position.restore(saved, dataloader, args.gradient_accumulation_steps)
+    rest = position.restore(restored, dataloader, args.gradient_accumulation_steps)
     if args.process_index == 0:
-        _report_misfit(position.misfit(saved), checkpoint, rest.epoch)
+        _report_misfit(position.misfit(restored), checkpoint, rest.epoch)
     if args.max_steps > 0:
         epochs = rest.epoch + 2 + (max_steps - done) // steps_per_epoch
     else:
         accumulation = args.gradient_accumulation_steps
-        left = (args.num_train_epochs - rest.epoch) * steps_per_epoch - rest.batches_done // accumulation
-        epochs = epochs if left > 0 else rest.epoch
-        max_steps = done + max(0, int(-(-left // 1)))
+        steps_left = (
+            args.num_train_epochs - rest.epoch
+        ) * steps_per_epoch - rest.batches_done // accumulation
+        epochs = epochs if steps_left > 0 else rest.epoch
+        max_steps = done + max(0, int(-(-steps_left // 1)))
     return (epochs, steps_per_epoch, *between, max_steps)
 
 
 def _report_misfit(misfit: str, checkpoint: str, epoch: int) -> None:
     if misfit:
-        what = f"{checkpoint} has the position in other training data ({misfit})"
-        say(f"{what}: starting epoch {epoch} from its beginning")
+        cause = f"{checkpoint} has the position in other training data ({misfit})"
+        say(f"{cause}: starting epoch {epoch} from its beginning")
 
 
 def _position_in(dataloader: Any) -> Any:
-    """That of the loader's sampler; None if it is another sampler, or Accelerate does not divide the batches."""
+    """Return the position of the loader's sampler; None: another sampler, or Accelerate does not divide the batches."""
     batches = getattr(dataloader, "batch_sampler", None) if hasattr(dataloader, "total_batch_size") else None
     batches = getattr(batches, "batch_sampler", batches)  # those of all ranks
     return getattr(getattr(batches, "sampler", None), _POSITION, None)
@@ -230,19 +230,20 @@ def _skip_nothing(original: Any, dataloader: Any, num_batches: int = 0) -> Any:
 
 
 def _callback(trainer: Any) -> Any:
-    """Of this trainer; added if it has none."""
+    """Return the callback of this trainer; add it if it has none."""
     from elastic_agent.integrations.transformers.callback import ElasticCallback
 
-    found = [one for one in trainer.callback_handler.callbacks if isinstance(one, ElasticCallback)]
-    if not found:
+    callbacks = trainer.callback_handler.callbacks
+    found = next((callback for callback in callbacks if isinstance(callback, ElasticCallback)), None)
+    if found is None:
         trainer.add_callback(ElasticCallback)
         return _callback(trainer)
-    known = getattr(trainer, _CALLBACK, found[0])
-    if known is not found[0]:  # transformers has restored another one from a checkpoint
-        found[0].position, found[0].training = known.position, known.training
-        found[0].continues = known.continues
-    setattr(trainer, _CALLBACK, found[0])
-    return found[0]
+    known = getattr(trainer, _CALLBACK, found)
+    if known is not found:  # transformers has restored another one from a checkpoint
+        found.position, found.training = known.position, known.training
+        found.continues = known.continues
+    setattr(trainer, _CALLBACK, found)
+    return found
 
 
 # -- all of it -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 
 from .cause import CauseKind
-from .known_errors import CAUSES, Nature, Recognised, known_error, known_errors, readable
+from .known_errors import CAUSES, NOT_RECOGNISED, Nature, Recognised, known_error, known_errors, readable
 from .records import NodeReport, WorkerReport, WorkerState
 from .signals import MEANINGS, REMEDIES, ending, signal_name
 
@@ -46,15 +46,15 @@ class Standing(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One worker, judged by itself."""
+class Verdict:
+    """How one worker ended, judged by itself."""
 
     report: NodeReport
     worker: WorkerReport
     standing: Standing
     kind: CauseKind
     what: str = ""
-    recognised: Recognised | None = None
+    recognised: Recognised = NOT_RECOGNISED
     meaning: str = ""
     remedy: str = ""
 
@@ -64,78 +64,80 @@ class Finding:
         return f"{self.report.node_id}/{self.worker.slot}"
 
     @property
+    def host(self) -> str:
+        """The name of the machine, or its address."""
+        return self.report.host or self.report.address
+
+    @property
     def line(self) -> str:
-        """Where in the script it failed; empty: not known."""
+        """The line of the script where it failed; empty: not known."""
         error = self.worker.error
         is_last = first_error(self.worker) == error or _FORWARDED.search(error) is not None
         return self.worker.line if is_last else ""
 
     @property
     def key(self) -> str:
-        """The same for the same error."""
+        """A text that is the same for the same error."""
         return _NEVER_THE_SAME.sub("#", self.what)
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """The first cause has the lowest."""
+        """The sort key; the first cause has the lowest."""
         return self.standing, self.failed_s, self.worker.rank
 
     @property
     def failed_s(self) -> float:
-        """When it failed, by the clock of its node; infinite: not known."""
-        moments = (self.worker.failed_s, self.worker.ended_s)
-        return next((one for one in moments if one is not None), float("inf"))
+        """The time at which it failed, by the clock of its node; infinite: not known."""
+        return self.worker.failed_s if self.worker.failed_s is not None else self.ended_s
 
     @property
     def ended_s(self) -> float:
-        """When its process had ended, and its connections broke; infinite: not known."""
+        """The time at which its process had ended, and its connections broke; infinite: not known."""
         return self.worker.ended_s if self.worker.ended_s is not None else float("inf")
 
 
-def judge(report: NodeReport, worker: WorkerReport) -> Finding:
-    """Whether the worker failed, and whether that can be the first cause."""
+def judge(report: NodeReport, worker: WorkerReport) -> Verdict:
+    """Decide whether the worker failed, and whether that can be the first cause."""
     if worker.state is WorkerState.SUCCEEDED:
         what = "exited with code 0 while other workers still ran"
-        return Finding(report, worker, Standing.EXITED, CauseKind.EARLY_EXIT, what)
+        return Verdict(report, worker, Standing.EXITED, CauseKind.EARLY_EXIT, what)
     if worker.state is WorkerState.HUNG:
         standing = Standing.FAILED if worker.error else Standing.GOT_NO_ANSWER
-        return Finding(report, worker, standing, CauseKind.HANG, worker.error or "made no progress")
+        return Verdict(report, worker, standing, CauseKind.HANG, worker.error or "made no progress")
     if worker.state is WorkerState.FAILED:
         return _failed(report, worker)
     if worker.state is WorkerState.STOPPED:
         return _stopped(report, worker)
-    return Finding(report, worker, Standing.STOPPED, CauseKind.UNKNOWN)
+    return Verdict(report, worker, Standing.STOPPED, CauseKind.UNKNOWN)
 
 
-def _failed(report: NodeReport, worker: WorkerReport) -> Finding:
+def _failed(report: NodeReport, worker: WorkerReport) -> Verdict:
     error = first_error(worker)
     recognised = _recognised(report, worker, error)
-    nature = recognised.nature if recognised is not None else Nature.OWN
     if _was_out_of_memory(report, worker, recognised):
         return _out_of_memory(report, worker, error)
-    found = Finding(
+    verdict = Verdict(
         report,
         worker,
-        _STANDINGS[nature],
+        _STANDINGS[recognised.nature],
         CauseKind.EXCEPTION,
         readable(error),
         recognised,
-        recognised.meaning if recognised is not None else "",
-        recognised.remedy if recognised is not None else "",
+        recognised.meaning,
+        recognised.remedy,
     )
     if error:
-        return found
+        return verdict
     name, what = signal_name(worker.returncode), ending(worker.returncode)
     if not name:
         what = f"{what}; its last line: {worker.last_line}" if worker.last_line else what
-        return replace(found, kind=CauseKind.EXIT_CODE, what=what)
-    meaning, remedy = MEANINGS.get(name, ""), REMEDIES.get(name, "")
+        return replace(verdict, kind=CauseKind.EXIT_CODE, what=what)
     return replace(
-        found,
+        verdict,
         kind=CauseKind.SIGNAL,
         what=what,
-        meaning="; ".join(filter(None, (meaning, found.meaning))),
-        remedy=found.remedy or remedy,
+        meaning="; ".join(filter(None, (MEANINGS.get(name, ""), verdict.meaning))),
+        remedy=verdict.remedy or REMEDIES.get(name, ""),
     )
 
 
@@ -148,67 +150,61 @@ _STANDINGS = {
 }
 
 
-def _stopped(report: NodeReport, worker: WorkerReport) -> Finding:
-    """A worker may have failed just before its agent stopped it because of what this caused elsewhere."""
-    found = _failed(report, worker)
+def _stopped(report: NodeReport, worker: WorkerReport) -> Verdict:
+    """Judge a worker that its agent stopped: it may have failed just before, which led to the stop elsewhere."""
+    verdict = _failed(report, worker)
     name = signal_name(worker.returncode)
     wrote_traceback = _TRACEBACK in worker.tail and bool(worker.error)
     crashed = worker.returncode is not None and worker.returncode < 0 and name not in _KILLED_BY_STOP
-    is_own = found.standing is Standing.FAILED and (
-        wrote_traceback or crashed or found.kind is CauseKind.OUT_OF_MEMORY
+    is_own = verdict.standing is Standing.FAILED and (
+        wrote_traceback or crashed or verdict.kind is CauseKind.OUT_OF_MEMORY
     )
-    return replace(found, standing=Standing.FAILED_WHILE_STOPPED if is_own else Standing.STOPPED)
+    return replace(verdict, standing=Standing.FAILED_WHILE_STOPPED if is_own else Standing.STOPPED)
 
 
 _KILLED = re.compile(r"Killed process (\d+)\b", re.ASCII)
 
 
-def _was_out_of_memory(report: NodeReport, worker: WorkerReport, recognised: Recognised | None) -> bool:
-    killed = signal_name(worker.returncode) == "SIGKILL" or (
-        recognised is not None and recognised.name == "loader-killed"
-    )
+def _was_out_of_memory(report: NodeReport, worker: WorkerReport, recognised: Recognised) -> bool:
+    killed = signal_name(worker.returncode) == "SIGKILL" or recognised.name == "loader-killed"
     is_named = str(worker.pid) in _KILLED.findall(report.facts.get("kernel_log", ""))
     return killed and (report.facts.get("oom_kills", "0") not in ("", "0") or is_named)
 
 
-def _out_of_memory(report: NodeReport, worker: WorkerReport, error: str) -> Finding:
+def _out_of_memory(report: NodeReport, worker: WorkerReport, error: str) -> Verdict:
     how = ending(worker.returncode) if signal_name(worker.returncode) else error
     limit = report.facts.get("memory_limit", "")
-    meaning = "the kernel killed it because the memory was used up" + (f" (limit {limit})" if limit else "")
-    remedy = "use fewer DataLoader workers or smaller batches, or raise the memory limit of the job"
-    return Finding(
+    return Verdict(
         report,
         worker,
         Standing.FAILED,
         CauseKind.OUT_OF_MEMORY,
         f"out of memory: {how}",
-        None,
-        meaning,
-        remedy,
+        meaning="the kernel killed it because the memory was used up"
+        + (f" (limit {limit})" if limit else ""),
+        remedy="use fewer DataLoader workers or smaller batches, or raise the memory limit of the job",
     )
 
 
-def _recognised(report: NodeReport, worker: WorkerReport, error: str) -> Recognised | None:
-    """The known error, as the worker's node found it, which read all of its output."""
+def _recognised(report: NodeReport, worker: WorkerReport, error: str) -> Recognised:
+    """Return the known error, as the worker's node found it, which read all of its output."""
     if error != worker.error:  # what is known otherwise concerns the exceptions that followed
-        return known_error(error, facts=report.facts)
+        return known_error(error, facts=report.facts) or NOT_RECOGNISED
     known, reason = (
         row.given(report.facts) if (row := known_errors().get(name)) is not None else None
         for name in (worker.known, worker.reason)
     )
-    if known is None and reason is None:
-        return None
     return Recognised(known, reason, worker.evidence, worker.peer, worker.peer_rank)
 
 
 def first_error(worker: WorkerReport) -> str:
-    """The error in one line: of a chain of exceptions the one that led to the others; empty if none is known."""
+    """Return the error in one line: of a chain of exceptions the one that led to the others; empty: none is known."""
     if _FORWARDED.search(worker.error):
         errors = [line for line in worker.tail.splitlines() if _EXCEPTION.match(line)]
         return errors[-1] if errors else worker.error
     if worker.origin and _is_consequence(worker.origin):
         return worker.origin
-    links = [one for one in _links(worker.tail) if not _HANDLED.match(one)]
+    links = [error for error in _links(worker.tail) if not _HANDLED.match(error)]
     if not links or not worker.error:
         return worker.error
     return links[0] if _is_consequence(links[0]) or _is_consequence(worker.error) else worker.error
@@ -220,7 +216,7 @@ def _is_consequence(error: str) -> bool:
 
 
 def _links(tail: str) -> list[str]:
-    """The exceptions of the last chain, the first cause first."""
+    """Return the exceptions of the last chain, the first cause first."""
     chain: list[str] = []
     is_linked = True
     for part in tail.split(_TRACEBACK)[1:]:

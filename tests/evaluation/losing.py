@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import signal
 
-from .cases import Case
 from .connecting import COLLECTIVES
-from .stage import Stage, Words
+from .stage import Case, Stage, Words
 
 
 def training(stage: Stage) -> None:
     stage.start_all(script=COLLECTIVES)
     for node in stage.nodes:
         stage.said(node, "training")
-    stage.fault()
 
 
 def agent_killed(stage: Stage) -> None:
@@ -66,15 +64,15 @@ GONE = Words("node b (was lost|stopped reporting)", r"\bb\b", "see on that machi
 LEFT = Words("b leaves", r"\bb\b", "waiting for 1 more node")
 
 LOSING = (
-    Case("an agent is killed", 31, agent_killed, {"a": GONE}),
-    Case("a machine is switched off", 31, machine_killed, {"a": GONE}),
-    Case("a machine freezes", 31, machine_frozen, {"a": GONE}),
-    Case("the machine with the store is switched off", 31, host_killed,
+    Case("an agent is killed", agent_killed, {"a": GONE}),
+    Case("a machine is switched off", machine_killed, {"a": GONE}),
+    Case("a machine freezes", machine_frozen, {"a": GONE}),
+    Case("the machine with the store is switched off", host_killed,
          {"b": Words("(lost the connection to|waiting for) the store", r"node a \(10\.213\.77\.1\)",
                     "start the same command on a again")}),
-    Case("Ctrl-C on one machine", 31, interrupted,
+    Case("Ctrl-C on one machine", interrupted,
          {"a": LEFT, "b": Words("SIGINT|interrupted|Ctrl-C", "this node|\\bb\\b", "")}),
-    Case("SIGTERM to one agent", 34, terminated, {"a": LEFT, "b": Words("SIGTERM", "this node|\\bb\\b", "")}),
-    Case("the disk of the workers' output is full", 20, full_log_disk,
+    Case("SIGTERM to one agent", terminated, {"a": LEFT, "b": Words("SIGTERM", "this node|\\bb\\b", "")}),
+    Case("the disk of the workers' output is full", full_log_disk,
          dict.fromkeys("ab", Words("root cause: .*no space for its output", "on host-b", "free space on that disk"))),
 )  # fmt: skip

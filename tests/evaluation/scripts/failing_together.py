@@ -26,98 +26,33 @@ WORKER = f"{os.environ['ELASTIC_AGENT_NODE_ID']}/{os.environ['LOCAL_RANK']}"
 GROUP_TIMEOUT_S = 3.0
 PAUSE_S = 0.004
 STEADY_STEPS = 10
-KINDS: dict[str, Callable[[], object]] = {}
-"""What ends a worker, by name."""
-REACTIONS: dict[str, Callable[[RuntimeError], object]] = {}
-"""What a worker does when its collective has failed, by name."""
 
 
-def kind(name: str) -> Callable[[Callable[[], object]], None]:
-    def register(function: Callable[[], object]) -> None:
-        KINDS[name] = function
-
-    return register
-
-
-def reaction(name: str) -> Callable[[Callable[[RuntimeError], object]], None]:
-    def register(function: Callable[[RuntimeError], object]) -> None:
-        REACTIONS[name] = function
-
-    return register
+def fail(
+    error: BaseException, cause: BaseException | None = None, *, beside_a_collective: bool = False
+) -> None:
+    try:
+        raise error from cause
+    finally:
+        if beside_a_collective:
+            dist.barrier()
 
 
-# -- causes ---------------------------------------------------------------------------------------
-
-
-@kind("exception")
-def _() -> None:
-    raise ValueError(f"bad sample on {WORKER}")
-
-
-@kind("chained exception")
-def _() -> None:
+def chained() -> None:
     try:
         {}[f"label on {WORKER}"]
     except KeyError as error:
         raise RuntimeError("the data set cannot be read") from error
 
 
-@kind("exception in a finally")
-def _() -> None:
-    try:
-        raise ValueError(f"bad sample on {WORKER}")
-    finally:
-        dist.barrier()
-
-
-@kind("SIGKILL")
-def _() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@kind("SIGSEGV")
-def _() -> None:
-    ctypes.string_at(0)
-
-
-@kind("SIGABRT")
-def _() -> None:
+def abort(message: str) -> None:
+    print(message, file=sys.stderr)
     os.abort()
 
 
-@kind("os._exit(3)")
-def _() -> None:
-    os._exit(3)
-
-
-@kind("sys.exit(3)")
-def _() -> None:
-    sys.exit(3)
-
-
-@kind("sys.exit(message)")
-def _() -> None:
-    sys.exit(f"no data on {WORKER}")
-
-
-@kind("sys.exit(0)")
-def _() -> None:
-    sys.exit(0)
-
-
-@kind("os._exit(0)")
-def _() -> None:
-    os._exit(0)
-
-
-@kind("out of memory")
-def _() -> None:
-    torch.empty(1 << 50)
-
-
-@kind("disk full")
-def _() -> None:
-    (FOLDER / "small" / f"checkpoint-{WORKER.replace('/', '-')}").write_bytes(bytes(1 << 20))
+def log_and_exit(error: RuntimeError) -> None:
+    print(f"training failed: {type(error).__name__}", file=sys.stderr)
+    sys.exit(1)
 
 
 class _Damaged(torch.utils.data.Dataset[torch.Tensor]):
@@ -133,65 +68,45 @@ class _Damaged(torch.utils.data.Dataset[torch.Tensor]):
         raise ValueError(f"cannot identify image file of {WORKER}")
 
 
-@kind("CUDA out of memory")
-def _() -> None:
-    raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 2.00 GiB on {WORKER}.")
+NCCL_ERROR = (
+    "NCCL error in: NCCLUtils.hpp:317, invalid usage (run with NCCL_DEBUG=WARN for details)\n"
+    "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"
+)
+CUDA_MEMORY = f"CUDA out of memory. Tried to allocate 2.00 GiB on {WORKER}."
+FILE = FOLDER / "small" / f"checkpoint-{WORKER.replace('/', '-')}"
 
+KINDS: dict[str, Callable[[], object]] = {
+    "exception": lambda: fail(ValueError(f"bad sample on {WORKER}")),
+    "chained exception": chained,
+    "exception in a finally": lambda: fail(ValueError(f"bad sample on {WORKER}"), beside_a_collective=True),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGABRT": os.abort,
+    "os._exit(3)": lambda: os._exit(3),
+    "sys.exit(3)": lambda: sys.exit(3),
+    "sys.exit(message)": lambda: sys.exit(f"no data on {WORKER}"),
+    "sys.exit(0)": lambda: sys.exit(0),
+    "os._exit(0)": lambda: os._exit(0),
+    "out of memory": lambda: torch.empty(1 << 50),
+    "disk full": lambda: FILE.write_bytes(bytes(1 << 20)),
+    "CUDA out of memory": lambda: fail(torch.OutOfMemoryError(CUDA_MEMORY)),
+    "CUDA error": lambda: fail(RuntimeError("CUDA error: uncorrectable ECC error encountered")),
+    "NCCL error": lambda: fail(RuntimeError(NCCL_ERROR)),
+    "hang": lambda: threading.Event().wait(),
+}
+"""What ends a worker, by name."""
 
-@kind("CUDA error")
-def _() -> None:
-    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+UNCAUGHT = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  "
 
-
-@kind("NCCL error")
-def _() -> None:
-    raise RuntimeError(
-        "NCCL error in: NCCLUtils.hpp:317, invalid usage (run with NCCL_DEBUG=WARN for details)\n"
-        "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"
-    )
-
-
-@kind("hang")
-def _() -> None:
-    threading.Event().wait()
-
-
-# -- reactions ------------------------------------------------------------------------------------
-
-
-@reaction("none")
-def _(error: RuntimeError) -> None:
-    raise error
-
-
-@reaction("chained")
-def _(error: RuntimeError) -> None:
-    raise SystemError("training failed") from error
-
-
-@reaction("another exception")
-def _(error: RuntimeError) -> None:
-    raise SystemError("training failed") from None
-
-
-@reaction("logs, sys.exit(1)")
-def _(error: RuntimeError) -> None:
-    print(f"training failed: {type(error).__name__}", file=sys.stderr)
-    sys.exit(1)
-
-
-@reaction("os._exit(7)")
-def _(error: RuntimeError) -> None:
-    os._exit(7)
-
-
-@reaction("aborts")
-def _(error: RuntimeError) -> None:
-    print(
-        f"terminate called after throwing an instance of 'std::runtime_error'\n  what():  {error}",
-        file=sys.stderr,
-    )
-    os.abort()
+REACTIONS: dict[str, Callable[[RuntimeError], object]] = {
+    "none": fail,
+    "chained": lambda error: fail(SystemError("training failed"), error),
+    "another exception": lambda error: fail(SystemError("training failed")),
+    "logs, sys.exit(1)": log_and_exit,
+    "os._exit(7)": lambda error: os._exit(7),
+    "aborts": lambda error: abort(f"{UNCAUGHT}{error}"),
+}
+"""What a worker does when its collective has failed, by name."""
 
 
 # -- the loop -------------------------------------------------------------------------------------
