@@ -17,8 +17,14 @@ class Relay:
     Connections stay open meanwhile, as in a partition of a network: neither side is told.
     """
 
-    def __init__(self, target_port: int, *, both_ways: bool = False) -> None:
-        """``target_port``: of the server, on 127.0.0.1. ``both_ways``: hold the server's answers, too."""
+    def __init__(self, target_port: int, *, both_ways: bool = False, keeps: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            target_port: of the server, on 127.0.0.1.
+            both_ways: hold the server's answers, too.
+            keeps: keep everything in ``passed``.
+        """
         self._target_port = target_port
         self._both_ways = both_ways
         self._open = threading.Event()
@@ -28,6 +34,9 @@ class Relay:
         self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
         self.held = threading.Event()
         """Set when there is something held back."""
+        self._keeps = keeps
+        self.passed = bytearray()
+        """What was passed on in both directions."""
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -41,6 +50,12 @@ class Relay:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
+
+    def cut(self) -> None:
+        """Break the connections there are now."""
+        for sock in self._sockets - {self._listener}:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def hold(self) -> None:
         """Pass nothing on until :meth:`release`."""
@@ -80,6 +95,8 @@ class Relay:
                     self.held.set()
                     self._open.wait()
                 sink.sendall(data)
+                if self._keeps:
+                    self.passed += data
             sink.shutdown(socket.SHUT_WR)
         except OSError:  # one side is gone: so is the other
             for one in (source, sink):

@@ -24,9 +24,9 @@ async def main() -> None:
     members = Members(Endpoint(first.host, first.port, tuple(others)), EtcdAccess(prefix))
     configure_logging("json", "debug", sys.stderr)
     history_store = RunHistoryStore(Path(state_dir))
-    table = EtcdTable(await members.dial_client(), members.root)
+    table = EtcdTable(await members.dial(), members.root)
     await begun_life_of(table, RunKeys(run_id))  # as the first node does
-    await Election(run_id, members.root, members.dial_client, history_store, SHORT_LEASE_S).live()
+    await Election(run_id, members.root, members.dial, history_store, SHORT_LEASE_S).live()
 
 
 if __name__ == "__main__":

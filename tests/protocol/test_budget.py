@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -70,21 +72,26 @@ def test_without_enough_progress_the_budget_is_exhausted() -> None:
     assert table.plan.reason == f"{CRASH.summary}; all 3 restarts are used"
 
 
-def test_progress_before_the_first_failure_does_not_count() -> None:
-    table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
-    table.wait(5 * WINDOW_S)
-    fail_and_restart(table)
-    assert table.plan.budget.forgiven == 0
-    fail(table)
-    assert table.plan.phase is FAILED
+def pause(table: Table) -> None:
+    table.wait(PROGRESS_S)
+    table.now_s += WINDOW_S
+    table.coordinator.stood_still(table.now_s, WINDOW_S)
+    table.wait(STEP_S)
 
 
-def test_forgiving_can_be_turned_off() -> None:
-    table = running("a", "b", rules=policy(restart_window_s=0.0, max_restarts=1))
-    fail_and_restart(table)
-    table.wait(5 * WINDOW_S)
-    fail(table)
-    assert table.plan.reason == f"{CRASH.summary}; the only restart is used"
+def change_often(table: Table) -> None:
+    for _ in range(6):
+        table.wait(PROGRESS_S / 4)
+        table.change_coordinator()
+    table.wait(STEP_S)
+
+
+NO_PROGRESS: dict[str, tuple[float, Callable[[Table], None], Callable[[Table], None]]] = {
+    "before the first failure": (WINDOW_S, lambda table: table.wait(5 * WINDOW_S), lambda table: None),
+    "turned off": (0.0, lambda table: None, lambda table: table.wait(5 * WINDOW_S)),
+    "a pause of the coordinator": (WINDOW_S, lambda table: None, pause),
+    "a new coordinator forgives too early": (WINDOW_S, lambda table: None, change_often),
+}
 
 
 def test_time_without_the_whole_world_does_not_count_as_progress() -> None:
@@ -95,6 +102,19 @@ def test_time_without_the_whole_world_does_not_count_as_progress() -> None:
     table.wait(50.0)  # b still starts
     fail(table)
     assert table.plan.phase is FAILED
+
+
+@pytest.mark.parametrize(("window_s", "before", "after"), NO_PROGRESS.values(), ids=NO_PROGRESS)
+def test_what_does_not_count_as_progress(
+    window_s: float, before: Callable[[Table], None], after: Callable[[Table], None]
+) -> None:
+    table = running("a", "b", rules=policy(restart_window_s=window_s, max_restarts=1))
+    before(table)
+    fail_and_restart(table)
+    after(table)
+    fail(table)
+    assert table.plan.budget.forgiven == 0
+    assert table.plan.reason == f"{CRASH.summary}; the only restart is used"
 
 
 def test_generations_that_end_early_make_no_progress_unless_their_workers_report_some() -> None:
@@ -118,17 +138,6 @@ def test_the_time_of_a_hang_does_not_count_as_progress() -> None:
         assert table.plan.phase is phase
 
 
-def test_a_pause_of_the_coordinator_does_not_count_as_progress() -> None:
-    table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
-    fail_and_restart(table)
-    table.wait(PROGRESS_S)
-    table.now_s += WINDOW_S
-    table.coordinator.stood_still(table.now_s, WINDOW_S)
-    table.wait(STEP_S)
-    fail(table)
-    assert table.plan.phase is FAILED
-
-
 @pytest.mark.parametrize("parts", [1, 3, 11])
 def test_progress_survives_a_change_of_coordinator(parts: int) -> None:
     table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
@@ -140,17 +149,6 @@ def test_progress_survives_a_change_of_coordinator(parts: int) -> None:
     fail(table)
     assert table.plan.phase is RUNNING
     assert table.plan.budget.forgiven == 1
-
-
-def test_a_new_coordinator_does_not_forgive_too_early() -> None:
-    table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
-    fail_and_restart(table)
-    for _ in range(6):
-        table.wait(PROGRESS_S / 4)
-        table.change_coordinator()
-    table.wait(STEP_S)
-    fail(table)
-    assert table.plan.phase is FAILED
 
 
 def test_a_new_store_continues_with_the_budget_in_the_nodes_histories() -> None:
@@ -233,18 +231,12 @@ def test_different_or_incomparable_failures_use_the_budget(
     assert table.plan.reason.endswith("; all 3 restarts are used")
 
 
-def test_a_failure_repeated_after_progress_uses_the_budget() -> None:
+@pytest.mark.parametrize("heartbeat", [False, True])
+def test_a_failure_repeated_after_progress_or_a_heartbeat_uses_the_budget(heartbeat: bool) -> None:
     table = running("a", "b")
     for _ in range(3):
-        fail_and_restart(table, TYPO)
-        table.wait(PROGRESS_S)
-    assert table.plan.charged == 3
-
-
-def test_a_failure_after_a_heartbeat_uses_the_budget() -> None:
-    table = running("a", "b")
-    for _ in range(3):
-        fail_and_restart(table, msgspec.structs.replace(TYPO, progressed=True))
+        fail_and_restart(table, msgspec.structs.replace(TYPO, progressed=heartbeat))
+        table.wait(0.0 if heartbeat else PROGRESS_S)
     assert table.plan.charged == 3
 
 
@@ -291,17 +283,12 @@ def test_restarts_in_a_crash_loop_are_delayed_increasingly_except_the_first() ->
     assert pauses(table, 7) == [0.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     table.wait(PROGRESS_S)
     assert pauses(table, 2) == [0.0, 1.0]
-
-
-def test_a_heartbeat_ends_a_crash_loop_too() -> None:
-    table = running("a", "b", rules=policy(max_restarts=100))
-    assert pauses(table, 2) == [0.0, 1.0]
-    assert pauses(table, 3, msgspec.structs.replace(CRASH, progressed=True)) == [0.0, 0.0, 0.0]
-
-
-def test_the_pause_can_be_turned_off() -> None:
-    table = running("a", "b", rules=policy(max_restarts=100, restart_backoff_s=0.0))
-    assert pauses(table, 5) == [0.0] * 5
+    assert pauses(table, 3, msgspec.structs.replace(CRASH, progressed=True)) == [0.0] * 3, (
+        "a heartbeat ends it"
+    )
+    assert pauses(running("a", "b", rules=policy(max_restarts=100)), 4, NO_START) == [0.0, 0.0, 1.0, 2.0]
+    off = running("a", "b", rules=policy(max_restarts=100, restart_backoff_s=0.0))
+    assert pauses(off, 5) == [0.0] * 5
 
 
 def test_the_reason_names_the_length_of_the_pause() -> None:
@@ -313,7 +300,7 @@ def test_the_reason_names_the_length_of_the_pause() -> None:
     assert table.last.wake_s <= table.now_s + 4.0
 
 
-def test_a_lost_node_during_the_pause_ends_it() -> None:
+def test_a_lost_node_or_a_stop_request_during_the_pause_ends_it() -> None:
     table = running("a", "b", "c", rules=policy(max_restarts=100))
     pauses(table, 6)
     fail(table)
@@ -322,12 +309,9 @@ def test_a_lost_node_during_the_pause_ends_it() -> None:
     table.says("c", State.LEAVING)
     table.says("c", State.LEFT)
     assert (table.plan.phase, table.world, table.plan.charged) == (RUNNING, ["a", "b"], 6)
-
-
-def test_a_stop_request_during_the_pause_ends_it() -> None:
-    table = running("a", "b", rules=policy(max_restarts=100))
-    pauses(table, 6)
-    fail(table)
+    table.all_say(State.RUNNING, "a", "b")
+    table.says("a", State.FAILED, failure=CRASH)
+    assert table.plan.phase is FORMING
     table.says("a", State.READY, stop_request=stop())
     assert table.plan.phase is Phase.STOPPED
 
@@ -340,11 +324,6 @@ def test_membership_changes_do_not_wait_for_a_crash_loop() -> None:
     assert table.plan.reason == "c joined"
     table.all_say(State.READY, "a", "b", "c")
     assert table.world == ["a", "b", "c"]
-
-
-def test_charged_start_failures_are_delayed_as_well() -> None:
-    table = running("a", "b", rules=policy(max_restarts=100))
-    assert pauses(table, 4, NO_START) == [0.0, 0.0, 1.0, 2.0]
 
 
 # -- a rule that holds throughout -------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elastic_agent.protocol.records import History, Phase, State
 from tests.protocol.support import MARGIN_S, STEP_S, TTL_S, Table, plan, policy, world
 
@@ -159,22 +161,18 @@ def ended(outcome: Phase) -> History:
     return History(11, world(11, "b-1", "c-1"), 2, ("b", "c"), outcome, settled=True)
 
 
-def test_a_new_run_starts_above_a_finished_one_without_its_restarts_and_world() -> None:
-    for outcome in (Phase.FINISHED, Phase.FAILED):
-        table = Table(policy(min_nodes=2))
-        table.comes("a")
-        table.comes("b", 2, history=ended(outcome))
-        assert (table.stand, table.plan.charged, awaited(table)) == ((Phase.FORMING, 12), 0, set())
-        table.all_say(State.READY, "a", "b")
-        table.wait(table.rules.settle_s)
-        assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a", "b"]), "no other node is waited for"
-
-
-def test_a_stopped_run_reported_late_resumes_with_its_used_restarts() -> None:
+@pytest.mark.parametrize(("outcome", "charged"), [(Phase.FINISHED, 0), (Phase.FAILED, 0), (Phase.STOPPED, 2)])
+def test_a_new_run_starts_above_a_finished_one_without_its_restarts_and_world(
+    outcome: Phase, charged: int
+) -> None:
+    """One that was stopped, which a node reports late, is resumed with its used restarts."""
     table = Table(policy(min_nodes=2))
     table.comes("a")
-    table.comes("b", 2, history=ended(Phase.STOPPED))
-    assert (table.stand, table.plan.charged, awaited(table)) == ((Phase.FORMING, 12), 2, set())
+    table.comes("b", 2, history=ended(outcome))
+    assert (table.stand, table.plan.charged, awaited(table)) == ((Phase.FORMING, 12), charged, set())
+    table.all_say(State.READY, "a", "b")
+    table.wait(table.rules.settle_s)
+    assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a", "b"]), "no other node is waited for"
 
 
 def test_a_running_world_is_kept_when_a_higher_one_of_a_finished_run_is_reported() -> None:
@@ -235,22 +233,29 @@ def first_reason(remembered: History, **fields: object) -> str:
     return table.plans[0].reason
 
 
-def test_a_run_that_was_interrupted_on_all_nodes_is_resumed() -> None:
-    """By the present agents; the store was lost as well, but that is not what the user did."""
-    resumes = "resuming the run after generation 7, which was interrupted"
-    sealed, forming = History(7, world(7, "a-1"), 0, ("a",)), History(8, world(7, "a-1"), 0, ("a",))
-    for remembered in (sealed, forming):
-        assert first_reason(remembered) == resumes
-        assert first_reason(remembered, replaces=("a-1",)) == resumes
+ALONE, TOGETHER = world(7, "a-1"), world(7, "a-1", "b-1")
+INTERRUPTED = "resuming the run after generation 7, which was interrupted"
 
 
-def test_a_lost_store_is_the_reason_where_other_nodes_may_still_run() -> None:
-    remembered = History(7, world(7, "a-1", "b-1"), 0, ("a", "b"))
-    assert first_reason(remembered, replaces=("a-1",)) == "the store was lost, and a joined anew"
-
-
-def test_a_run_that_has_ended_is_named_when_another_one_starts_with_its_id() -> None:
-    for outcome in (Phase.FINISHED, Phase.FAILED):
-        remembered = History(7, world(7, "a-1"), 0, ("a",), outcome, settled=True)
-        reason = f"a run with this id {outcome} before, in generation 7; a new one starts"
+@pytest.mark.parametrize(
+    ("remembered", "reason"),
+    [
+        (
+            History(7, ALONE, 0, ("a",)),
+            INTERRUPTED,
+        ),  # the store was lost as well, but the user did not do that
+        (History(8, ALONE, 0, ("a",)), INTERRUPTED),
+        (History(7, TOGETHER, 0, ("a", "b")), "the store was lost, and a joined anew"),  # b may still run
+        *(
+            (
+                History(7, ALONE, 0, ("a",), outcome, settled=True),
+                f"a run with this id {outcome} before, in generation 7; a new one starts",
+            )
+            for outcome in (Phase.FINISHED, Phase.FAILED)
+        ),
+    ],
+)
+def test_the_first_plan_says_what_became_of_the_run_before(remembered: History, reason: str) -> None:
+    assert first_reason(remembered, replaces=("a-1",)) == reason
+    if reason == INTERRUPTED:
         assert first_reason(remembered) == reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elastic_agent.protocol.node import Announce, Prepare, StartWorkers
 from elastic_agent.protocol.records import Failure, FailureKind, Phase, State
 from elastic_agent.protocol.running import EXPLAIN_S
@@ -52,25 +54,16 @@ def test_without_a_stop_request_interrupted_workers_are_restarted_uncharged() ->
     assert (table.stand, table.plan.charged) == ((RUNNING, 2), 0)
 
 
-def test_failures_elsewhere_caused_by_interrupted_workers_are_not_charged() -> None:
-    for state in (State.RUNNING, State.SAVED):
-        table = handling_notices("a", "b")
-        interrupted(table, "a", state)
-        table.says("b", State.FAILED, failure=CRASH)
-        assert table.stand == (FORMING, 2)
-        table.all_say(State.READY, "a", "b")
-        assert (table.stand, table.plan.charged) == ((RUNNING, 2), 0)
-
-
-def test_the_next_failure_is_charged_again() -> None:
+@pytest.mark.parametrize("state", [State.RUNNING, State.SAVED])
+def test_failures_elsewhere_caused_by_interrupted_workers_are_not_charged(state: State) -> None:
     table = handling_notices("a", "b")
-    interrupted(table, "a")
-    table.says("b", State.FAILED, failure=CRASH)
-    table.all_say(State.READY, "a", "b")
-    table.all_say(State.RUNNING, "a", "b")
-    table.says("b", State.FAILED, failure=CRASH)
-    table.all_say(State.READY, "a", "b")
-    assert (table.stand, table.plan.charged) == ((RUNNING, 3), 1)
+    interrupted(table, "a", state)
+    for generation, charged in ((2, 0), (3, 1)):  # the next one is charged again
+        table.says("b", State.FAILED, failure=CRASH)
+        assert table.stand == (FORMING, generation)
+        table.all_say(State.READY, "a", "b")
+        assert (table.stand, table.plan.charged) == ((RUNNING, generation), charged)
+        table.all_say(State.RUNNING, "a", "b")
 
 
 def test_the_others_continue_after_a_node_leaves_by_the_signal() -> None:
@@ -88,24 +81,13 @@ def test_the_others_continue_after_a_node_leaves_by_the_signal() -> None:
 
 def test_a_node_reports_interrupted_workers_at_once_and_when_all_have_exited() -> None:
     node = running_node()
+    assert node.interrupted(0, SIGNAL) == [], "these are earlier workers"
     assert node.interrupted(1, SIGNAL) == [Announce(State.RUNNING, 1, SIGNAL)]
     assert node.interrupted(1, SIGNAL) == []
     assert node.saved(1) == [Announce(State.SAVED, 1, SIGNAL)]
     assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
-
-
-def test_the_next_workers_do_not_count_as_interrupted() -> None:
-    node = running_node()
-    node.interrupted(1, SIGNAL)
-    node.saved(1)
-    node.plan_changed(forming(2, 3))
     plan = sealed(2, 4, "a-1", "b-1")
     assert plan.world is not None
     assert node.plan_changed(plan) == [Prepare(plan.world)]
     assert node.prepared(2) == [StartWorkers(plan.world)]
-    assert node.started(2) == [Announce(State.RUNNING, 2)]
-
-
-def test_interruptions_of_earlier_workers_are_ignored() -> None:
-    node = running_node()
-    assert node.interrupted(0, SIGNAL) == []
+    assert node.started(2) == [Announce(State.RUNNING, 2)], "the next ones do not count as interrupted"

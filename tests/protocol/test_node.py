@@ -124,8 +124,9 @@ def test_ready_is_published_only_after_the_workers_are_stopped(begin: Callable[[
     assert node.stopped() == [Announce(State.READY, 2)]
 
 
-def test_a_stopping_node_publishes_nothing_when_another_generation_forms() -> None:
+def test_a_stopping_node_publishes_nothing_when_another_generation_forms_or_workers_fail() -> None:
     node = stopping()
+    assert node.failed(1, CRASH) == [] == node.succeeded(1)
     assert node.plan_changed(forming(3, 4)) == []
     assert node.stopped() == [Announce(State.READY, 3)]
 
@@ -168,10 +169,7 @@ def test_workers_are_started_only_after_the_prepare_step() -> None:
 def test_a_node_that_is_not_ready_for_this_generation_does_not_start() -> None:
     assert Node("a-1").plan_changed(sealed(1, 2, "a-1", "b-1")) == []
     assert waiting().plan_changed(sealed(2, 2, "a-1", "b-1")) == []
-
-
-def test_a_seat_of_another_incarnation_is_not_this_nodes_seat() -> None:
-    assert waiting().plan_changed(sealed(1, 2, "a-2", "b-1")) == []
+    assert waiting().plan_changed(sealed(1, 2, "a-2", "b-1")) == [], "the seat of another incarnation"
 
 
 def test_a_node_without_a_seat_stands_by_and_takes_part_in_the_next() -> None:
@@ -242,12 +240,6 @@ def test_late_events_of_an_older_generation_are_ignored() -> None:
     assert node.activity is Activity.RUNNING
 
 
-def test_a_failure_while_stopping_is_not_reported() -> None:
-    node = stopping()
-    assert node.failed(1, CRASH) == []
-    assert node.succeeded(1) == []
-
-
 def test_a_node_that_succeeded_is_ready_again_when_a_generation_forms() -> None:
     node = running()
     assert node.succeeded(1) == [Announce(State.SUCCEEDED, 1)]
@@ -266,20 +258,16 @@ def test_the_state_is_published_again_in_a_new_store_whose_plans_count_from_1() 
 # -- the lease --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("begin", [starting, running])
+@pytest.mark.parametrize("begin", [starting, running, stopping])
 def test_a_lost_lease_stops_without_grace_and_only_then_rejoins(begin: Callable[[], Node]) -> None:
     node = begin()
     assert node.lease_lost("condemned") == [StopWorkers(Grace.NONE, "condemned")]
+    assert node.lease_lost("expired") == [], "it counts once"
+    assert node.plan_changed(forming(3, 4)) == [], "plans wait until the node has rejoined"
     assert node.stopped() == [Rejoin("condemned")]
     assert node.rejoined("a-2") == []
-    assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
-    assert node.plan_changed(sealed(2, 4, "a-2", "b-1")) == [Prepare(world(2, "a-2", "b-1"))]
-
-
-def test_a_lease_lost_while_stopping_ends_the_grace() -> None:
-    node = stopping()
-    assert node.lease_lost("expired") == [StopWorkers(Grace.NONE, "expired")]
-    assert node.stopped() == [Rejoin("expired")]
+    assert node.plan_changed(forming(3, 4)) == [Announce(State.READY, 3)]
+    assert node.plan_changed(sealed(3, 5, "a-2", "b-1")) == [Prepare(world(3, "a-2", "b-1"))]
 
 
 def test_a_lease_lost_by_an_idle_node_rejoins_at_once() -> None:
@@ -288,36 +276,30 @@ def test_a_lease_lost_by_an_idle_node_rejoins_at_once() -> None:
     assert node.prepared(1) == []
 
 
-def test_a_lost_lease_counts_once_and_plans_wait_until_the_node_rejoined() -> None:
-    node = running()
-    node.lease_lost("expired")
-    assert node.lease_lost("condemned") == []
-    assert node.plan_changed(forming(2, 3)) == []
-    assert node.stopped() == [Rejoin("expired")]
-
-
 # -- leaving ----------------------------------------------------------------------------------------
 
 
-def test_a_drained_node_publishes_leaving_stops_and_publishes_left() -> None:
+@pytest.mark.parametrize("lease_is_lost", [False, True])
+def test_a_drained_node_publishes_leaving_stops_and_publishes_left(lease_is_lost: bool) -> None:
     node = running()
     assert node.drain("SIGTERM") == [Announce(State.LEAVING, 1), StopWorkers(Grace.DRAIN, "SIGTERM")]
     assert node.plan_changed(forming(2, 3)) == [], "it does not come back"
+    if lease_is_lost:
+        assert node.lease_lost("expired") == [StopWorkers(Grace.NONE, "expired")]
     assert node.stopped() == [Announce(State.LEFT, 2), Depart(Outcome.DRAINED, "SIGTERM")]
     assert node.plan_changed(forming(3, 4)) == []
-
-
-def test_a_drained_node_without_workers_leaves_at_once_and_only_once() -> None:
-    node = waiting()
-    assert node.drain("SIGTERM") == [Announce(State.LEFT, 1), Depart(Outcome.DRAINED, "SIGTERM")]
-    assert node.drain("SIGTERM") == []
-    assert node.lease_lost("expired") == []
-
-
-def test_a_node_drained_while_stopping_leaves_when_stopped() -> None:
     node = stopping()
     assert node.drain("SIGTERM") == []
     assert node.stopped() == [Announce(State.LEFT, 2), Depart(Outcome.DRAINED, "SIGTERM")]
+
+
+def test_a_drained_node_without_workers_leaves_at_once_and_does_nothing_any_more() -> None:
+    node = waiting()
+    assert node.drain("SIGTERM") == [Announce(State.LEFT, 1), Depart(Outcome.DRAINED, "SIGTERM")]
+    assert node.drain("SIGTERM") == [] == node.lease_lost("expired")
+    assert node.plan_changed(sealed(1, 2, "a-1", "b-1")) == []
+    assert node.store_replaced() == [] == node.stopped()
+    assert node.prepared(1) == []
 
 
 def test_a_node_that_succeeded_and_is_drained_keeps_its_success() -> None:
@@ -325,13 +307,6 @@ def test_a_node_that_succeeded_and_is_drained_keeps_its_success() -> None:
     node.succeeded(1)
     assert node.drain("SIGTERM") == [Depart(Outcome.DRAINED, "SIGTERM")]
     assert node.announced.state is State.SUCCEEDED
-
-
-def test_a_lease_lost_while_leaving_does_not_bring_the_node_back() -> None:
-    node = running()
-    node.drain("SIGTERM")
-    assert node.lease_lost("expired") == [StopWorkers(Grace.NONE, "expired")]
-    assert node.stopped()[-1] == Depart(Outcome.DRAINED, "SIGTERM")
 
 
 # -- the end ----------------------------------------------------------------------------------------
@@ -355,39 +330,19 @@ def test_an_outcome_is_acknowledged_at_once_by_a_node_without_workers() -> None:
 
 
 def test_a_refused_node_departs_with_the_reason() -> None:
-    node = waiting()
+    assert waiting().plan_changed(forming(1, 2, refused={"a-2": Refusal("held")})) == [], "it is not this one"
     refusal = forming(1, 2, refused={"a-1": Refusal("another agent has the id", is_node_id_held=True)})
-    assert node.plan_changed(refusal)[-1] == Depart(Outcome.NODE_ID_HELD, "another agent has the id")
+    assert waiting().plan_changed(refusal)[-1] == Depart(Outcome.NODE_ID_HELD, "another agent has the id")
 
 
-def test_the_refusal_of_another_incarnation_changes_nothing() -> None:
-    assert waiting().plan_changed(forming(1, 2, refused={"a-2": Refusal("held")})) == []
-
-
-def test_a_node_with_an_unkillable_worker_publishes_left_and_departs_stuck() -> None:
+@pytest.mark.parametrize("lease_is_lost", [False, True])
+def test_a_node_with_an_unkillable_worker_publishes_left_and_departs_stuck(lease_is_lost: bool) -> None:
     node = stopping()
+    if lease_is_lost:
+        node.lease_lost("expired")
     left, gone = node.stopped(unkillable=(71, 72))
     assert left == Announce(State.LEFT, 2)
-    assert isinstance(gone, Depart)
-    assert gone.outcome is Outcome.STUCK
-    assert "71, 72" in gone.reason
-
-
-def test_a_lost_lease_does_not_bring_a_stuck_node_back() -> None:
-    node = running()
-    node.lease_lost("expired")
-    assert node.stopped(unkillable=(71,))[-1] == Depart(
-        Outcome.STUCK, "processes 71 are stuck in the kernel and cannot be killed"
-    )
-
-
-def test_a_node_that_is_gone_does_nothing_any_more() -> None:
-    node = waiting()
-    node.drain("SIGTERM")
-    assert node.plan_changed(sealed(1, 2, "a-1", "b-1")) == []
-    assert node.store_replaced() == []
-    assert node.stopped() == []
-    assert node.prepared(1) == []
+    assert gone == Depart(Outcome.STUCK, "processes 71, 72 are stuck in the kernel and cannot be killed")
 
 
 # -- a store that knows less --------------------------------------------------------------------

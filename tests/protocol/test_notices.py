@@ -82,38 +82,23 @@ def notice(table: Table) -> Notice:
 # -- a node leaves ------------------------------------------------------------------------------
 
 
-def test_all_workers_get_the_notice_and_the_next_world_forms_when_all_have_exited() -> None:
+@pytest.mark.parametrize("goes", [State.LEFT, State.READY], ids=["left", "ready"])
+def test_all_workers_get_the_notice_and_the_others_continue_when_all_have_exited(goes: State) -> None:
+    """The node that is to leave gets no seat even if it is ready."""
     table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
     assert table.stand == (RUNNING, 1)
     assert (notice(table).cause, notice(table).left_s, notice(table).ends) == (Cause.DRAIN, TIME_S, False)
     table.wait(TIME_S / 2)
-    table.says("a", State.SAVED)
-    table.says("b", State.SAVED)
+    table.all_say(State.SAVED, "a", "b")
     assert table.stand == (RUNNING, 1), "c still saves"
     table.says("c", State.SAVED)
-    assert table.stand == (FORMING, 2)
-    assert table.plan.reason == "b leaves"
-
-
-def test_the_others_continue_without_the_leaver_uncharged() -> None:
-    table = handling_notices("a", "b", "c")
-    asks(table, "b", leave("b"))
-    table.all_say(State.SAVED, "a", "b", "c")
-    table.says("a", State.READY)
-    table.says("c", State.READY)
+    assert (table.stand, table.plan.reason) == ((FORMING, 2), "b leaves")
+    table.all_say(State.READY, "a", "c")
     assert table.stand == (FORMING, 2), "b is not gone yet"
-    table.says("b", State.LEFT)
+    table.says("b", goes)
     assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 2), ["a", "c"], 0)
     assert table.plan.notice is None
-
-
-def test_a_node_that_is_to_leave_gets_no_seat_even_if_it_is_ready() -> None:
-    table = handling_notices("a", "b", "c")
-    asks(table, "b", leave("b"))
-    table.all_say(State.SAVED, "a", "b", "c")
-    table.all_say(State.READY, "a", "b", "c")
-    assert (table.stand, table.world) == ((RUNNING, 2), ["a", "c"])
 
 
 def test_a_node_can_drain_another_whose_next_incarnation_may_join() -> None:
@@ -146,17 +131,16 @@ def test_the_run_is_stopped_when_its_only_node_leaves() -> None:
     assert (table.stand, table.plan.reason) == ((STOPPED, 1), ALONE)
 
 
-def test_workers_of_the_only_node_that_do_not_handle_notices_are_stopped_at_once() -> None:
-    table = running("a", rules=policy(min_nodes=1))
-    asks(table, "a", leave("a"))
-    assert (table.stand, table.plan.reason) == ((STOPPED, 1), ALONE)
-
-
-def test_the_run_is_stopped_when_its_only_node_leaves_while_a_generation_forms() -> None:
-    table = Table(policy(min_nodes=2))
-    table.comes("a")
-    asks(table, "a", leave("a"))
-    assert (table.stand, table.plan.reason) == ((STOPPED, 1), ALONE)
+def test_the_run_is_stopped_at_once_when_its_only_node_leaves_and_no_workers_handle_notices() -> None:
+    forming_alone = Table(policy(min_nodes=2))
+    forming_alone.comes("a")
+    for table in (forming_alone, running("a", rules=policy(min_nodes=1))):
+        asks(table, "a", leave("a"))
+        assert (table.stand, table.plan.reason) == ((STOPPED, 1), ALONE)
+    table.says("a", State.LEFT)
+    table.comes("a", life=2)
+    table.says("a", State.READY, 2)
+    assert table.plans[-2].reason == "resuming the run after generation 1, in which it was stopped"
 
 
 def test_the_run_continues_when_another_node_only_waits() -> None:
@@ -224,20 +208,13 @@ def test_a_node_that_was_told_to_leave_does_not_speak_for_the_run_that_another_s
     )
 
 
-def test_an_agent_with_the_id_of_another_does_not_make_that_one_leave() -> None:
-    table = handling_notices("a", rules=policy(min_nodes=1))
+def test_a_request_to_drain_an_unknown_node_or_by_another_agent_of_the_same_id_has_no_effect() -> None:
+    table = handling_notices("a", "b")
+    asks(table, "a", leave("nobody"))
+    assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ())
     table.comes("a", life=2)
     asks(table, "a", leave("a"))
     assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ())
-
-
-def test_a_stopped_run_whose_only_node_left_is_resumed() -> None:
-    table = running("a", rules=policy(min_nodes=1))
-    asks(table, "a", leave("a"))
-    table.says("a", State.LEFT)
-    table.comes("a", life=2)
-    table.says("a", State.READY, 2)
-    assert table.plans[-2].reason == "resuming the run after generation 1, in which it was stopped"
 
 
 def test_at_the_deadline_the_next_world_forms_even_if_workers_still_save() -> None:
@@ -248,12 +225,14 @@ def test_at_the_deadline_the_next_world_forms_even_if_workers_still_save() -> No
     assert table.stand == (RUNNING, 1)
     table.wait(STEP_S)
     assert table.stand == (FORMING, 2)
-
-
-def test_workers_that_do_not_handle_notices_are_not_waited_for() -> None:
     table = running("a", "b", "c")
     asks(table, "b", leave("b"))
-    assert table.stand == (FORMING, 2)
+    assert table.stand == (FORMING, 2), "workers that do not handle notices are not waited for"
+    table = handling_notices("a", "b")
+    table.says("a", State.SAVED)
+    assert (table.stand, table.plan.charged) == ((FORMING, 2), 0), (
+        "without a notice, that ends the generation"
+    )
 
 
 def test_a_failure_during_a_notice_is_charged_and_the_leaver_still_leaves() -> None:
@@ -265,12 +244,6 @@ def test_a_failure_during_a_notice_is_charged_and_the_leaver_still_leaves() -> N
     table.all_say(State.READY, "a", "c")
     table.says("b", State.LEFT)
     assert (table.stand, table.world, table.plan.notice) == ((RUNNING, 2), ["a", "c"], None)
-
-
-def test_a_request_to_drain_an_unknown_node_has_no_effect() -> None:
-    table = handling_notices("a", "b")
-    asks(table, "a", leave("nobody"))
-    assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ())
 
 
 def requests_to_drain_a_node_without_a_lease() -> Table:
@@ -310,74 +283,69 @@ def test_a_request_to_drain_a_node_whose_workers_are_certainly_gone_is_acknowled
     assert (table.plan.leaving, table.plan.acknowledged) == ((), {"a-1": 1})
 
 
-def test_a_standby_node_leaves_without_a_notice() -> None:
-    table = handling_notices("a", "b", "c", "d")
-    table.comes("e")
-    asks(table, "e", leave("e"))
-    assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ("e-1",))
-    table.says("e", State.LEFT, 0)
-    assert table.stand == (RUNNING, 1)
-
-
-def test_workers_that_leave_without_a_notice_end_the_generation() -> None:
-    table = handling_notices("a", "b")
-    table.says("a", State.SAVED)
-    assert table.stand == (FORMING, 2)
-    assert table.plan.charged == 0
+def test_a_node_without_running_workers_leaves_without_a_notice() -> None:
+    standby, succeeded = handling_notices("a", "b", "c", "d"), running("a", "e")
+    standby.comes("e")
+    succeeded.says("e", State.SUCCEEDED)
+    for table in (standby, succeeded):
+        asks(table, "e", leave("e"))
+        assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ("e-1",))
+    standby.says("e", State.LEFT, 0)
+    assert standby.stand == (RUNNING, 1)
 
 
 # -- the run ends -------------------------------------------------------------------------------
 
 
-def test_the_run_is_stopped_when_all_workers_have_exited() -> None:
+@pytest.mark.parametrize(
+    ("a", "b", "phase", "reason"),
+    [
+        (State.SAVED, State.SAVED, STOPPED, "SIGUSR1 at a"),
+        (State.SUCCEEDED, State.SAVED, STOPPED, "SIGUSR1 at a"),
+        (State.SUCCEEDED, State.SUCCEEDED, Phase.FINISHED, "generation 1 succeeded on 2 nodes"),
+    ],
+)
+def test_the_run_is_stopped_when_all_workers_have_exited_unless_all_succeeded(
+    a: State, b: State, phase: Phase, reason: str
+) -> None:
     table = handling_notices("a", "b")
     asks(table, "a", stop())
     assert notice(table).ends
-    table.says("b", State.SAVED)
+    table.says("b", b)
     assert table.stand == (RUNNING, 1)
-    table.says("a", State.SAVED)
-    assert table.stand == (STOPPED, 1)
-    assert table.plan.reason == "SIGUSR1 at a"
+    table.says("a", a)
+    assert (table.stand, table.plan.reason) == ((phase, 1), reason)
 
 
-@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.WALLTIME])
-def test_workers_that_do_not_handle_notices_run_until_the_deadline(cause: Cause) -> None:
+@pytest.mark.parametrize(
+    ("cause", "waits"), [(Cause.PREEMPTED, True), (Cause.WALLTIME, True), (Cause.OPERATOR, False)]
+)
+def test_workers_that_do_not_handle_notices_run_until_the_deadline_unless_an_operator_stops_them(
+    cause: Cause, waits: bool
+) -> None:
     table = running("a", "b")
     asks(table, "a", stop(cause=cause))
-    table.wait(TIME_S - STEP_S)
-    assert table.stand == (RUNNING, 1)
-    table.wait(STEP_S)
+    if waits:
+        table.wait(TIME_S - STEP_S)
+        assert table.stand == (RUNNING, 1)
+        table.wait(STEP_S)
     assert table.stand == (STOPPED, 1)
-
-
-def test_an_operators_stop_does_not_wait_for_workers_that_do_not_handle_notices() -> None:
-    table = running("a", "b")
-    asks(table, "a", stop(cause=Cause.OPERATOR))
-    assert table.stand == (STOPPED, 1)
+    table = Table(policy())
+    table.comes("a")
+    asks(table, "a", stop(cause=cause))
+    assert table.stand == (STOPPED, 1), "there are no workers while the run forms"
 
 
 def test_requests_of_several_nodes_become_one_notice_with_the_earliest_deadline() -> None:
-    table = handling_notices("a", "b")
+    table = handling_notices("a", "b", "c")
     asks(table, "a", stop(left_s=60.0))
     table.wait(10.0)
     asks(table, "b", stop(left_s=20.0))
     assert notice(table).left_s == 20.0
     asks(table, "b", stop(serial=2, left_s=60.0))
     assert notice(table).left_s == 20.0, "an end that was told does not move away"
-
-
-def test_a_drain_does_not_soften_a_stop() -> None:
-    table = handling_notices("a", "b", "c")
-    asks(table, "a", stop())
-    asks(table, "b", leave("b", left_s=10.0))
+    asks(table, "c", leave("c", left_s=10.0))
     assert (notice(table).ends, notice(table).cause, notice(table).left_s) == (True, Cause.PREEMPTED, 10.0)
-
-
-def test_a_run_that_is_forming_is_stopped_at_once() -> None:
-    table = Table(policy())
-    table.comes("a")
-    asks(table, "a", stop())
-    assert table.stand == (STOPPED, 1)
 
 
 def test_a_notice_survives_the_loss_of_a_node_that_is_saving() -> None:
@@ -389,19 +357,10 @@ def test_a_notice_survives_the_loss_of_a_node_that_is_saving() -> None:
     table.all_say(State.READY, "a", "b")
     table.wait(2.0)
     assert (table.stand, notice(table).ends) == ((RUNNING, 2), True), "the workers of the next world are told"
+    assert notice(table).left_s == pytest.approx(TIME_S - TTL_S - MARGIN_S, abs=1.0), "of what remains"
     table.all_say(State.RUNNING, "a", "b")
     table.wait(TIME_S)
     assert table.stand == (STOPPED, 2)
-
-
-def test_the_next_world_gets_the_remaining_time_of_the_notice() -> None:
-    table = handling_notices("a", "b", "c")
-    asks(table, "a", stop())
-    table.says("c", State.FAILED, failure=CRASH)
-    table.wait(4.0)
-    table.all_say(State.READY, "a", "b", "c")
-    assert table.stand == (RUNNING, 2)
-    assert notice(table).left_s == pytest.approx(TIME_S - 4.0, abs=STEP_S)
 
 
 def test_a_stop_survives_the_report_of_a_later_generation() -> None:
@@ -419,21 +378,6 @@ def test_a_node_lost_after_it_has_saved_does_not_count_as_lost() -> None:
     table.wait(2 * TTL_S)
     assert table.stand == (RUNNING, 1)
     table.says("a", State.SAVED)
-    assert table.stand == (STOPPED, 1)
-
-
-def test_success_on_all_nodes_finishes_the_run_despite_a_notice() -> None:
-    table = handling_notices("a", "b")
-    asks(table, "a", stop())
-    table.all_say(State.SUCCEEDED, "a", "b")
-    assert table.stand == (Phase.FINISHED, 1)
-
-
-def test_a_run_in_which_only_some_nodes_finished_is_stopped() -> None:
-    table = handling_notices("a", "b")
-    asks(table, "a", stop())
-    table.says("a", State.SUCCEEDED)
-    table.says("b", State.SAVED)
     assert table.stand == (STOPPED, 1)
 
 
@@ -517,27 +461,23 @@ def test_workers_that_handle_notices_save_before_a_node_joins() -> None:
     assert table.world == ["a", "b", "c", "d"]
 
 
-def test_nodes_for_which_a_world_was_ended_get_the_time_of_a_lease_to_become_ready() -> None:
+@pytest.mark.parametrize("comes_in_time", [True, False])
+def test_nodes_for_which_a_world_was_ended_get_the_time_of_a_lease_to_become_ready(
+    comes_in_time: bool,
+) -> None:
     """Not only --settle: without them, the world would have been ended for nothing."""
     table = handling_notices("a", "b", rules=policy(settle_s=0.1))
-    for nodes, comes_in_time in ((["a", "b", "c"], True), (["a", "b", "c"], False)):
-        newcomer = "c" if comes_in_time else "d"
-        table.comes(newcomer)
-        table.wait(SETTLE_S)
-        running_nodes = table.world
-        generation = table.plan.generation
-        table.all_say(State.SAVED, *running_nodes)
-        table.all_say(State.READY, *running_nodes)
-        table.wait(TTL_S - STEP_S)
-        assert table.stand == (FORMING, generation + 1)
-        if comes_in_time:
-            table.says(newcomer, State.READY)
-        else:
-            table.wait(STEP_S)
-        assert (table.stand, table.world) == ((RUNNING, generation + 1), nodes)
-        table.all_say(State.RUNNING, *nodes)
-        for node in nodes:
-            table.says(node, State.RUNNING, handles_notices=True)
+    table.comes("c")
+    table.wait(SETTLE_S)
+    table.all_say(State.SAVED, "a", "b")
+    table.all_say(State.READY, "a", "b")
+    table.wait(TTL_S - STEP_S)
+    assert table.stand == (FORMING, 2)
+    if comes_in_time:
+        table.says("c", State.READY)
+    else:
+        table.wait(STEP_S)
+    assert (table.stand, table.world) == ((RUNNING, 2), ["a", "b", "c"] if comes_in_time else ["a", "b"])
 
 
 def test_workers_that_do_not_handle_notices_are_restarted_after_the_delay() -> None:
@@ -588,7 +528,12 @@ def test_only_worlds_of_allowed_sizes_are_sealed(counts: tuple[int, ...], sizes:
         assert (table.stand, len(table.world)) == ((RUNNING, 1), size)
 
 
-def test_a_world_does_not_grow_by_a_surplus_node() -> None:
+def test_a_world_of_an_allowed_size_waits_for_enough_nodes_and_does_not_grow_by_a_surplus_node() -> None:
+    table = Table(policy(min_nodes=2, max_nodes=8, node_counts=(4,)))
+    for node in ("a", "b", "c"):
+        table.comes(node)
+    table.wait(10.0)
+    assert "waiting for 1 more node (at least 4 required)" in table.last.reason
     table = running("a", "b", rules=policy(max_nodes=6, node_counts=(2,)))
     table.comes("c")
     table.wait(60.0)
@@ -596,14 +541,6 @@ def test_a_world_does_not_grow_by_a_surplus_node() -> None:
     table.comes("d")
     table.wait(SETTLE_S)
     assert table.stand == (FORMING, 2)
-
-
-def test_too_few_nodes_for_an_allowed_size_wait_for_more() -> None:
-    table = Table(policy(min_nodes=2, max_nodes=8, node_counts=(4,)))
-    for node in ("a", "b", "c"):
-        table.comes(node)
-    table.wait(10.0)
-    assert "waiting for 1 more node (at least 4 required)" in table.last.reason
 
 
 def test_nodes_that_failed_to_start_stay_in_a_world_that_needs_them() -> None:
@@ -626,22 +563,16 @@ def test_a_policy_without_an_allowed_size_is_invalid() -> None:
 # -- one node's side ----------------------------------------------------------------------------
 
 
-def test_a_notice_is_delivered_to_running_workers_once() -> None:
-    node = running_node()
-    told = Notice(3, Cause.GROW, 60.0, "c wants to join")
+@pytest.mark.parametrize("begin", [starting_node, running_node])
+def test_a_notice_is_delivered_once_to_workers_that_run_or_are_being_started(
+    begin: Callable[[], Node],
+) -> None:
+    node, told = begin(), Notice(3, Cause.GROW, 60.0, "c wants to join")
     plan = msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told)
     assert node.plan_changed(plan) == [Notify(told)]
     assert node.plan_changed(msgspec.structs.replace(plan, version=4)) == []
     newer = msgspec.structs.replace(told, serial=5, ends=True)
     assert node.plan_changed(msgspec.structs.replace(plan, version=5, notice=newer)) == [Notify(newer)]
-
-
-def test_workers_that_are_being_started_get_the_notice_too() -> None:
-    node = starting_node()
-    told = Notice(3, Cause.GROW, 60.0, "c wants to join")
-    assert node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told)) == [
-        Notify(told)
-    ]
 
 
 def test_a_drained_node_requests_a_notice_and_leaves_when_the_next_world_forms() -> None:
@@ -657,13 +588,10 @@ def test_a_drained_node_requests_a_notice_and_leaves_when_the_next_world_forms()
     ]
 
 
-def test_a_node_that_was_to_leave_and_lost_its_lease_before_it_read_that_leaves_when_it_registers_again() -> (
+def test_a_node_that_lost_its_lease_before_it_read_that_it_is_to_leave_leaves_when_it_registers_again() -> (
     None
 ):
-    node = running_node()
-    node.lease_lost("the coordinator revoked it")
-    node.stopped()
-    node.rejoined("a-2")
+    node = rejoined()
     assert node.plan_changed(forming(2, 4, leaving=("a-1",), reason="a is told to leave")) == [
         Announce(State.LEFT, 2),
         Depart(Outcome.DRAINED, "a is told to leave"),
@@ -671,8 +599,7 @@ def test_a_node_that_was_to_leave_and_lost_its_lease_before_it_read_that_leaves_
 
 
 def test_a_node_that_takes_the_place_of_another_that_was_to_leave_does_not_leave() -> None:
-    node = Node("a-2")
-    assert node.plan_changed(forming(2, 4, leaving=("a-1",))) == [Announce(State.READY, 2)]
+    assert Node("a-2").plan_changed(forming(2, 4, leaving=("a-1",))) == [Announce(State.READY, 2)]
 
 
 def test_an_unanswered_drain_request_is_carried_out_locally() -> None:
@@ -680,6 +607,23 @@ def test_an_unanswered_drain_request_is_carried_out_locally() -> None:
     node.drain("SIGTERM received", leave("a"))
     assert node.leave_now() == [Announce(State.LEAVING, 1), StopWorkers(Grace.DRAIN, "SIGTERM received")]
     assert node.leave_now() == []
+
+
+def rejoined(node: Node | None = None) -> Node:
+    """Node a, which has lost its lease and registers as a-2."""
+    node = node or running_node()
+    node.lease_lost("the lease ran out")
+    node.stopped()
+    node.rejoined("a-2")
+    return node
+
+
+def stopping_soon(ends: bool = True) -> Node:
+    """Node a, whose workers were told when the run is stopped, or that b leaves."""
+    node = running_node()
+    told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=ends)
+    node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
+    return node
 
 
 def waiting_outside_the_world() -> Node:
@@ -740,25 +684,11 @@ def test_a_run_is_stopped_when_its_nodes_with_and_without_workers_are_to_leave(
     assert table.plan.phase is STOPPED
 
 
-def test_a_node_whose_workers_have_succeeded_leaves_without_an_interruption_of_the_others() -> None:
-    table = running("a", "b")
-    table.says("b", State.SUCCEEDED)
-    asks(table, "b", leave("b"))
-    assert table.plan.leaving == ("b-1",)
-    assert (table.stand, table.plan.notice) == ((RUNNING, 1), None)
-
-
 def test_a_node_whose_lease_is_lost_leaves_without_a_request() -> None:
     node = running_node()
     node.lease_lost("the lease ran out")
     node.drain("SIGTERM received", leave("a"))
     assert node.stopped()[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
-
-
-def test_between_generations_a_node_leaves_without_an_answer_in_the_end() -> None:
-    node = between_generations()
-    node.drain("SIGTERM received", leave("a"))
-    assert node.leave_now()[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
 
 
 def test_a_drained_node_with_which_the_run_ends_does_not_also_leave_it() -> None:
@@ -792,28 +722,15 @@ def test_a_stop_ends_participants_but_not_nodes_that_join_later() -> None:
     assert newcomer.plan_changed(sealed(2, 11, "c-1")) == [Prepare(world(2, "c-1"))]
 
 
-def test_a_stop_ends_a_participant_that_lost_its_lease_meanwhile() -> None:
-    node = running_node()
-    node.lease_lost("the lease ran out")
-    node.stopped()
-    node.rejoined("a-2")
-    assert node.plan_changed(OVER)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
-
-
-def test_a_stop_ends_a_standby_node() -> None:
-    node = Node("c-1")
-    assert node.plan_changed(sealed(1, 8, "a-1", "b-1")) == []
-    assert node.plan_changed(OVER)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
-
-
-def test_a_node_does_not_resume_the_run_that_it_stopped() -> None:
-    """Though it came too late to see it going on."""
-    node = Node("c-1")
-    node.request_stop(stop())
-    assert node.plan_changed(OVER)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
-    node = Node("c-1")
-    node.plan_changed(OVER)
-    assert node.request_stop(stop())[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
+def test_a_stop_ends_every_node_that_was_part_of_the_run_or_stopped_it() -> None:
+    """Also a participant that lost its lease meanwhile, one that stands by, and who asks for it and comes late."""
+    asked = Node("c-1")
+    asked.request_stop(stop())
+    for node in (rejoined(), waiting_outside_the_world(), asked):
+        assert node.plan_changed(OVER)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
+    late = Node("c-1")
+    late.plan_changed(OVER)
+    assert late.request_stop(stop())[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
 
 
 def test_a_request_is_kept_until_it_has_taken_effect() -> None:
@@ -842,11 +759,8 @@ def test_requests_from_before_a_resumed_stop_are_void() -> None:
 def test_a_node_withdraws_requests_of_an_earlier_life_of_the_run() -> None:
     node = running_node()
     node.request_stop(stop())
-    node.lease_lost("the lease ran out")
-    node.stopped()
-    node.rejoined("a-2")
     taken_up = msgspec.structs.replace(forming(2, 10), life=2)
-    assert node.plan_changed(taken_up) == [RequestStop(None), Announce(State.READY, 2)]
+    assert rejoined(node).plan_changed(taken_up) == [RequestStop(None), Announce(State.READY, 2)]
 
 
 def test_a_request_before_the_first_plan_is_published_with_it() -> None:
@@ -857,25 +771,17 @@ def test_a_request_before_the_first_plan_is_published_with_it() -> None:
 
 def test_a_stop_request_is_repeated_in_a_new_store_by_every_node_that_knows_it() -> None:
     """The one who asked for it may have read there that it is stopped, and gone."""
-    node = running_node()
-    told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=True)
-    node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
     again = RequestStop(StopRequest(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", life=1))
+    node = stopping_soon()
     assert node.store_replaced() == [node.announced, again]
     assert node.store_replaced() == [node.announced], "it stands in the member record"
     assert node.next_stop_request == 2
-
-
-def test_a_stop_request_is_repeated_even_if_the_lease_was_lost_with_the_store() -> None:
-    node = running_node()
-    told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=True)
-    node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
-    node.lease_lost("the store is gone")
-    node.stopped()
-    node.rejoined("a-2")
-    assert node.store_replaced()[-1] == RequestStop(
-        StopRequest(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", life=1)
+    assert rejoined(stopping_soon()).store_replaced()[-1] == again, (
+        "also if the lease was lost with the store"
     )
+    resumed = rejoined(stopping_soon())
+    resumed.plan_changed(forming(2, 10))
+    assert resumed.store_replaced() == [resumed.announced], "it is forgotten"
 
 
 def test_a_stop_that_was_read_while_the_lease_was_lost_is_repeated_in_a_new_store() -> None:
@@ -885,22 +791,8 @@ def test_a_stop_that_was_read_while_the_lease_was_lost_is_repeated_in_a_new_stor
     node.lease_lost("the store is gone")
     told = Notice(3, Cause.OPERATOR, TIME_S, "operator at b", ends=True)
     node.plan_changed(msgspec.structs.replace(ended(STOPPED, 1, 9), notice=told))
-    node.stopped()
-    node.rejoined("a-2")
-    assert node.store_replaced()[-1] == RequestStop(
-        StopRequest(1, Cause.OPERATOR, TIME_S, "operator at b", life=1)
-    )
-
-
-def test_the_stop_of_a_resumed_run_is_forgotten() -> None:
-    node = running_node()
-    told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=True)
-    node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
-    node.lease_lost("the lease ran out")
-    node.stopped()
-    node.rejoined("a-2")
-    node.plan_changed(forming(2, 10))
-    assert node.store_replaced() == [node.announced]
+    again = RequestStop(StopRequest(1, Cause.OPERATOR, TIME_S, "operator at b", life=1))
+    assert rejoined(node).store_replaced()[-1] == again
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -936,23 +828,21 @@ def test_a_node_counts_as_leaving_until_its_workers_have_exited() -> None:
     assert table.plan.leaving == ()
 
 
-def test_a_leaving_node_that_is_lost_counts_as_gone_when_it_is_fenced() -> None:
+@pytest.mark.parametrize("registers_again", [False, True])
+def test_a_leaving_node_that_is_lost_counts_as_gone_when_it_is_fenced_or_has_left(
+    registers_again: bool,
+) -> None:
     table = handling_notices("a", "b")
     asks(table, "a", leave("b"))
     table.falls_silent("b")
-    table.wait(TTL_S)
-    assert table.plan.leaving == ("b-1",)
-    table.wait(MARGIN_S + STEP_S)
-    assert table.plan.leaving == ()
-
-
-def test_a_node_that_was_to_leave_and_registers_again_counts_as_leaving_until_it_has_left() -> None:
-    table = handling_notices("a", "b")
-    asks(table, "a", leave("b"))
-    table.falls_silent("b")
-    table.comes("b", life=2, replaces=("b-1",))
-    assert table.plan.leaving == ("b-1",)
-    table.says("b", State.LEFT)
+    if registers_again:
+        table.comes("b", life=2, replaces=("b-1",))
+        assert table.plan.leaving == ("b-1",)
+        table.says("b", State.LEFT)
+    else:
+        table.wait(TTL_S)
+        assert table.plan.leaving == ("b-1",)
+        table.wait(MARGIN_S + STEP_S)
     assert table.plan.leaving == ()
 
 
@@ -1001,21 +891,15 @@ def lingering_node() -> Node:
     return node
 
 
-def test_a_node_with_a_waiting_command_stays_until_the_others_have_exited() -> None:
+def test_a_node_with_a_waiting_command_stays_until_the_others_have_exited_or_cannot_be_heard_of() -> None:
     node = lingering_node()
     assert node.drain("the deadline has passed") == []
-    departs = node.plan_changed(plan(Phase.STOPPED, 1, 4))
-    assert departs == [Announce(State.LEFT, 1), Depart(Outcome.STOPPED, "stopped 1")]
-
-
-def test_a_node_that_only_waits_for_the_others_does_not_take_part_in_the_next_life() -> None:
-    departs = lingering_node().plan_changed(plan(Phase.FORMING, 2, 4))
-    assert departs == [Announce(State.LEFT, 2), Depart(Outcome.STOPPED, "forming 2")]
-
-
-def test_a_node_does_not_wait_for_others_when_the_store_is_lost() -> None:
-    departs = lingering_node().stop_lingering()
-    assert departs[-1] == Depart(Outcome.STOPPED, "stopped 1")
+    for next_plan in (plan(Phase.STOPPED, 1, 4), plan(Phase.FORMING, 2, 4)):
+        assert lingering_node().plan_changed(next_plan) == [
+            Announce(State.LEFT, next_plan.generation),
+            Depart(Outcome.STOPPED, next_plan.reason),
+        ]
+    assert lingering_node().stop_lingering()[-1] == Depart(Outcome.STOPPED, "stopped 1")
 
 
 def test_a_drain_request_does_not_withdraw_a_stop_request() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from elastic_agent.protocol.codec import MAX_PLAN_BYTES, MAX_RECORD_BYTES, RecordError, decode, encode
 from elastic_agent.protocol.records import (
@@ -26,17 +25,11 @@ from elastic_agent.protocol.records import (
     Seat,
     World,
 )
-from tests.protocol.strategies import histories, records, texts
+from tests.protocol.strategies import histories, records
 from tests.protocol.support import POLICY, member, plan, world
 
 light = settings(max_examples=40)
 KINDS = (Member, Lease, Plan, World, History)
-
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | texts | st.just(10**40),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-    max_leaves=6,
-)
 
 
 @light
@@ -56,45 +49,6 @@ def test_only_characters_outside_utf_8_are_replaced_in_text() -> None:
         assert found.failure == wanted
         plain = {name: getattr(record, name) for name in failed}
         assert msgspec.structs.replace(found, **plain) == record
-
-
-@light
-@given(st.sampled_from(KINDS), st.binary(max_size=80))
-def test_arbitrary_bytes_raise_only_a_record_error(kind: Any, data: bytes) -> None:
-    with pytest.raises(RecordError):
-        decode(kind, data)
-
-
-@light
-@given(st.sampled_from(KINDS), anything)
-def test_arbitrary_json_raises_only_a_record_error(kind: Any, value: object) -> None:
-    with pytest.raises(RecordError):
-        decode(kind, json.dumps(value).encode())
-
-
-def spoil(value: Any, data: st.DataObject) -> Any:
-    """The same JSON value with something, somewhere in it, replaced by anything."""
-    keys = (
-        list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
-    )
-    if not keys or data.draw(st.integers(0, 3)) == 0:
-        return data.draw(anything)
-    key = data.draw(st.sampled_from(keys))
-    copy = value.copy()
-    copy[key] = spoil(value[key], data)
-    return copy
-
-
-@light
-@given(records, st.data())
-def test_a_damaged_record_is_a_record_error_or_can_be_encoded(record: Any, data: st.DataObject) -> None:
-    """The coordinator copies parts of members into the plan: what it accepts it must be able to write."""
-    spoilt = json.dumps(spoil(json.loads(encode(record)), data)).encode()
-    try:
-        accepted = decode(type(record), spoilt)
-    except RecordError:
-        return
-    assert decode(type(record), encode(accepted)) == accepted
 
 
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 20_000, b'"\xff"', b'"\\ud800"', b"9" * 5000])
@@ -155,19 +109,17 @@ def test_the_version_changes_with_the_fields() -> None:
     assert (RECORD_VERSION, digest) == (6, "fa4c3ca26ce0"), "the fields have changed: raise RECORD_VERSION"
 
 
-def test_an_unknown_field_is_named() -> None:
-    with pytest.raises(RecordError, match="unknown field `colour`"):
-        decode(Lease, b'{"incarnation": "a", "ttl_s": 5, "colour": "blue"}')
-
-
-def test_a_missing_field_is_named() -> None:
-    with pytest.raises(RecordError, match="missing required field `ttl_s`"):
-        decode(Lease, b'{"incarnation": "a"}')
-
-
-def test_an_unknown_state_is_refused_by_name() -> None:
-    with pytest.raises(RecordError, match=r"'asleep' - at `\$\.state`"):
-        decode(Member, encode(member("a")).replace(b'"ready"', b'"asleep"'))
+@pytest.mark.parametrize(
+    ("kind", "data", "message"),
+    [
+        (Lease, b'{"incarnation": "a", "ttl_s": 5, "colour": "blue"}', "unknown field `colour`"),
+        (Lease, b'{"incarnation": "a"}', "missing required field `ttl_s`"),
+        (Member, encode(member("a")).replace(b'"ready"', b'"asleep"'), r"'asleep' - at `\$\.state`"),
+    ],
+)
+def test_an_unknown_or_missing_field_is_named(kind: Any, data: bytes, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        decode(kind, data)
 
 
 def seats(*places: tuple[str, int]) -> World:
@@ -195,12 +147,6 @@ def test_an_invalid_world_is_refused_in_every_record(broken: World, message: str
     ):
         with pytest.raises(RecordError, match=message):
             decode(type(record), encode(record))
-
-
-def test_a_valid_world_is_accepted_in_every_record() -> None:
-    good = world(3, "a-1", "b-1")
-    for record in (good, plan(Phase.RUNNING, 3, 1, world=good), History(3, good)):
-        assert decode(type(record), encode(record)) == record
 
 
 def test_a_node_finds_its_own_seat_only() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from elastic_agent.protocol.leases import LeaseLedger
-from elastic_agent.protocol.records import RECORD_VERSION, Lease, Member, Policy, State
+from elastic_agent.protocol.records import Lease, Policy, State
 from elastic_agent.protocol.revisions import MOST_KEPT, RevisionTimes
+from tests.protocol.support import member
 
 POLICY = Policy(lease_ttl_s=5.0, fence_margin_s=1.0)
 
@@ -43,26 +44,14 @@ def test_revisions_older_than_those_kept_are_never_dated_too_early() -> None:
     assert times.written_by("etcd", oldest + 1) == float(oldest + 1)
 
 
-def test_a_new_coordinator_counts_a_lease_from_when_it_was_written() -> None:
-    member = Member(RECORD_VERSION, "a", "a1", "127.0.0.1", 1, State.RUNNING, 1, POLICY)
+def test_a_new_coordinator_counts_a_lease_from_when_it_was_written_or_renewed() -> None:
+    said = member("a", state=State.RUNNING, policy=POLICY)
     ledger = LeaseLedger(born_s=100.0)
-    ledger.observe(member, Lease("a1", 5.0, beat=7), 100.0, 97.0)
-    assert ledger.sightings["a1"].ends_s == 102.0
-    assert ledger.sightings["a1"].first_seen_s == 100.0
-    ledger.revoked("a1")
-    assert ledger.fenced_s("a1", POLICY) == 103.0
-
-
-def test_a_renewal_seen_by_the_leader_counts_from_then() -> None:
-    member = Member(RECORD_VERSION, "a", "a1", "127.0.0.1", 1, State.RUNNING, 1, POLICY)
-    ledger = LeaseLedger(born_s=100.0)
-    ledger.observe(member, Lease("a1", 5.0, beat=7), 100.0, 97.0)
-    ledger.observe(member, Lease("a1", 5.0, beat=8), 101.0, 97.0)
-    assert ledger.sightings["a1"].ends_s == 106.0
-
-
-def test_no_lease_is_dated_later_than_it_was_read() -> None:
-    member = Member(RECORD_VERSION, "a", "a1", "127.0.0.1", 1, State.RUNNING, 1, POLICY)
-    ledger = LeaseLedger(born_s=100.0)
-    ledger.observe(member, Lease("a1", 5.0), 100.0, 100.1)
-    assert ledger.sightings["a1"].ends_s == 105.0
+    ledger.observe(said, Lease("a-1", 5.0, beat=7), 100.0, 97.0)
+    assert (ledger.sightings["a-1"].ends_s, ledger.sightings["a-1"].first_seen_s) == (102.0, 100.0)
+    ledger.observe(said, Lease("a-1", 5.0, beat=8), 101.0, 97.0)
+    assert ledger.sightings["a-1"].ends_s == 106.0, "a renewal that it sees counts from then"
+    ledger.revoked("a-1")
+    assert ledger.fenced_s("a-1", POLICY) == 107.0
+    ledger.observe(member("b"), Lease("b-1", 5.0), 100.0, 100.1)
+    assert ledger.sightings["b-1"].ends_s == 105.0, "none is dated later than it was read"

@@ -7,8 +7,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from multiprocessing.connection import Connection
@@ -260,84 +258,6 @@ async def participants(
             await stack.enter_async_context(Participant(name, endpoint, rules, folder / name))
             for name in names
         ]
-
-
-class Relay:
-    """A relay between a node and the store, whose connections can be cut."""
-
-    def __init__(self, target: Endpoint) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
-        self._lines: list[_Line] = []
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def cut(self) -> None:
-        """Break the connections there are now."""
-        with self._lock:
-            lines, self._lines = self._lines, []
-        for line in lines:
-            line.cut()
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(PATIENCE_S)
-        self._listener.close()
-        self.cut()
-
-    def __enter__(self) -> Relay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                far = socket.create_connection((self._target.host, self._target.port))
-            except OSError:
-                near.close()
-                continue
-            with self._lock:
-                self._lines.append(_Line(near, far))
-
-
-class _Line:
-    """One connection through the relay."""
-
-    def __init__(self, near: socket.socket, far: socket.socket) -> None:
-        self._ends = near, far
-        self._threads = [
-            threading.Thread(target=self._carry, args=(near, far)),
-            threading.Thread(target=self._carry, args=(far, near)),
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        for end in self._ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def cut(self) -> None:
-        self._hang_up()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-        for end in self._ends:
-            end.close()
 
 
 def run(coroutine: Any) -> None:

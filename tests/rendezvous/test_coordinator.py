@@ -16,8 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from elastic_agent.linux import boottime_s
-from elastic_agent.protocol.records import History, Phase, Policy
+from elastic_agent.protocol.records import History, Phase
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
 from elastic_agent.rendezvous.disk_thread import DiskThread
@@ -95,60 +94,6 @@ async def coordinated(
         host.close()
 
 
-# -- a pause of the coordinator --------------------------------------------------------------------
-
-
-@pytest.mark.system
-@pytest.mark.prove  # in virtual time: test_coordinator_driver.py
-def test_a_pause_of_the_host_does_not_count_against_nodes(endpoint: Endpoint, tmp_path: Path) -> None:
-    async def story() -> None:
-        rules = policy(2, 2, lease_s=6.0)
-        with hosted(endpoint, tmp_path / "host") as host:
-            async with participants("a", "b", endpoint=endpoint, rules=rules, folder=tmp_path) as (a, b):
-                plan = await a.running("a", "b")
-                await _renewed_from_now_on(rules, a, b)
-                for _ in range(3):
-                    host.freeze()
-                    await asyncio.sleep(0.5 * rules.lease_ttl_s)
-                    host.thaw()
-                    await _renewed_from_now_on(rules, a, b)
-                for one in (a, b):
-                    assert not one.of(events.LeaseLost)
-                    assert one.node.plan == plan, "nothing was decided meanwhile"
-
-    run(story())
-
-
-async def _renewed_from_now_on(rules: Policy, *nodes: Participant) -> None:
-    """Until each has a lease by a renewal that it sends from now on.
-
-    One that was under way during a pause is repeated, and counts from its first attempt: by the node's own clock,
-    that lease may end during the next pause.
-    """
-    full_s = boottime_s() + rules.lease_ttl_s
-    for one in nodes:
-        await one.hear(events.Renewed, lambda event: event.deadline_s >= full_s)
-
-
-@pytest.mark.system
-@pytest.mark.prove  # in virtual time: test_coordinator_driver.py
-def test_a_pause_of_the_host_does_not_use_up_the_time_to_join(endpoint: Endpoint, tmp_path: Path) -> None:
-    async def story() -> None:
-        rules = policy(2, 2, lease_s=30.0, join_s=6.0)
-        with hosted(endpoint, tmp_path / "host") as host:
-            async with participants("a", endpoint=endpoint, rules=rules, folder=tmp_path) as (a,):
-                await a.plan(Phase.FORMING)
-                host.freeze()
-                async with participants("b", endpoint=endpoint, rules=rules, folder=tmp_path) as (b,):
-                    # it renews in time, but the renewal is read too late
-                    await asyncio.sleep(7.0)
-                    host.thaw()
-                    await a.running("a", "b")
-                    await b.running("a", "b")
-
-    run(story())
-
-
 # -- the disk ---------------------------------------------------------------------------------------
 
 
@@ -216,33 +161,6 @@ def test_a_hanging_state_directory_delays_no_generation_and_gets_the_newest_hist
         run(story())
     finally:
         disk.answers.set()
-
-
-def test_every_generation_is_on_disk_before_a_node_reads_it(endpoint: Endpoint, tmp_path: Path) -> None:
-    async def story() -> None:
-        written = Blocking(RunHistoryStore(tmp_path / "state"))
-        async with (
-            coordinated(endpoint, RunHistoryStore(tmp_path / "state")),
-            participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,),
-        ):
-            remembered: list[tuple[int, int]] = []
-
-            def listen(event: events.SessionEvent, tell: Callable[..., None] = a._event) -> None:
-                if isinstance(event, events.PlanSeen):
-                    known = written.load("run")
-                    remembered.append((event.plan.generation, known.generation if known is not None else 0))
-                tell(event)
-
-            a.session.listen(listen)
-            generation = 0
-            for _ in range(4):
-                generation = (await a.running("a", above=generation)).generation
-                a.fail()
-            await a.plan(Phase.FAILED)
-        assert len(remembered) >= 8
-        assert all(known >= heard for heard, known in remembered), remembered
-
-    run(story())
 
 
 # -- several runs ------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def members_of(cluster: EtcdCluster) -> Members:
 @contextmanager
 def election(members: Members, history_store: RunHistoryStore) -> Iterator[Election]:
     async def begin() -> tuple[Election, asyncio.Task[None]]:
-        one = Election(RUN, members.root, members.dial_client, history_store, LEASE_S)
+        one = Election(RUN, members.root, members.dial, history_store, LEASE_S)
         return one, asyncio.create_task(one.live())
 
     async def end() -> None:
@@ -77,7 +77,7 @@ def term_of_the_run(members: Members) -> Iterator[Leadership]:
     table = table_of(members)
     keys = life_keys(table, RUN)
     Blocking(table).close()
-    client, _ = in_loop(members.dial())
+    client = in_loop(members.dial())
     leadership = in_loop(campaign_for(client, members.root, keys, "a test", LEASE_S))
     assert leadership is not None
     try:
@@ -87,8 +87,8 @@ def term_of_the_run(members: Members) -> Iterator[Leadership]:
 
 
 def table_of(members: Members) -> EtcdTable:
-    client, store = in_loop(members.dial())
-    return EtcdTable(client, members.root, store, lease=KeptLease.of_node(LEASE_S))
+    client = in_loop(members.dial())
+    return EtcdTable(client, members.root, lease=KeptLease.of_node(LEASE_S))
 
 
 def node(members: Members, name: str, **fields: object) -> Any:
@@ -103,7 +103,7 @@ def node(members: Members, name: str, **fields: object) -> Any:
 
 def test_an_agent_that_ends_resigns(members: Members, tmp_path: Path) -> None:
     """Its leader key would last for longer than a test, as its lease does."""
-    client = Blocking(in_loop(members.dial_client()))
+    client = Blocking(in_loop(members.dial()))
     leader = f"{members.root}r/{RUN}/leader".encode()
     with election(members, RunHistoryStore(tmp_path / "state")):
         assert node(members, "a").next_plan(0, PATIENCE_S) is not None
@@ -127,7 +127,7 @@ def test_a_coordinator_that_waits_in_etcd_ends_when_its_leader_key_is_gone(
 
     monkeypatch.setattr(Leadership, "wait", recorded)
     leader = f"{members.root}r/{RUN}/leader".encode()
-    client = Blocking(in_loop(members.dial_client()))
+    client = Blocking(in_loop(members.dial()))
     node(members, "a")
     with election(members, RunHistoryStore(tmp_path / "state")) as one:
         assert is_waiting.wait(PATIENCE_S)
@@ -156,7 +156,7 @@ def test_an_agent_that_ends_while_it_resigns_still_gives_the_leader_key_back(
         one = Election(
             RUN,
             members.root,
-            members.dial_client,
+            members.dial,
             history_store,
             LEASE_S,
             on_resigned=lambda: taking_part.cancelling() or taking_part.cancel(),
@@ -166,32 +166,51 @@ def test_an_agent_that_ends_while_it_resigns_still_gives_the_leader_key_back(
 
     node(members, "a")
     in_loop(story())
-    client = Blocking(in_loop(members.dial_client()))
+    client = Blocking(in_loop(members.dial()))
     assert client.get(f"{members.root}r/{RUN}/leader".encode()) is None
 
 
-def test_the_history_of_a_finished_run_does_not_end_a_new_run(members: Members, tmp_path: Path) -> None:
-    """An agent of the old run that is about to end may be elected once more, when the next run has begun."""
-    history_store = RunHistoryStore(tmp_path / "state")
-    Blocking(history_store).save(RUN, History(generation=3, outcome=Phase.FINISHED))
-    with term_of_the_run(members) as leadership:
-        Blocking(leadership.records).remove_run(History(generation=3, outcome=Phase.FINISHED, settled=True))
-    with election(members, history_store):
-        plan = node(members, "a").next_plan(0, PATIENCE_S)
-    assert plan is not None
-    assert (plan.phase, plan.generation) == (Phase.FORMING, 4), plan.reason
+FINISHED = History(generation=3, outcome=Phase.FINISHED)
+STOPPED = History(generation=4, charged=1, order=("b", "a"), outcome=Phase.STOPPED, settled=True)
+FIRST_PLANS: dict[str, tuple[History | None, History | None, tuple[Phase, int, int]]] = {
+    # what the machine remembers, how the run ended by what is in etcd, and the phase, generation and restarts used
+    "a new run in an old etcd does not wait": (None, None, (Phase.FORMING, 1, 0)),
+    "a run that etcd lost goes on above the disk": (History(7, charged=2), None, (Phase.FORMING, 8, 2)),
+    "an outcome that etcd lost stands until every node has read it": (FINISHED, None, (Phase.FINISHED, 3, 0)),
+    # an agent of the old run that is about to end may be elected once more, when the next run has begun
+    "the history of a finished run does not end a new one": (
+        FINISHED,
+        msgspec.structs.replace(FINISHED, settled=True),
+        (Phase.FORMING, 4, 0),
+    ),
+    # the machine remembers an earlier generation of a run that still went on
+    "a machine that missed the end starts above it": (
+        History(3, charged=1),
+        History(4, charged=1, outcome=Phase.FINISHED, settled=True),
+        (Phase.FORMING, 5, 0),
+    ),
+    "a stopped run is resumed by a machine without its history": (None, STOPPED, (Phase.FORMING, 5, 1)),
+}
 
 
-def test_a_finished_run_is_not_restarted_when_etcd_loses_its_outcome(
-    members: Members, tmp_path: Path
+@pytest.mark.parametrize("name", FIRST_PLANS)
+def test_what_a_machine_and_etcd_remember_decides_the_first_plan(
+    members: Members, tmp_path: Path, name: str
 ) -> None:
-    """Not every node has acknowledged it yet."""
+    remembered, ended, expected = FIRST_PLANS[name]
     history_store = RunHistoryStore(tmp_path / "state")
-    Blocking(history_store).save(RUN, History(generation=3, outcome=Phase.FINISHED))
+    if remembered is not None:
+        Blocking(history_store).save(RUN, remembered)
+    if ended is not None:
+        with term_of_the_run(members) as leadership:
+            Blocking(leadership.records).remove_run(ended)
     with election(members, history_store):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
-    assert (plan.phase, plan.generation) == (Phase.FINISHED, 3), plan.reason
+    assert (plan.phase, plan.generation, plan.charged) == expected, plan.reason
+    assert plan.world is None
+    if ended is STOPPED:
+        assert plan.order == STOPPED.order
 
 
 def test_a_new_etcd_forms_no_world_before_earlier_nodes_registered_or_are_fenced(
@@ -216,53 +235,9 @@ def test_a_world_lost_by_etcd_continues_although_another_node_registered_first(
     assert (plan.phase, plan.generation) == (Phase.RUNNING, 3), plan.reason
 
 
-def test_a_new_run_in_an_old_etcd_does_not_wait(members: Members, tmp_path: Path) -> None:
-    with election(members, RunHistoryStore(tmp_path / "state")):
-        plan = node(members, "a").next_plan(0, PATIENCE_S)
-    assert plan is not None
-    assert (plan.phase, plan.generation) == (Phase.FORMING, 1), plan.reason
-
-
 def test_the_age_of_an_etcd_is_known(new_etcd: Members) -> None:
     """It is never stated too high: nodes of an earlier life may still run."""
     begun_s = time.monotonic()
     with term_of_the_run(new_etcd) as leadership:
         age_s = wait_for("a second to have passed", Blocking(leadership).store_age_s)
     assert begun_s + age_s <= time.monotonic()
-
-
-def test_an_unfinished_run_lost_by_etcd_continues_above_the_history_on_disk(
-    members: Members, tmp_path: Path
-) -> None:
-    history_store = RunHistoryStore(tmp_path / "state")
-    Blocking(history_store).save(RUN, History(generation=7, charged=2))
-    with election(members, history_store):
-        plan = node(members, "a").next_plan(0, PATIENCE_S)
-    assert plan is not None
-    assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2), plan.reason
-
-
-def test_a_machine_that_missed_the_end_of_its_run_starts_above_it(members: Members, tmp_path: Path) -> None:
-    """It remembers an earlier generation of a run that still went on; etcd knows how that run ended."""
-    history_store = RunHistoryStore(tmp_path / "state")
-    Blocking(history_store).save(RUN, History(generation=3, charged=1))
-    with term_of_the_run(members) as leadership:
-        Blocking(leadership.records).remove_run(
-            History(generation=4, charged=1, outcome=Phase.FINISHED, settled=True)
-        )
-    with election(members, history_store):
-        plan = node(members, "a").next_plan(0, PATIENCE_S)
-    assert plan is not None
-    assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 5, 0), plan.reason
-    assert plan.world is None
-
-
-def test_a_stopped_run_is_resumed_by_a_machine_without_its_history(members: Members, tmp_path: Path) -> None:
-    ended = History(generation=4, charged=1, order=("b", "a"), outcome=Phase.STOPPED, settled=True)
-    with term_of_the_run(members) as leadership:
-        Blocking(leadership.records).remove_run(ended)
-    with election(members, RunHistoryStore(tmp_path / "state")):
-        plan = node(members, "a").next_plan(0, PATIENCE_S)
-    assert plan is not None
-    assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 5, 1), plan.reason
-    assert plan.order == ("b", "a")

@@ -165,33 +165,26 @@ def is_request(what: str) -> bool:
     return what not in ("connect", "offer", "dial")
 
 
-def test_the_end_of_the_lease_is_detected_on_time_while_every_request_hangs() -> None:
+def breaks(what: str) -> bool:
+    if is_request(what):
+        raise StoreLostError("the connection broke")
+    return what == "connect"
+
+
+@pytest.mark.parametrize("hangs", [is_request, breaks], ids=["every request", "dialling"])
+def test_the_end_of_the_lease_is_detected_on_time_while_requests_or_dialling_hang(
+    hangs: Callable[[str], bool],
+) -> None:
     node = Node()
     node.go_on(0.1)
     deadline_s = node.session.deadline_s
     assert deadline_s is not None
-    node.hangs = is_request
+    node.hangs = hangs
     node.go_on(3 * LEASE_S)
     (lost_s,) = node.times_of(events.LeaseLost)
     assert deadline_s <= lost_s < deadline_s + LATE_S
-
-
-def test_the_end_of_the_lease_is_detected_on_time_while_dialling_hangs() -> None:
-    node = Node()
-    node.go_on(0.1)
-    deadline_s = node.session.deadline_s
-    assert deadline_s is not None
-
-    def breaks(what: str) -> bool:
-        if is_request(what):
-            raise StoreLostError("the connection broke")
-        return what == "connect"
-
-    node.hangs = breaks
-    node.go_on(3 * LEASE_S)
-    (lost_s,) = node.times_of(events.LeaseLost)
-    assert deadline_s <= lost_s < deadline_s + LATE_S
-    assert all(handle.closed for handle in node.handles), "both connections are given up when one breaks"
+    if hangs is breaks:
+        assert all(handle.closed for handle in node.handles), "both connections are given up when one breaks"
 
 
 def test_an_incarnation_whose_workers_the_guard_killed_is_not_renewed() -> None:
@@ -228,27 +221,34 @@ def test_the_lease_is_renewed_while_the_bootstrap_store_of_the_next_world_does_n
     assert not node.times_of(events.LeaseLost)
 
 
-def test_renewals_are_sent_in_even_steps_from_the_last_one_of_any_kind() -> None:
-    """One that is out of step is noticed late, and with it the loss of the node."""
+@pytest.mark.parametrize("answer_takes_s", [0.0, 0.2 * LEASE_S])
+def test_renewals_are_sent_in_even_steps_from_the_last_one_of_any_kind(answer_takes_s: float) -> None:
+    """One that is out of step is noticed late; with slow answers, less would be left for the one after a lost one."""
     node = Node()
+    node.answer_takes_s = answer_takes_s
     node.go_on(1.0)
-    node.session.prepare(WORLD)
-    node.go_on(2 * LEASE_S)
+    if not answer_takes_s:
+        node.session.prepare(WORLD)
+    node.go_on(3 * LEASE_S)
     renewed_s = node.times_of(events.Renewed)
-    assert len(renewed_s) == 1 + 2 * RENEWALS_PER_LEASE - 1
-    assert renewed_s[0] == pytest.approx(node.times_of(events.Prepared)[0], abs=LATE_S)
+    assert len(renewed_s) >= 2 * RENEWALS_PER_LEASE
+    if not answer_takes_s:
+        assert renewed_s[0] == pytest.approx(node.times_of(events.Prepared)[0], abs=LATE_S)
     steps_s = [later_s - earlier_s for earlier_s, later_s in pairwise(renewed_s)]
     assert steps_s == pytest.approx([LEASE_S / RENEWALS_PER_LEASE] * len(steps_s), abs=LATE_S)
 
 
-def test_slow_answers_do_not_delay_renewals() -> None:
-    """Or a slow store would leave less of the lease for the renewal after a lost one."""
+def test_a_silently_dead_connection_does_not_cost_the_lease() -> None:
     node = Node()
-    node.answer_takes_s = 0.2 * LEASE_S
+    node.go_on(0.1)
+    dead = node.handles[:]
+    node.loses = lambda connection, what, args: connection in dead
     node.go_on(3 * LEASE_S)
-    steps_s = [later_s - earlier_s for earlier_s, later_s in pairwise(node.times_of(events.Renewed))]
-    assert len(steps_s) >= 2 * RENEWALS_PER_LEASE
-    assert steps_s == pytest.approx([LEASE_S / RENEWALS_PER_LEASE] * len(steps_s), abs=LATE_S)
+    (disconnected,) = node.of(events.Disconnected)
+    assert "no answer within" in disconnected.reason
+    assert all(handle.closed for handle in dead)
+    assert len(node.of(events.Renewed)) >= 2 * RENEWALS_PER_LEASE
+    assert not node.of(events.LeaseLost)
 
 
 def test_a_lease_survives_two_lost_renewals_in_a_row() -> None:
@@ -276,19 +276,6 @@ def test_a_renewal_whose_answer_is_lost_counts_from_when_it_was_sent_first() -> 
     assert len(node.of(events.Connected)) == 2
     assert node.of(events.Renewed)[0].deadline_s == pytest.approx(sent_s[0] + LEASE_S, abs=LATE_S)
     node.go_on(3 * LEASE_S)
-    assert not node.of(events.LeaseLost)
-
-
-def test_a_silently_dead_connection_does_not_cost_the_lease() -> None:
-    node = Node()
-    node.go_on(0.1)
-    dead = node.handles[:]
-    node.loses = lambda connection, what, args: connection in dead
-    node.go_on(3 * LEASE_S)
-    (disconnected,) = node.of(events.Disconnected)
-    assert "no answer within" in disconnected.reason
-    assert all(handle.closed for handle in dead)
-    assert len(node.of(events.Renewed)) >= 2 * RENEWALS_PER_LEASE
     assert not node.of(events.LeaseLost)
 
 

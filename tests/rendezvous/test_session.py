@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,20 @@ import pytest
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol.records import Address, FailureKind, History, Lease, Member, Phase, Plan
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.dialer import BootstrapOffer, StoreDialer
+from elastic_agent.rendezvous.dialer import StoreDialer
 from elastic_agent.transport import NodeRecords
-from elastic_agent.transport.base import StoreLostError, TransportError
+from elastic_agent.transport.base import StoreLostError
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
 from tests.processes import no_descriptors_left
 from tests.protocol.support import world
+from tests.relay import Relay
 
 from .support import (
     LEASE_S,
     LONG_LEASE_S,
-    MARGIN_S,
     PATIENCE_S,
     Participant,
-    Relay,
     hosted,
     participants,
     policy,
@@ -48,28 +46,6 @@ def test_a_node_registers_reads_its_world_and_renews(endpoint: Endpoint, tmp_pat
             renewed = await a.hear(events.Renewed)
             assert registered.deadline_s < renewed.deadline_s <= boottime_s() + LONG_LEASE_S
             assert not any(connected.replaced for connected in a.of(events.Connected))
-
-    run(story())
-
-
-@pytest.mark.system
-@pytest.mark.prove  # in virtual time: test_coordinator_driver.py
-def test_a_node_that_stops_renewing_is_revoked_and_named(endpoint: Endpoint, tmp_path: Path) -> None:
-    rules = policy(1, 2, lease_s=LEASE_S)
-
-    async def story() -> None:
-        with hosted(endpoint, tmp_path / "host"):
-            async with Participant("a", endpoint, rules, tmp_path / "a") as a:
-                await a.running("a")
-                async with Participant("b", endpoint, rules, tmp_path / "b") as b:
-                    first = await a.running("a", "b")
-                    await b.vanish()
-                    forming = await a.plan(Phase.FORMING, lambda plan: plan.generation > first.generation)
-                    assert forming.reason == "b lost"
-                    again = await a.running("a", above=first.generation)
-                    assert again.charged == 0
-                    deadline_s = max(renewed.deadline_s for renewed in b.of(events.Renewed))
-                    assert boottime_s() > deadline_s + MARGIN_S, "b's workers are certainly dead"
 
     run(story())
 
@@ -172,73 +148,6 @@ def test_a_node_that_cannot_open_a_socket_to_the_bootstrap_store_reports_it(
     run(story())
 
 
-class ShortOfPorts:
-    """A connector that finds no port for bootstrap stores until a test frees one."""
-
-    def __init__(self, dialer: StoreDialer, port_is_free: threading.Event) -> None:
-        self._dialer = dialer
-        self._port_is_free = port_is_free
-
-    async def offer_bootstrap(self, local_address: str) -> BootstrapOffer:
-        if not self._port_is_free.is_set():
-            raise TransportError("no port of 29500:29500 is free for a bootstrap store")
-        return await self._dialer.offer_bootstrap(local_address)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dialer, name)
-
-
-def test_a_failed_offer_of_a_bootstrap_store_is_retried_with_a_later_renewal(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
-    waiting = (
-        "waiting for a node that can offer a bootstrap store: a cannot offer a bootstrap store: "
-        "no port of 29500:29500 is free for a bootstrap store"
-    )
-    free = threading.Event()
-
-    async def story() -> None:
-        rules = policy(1, 1, lease_s=LEASE_S)
-        short = Participant("a", endpoint, rules, tmp_path, through=lambda store: ShortOfPorts(store, free))
-        async with short as a:
-            await a.hear(events.Renewed)
-            while waiting not in str(await a.session.status()):
-                await a.hear(events.Renewed, after=len(a.told))
-            free.set()
-            await a.running("a")
-
-    run(story())
-
-
-def test_a_run_without_any_bootstrap_store_fails_with_the_reason(endpoint: Endpoint, tmp_path: Path) -> None:
-    free = threading.Event()
-
-    async def story() -> None:
-        rules = policy(1, 1, join_s=1.0)
-        short = Participant("a", endpoint, rules, tmp_path, through=lambda store: ShortOfPorts(store, free))
-        async with short as a:
-            failed = await a.plan(Phase.FAILED)
-            assert failed.reason == (
-                "no node could offer a bootstrap store within 1 s: a cannot offer a bootstrap store: "
-                "no port of 29500:29500 is free for a bootstrap store"
-            )
-
-    run(story())
-
-
-def test_a_node_reads_why_its_lease_was_revoked(endpoint: Endpoint, tmp_path: Path) -> None:
-    async def story() -> None:
-        with hosted(endpoint, tmp_path / "host"):
-            rules = policy(1, 1, lease_s=LEASE_S, start_s=0.5)
-            a = Participant("a", endpoint, rules, tmp_path)
-            a.session.prepare = lambda world: None  # type: ignore[method-assign]  # its start hangs
-            async with a:
-                reason = "did not start its workers within 0.5 s (--start-timeout)"
-                await a.hear(events.LeaseLost, lambda event: reason in event.reason)
-
-    run(story())
-
-
 class LateRegistration:
     """A connector whose first registration is lost after the plan was read, as by an answer that comes too late."""
 
@@ -291,7 +200,7 @@ def test_the_newest_record_reaches_the_store_despite_broken_connections(
 ) -> None:
     async def story() -> None:
         rules = policy(1, 1)
-        with hosted(endpoint, tmp_path / "host"), Relay(endpoint) as relay:
+        with hosted(endpoint, tmp_path / "host"), Relay(endpoint.port) as relay:
             async with participants("a", endpoint=relay.endpoint, rules=rules, folder=tmp_path) as (a,):
                 generation = (await a.running("a")).generation
                 for _ in range(3):

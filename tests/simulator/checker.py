@@ -237,17 +237,12 @@ class Checker:
         running = member.state is State.RUNNING
         self._seen_running[member.incarnation] = member.generation if running else -1
 
-    @property
-    def _offices_hold(self) -> bool:
-        """Whether a deposed coordinator's writes are kept out; by hosting "cluster" only those of plans are."""
-        return self.cluster.scenario.hosting != "cluster"
-
     def revoked(self, store: Store, lease: Lease) -> None:
         """A lease was revoked in the store: not of a running node that renewed it within its time."""
         self.cluster.story("store", "lease of {} condemned", lease.incarnation)
         plan = store.plan
         replaced = any(lease.incarnation in one.replaces for one in store.members().values())
-        if replaced or plan is None or plan.phase is not Phase.RUNNING or not self._offices_hold:
+        if replaced or plan is None or plan.phase is not Phase.RUNNING:
             return
         if self._seen_running.get(lease.incarnation) == plan.generation:
             ago_s = self.cluster.kernel.now - self._renewed_s.get(lease.incarnation, float("-inf"))
@@ -421,8 +416,6 @@ class Checker:
     def _has_a_cause(self, store: Store, before: Plan, plan: Plan) -> None:
         """A change of coordinator alone is none: by what is in the store, a node departed, failed or joins."""
         assert before.world is not None  # it ran
-        if not self._offices_hold:
-            return
         if plan.failure is not None or plan.joining or plan.generation > before.generation + 1:
             return
         if before.notice is not None:

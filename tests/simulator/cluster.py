@@ -85,6 +85,10 @@ class Seatholder:
         self.hanging_starts -= self.hanging_starts > 0
         return self.hanging_starts > 0
 
+    def recover(self) -> None:
+        """Have its next starts and stops go well."""
+        self.failing_starts = self.hanging_starts = self.unkillable_stops = self.hanging_stops = 0
+
 
 class Endpoint:
     """Where the store is dialled."""
@@ -94,7 +98,6 @@ class Endpoint:
         self.machine = machine
         self.store: Store | None = None
         self.host: Process | None = None
-        self.coordinations: list[Coordination] = []
         self.lives = 0
         self.may_forget = False
         """Whether the first coordinator in a new store may know less of the run than the nodes."""
@@ -143,13 +146,8 @@ class Endpoint:
             self.may_forget = True  # its disk was lost, or full
         self.cluster.checker.store_opened()
         self.cluster.story(process.name, "hosts {}", self.store.store_id)
-        if not self.cluster.scenario.store_survives:
-            self.coordinate(self.machine, process)
-
-    def coordinate(self, machine: Machine, process: Process) -> None:
-        """Start a coordinator's term."""
-        assert self.store is not None  # opened before
-        self.coordinations.append(HostedCoordinator(self.cluster, machine, process, self.store))
+        if not in_etcd:
+            HostedCoordinator(self.cluster, self.machine, process, self.store)
 
 
 class Cluster:
@@ -318,7 +316,7 @@ class Cluster:
     def may_go_on(self, plan: Plan) -> bool:
         """Whether an agent is about to join a stopped run, and its coordinator is no agent that waits to depart."""
         present = any(one.agent and one.agent.process.alive and not one.agent.outcome for one in self.holders)
-        return plan.phase is Phase.STOPPED and self.scenario.hosting in ("serve", "cluster") and present
+        return plan.phase is Phase.STOPPED and self.scenario.hosting == "serve" and present
 
     def run_over(self, coordination: Coordination) -> None:
         """A coordinator has nothing left to do."""
@@ -356,9 +354,8 @@ class Cluster:
                 )
         self.holders = [one for one in self.holders if not one.impostor]
         for holder in self.holders:
-            holder.spoilt, holder.wanted, holder.hanging_starts = False, True, 0
-            holder.failing_starts, holder.unkillable_stops, holder.portless = 0, 0, False
-            holder.hanging_stops = 0
+            holder.spoilt, holder.wanted, holder.portless = False, True, False
+            holder.recover()
             self.kernel.after(self.kernel.random.random(), self.start, holder)
         self.unreachable.clear()
         if self.scenario.hosting == "serve":

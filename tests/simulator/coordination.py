@@ -28,10 +28,6 @@ KEEP_OVER_LEASES = 3.0
 """How long the records of a run that is over stay."""
 
 
-class RetiredError(StoreLostError):
-    """This coordinator does nothing any more."""
-
-
 class Coordination:
     """What one coordinator's driver is given: the shipped records, the simulated disk, and hints."""
 
@@ -41,7 +37,6 @@ class Coordination:
         self.cluster = cluster
         self.store = store
         self.name = f"coordinator on {machine.name}"
-        self.deposed = False
         self.seen: dict[str, tuple[Member, Lease]] = {}
         """What this coordinator was told, kept apart from its own memory for the checker."""
         self._hints = Inbox(cluster.kernel)
@@ -96,8 +91,6 @@ class Coordination:
         """Wait for hints."""
         yield from self._comes_to("wait")
         self._calls = 0
-        if self.deposed:
-            raise RetiredError
         hint = yield self._hints, self.machine.real_s(timeout_s) + HAIR_S
         hints = dict.fromkeys(one for one in (hint, *self._hints.items) if one is not None)
         self._hints.items.clear()
@@ -184,11 +177,12 @@ class _Disk:
 
 
 class HostedCoordinator(Coordination):
-    """The coordinator beside a c10d store, in a thread of its process, until it is retired or the run is over."""
+    """The coordinator beside a c10d store, in a thread of its process, until the run is over."""
 
     def __init__(self, cluster: Cluster, machine: Machine, process: Process, store: Store) -> None:
         super().__init__(cluster, machine, process, store)
         self._driver: RunDriver | None = None
+        self._done = False
         store.listen(self._hints, machine)
         process.spawn(self._coordinate())
 
@@ -206,7 +200,7 @@ class HostedCoordinator(Coordination):
 
     def _coordinate(self) -> Routine:
         """Begin with what the store says again whenever it was lost, as the shipped thread does."""
-        while not self.deposed:
+        while not self._done:
             table = SimulatedTable(self.store.connect(self.machine), self.cluster.call_s())
             try:
                 records = yield from awaited(self._take_up(table))
@@ -246,12 +240,10 @@ class HostedCoordinator(Coordination):
         plan = self._driver.plan
         if self._driver.over and plan is not None and not self.cluster.may_go_on(plan):
             self.cluster.run_over(self)
-            self.deposed = not self.cluster.goes_on_here
-        hints = yield from super().wait_for(timeout_s)
-        newest = self.store.plan
-        if plan is not None and newest is not None and newest.version > plan.version:
-            raise RetiredError("another coordinator has published")  # by hosting "cluster" there may be two
-        return hints
+            self._done = not self.cluster.goes_on_here
+            if self._done:
+                raise StoreLostError("nothing is left to do")
+        return (yield from super().wait_for(timeout_s))
 
 
 class StoryLog:

@@ -81,7 +81,7 @@ class Directed:
     policy: Mapping[str, Any] = field(default_factory=dict)
     """What differs from :data:`POLICY`."""
     universe: Mapping[str, Any] = field(default_factory=dict)
-    """What differs from the defaults in :meth:`scenario`."""
+    """What differs from the defaults of :class:`Scenario`."""
     quiet_s: float = 15.0
 
     @property
@@ -89,36 +89,11 @@ class Directed:
         """The circumstances in the form that a seed would draw."""
         policy = msgspec.structs.replace(POLICY, **self.policy)
         given: dict[str, Any] = {
-            "nodes": self.nodes,
-            "policy": policy,
-            "hosting": self.hosting,
-            "housemates": False,
-            "latency_s": 0.002,
-            "hint_loss": 0.0,
-            "max_skew": 0.0,
             "kill_max_s": 0.95 * policy.fence_margin_s,
-            "slow_kills": True,
-            "prompt_workers": True,
-            "restart_grace_s": 0.1,
-            "drain_grace_s": 0.5,
-            "work_s": 1000.0,
-            "patience": 0.25,
-            "bursts": False,
             "faults": ("directed",),
-            "fault_count": 0,
             "quiet_s": self.quiet_s,
-            "gremlin": None,
-            "again": False,
-            "same_store": False,
-            "handles_notices": False,
-            "looks_after_s": 0.0,
-            "save_s": 0.5,
-            "requeued": False,
-            "last_ask": None,
-            "least_lease": 1.0,
-            "beats": False,
         }
-        return Scenario(**{**given, **self.universe})
+        return Scenario(nodes=self.nodes, policy=policy, hosting=self.hosting, **{**given, **self.universe})
 
     def run(self, mutant: str | None = None, *, tell: bool = False) -> Result:
         """Run it with the shipped code, or with a deliberate bug."""
@@ -191,13 +166,6 @@ class Script(Faults):
         self.cluster.story(process.name, "stands still for {} s", for_s)
         process.freeze()
         self._undo_after(for_s, process.thaw)
-
-    def pause(self, node: str, for_s: float) -> None:
-        """Let the whole machine stand still."""
-        machine = self.node(node).machine
-        self.cluster.story(machine.name, "pauses for {} s", for_s)
-        machine.pause()
-        self._undo_after(for_s, machine.resume)
 
     def power_off(self, node: str, back_s: float | None = None) -> None:
         """The machine loses power; it is back after ``back_s``."""
@@ -276,10 +244,6 @@ class Script(Faults):
         """So many starts of workers never end."""
         self.node(node).hanging_starts = count + 1
 
-    def stick(self, node: str) -> None:
-        """The next workers cannot be killed in time."""
-        self.node(node).unkillable_stops = 1
-
     def no_port(self, node: str, for_s: float) -> None:
         """Leave the node no port for a bootstrap store."""
         holder = self.node(node)
@@ -291,14 +255,6 @@ class Script(Faults):
     def drain(self, node: str) -> None:
         """The node is to leave after all workers have saved."""
         self._drain_in_good_order(self.node(node))
-
-    def drain_other(self, node: str, leaver: str, left_s: float = 10.0) -> None:
-        """A user at one node has another leave."""
-        for holder in self.cluster.holders:
-            holder.wanted &= holder.node_id != leaver
-        self.cluster.told_to_leave.add(leaver)
-        agent = self.agent(node)
-        agent.process.do(agent.asking.drain_other, leaver, left_s)
 
     def stop(self, node: str, cause: Cause = Cause.PREEMPTED, left_s: float = 10.0) -> None:
         """Have the run end."""
@@ -327,8 +283,8 @@ class Script(Faults):
         return store
 
     def depose(self) -> None:
-        """The leader key vanishes; where the store survives, another coordinator begins a second before one ends."""
-        self._depose()
+        """The leader key vanishes under its holder."""
+        self.etcd().vacate("is lost")
 
     def etcd_loses_data(self, away: Mapping[str, float], disk: History | None = None) -> None:
         """etcd loses its data; the nodes are away for so long, and n7, which may know another run, is elected."""

@@ -14,6 +14,14 @@ from .guard import Group
 from .kernel import Process
 from .notice_rules import UNWELL_S
 
+ALWAYS = {
+    "hangs at start": "hanging_starts",
+    "hangs at stop": "hanging_stops",
+    "fails at start": "failing_starts",
+    "cannot kill": "unkillable_stops",
+}
+"""What never is well again of a node → how often the next starts or stops go wrong."""
+
 
 class Faults:
     """The bad luck of one seed."""
@@ -25,11 +33,8 @@ class Faults:
         self._undo: list[Callable[[], None]] = []
         self._victim: Seatholder | None = None
         cluster.faults = self
-        scenario = cluster.scenario
         self._plan_strikes()
-        if scenario.hosting == "cluster":
-            self.kernel.after(0.01, self._elect)
-        self.kernel.after(scenario.quiet_s, self.calm_down)
+        self.kernel.after(cluster.scenario.quiet_s, self.calm_down)
 
     def _plan_strikes(self) -> None:
         """Alone, or in bursts: what breaks protocols is the second fault while the first is handled."""
@@ -129,7 +134,7 @@ class Faults:
         if cluster.endpoint.store is not None:
             cluster.endpoint.store.hint_loss = 0.0
         for holder in cluster.holders:
-            holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = holder.hanging_stops = 0
+            holder.recover()
         self.kernel.after(0.0, self._bring_back)  # after what the thaws bring about
         cluster.job.hurry()
         if cluster.scenario.last_ask is not None:
@@ -261,14 +266,8 @@ class Faults:
             self._flap_for_good(holder, 3.0)
         elif kind == "flaps early":
             self._flap_for_good(holder, 0.3)
-        elif kind == "hangs at start":
-            holder.hanging_starts = 10**6
-        elif kind == "hangs at stop":
-            holder.hanging_stops = 10**6
-        elif kind == "fails at start":
-            holder.failing_starts = 10**6
-        elif kind == "cannot kill":
-            holder.unkillable_stops = 10**6
+        elif kind in ALWAYS:
+            setattr(holder, ALWAYS[kind], 10**6)
         elif kind == "no port":
             holder.portless = True
         elif kind == "sleeps":
@@ -292,7 +291,7 @@ class Faults:
         cluster.story(holder.node_id, "is well again, as it is needed")
         holder.spoilt = False
         cluster.wake(holder)
-        holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = holder.hanging_stops = 0
+        holder.recover()
         holder.portless = False
         cluster.unreachable.clear()
         self._restart_unless_departed(holder)
@@ -329,19 +328,11 @@ class Faults:
         ttl_s = self.cluster.policy.lease_ttl_s
         way = self.random.choice(("requests", "answers"))
         self.cluster.network.slow_s[name, way] = ttl_s * self.random.choice((0.05, 0.2, 0.6, 1.0))
-
-        def heal() -> None:
-            self.cluster.network.slow_s.pop((name, way), None)
-
-        self._for_a_while(heal)
+        self._for_a_while(partial(self.cluster.network.slow_s.pop, (name, way), None))
 
     def _lossy_network(self) -> None:
         self.cluster.network.loss = self.random.choice((0.01, 0.1))
-
-        def heal() -> None:
-            self.cluster.network.loss = 0.0
-
-        self._for_a_while(heal)
+        self._for_a_while(partial(setattr, self.cluster.network, "loss", 0.0))
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -598,7 +589,9 @@ class Faults:
 
     def _office_lost(self) -> None:
         """The leader key vanishes under its holder."""
-        self._depose()
+        store = self._etcd()
+        if store is not None:
+            store.vacate("is lost")
 
     def _is_leader(self) -> Agent | None:
         for holder in self.cluster.holders:
@@ -629,11 +622,7 @@ class Faults:
         """Single requests and answers take so long that others overtake them."""
         network = self.cluster.network
         network.stray = self.random.choice((0.02, 0.2))
-
-        def heal() -> None:
-            network.stray = 0.0
-
-        self._for_a_while(heal)
+        self._for_a_while(partial(setattr, network, "stray", 0.0))
 
     def _freeze_at_reading(self) -> None:
         self.cluster.armed = (self.random.choice(("read", "read_leases", "store request")), "freeze")
@@ -644,9 +633,8 @@ class Faults:
         self._for_a_while(process.thaw)
 
     def _crash_at_publishing(self) -> None:
-        if self.cluster.scenario.hosting != "cluster":
-            point = self.random.choice(("save", "publish", "store request", "published"))
-            self.cluster.armed = (point, "die")
+        point = self.random.choice(("save", "publish", "store request", "published"))
+        self.cluster.armed = (point, "die")
 
     def _slow_disk(self) -> None:
         """Some writes take long; one that waits for them may take longer than a coordinator waits for it."""
@@ -654,25 +642,14 @@ class Faults:
         machine = self._some().machine if cluster.scenario.store_survives else cluster.endpoint.machine
         cluster.story(machine.name, "has a slow disk")
         machine.disk_takes_s = self.random.choice((0.05, 0.3, 0.9))
-
-        def heal() -> None:
-            machine.disk_takes_s = 0.0
-
-        self._for_a_while(heal)
+        self._for_a_while(partial(setattr, machine, "disk_takes_s", 0.0))
 
     def _full_disk(self) -> None:
         """Nothing can be written to the disk of the coordinator's machine, or of another one."""
         machine = self.random.choice((self.cluster.endpoint.machine, self._some().machine))
         self.cluster.story(machine.name, "has a full disk")
         machine.disk_is_full = True
-
-        def heal() -> None:
-            machine.disk_is_full = False
-
-        self._for_a_while(heal)
-
-    def _coordinator_change(self) -> None:
-        self._depose()
+        self._for_a_while(partial(setattr, machine, "disk_is_full", False))
 
     def _hint_loss(self) -> None:
         if self.cluster.endpoint.store is not None:
@@ -686,39 +663,3 @@ class Faults:
             nonsense = self.random.choice((b"\x80\x04]", b"{}", b'{"version":2}', b"[" * 5000, b""))
             lease = self.random.choice((nonsense, b'{"incarnation":"x","ttl_s":1}'))
             store.scribble(name, nonsense, lease)
-
-    # -- the election of a coordinator beside a store that survives -----------------------------
-
-    def _elect(self) -> None:
-        """Keep one coordinator (or, for a moment, two) going on some living agent."""
-        cluster = self.cluster
-        terms = cluster.endpoint.coordinations
-        current = terms[-1] if terms else None
-        well = current is not None and current.process.alive and not current.process.frozen
-        if not cluster.over and (not well or current is None or current.deposed):
-            self._depose()
-        if not cluster.over:
-            self.kernel.after(0.3 + self.random.random(), self._elect)
-
-    def _depose(self) -> None:
-        """A new term begins; the old coordinator learns of it late."""
-        cluster = self.cluster
-        if isinstance(cluster.endpoint.store, Etcd):
-            cluster.endpoint.store.vacate("is lost")
-        if cluster.scenario.hosting != "cluster":
-            return
-        candidates = [
-            holder.agent
-            for holder in cluster.holders
-            if holder.agent is not None and holder.agent.process.alive and not holder.agent.process.frozen
-        ]
-        if not candidates:
-            return
-        for old in cluster.endpoint.coordinations:
-            self.kernel.after(self.random.choice((0.0, 1.0, 5.0)), self._retire, old)
-        agent = self.random.choice(candidates)
-        cluster.story(agent.name, "is elected")
-        cluster.endpoint.coordinate(agent.machine, agent.process)
-
-    def _retire(self, old: object) -> None:
-        old.deposed = True  # type: ignore[attr-defined]

@@ -2,8 +2,8 @@
 
 Most hold whatever goes wrong. Those that promise *when* something happens hold while all is well (see
 ``Cluster.well_for_s``): a notice reaches no node through a store that is down, and while worlds fall apart for other
-reasons there are no workers to give it to. By hosting "cluster" there may be two coordinators, of which each knows only
-a part; by store loss what was heard is forgotten. A rule that does not hold then says so where it is conditioned.
+reasons there are no workers to give it to. By store loss what was heard is forgotten. A rule that does not hold then
+says so where it is conditioned.
 """
 
 from __future__ import annotations
@@ -250,19 +250,17 @@ class NoticeRules:
         leavers = [seat.incarnation for seat in world.seats if seat.incarnation in before.leaving]
         self._require(not leavers, "a leaving node has no seat", f"{leavers}")
         if plan.notice is None or not plan.notice.ends:
-            told = [seat.node_id for seat in world.seats if self._was_told_the_end(seat.incarnation)]
+            told = [
+                seat.node_id
+                for seat in world.seats
+                if self.cluster.agents[seat.incarnation] in self._told_the_end
+            ]
             self._require(not told, "that the run ends is not forgotten", f"{told} train on")
         if before.world is not None and plan.charged > before.charged:
             left = self.cluster.job.of(before.world.generation).all_left
             self._require(not left, "a notice is never charged", plan.reason)
         if plan.notice is not None:
             self._reaches_all(plan, plan.notice)
-
-    def _was_told_the_end(self, incarnation: str) -> bool:
-        """Two coordinators of one run may each know only a part."""
-        return self.cluster.scenario.hosting != "cluster" and (
-            self.cluster.agents[incarnation] in self._told_the_end
-        )
 
     # -- who is told ----------------------------------------------------------------------------
 

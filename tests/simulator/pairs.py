@@ -8,7 +8,7 @@ from itertools import combinations
 from .scenario import ETCD, FAULTS, HOSTINGS
 
 ONLY_ETCD = frozenset(ETCD) - frozenset(FAULTS)
-ONLY_C10D = frozenset({"store crash", "store freeze", "coordinator change", "state lost"})
+ONLY_C10D = frozenset({"store crash", "store freeze", "state lost"})
 
 
 @dataclass(frozen=True)

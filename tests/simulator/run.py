@@ -94,7 +94,7 @@ def _live(cluster: Cluster, faults: Callable[[Cluster], Faults]) -> None:
     patience_s += scenario.policy.restart_backoff_s * (scenario.policy.max_restarts + 1)
     kernel.run(scenario.quiet_s + patience_s, after_each_step)
     checker.all_is_over()
-    if not scenario.again or not cluster.over or checker.forgot or scenario.hosting == "cluster":
+    if not scenario.again or not cluster.over or checker.forgot:
         return
     kept = cluster.endpoint.machine.disk
     unsettled = (

@@ -32,7 +32,6 @@ STORE = (
     "crash at publishing",
     "slow disk",
     "full disk",
-    "coordinator change",
     "hint loss",
     "join",
 )
@@ -94,68 +93,67 @@ GREMLINS = (
     "no port",
     "sleeps",
 )
-HOSTINGS = ("agent", "serve", "cluster", "etcd")
+HOSTINGS = ("agent", "serve", "etcd")
 FAULTS = tuple(sorted({*FENCE, *STORE, *WORK, *CHURN, *NOTICES, *MISCHIEF}))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """The drawn circumstances. Times are seconds of virtual time."""
+    """The circumstances: drawn, or as in most directed scenarios. Times are seconds of virtual time."""
 
     nodes: int
     policy: Policy
     hosting: str
-    """Where the store lives: ``agent`` (an agent's process), ``serve`` (a process of its own), ``cluster``
-    (it survives everything, and for a moment there may be two coordinators), or ``etcd`` (every agent stands
-    for coordinator, and only the one in office can write)."""
-    housemates: bool
+    """Where the store lives: ``agent`` (an agent's process), ``serve`` (a process of its own), or ``etcd`` (every
+    agent stands for coordinator, and only the one in office can write)."""
+    housemates: bool = False
     """Whether a second agent shares the machine of the endpoint."""
-    latency_s: float
-    hint_loss: float
-    max_skew: float
+    latency_s: float = 0.002
+    hint_loss: float = 0.0
+    max_skew: float = 0.0
     kill_max_s: float
-    slow_kills: bool
+    slow_kills: bool = True
     """Whether killing always takes as long as it may."""
-    prompt_workers: bool
+    prompt_workers: bool = True
     """Whether workers always end at once on SIGTERM."""
-    restart_grace_s: float
-    drain_grace_s: float
-    work_s: float
+    restart_grace_s: float = 0.1
+    drain_grace_s: float = 0.5
+    work_s: float = 1000.0
     """How long a world must run undisturbed to finish, while there are faults."""
-    patience: float
+    patience: float = 0.25
     """For how much of a lease a lane waits for an answer."""
-    bursts: bool
+    bursts: bool = False
     """Whether faults come together."""
     faults: tuple[str, ...]
     """The kinds that may occur."""
-    fault_count: int
+    fault_count: int = 0
     quiet_s: float
     """When faults stop."""
-    gremlin: str | None
+    gremlin: str | None = None
     """What never stops being wrong with one node, as long as enough others are well."""
-    again: bool
+    again: bool = False
     """Whether everything is started once more under the same name after the run is over."""
-    same_store: bool
+    same_store: bool = False
     """Whether that happens in the store in which the run has ended, if it outlives the agents."""
-    handles_notices: bool
+    handles_notices: bool = False
     """Whether the workers look at notices."""
-    looks_after_s: float
+    looks_after_s: float = 0.0
     """How long workers run at most until they begin to look."""
-    save_s: float
+    save_s: float = 0.5
     """How long saving takes at most; sometimes longer than there is time."""
-    requeued: bool
+    requeued: bool = False
     """Whether agents of a stopped run are soon started again."""
-    last_ask: str | None
+    last_ask: str | None = None
     """What is asked for when the faults are over."""
-    least_lease: float
+    least_lease: float = 1.0
     """For which part of the run's lease some agents ask that come or come back later; 1: all ask for the same."""
-    beats: bool
+    beats: bool = False
     """Whether the workers report heartbeats."""
 
     @property
     def store_survives(self) -> bool:
         """Whether the store outlives its coordinator."""
-        return self.hosting in ("cluster", "etcd")
+        return self.hosting == "etcd"
 
     @property
     def stop_s(self) -> float:
@@ -235,7 +233,7 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
     return Scenario(
         nodes=nodes,
         policy=policy,
-        hosting=hosting or random.choice(("agent", "agent", "serve", "cluster")),
+        hosting=hosting or random.choice(("agent", "serve")),
         housemates=random.random() < 0.25,
         latency_s=ttl_s * random.choice((0.0005, 0.002, 0.01)),
         hint_loss=random.choice((0.0, 0.1, 0.5)),

@@ -94,14 +94,6 @@ FENCE = (
 
 STORES = (
     Directed(
-        name="two coordinators publish",
-        rule="One world per generation: plans are compared and set.",
-        hosting="cluster",
-        steps=(at(3.0, "depose"), at(3.2, "fail", "n0")),
-        end="finished, generation 2, 1 charged",
-        mutants={"blind-publish": "plan versions"},
-    ),
-    Directed(
         name="store lost right after the run finished",
         rule="What is published is on disk: the outcome stands.",
         steps=(

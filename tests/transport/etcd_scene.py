@@ -92,7 +92,7 @@ class EtcdScene(Scene):
 
     def lease_id(self) -> int:
         """Of what new records of nodes hang on."""
-        return in_loop(self.kept.id(self.dial()[0]))
+        return in_loop(self.kept.id(self.dial()))
 
     def key(self, key: str) -> bytes:
         """As etcd has it."""
@@ -103,33 +103,31 @@ class EtcdScene(Scene):
         return life_keys(self.table(), run_id)
 
     def client(self) -> Any:
-        return Blocking(self.dial()[0])
+        return Blocking(self.dial())
 
-    def dial(self) -> tuple[EtcdClient, str]:
+    def dial(self) -> EtcdClient:
         """As agents do: again until a member answers, which may take a busy machine longer than one attempt lasts."""
         members = Members(endpoint_of(self.cluster), self.access, PATIENCE_S, self.secret)
         gives_up_s = time.monotonic() + PATIENCE_S
         while True:
             try:
-                client, store = in_loop(members.dial())
+                client = in_loop(members.dial())
             except UnreachableError:
                 if time.monotonic() > gives_up_s:
                     raise
             else:
                 self._open.callback(Blocking(client).close)
-                return client, store
+                return client
 
     def table(self) -> EtcdTable:
-        client, store = self.dial()
-        return EtcdTable(client, self.prefix, store, lease=self.kept)
+        return EtcdTable(self.dial(), self.prefix, lease=self.kept)
 
     def leadership(
         self, run_id: str = "run", lease_ttl_s: float = LEASE_TTL_S, patience_s: float = 0.01
     ) -> Term:
         """The leadership of a new coordinator; there is no other leader."""
         self.life_keys(run_id)  # a node has come
-        client, _ = self.dial()
-        term = in_loop(campaign(client, self.prefix, "a test", lease_ttl_s, patience_s, run_id))
+        term = in_loop(campaign(self.dial(), self.prefix, "a test", lease_ttl_s, patience_s, run_id))
         assert term is not None, "another agent coordinates"
         self._open.callback(term.resign)
         return term
@@ -138,13 +136,13 @@ class EtcdScene(Scene):
         """The first one's office, over another connection each time."""
         if run_id not in self._terms:
             self._terms[run_id] = self.leadership(run_id)
-        term = sharing_office(self._terms[run_id], self.dial()[0])
+        term = sharing_office(self._terms[run_id], self.dial())
         own: Any = term.leadership
         term.records = own.records = CoordinatorRecords(own._table, own._keys, self.complaints.append)
         return term
 
     def beside(self) -> Any:
-        table = Blocking(EtcdTable(self.dial()[0], f"{self.access.prefix}/tests/", lease=self.kept))
+        table = Blocking(EtcdTable(self.dial(), f"{self.access.prefix}/tests/", lease=self.kept))
         self._open.callback(table.close)
         return table
 

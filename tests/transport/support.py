@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -281,6 +282,45 @@ def _keys(endpoint: Endpoint) -> list[str]:
 
 def raw_client(endpoint: Endpoint) -> Any:
     return RawClient(endpoint)
+
+
+# -- other programs ------------------------------------------------------------------------------
+
+
+@contextmanager
+def program(talk: Callable[[socket.socket], object]) -> Iterator[Endpoint]:
+    """A server that says what ``talk`` says on each connection, then closes it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                with sock, suppress(OSError):
+                    talk(sock)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield Endpoint("127.0.0.1", listener.getsockname()[1])
+    finally:
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(PATIENCE_S)
+
+
+def says(text: bytes, *, first: bool = False) -> Callable[[socket.socket], None]:
+    """What says this once it was spoken to, or ``first``; nothing until the other side hangs up, if it is empty."""
+
+    def talk(sock: socket.socket) -> None:
+        if not first:
+            sock.recv(1000)
+        sock.sendall(text)
+        if first or not text:
+            sock.recv(1000)
+
+    return talk
 
 
 # -- other processes -----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from elastic_agent.transport.addresses import (
 from elastic_agent.transport.base import UnreachableError
 from tests.processes import no_descriptors_left
 
-from .support import PATIENCE_S, free_endpoint
+from .support import PATIENCE_S
 
 
 def has_ipv6() -> bool:
@@ -51,14 +51,9 @@ LOOPBACK = ["localhost", "LocalHost.", "ip6-localhost", "127.0.0.1", "127.0.1.1"
 NOT_LOOPBACK = ["node1", "localhost.example.org", "10.0.0.1", "1.127.0.0", "0.0.0.0", "::", "fe80::1"]
 
 
-@pytest.mark.parametrize("host", LOOPBACK)
+@pytest.mark.parametrize("host", [*LOOPBACK, *NOT_LOOPBACK])
 def test_loopback_endpoints_are_recognised(host: str) -> None:
-    assert is_loopback_name(host)
-
-
-@pytest.mark.parametrize("host", NOT_LOOPBACK)
-def test_other_endpoints_are_not_loopback(host: str) -> None:
-    assert not is_loopback_name(host)
+    assert is_loopback_name(host) is (host in LOOPBACK)
 
 
 def test_one_address_of_this_machine_is_enough_to_be_local() -> None:
@@ -97,12 +92,6 @@ def test_every_address_of_a_name_is_tried() -> None:
         port = int(server.getsockname()[1])
         with connect("localhost", port, PATIENCE_S) as sock:
             assert sock.getpeername() == ("127.0.0.1", port)
-
-
-def test_connection_refused_is_reported_as_such() -> None:
-    endpoint = free_endpoint()
-    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1: connection refused"):
-        connect(endpoint.host, endpoint.port, PATIENCE_S)
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 80])

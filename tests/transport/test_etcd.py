@@ -96,11 +96,11 @@ def test_an_agent_that_was_paused_for_longer_than_its_etcd_lease_is_not_elected(
 
 def test_one_agent_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene) -> None:
     first, root = etcd_scene.leadership(), etcd_scene.prefix
-    clients = [etcd_scene.dial()[0] for _ in range(4)]
+    clients = [etcd_scene.dial() for _ in range(4)]
     begun = [first_watch_of(client) for client in clients]
     standing = [begin(campaign(client, root, "next", LEASE_TTL_S, 10 * PATIENCE_S)) for client in clients]
     assert all(watch.wait(PATIENCE_S) for watch in begun)
-    assert in_loop(campaign(etcd_scene.dial()[0], root, "hasty", LEASE_TTL_S, 0.05)) is None
+    assert in_loop(campaign(etcd_scene.dial(), root, "hasty", LEASE_TTL_S, 0.05)) is None
     first.resign()
     leaderships = [one.result(PATIENCE_S) for one in standing]
     (elected,) = [leadership for leadership in leaderships if leadership is not None]
@@ -147,13 +147,6 @@ def test_a_leader_detects_a_lost_etcd_lease(etcd_scene: EtcdScene) -> None:
     assert "expired" in why_it_ends(leadership)
 
 
-@pytest.mark.prove  # by the clock: rendezvous/test_election.py
-def test_leadership_is_kept_beyond_its_lease_by_keep_alives(etcd_scene: EtcdScene) -> None:
-    leadership = etcd_scene.leadership(lease_ttl_s=1.0)  # two seconds, the least
-    assert leadership.wait(2.6) == []
-    leadership.publish(plan(1))
-
-
 # -- by when a lease was written -------------------------------------------------------------------
 
 
@@ -169,7 +162,7 @@ def test_a_successor_dates_leases_by_the_leaders_marks(
     assert node.renew(lease("a"), lease("a").renewed())
     revision = int(etcd_scene.client().get(etcd_scene.key(etcd_scene.life_keys().lease("a"))).mod_revision)
     first.write_mark()
-    wait_for("the mark", lambda: client.revisions.written_by(revision) is not None)
+    wait_for("the mark", lambda: client.written_by(revision) is not None)
     marked_s = time.monotonic()
     first.resign()
     successor = standing.result(PATIENCE_S)
@@ -210,12 +203,12 @@ def test_a_renewal_is_reported_to_its_agent(etcd_scene: EtcdScene) -> None:
 
 def test_revisions_of_an_etcd_that_lost_its_data_do_not_date_the_next_one(own_etcd: EtcdCluster) -> None:
     members = Members(endpoint_of(own_etcd), EtcdAccess("/tests"), PATIENCE_S)
-    client, _ = in_loop(members.dial())
+    client = in_loop(members.dial())
     revision = int(in_loop(client.range(b"/")).header.revision)
-    assert client.revisions.written_by(revision) is not None
+    assert client.written_by(revision) is not None
     own_etcd.ctl("del", "--prefix", "/")
-    again, _ = in_loop(members.dial())
-    assert again.revisions.written_by(revision) is None
+    again = in_loop(members.dial())
+    assert again.written_by(revision) is None
     for dialled in (client, again):
         Blocking(dialled).close()
 
@@ -287,7 +280,7 @@ def test_a_coordinator_behind_a_compaction_gets_every_node_once(etcd_scene: Etcd
 def test_an_agent_behind_a_compaction_checks_for_a_leader_again(
     etcd_scene: EtcdScene,
 ) -> None:
-    first, (client, _) = etcd_scene.leadership(), etcd_scene.dial()
+    first, client = etcd_scene.leadership(), etcd_scene.dial()
 
     def pass_by() -> None:
         for _ in range(3):
@@ -351,7 +344,7 @@ def test_a_waiting_call_detects_that_etcd_was_stopped(own_etcd_scene: EtcdScene)
 
 
 def test_a_cancelled_call_ends_as_such_and_the_connection_goes_on(etcd_scene: EtcdScene) -> None:
-    client, _ = etcd_scene.dial()
+    client = etcd_scene.dial()
 
     async def cancel_each() -> None:
         for work in (client.get(b"/"), first_change(client, b"/", 0)):
@@ -426,7 +419,7 @@ def test_an_empty_value_counts_as_missing(etcd_scene: EtcdScene) -> None:
 
 @pytest.mark.prove  # other tests of this process use memory, too
 def test_the_memory_of_an_agent_does_not_grow_with_its_keep_alives(etcd_scene: EtcdScene) -> None:
-    client, _ = etcd_scene.dial()
+    client = etcd_scene.dial()
     lease_id = in_loop(client.grant(60))
 
     async def grown(calls: int) -> int:
@@ -480,7 +473,7 @@ def test_writes_of_a_node_keep_its_records_alive(
 ) -> None:
     clock_s = [0.0]
     monkeypatch.setattr(kept_lease, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
-    client, _ = etcd_scene.dial()
+    client = etcd_scene.dial()
     kept_alive: list[int] = []
     keep_alive = client.keep_alive
 
@@ -560,8 +553,8 @@ def test_a_removed_run_has_no_coordinator_until_a_node_registers(
     first, root = etcd_scene.leadership(), etcd_scene.prefix
     first.remove_run(ENDED)
     first.resign()
-    assert in_loop(campaign(etcd_scene.dial()[0], root, "sleeper", LEASE_TTL_S, 0.05)) is None
-    (client, _), waits = etcd_scene.dial(), threading.Event()
+    assert in_loop(campaign(etcd_scene.dial(), root, "sleeper", LEASE_TTL_S, 0.05)) is None
+    client, waits = etcd_scene.dial(), threading.Event()
     follow = client.follow
 
     def announced(*args: Any) -> Any:

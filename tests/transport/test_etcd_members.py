@@ -70,7 +70,7 @@ def wait_for_members(cluster: EtcdCluster) -> None:
 
 
 def dial(endpoint: Endpoint) -> None:
-    client, _ = in_loop(Members(endpoint, ACCESS).dial())
+    client = in_loop(Members(endpoint, ACCESS).dial())
     Blocking(client).close()
 
 
@@ -106,7 +106,7 @@ def test_a_dead_member_is_skipped(three: EtcdCluster) -> None:
     gone = followers(three)[0]
     members = Members(beginning_with(three, gone), ACCESS, PATIENCE_S)
     with dead(three, gone):
-        clients = [first_answer(Blocking(members).dial)[0] for _ in range(3)]
+        clients = [first_answer(Blocking(members).dial) for _ in range(3)]
         assert len({client.endpoint for client in clients}) == 1, "all of this process use the same one"
         assert clients[0].endpoint.port != gone.client_port
     for client in clients:
@@ -118,7 +118,7 @@ def test_a_frozen_member_is_given_up_for_another_one(three: EtcdCluster) -> None
     members = Members(beginning_with(three, still), ACCESS)
     with frozen(still):
         for _ in range(2):
-            client, _ = first_answer(Blocking(members).dial)
+            client = first_answer(Blocking(members).dial)
             assert client.endpoint.port != still.client_port
             Blocking(client).close()
 
@@ -129,10 +129,10 @@ def test_a_frozen_member_costs_one_second_once(three: EtcdCluster) -> None:
     members = Members(beginning_with(three, still), ACCESS)
     with frozen(still):
         began_s = time.monotonic()
-        first, _ = in_loop(members.dial())
+        first = in_loop(members.dial())
         dialled_s = time.monotonic()
         assert dialled_s - began_s < FROZEN_COSTS_S
-        second, _ = in_loop(members.dial())
+        second = in_loop(members.dial())
         assert time.monotonic() - dialled_s < FROZEN_COSTS_S / 2
     Blocking(first).close()
     Blocking(second).close()
@@ -163,7 +163,7 @@ def test_members_are_named_by_any_kind_of_address(on_each_loopback_address: Etcd
     plain = host.strip("[]")
     endpoint = Endpoint(plain, closed, (Endpoint(plain, port),))
     assert str(endpoint) == f"{host}:{closed},{host}:{port}"
-    client, _ = in_loop(Members(endpoint, ACCESS, PATIENCE_S).dial())
+    client = in_loop(Members(endpoint, ACCESS, PATIENCE_S).dial())
     assert client.endpoint == Endpoint(plain, port)
     assert client.local_address in ("127.0.0.1", "::1")
     Blocking(client).close()

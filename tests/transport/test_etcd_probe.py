@@ -27,7 +27,7 @@ from tests.names import unique
 from tests.ports import free_port
 
 from .etcd_scene import endpoint_of, etcd_scene
-from .support import PATIENCE_S, C10dScene, free_endpoint, plan
+from .support import PATIENCE_S, C10dScene, free_endpoint, plan, program, says
 from .test_addresses import LOOPBACK_HOSTS, needs_ipv6
 
 PREFIX = f"/tests/{unique('probe')}"
@@ -124,7 +124,7 @@ def test_names_and_addresses_in_the_certificate_are_accepted(
     tls_etcd: EtcdCluster, papers: Papers, host: str
 ) -> None:
     endpoint = Endpoint(host, tls_etcd.members[0].client_port)
-    client, _ = in_loop(Members(endpoint, papers.access(), PATIENCE_S).dial())
+    client = in_loop(Members(endpoint, papers.access(), PATIENCE_S).dial())
     Blocking(client).close()
 
 
@@ -138,7 +138,7 @@ def test_a_proxy_in_the_environment_is_not_used(
 ) -> None:
     monkeypatch.setenv(variable, f"http://127.0.0.1:{free_port()}")  # nothing listens
     for cluster, access in ((shared_etcd, EtcdAccess(PREFIX)), (tls_etcd, papers.access())):
-        client, _ = in_loop(Members(endpoint_of(cluster), access, PATIENCE_S).dial())
+        client = in_loop(Members(endpoint_of(cluster), access, PATIENCE_S).dial())
         Blocking(client).close()
 
 
@@ -230,37 +230,12 @@ def test_login_over_tls_works_by_password_and_by_certificate(papers: Papers) -> 
 # -- other programs -------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def program(talk: Callable[[socket.socket], object]) -> Iterator[Endpoint]:
-    """A server that says what ``talk`` says on each connection, then closes it."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = listener.accept()
-                with sock, contextlib.suppress(OSError):
-                    talk(sock)
-
-    threading.Thread(target=serve, daemon=True).start()
-    yield Endpoint("127.0.0.1", listener.getsockname()[1])
-    with contextlib.suppress(OSError):
-        listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-
-
-def _http(sock: socket.socket) -> None:
-    sock.recv(1000)
-    sock.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-
-
-def _ssh(sock: socket.socket) -> None:
-    sock.sendall(b"SSH-2.0-OpenSSH_9.2p1\r\n")
-    sock.recv(1000)
+HTTP = says(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+SSH = says(b"SSH-2.0-OpenSSH_9.2p1\r\n", first=True)
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-@pytest.mark.parametrize(("talk", "said"), [(_http, "HTTP/1.1 400"), (_ssh, "SSH-2.0")])
+@pytest.mark.parametrize(("talk", "said"), [(HTTP, "HTTP/1.1 400"), (SSH, "SSH-2.0")])
 def test_the_answer_of_another_program_is_quoted(
     papers: Papers, talk: Callable[[socket.socket], None], said: str, tls: bool
 ) -> None:

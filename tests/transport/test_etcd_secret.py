@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-import socket
-import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,25 +129,6 @@ def test_other_clients_read_nothing_and_change_nothing(closed_etcd: EtcdCluster,
     assert closed_etcd.keys() == before
 
 
-@pytest.mark.parametrize("card", ["none", "another secret's", "none, in plain text"])
-def test_a_raw_client_without_the_secret_gets_no_answer(closed_etcd: EtcdCluster, card: str) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if card == "another secret's":
-        context = Secret(THEIRS.values).client_context
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    heard = b""
-    port = closed_etcd.members[0].client_port
-    with (
-        suppress(OSError),
-        socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock,
-        sock if "plain" in card else context.wrap_socket(sock) as stream,
-    ):
-        stream.sendall(probe._HELLO)
-        heard = stream.recv(1000)
-    assert not probe._is_etcds(heard)
-
-
 # -- what is said ----------------------------------------------------------------------------------
 
 
@@ -225,7 +203,7 @@ def test_of_several_members_the_ones_with_the_secret_are_used(
 ) -> None:
     first, second = endpoint_of(shared_etcd), endpoint_of(closed_etcd)
     members = Members(replace(first, others=(second,)), EtcdAccess(PREFIX), PATIENCE_S, OURS)
-    client, _ = in_loop(members.dial())
+    client = in_loop(members.dial())
     assert client.endpoint == second
     Blocking(client).close()
 

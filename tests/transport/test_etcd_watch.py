@@ -36,7 +36,7 @@ async def woken_by_a_change(wait: Coroutine[Any, Any, T], client: EtcdClient, ke
 
 def test_a_change_by_another_client_wakes_who_waits_for_the_key(etcd_scene: EtcdScene) -> None:
     """By the watch that begins with the first wait, and stays open for the next ones."""
-    table, (other, _) = etcd_scene.table(), etcd_scene.dial()
+    table, other = etcd_scene.table(), etcd_scene.dial()
 
     async def story() -> None:
         for _ in range(3):
@@ -49,7 +49,7 @@ def test_a_change_by_another_client_wakes_who_waits_for_the_key(etcd_scene: Etcd
 
 
 def test_a_changed_member_record_wakes_the_coordinator(etcd_scene: EtcdScene) -> None:
-    leadership, (other, _) = etcd_scene.leadership().leadership, etcd_scene.dial()
+    leadership, other = etcd_scene.leadership().leadership, etcd_scene.dial()
     keys = etcd_scene.life_keys()
 
     async def story() -> None:

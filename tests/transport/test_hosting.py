@@ -5,9 +5,6 @@ from __future__ import annotations
 import resource
 import socket
 import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,7 +23,7 @@ from elastic_agent.transport.c10d import connection, host
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 
-from .support import PATIENCE_S, C10dScene, beside, free_endpoint, member, peers
+from .support import PATIENCE_S, C10dScene, beside, free_endpoint, member, peers, program, says
 from .test_addresses import needs_ipv6
 
 SILENT_S = 0.5
@@ -41,71 +38,42 @@ def why_not(endpoint: Endpoint, timeout_s: float = PATIENCE_S) -> TransportError
     return caught.value
 
 
-@contextmanager
-def program(*answers: bytes, first: bool = False) -> Iterator[Endpoint]:
-    """Some other program on a port: answers once it was spoken to, or ``first``; nothing, if there is no answer."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as held:
+PROGRAMS = {
+    "web server": (
+        says(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
+        NotAStoreError,
+        ["another port"],
+    ),
+    "ssh server": (says(b"SSH-2.0-OpenSSH_9.2\r\n", first=True), NotAStoreError, ["SSH"]),
+    # A host that dies while it accepts does that too, so dialling goes on.
+    "it closes": (lambda sock: None, UnreachableError, ["closed the connection without an answer"]),
+    "it is silent": (
+        says(b""),
+        UnreachableError,
+        [
+            "accepts connections but did not answer within 0.5 s",
+            "or another program listens there: `ss -ltnp` on that machine",
+        ],
+    ),
+}
 
-        def serve() -> None:
-            while True:
-                try:
-                    caller, _ = server.accept()
-                except OSError:
-                    return
-                with caller:
-                    if not first:
-                        caller.recv(1000)
-                    for answer in answers:
-                        caller.sendall(answer)
-                    if not answers:
-                        caller.recv(1000)  # until it hangs up
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield Endpoint("127.0.0.1", server.getsockname()[1])
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join(PATIENCE_S)
-            held.close()
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_another_program_at_the_endpoint_is_recognised(name: str) -> None:
+    talk, kind, words = PROGRAMS[name]
+    with program(talk) as endpoint:
+        error = why_not(endpoint, SILENT_S if "silent" in name else PATIENCE_S)
+    assert isinstance(error, kind)
+    assert all(part in str(error) for part in (str(endpoint), *words))
+    assert not isinstance(error, UnreachableError) or (error.obstacle is Obstacle.SILENT) is (
+        "silent" in name
+    )
 
 
 def test_a_closed_port_is_reported_as_refused() -> None:
     error = why_not(free_endpoint())
     assert isinstance(error, UnreachableError)
     assert "refused" in str(error)
-
-
-def test_a_web_server_at_the_endpoint_is_recognised() -> None:
-    with program(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as endpoint:
-        error = why_not(endpoint)
-    assert isinstance(error, NotAStoreError)
-    assert str(endpoint) in str(error)
-    assert "another port" in str(error)
-
-
-def test_an_ssh_server_at_the_endpoint_is_recognised() -> None:
-    with program(b"SSH-2.0-OpenSSH_9.2\r\n", first=True) as endpoint:
-        error = why_not(endpoint)
-    assert isinstance(error, NotAStoreError)
-    assert "SSH" in str(error)
-
-
-def test_a_server_that_closes_connections_is_reported() -> None:
-    """A host that dies while it accepts does that too, so dialling goes on."""
-    with program(b"", first=True) as endpoint:
-        error = why_not(endpoint)
-    assert isinstance(error, UnreachableError)
-    assert "closed the connection without an answer" in str(error)
-
-
-def test_a_server_that_never_answers_is_reported() -> None:
-    with program() as endpoint:
-        error = why_not(endpoint, SILENT_S)
-    assert isinstance(error, UnreachableError)
-    assert "accepts connections but did not answer within 0.5 s" in str(error)
-    assert "or another program listens there: `ss -ltnp` on that machine" in str(error)
-    assert error.obstacle is Obstacle.SILENT
 
 
 def test_a_program_that_has_the_port_and_takes_no_connection_is_named() -> None:
@@ -145,7 +113,7 @@ def test_a_bound_port_that_does_not_answer_is_reported() -> None:
 
 
 def test_another_program_on_the_port_is_not_taken_for_a_host() -> None:
-    with program(b"220 mail ready\r\n", first=True) as endpoint:
+    with program(says(b"220 mail ready\r\n", first=True)) as endpoint:
         assert in_loop(c10d.find_or_host(endpoint, PATIENCE_S)) is None
         assert isinstance(why_not(endpoint), NotAStoreError)
 

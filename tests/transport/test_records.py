@@ -43,11 +43,7 @@ def test_a_registered_node_is_read_by_the_coordinator(scene: Scene) -> None:
     assert snapshot.members == {"a": member("a"), "b": member("b")}
     assert snapshot.leases == {"a": lease("a"), "b": lease("b")}
     assert scene.complaints == []
-
-
-def test_only_the_requested_incarnations_are_read(scene: Scene) -> None:
-    scene.joined("a", "b")
-    assert list(scene.coordinator().read(["b", "nobody"]).members) == ["b"]
+    assert list(scene.coordinator().read(["b", "nobody"]).members) == ["b"], "only what was asked for"
 
 
 def test_a_new_member_record_replaces_the_old_one_and_leaves_a_hint(scene: Scene) -> None:
@@ -96,18 +92,14 @@ def test_later_changes_are_read_by_the_same_coordinator(scene: Scene) -> None:
 
 
 def test_a_lease_is_renewed_only_from_its_current_value(scene: Scene) -> None:
+    node, first = scene.node(), lease("a")
+    assert not node.renew(first, first.renewed())
+    assert node.read_lease("a") is None, "it was never written"
     node = scene.joined("a")
-    first = lease("a")
     assert node.renew(first, first.renewed())
     assert not node.renew(first, first.renewed().renewed()), "that one is not there any more"
     assert node.read_lease("a") == first.renewed()
     assert scene.coordinator().read_leases(["a"]) == {"a": first.renewed()}
-
-
-def test_a_lease_that_was_never_written_cannot_be_renewed(scene: Scene) -> None:
-    node = scene.node()
-    assert not node.renew(lease("a"), lease("a").renewed())
-    assert node.read_lease("a") is None
 
 
 def test_exactly_one_of_a_concurrent_renewal_and_revocation_wins(scene: Scene) -> None:
@@ -271,24 +263,15 @@ def test_a_former_coordinator_cannot_publish_an_old_version(scene: Scene) -> Non
 
 
 def test_old_plans_and_worlds_are_removed_from_the_store(scene: Scene) -> None:
-    coordinator = scene.coordinator()
+    """Also by the next coordinator those of the one before."""
     order = tuple(f"n{i}" for i in range(50))
-    for version in range(1, 101):
-        coordinator.publish(plan(version, world=world(30, version), order=(*order, f"m{version}")))
+    for coordinator, versions in ((scene.coordinator(), range(1, 51)), (scene.coordinator(), range(51, 101))):
+        for version in versions:
+            coordinator.publish(plan(version, world=world(30, version), order=(*order, f"m{version}")))
     keys = Blocking(scene.table()).keys("r/run/")
     parts = [key for key in keys if "/part/" in key]
     assert len(parts) == 32, "a world and an order for each of the sixteen plans that are kept"
     assert sum("/plan/" in key for key in keys) == 16
-
-
-def test_the_next_coordinator_removes_the_old_plans_of_the_one_before(scene: Scene) -> None:
-    first, second = scene.coordinator(), scene.coordinator()
-    for version in range(1, 31):
-        first.publish(plan(version, world=world(3, version)))
-    for version in range(31, 61):
-        second.publish(plan(version, world=world(3, version)))
-    keys = Blocking(scene.table()).keys("r/run/")
-    assert [sum(kind in key for key in keys) for kind in ("/plan/", "/part/")] == [16, 16]
 
 
 def test_what_the_coordinator_waits_for_can_be_read(scene: Scene) -> None:
@@ -390,18 +373,10 @@ def test_no_hint_is_lost_that_comes_when_a_wait_times_out(c10d_scene: C10dScene)
     joining.result(PATIENCE_S)
 
 
-def test_many_hints_are_read_together(c10d_scene: C10dScene) -> None:
-    inbox = c10d_scene.inbox()
-    names = [f"i{i}" for i in range(200)]
-    c10d_scene.joined(*names)
-    assert inbox.wait(PATIENCE_S) == [("run", name) for name in names]
-    assert inbox.wait(0.02) == []
-
-
-def test_a_timeout_of_the_inbox_loses_no_hint(scene: Scene) -> None:
+def test_many_hints_are_read_together_and_none_is_lost_by_a_timeout(scene: Scene) -> None:
     wait = scene.hints()
     assert wait(0.02) == []
-    names = {f"i{i}" for i in range(50)}
+    names = {f"i{i}" for i in range(200)}
     scene.joined(*names)
     heard: set[str] = set()
     while heard != names:
@@ -409,27 +384,24 @@ def test_a_timeout_of_the_inbox_loses_no_hint(scene: Scene) -> None:
     assert wait(0.02) == []
 
 
-def test_a_waiting_call_detects_that_the_store_is_gone(scene_to_lose: Scene) -> None:
+def test_every_call_detects_that_the_store_is_gone(scene_to_lose: Scene) -> None:
     scene = scene_to_lose
-    node, wait = scene.node(), scene.hints()
+    wait, node = scene.hints(), scene.joined("a")
+    assert wait(PATIENCE_S) == ["a"]
     waiting = [
         beside(lambda: node.next_plan(0, 10 * PATIENCE_S)),
         beside(lambda: wait(10 * PATIENCE_S)),
     ]
     scene.lose_store()
-    for one in waiting:
+    for call in (
+        *(one.result for one in waiting),
+        node.read_plan,
+        lambda: node.write(member("a", state=State.LEFT)),
+        lambda: node.renew(lease("a"), lease("a").renewed()),
+    ):
         with pytest.raises(StoreLostError) as caught:
-            one.result(PATIENCE_S)
+            call()
         assert "\n" not in str(caught.value)
-    with pytest.raises(StoreLostError):
-        node.read_plan()
-
-
-def test_a_record_that_did_not_arrive_is_an_error(scene_to_lose: Scene) -> None:
-    node = scene_to_lose.joined("a")
-    scene_to_lose.lose_store()
-    with pytest.raises(StoreLostError):
-        node.write(member("a", state=State.LEFT))
 
 
 def test_a_closed_link_raises_an_error(scene: Scene) -> None:

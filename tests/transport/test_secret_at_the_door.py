@@ -9,7 +9,6 @@ import ssl
 import struct
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 
@@ -30,9 +29,10 @@ from elastic_agent.transport.addresses import listen
 from elastic_agent.transport.c10d import dialling, store_relay
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
+from tests.relay import Relay
 from tests.waiting import wait_for
 
-from .support import PATIENCE_S, lease, member
+from .support import PATIENCE_S, lease, member, program
 
 OURS, THEIRS = Secret((b"our secret, which is long",)), Secret((b"their secret, also long",))
 BOTH, BOTH_TURNED = (
@@ -57,13 +57,6 @@ def dial(endpoint: Endpoint, secret: Secret | None) -> Blocking:
 
 def table(endpoint: Endpoint) -> Blocking:
     return Blocking(in_loop(c10d.open_table(endpoint, PATIENCE_S, OURS)))
-
-
-def test_agents_with_the_secret_read_each_others_records() -> None:
-    with served(OURS) as endpoint:
-        assert dial(endpoint, OURS).register(member("a"), lease("a")) is not None
-        # Another process derives the same authority from it.
-        assert dial(endpoint, Secret(OURS.values)).read_lease("a") == lease("a")
 
 
 def test_a_rotation_in_three_steps_keeps_agents_together() -> None:
@@ -125,39 +118,11 @@ def test_torchs_own_client_reads_and_changes_nothing() -> None:
 
 
 def test_what_is_sent_is_encrypted() -> None:
-    with served(OURS) as endpoint, recorded(endpoint) as (relayed, seen):
-        assert dial(relayed, OURS).register(member("a"), lease("a")) is not None
-        assert len(seen) > 1000
+    with served(OURS) as endpoint, Relay(endpoint.port, keeps=True) as relay:
+        assert dial(relay.endpoint, OURS).register(member("a"), lease("a")) is not None
+        assert len(relay.passed) > 1000
         for word in (b"elastic-agent/1", b"run", member("a").node_id.encode()):
-            assert word not in seen
-
-
-@contextmanager
-def recorded(endpoint: Endpoint) -> Iterator[tuple[Endpoint, bytearray]]:
-    """An endpoint that forwards to the other one, and everything that passes it."""
-    seen = bytearray()
-
-    def forward(source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                seen.extend(data)
-                target.sendall(data)
-
-    def accept(listener: socket.socket, opened: ExitStack) -> None:
-        with suppress(OSError):
-            while True:
-                client = opened.enter_context(listener.accept()[0])
-                server = opened.enter_context(socket.create_connection((endpoint.host, endpoint.port)))
-                for pair in ((client, server), (server, client)):
-                    threading.Thread(target=forward, args=pair, daemon=True).start()
-
-    with ExitStack() as opened:
-        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
-        accepting = threading.Thread(target=accept, args=(listener, opened), daemon=True)
-        accepting.start()
-        yield Endpoint("127.0.0.1", listener.getsockname()[1]), seen
-        listener.shutdown(socket.SHUT_RDWR)
-        accepting.join(PATIENCE_S)
+            assert word not in relay.passed
 
 
 def test_values_of_any_size_arrive() -> None:
@@ -168,41 +133,16 @@ def test_values_of_any_size_arrive() -> None:
             assert client.read(["key"]) == {"key": b"x" * size}
 
 
-def test_a_wait_is_woken_and_ends_in_time() -> None:
-    with served(OURS) as endpoint:
-        waiting, other = table(endpoint), table(endpoint)
-        assert not waiting.wait("key", 0.0)
-        with ThreadPoolExecutor() as pool:
-            woken = pool.submit(waiting.wait, "key", PATIENCE_S)
-            other.put("key", b"value")
-            assert woken.result(PATIENCE_S)
-        assert waiting.read(["key"]) == {"key": b"value"}
-
-
-def test_many_agents_connect_at_once() -> None:
-    with served(OURS) as endpoint, ThreadPoolExecutor(16) as pool:
-        links = list(pool.map(lambda _: dial(endpoint, OURS), range(64)))
-        names = [f"n{number}" for number in range(64)]
-        granted = list(pool.map(lambda link, name: link.register(member(name), lease(name)), links, names))
-        assert None not in granted
-
-
-def test_clients_that_say_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_relay, "HANDSHAKE_S", 0.2)
-    with served(OURS) as endpoint:
-        with socket.create_connection((endpoint.host, endpoint.port)) as silent:
-            silent.settimeout(PATIENCE_S)
-            assert silent.recv(1) == b""
-        dial(endpoint, OURS)
-
-
-def test_clients_that_say_nothing_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_relay, "MOST_UNPROVEN", 2)
+@pytest.mark.parametrize(("limit", "value", "silent"), [("HANDSHAKE_S", 0.2, 1), ("MOST_UNPROVEN", 2, 3)])
+def test_clients_that_say_nothing_are_closed_in_time_and_make_room_for_others(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: float, silent: int
+) -> None:
+    monkeypatch.setattr(store_relay, limit, value)
     with served(OURS) as endpoint, ExitStack() as opened:
         address = endpoint.host, endpoint.port
-        silent = [opened.enter_context(socket.create_connection(address)) for _ in range(3)]
-        silent[0].settimeout(PATIENCE_S)
-        assert silent[0].recv(1) == b"", "the oldest"
+        oldest, *_ = [opened.enter_context(socket.create_connection(address)) for _ in range(silent)]
+        oldest.settimeout(PATIENCE_S)
+        assert oldest.recv(1) == b""
         dial(endpoint, OURS)
 
 
@@ -295,26 +235,12 @@ def test_a_client_that_sends_garbage_is_closed_and_disturbs_nobody() -> None:
 
 
 def test_a_server_with_other_certificates_is_another_program() -> None:
-    authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("localhost").configure_cert(context)
-
-    def serve(listener: socket.socket) -> None:
-        with suppress(OSError):
-            while True:
-                with (
-                    listener.accept()[0] as client,
-                    suppress(ssl.SSLError),
-                    context.wrap_socket(client, server_side=True),
-                ):
-                    pass
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+    trustme.CA().issue_cert("localhost").configure_cert(context)
+    with program(lambda sock: context.wrap_socket(sock, server_side=True).close()) as endpoint:
         with pytest.raises(NotAStoreError, match="another program") as caught:
-            dial(Endpoint("127.0.0.1", listener.getsockname()[1]), OURS)
+            dial(endpoint, OURS)
         assert not isinstance(caught.value, WrongKeyError)
-        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_host_that_is_gone_or_silent_may_be_dialled_again() -> None:

@@ -22,6 +22,7 @@ from torch.distributed import TCPStore
 
 from elastic_agent.testing.node import freeze
 from elastic_agent.transport import NotAStoreError, Obstacle, StoreLostError, UnreachableError
+from elastic_agent.transport.c10d.dialling import reach
 from elastic_agent.transport.c10d.stream import ByteStream
 from elastic_agent.transport.c10d.tcpstore import TCPStoreClient
 from elastic_agent.transport.c10d.wire import (
@@ -31,6 +32,7 @@ from elastic_agent.transport.c10d.wire import (
     MOST_READ_BYTES,
     packed_size,
 )
+from elastic_agent.values import Endpoint
 
 from .support import PATIENCE_S
 
@@ -70,8 +72,9 @@ def host() -> Iterator[tuple[subprocess.Popen[str], int]]:
         yield started
 
 
-async def dial(port: int, timeout_s: float = PATIENCE_S) -> TCPStoreClient:
-    return await TCPStoreClient.connect("127.0.0.1", port, PATIENCE_S, timeout_s)
+async def dial(port: int, timeout_s: float = PATIENCE_S, connects_in_s: float = PATIENCE_S) -> TCPStoreClient:
+    endpoint = Endpoint("127.0.0.1", port)
+    return TCPStoreClient(await reach(endpoint, connects_in_s), str(endpoint), timeout_s)
 
 
 def run(port: int, use: Use, timeout_s: float = PATIENCE_S) -> Any:
@@ -271,7 +274,7 @@ def test_a_server_that_is_frozen_is_lost_for_every_call(host: tuple[subprocess.P
             assert isinstance(outcome, StoreLostError)
             assert str(outcome) == f"127.0.0.1:{port} did not answer within 0.5 s"
         with pytest.raises(UnreachableError, match="accepts connections but did not answer") as caught:
-            await TCPStoreClient.connect("127.0.0.1", port, 0.2, PATIENCE_S)
+            await dial(port, connects_in_s=0.2)
         assert caught.value.obstacle is Obstacle.SILENT
 
     asyncio.run(use())
@@ -332,7 +335,7 @@ def test_a_port_on_which_nothing_or_nobody_answers_is_named() -> None:
         with pytest.raises(
             UnreachableError, match=f"127.0.0.1:{port} accepts connections but did not answer"
         ):
-            asyncio.run(TCPStoreClient.connect("127.0.0.1", port, 0.2, PATIENCE_S))
+            asyncio.run(dial(port, connects_in_s=0.2))
     with pytest.raises(UnreachableError, match="nothing is listening there"):
         asyncio.run(dial(port))
 

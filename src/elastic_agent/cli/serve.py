@@ -94,7 +94,7 @@ def _serve(resolved: Resolved) -> int:
         (log.warning if note.level == "warning" else log.info)(note.text)
     variables = take_secret_variables()
     secret = configured_secret(settings, os.environ, variables.secret())
-    stop = store_server.StopRequests()
+    stop = store_server.StopSignals()
     adopt_library_loggers()
     shorten_lookups()
     stores = None

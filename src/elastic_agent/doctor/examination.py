@@ -165,7 +165,7 @@ class MeetingPoint:
         from elastic_agent.transport import etcd
 
         members = Members(self._endpoint, access, DIAL_TIMEOUT_S, self._secret)
-        client, _ = await members.dial()
+        client = await members.dial()
         root = f"{access.prefix.rstrip('/')}/{FOLDER}/"
         return etcd.EtcdTable(client, root, lease=etcd.KeptLease(KEPT_S))
 

@@ -27,14 +27,14 @@ WRITTEN_EVERY_S = 1.0
 """Nor more often than this, however short the window."""
 
 
-def remaining(plan: Plan) -> int:
-    """How many more failures the run survives; negative if the budget was reduced meanwhile."""
+def remaining_restarts(plan: Plan) -> int:
+    """Return how many more failures the run survives; negative if the budget was reduced meanwhile."""
     counting = plan.charged - _forgiven(plan).forgiven
     return min(plan.policy.max_restarts - counting, MAX_COUNT - plan.charged)
 
 
 def repeats(plan: Plan) -> bool:
-    """Whether the failure that ended the generation is the one that ended the generation before, without progress."""
+    """Return whether the failure that ended the generation also ended the one before, without progress."""
     return plan.failure is not None and plan.failure.signature == plan.budget.signature != ""
 
 
@@ -43,7 +43,7 @@ def end_reason(plan: Plan, failure: str) -> str:
 
     ``failure``: in words, those of the plan or of its root cause.
     """
-    if remaining(plan) <= 0:
+    if remaining_restarts(plan) <= 0:
         most = plan.policy.max_restarts
         used = {0: "no restarts are allowed", 1: "the only restart is used"}
         before, after = "", f"; {used.get(most, f'all {most} restarts are used')}"
@@ -57,7 +57,7 @@ def end_reason(plan: Plan, failure: str) -> str:
 
 
 def pause_s(plan: Plan) -> float:
-    """How long after the failure the next generation may be sealed, if the failure is charged."""
+    """Return how long after the failure the next generation may be sealed, if the failure is charged."""
     if not plan.budget.in_a_row:
         return 0.0
     doublings = min(plan.budget.in_a_row - 1, 30)
@@ -65,7 +65,7 @@ def pause_s(plan: Plan) -> float:
 
 
 def charged(plan: Plan) -> Plan:
-    """The plan with the failure that it is about taken out of the budget."""
+    """Return the plan with the failure that it is about taken out of the budget."""
     signature = plan.failure.signature if plan.failure is not None else ""
     in_a_row = min(plan.budget.in_a_row + 1, MAX_COUNT)
     budget = msgspec.structs.replace(_forgiven(plan), in_a_row=in_a_row, signature=signature)
@@ -73,12 +73,12 @@ def charged(plan: Plan) -> Plan:
 
 
 def not_charged(plan: Plan) -> Plan:
-    """The plan when its generation ended without a failure that counts: nothing repeats what was before."""
+    """Return the plan when its generation ended without a failure that counts: nothing repeats what was before."""
     return msgspec.structs.replace(plan, budget=msgspec.structs.replace(plan.budget, signature=""))
 
 
 def _forgiven(plan: Plan) -> Budget:
-    """The budget with every failure forgiven that the progress is enough for."""
+    """Return the budget with every failure forgiven that the progress is enough for."""
     budget, window_s = plan.budget, plan.policy.restart_window_s
     if window_s <= 0:
         return budget
@@ -92,7 +92,7 @@ def _forgiven(plan: Plan) -> Budget:
 
 
 def with_progress(now: ClusterView, plan: Plan) -> Plan:
-    """``plan``, which is to follow a running one, with the progress that the world has made until now."""
+    """Return ``plan``, which is to follow a running one, with the progress that the world has made until now."""
     failure = plan.failure
     if _made_progress(now, failure):
         stalled_s = failure.stalled_s if failure is not None else 0.0
@@ -108,7 +108,7 @@ def with_progress(now: ClusterView, plan: Plan) -> Plan:
 
 
 def write_at_s(now: ClusterView) -> float:
-    """When the progress of the running world is to be written into the plan next, if nothing happens before."""
+    """Return when the progress of the running world is to be written into the plan next, if nothing happens before."""
     budget, began_s = now.plan.budget, now.clock.world_runs_since_s
     if began_s is None:
         return FAR_S
@@ -122,12 +122,12 @@ def write_at_s(now: ClusterView) -> float:
 
 
 def _least_s(policy: Policy) -> float:
-    """From when on a world has made progress."""
+    """Return from when on a world has made progress."""
     return min(PROGRESS_S, policy.restart_window_s) if policy.restart_window_s > 0 else PROGRESS_S
 
 
 def _most_s(plan: Plan) -> float:
-    """More progress has nothing to forgive."""
+    """Return how much progress is counted at most: more has nothing to forgive."""
     return (plan.charged - plan.budget.forgiven) * plan.policy.restart_window_s
 
 
@@ -138,7 +138,7 @@ def _made_progress(now: ClusterView, failure: Failure | None) -> bool:
 
 
 def _progress_s(now: ClusterView, plan: Plan) -> float:
-    """The progress that the plan holds, and what was counted since the world started to run."""
+    """Return the progress that the plan holds, and what was counted since the world started to run."""
     began_s, known_s = now.clock.world_runs_since_s, plan.budget.progress_s
     if began_s is None:
         return known_s
@@ -146,8 +146,8 @@ def _progress_s(now: ClusterView, plan: Plan) -> float:
 
 
 def _delays(plan: Plan) -> bool:
-    """Whether the restart that this plan brings about will pause, unless a participant turns out to be lost."""
+    """Return whether the restart that this plan brings about will pause, unless a participant turns out to be lost."""
     failure = plan.failure
     charges = failure is not None and failure.kind in (FailureKind.WORKER, FailureKind.HANG) and not plan.free
-    goes_on = plan.phase is Phase.FORMING and remaining(plan) > 0 and not repeats(plan)
+    goes_on = plan.phase is Phase.FORMING and remaining_restarts(plan) > 0 and not repeats(plan)
     return charges and goes_on and plan.notice is None and pause_s(plan) > 0

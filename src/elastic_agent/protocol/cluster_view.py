@@ -60,7 +60,7 @@ class PhaseClock:
 
     @classmethod
     def of(cls, plan: Plan, before: PhaseClock, now_s: float, *, new_phase: bool) -> PhaseClock:
-        """The clock for a plan that is seen now, after the one that ``before`` was for."""
+        """Return the clock for a plan that is seen now, after the one that ``before`` was for."""
         clock = cls(now_s) if new_phase else before
         notice = plan.notice
         if notice is None:
@@ -117,45 +117,45 @@ class ClusterView:
         return max(0.0, self.clock.notice_ends_s - self.now_s)
 
     def sighting(self, seat: Seat) -> Sighting | None:
-        """The records of the incarnation that holds this seat."""
+        """Return the records of the incarnation that holds this seat."""
         return self.ledger.sightings.get(seat.incarnation)
 
     def ready(self) -> list[Sighting]:
-        """Nodes whose newest record states that they are ready for the generation being formed."""
+        """Return nodes whose newest record states that they are ready for the generation being formed."""
         generation, leaving = self.plan.generation, self.plan.leaving
         return [
-            one
-            for one in self.by_node.values()
-            if one.member.state is State.READY
-            and one.member.generation == generation
-            and one.member.incarnation not in leaving
+            node
+            for node in self.by_node.values()
+            if node.member.state is State.READY
+            and node.member.generation == generation
+            and node.member.incarnation not in leaving
         ]
 
     def penalty_until_s(self, sighting: Sighting) -> float:
-        """Until when a node that was lost repeatedly is kept waiting."""
+        """Return until when a node that was lost repeatedly is kept waiting."""
         delay_s = readmission_delay_s(self.losses.get(sighting.member.node_id, 0), self.policy)
         return sighting.first_seen_s + delay_s if delay_s else 0.0
 
     def strikes(self, sighting: Sighting) -> int:
-        """How often in a row this node was lost without progress, or failed before user code ran."""
+        """Return how often in a row this node was lost without progress, or failed before user code ran."""
         node_id = sighting.member.node_id
         return max(self.losses.get(node_id, 0), self.plan.start_failures.get(node_id, 0))
 
     def held_back(self, sighting: Sighting) -> bool:
-        """Whether this node should be left out as long as enough others remain."""
+        """Return whether this node should be left out as long as enough others remain."""
         failed_starts = self.plan.start_failures.get(sighting.member.node_id, 0)
         return failed_starts >= 2 or self.now_s < self.penalty_until_s(sighting)
 
 
 def readmission_delay_s(losses: int, policy: Policy) -> float:
-    """How long after its registration a node is kept waiting that was lost so often in a row; 0: not at all."""
+    """Return how long after its registration a node is kept waiting that was lost so often in a row; 0: not at all."""
     if losses < 2:  # a single loss is not a pattern
         return 0.0
     return min(2.0 ** min(losses, 30) * policy.settle_s, LONGEST_READMISSION_S)
 
 
 def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:
-    """The plan's count of losses, and the participants of the generation being cleared that turned out to be lost.
+    """Return the plan's count of losses, with the participants of the cleared generation that turned out lost.
 
     Often that is noticed only while the next one forms: the others' collectives fail long before a lease ends.
     """
@@ -168,43 +168,43 @@ def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:
 
 
 def current_incarnations(plan: Plan, sightings: Iterable[Sighting]) -> dict[str, Sighting]:
-    """For each node its current incarnation."""
+    """Return for each node its current incarnation."""
     chosen: dict[str, Sighting] = {}
     seated = {seat.incarnation for seat in unproven(plan)}
-    for one in sightings:
-        if not one.alive or one.member.incarnation in plan.refused or one.member.state is State.LEFT:
+    for node in sightings:
+        if not node.alive or node.member.incarnation in plan.refused or node.member.state is State.LEFT:
             continue
-        if leased_too_long(one, plan.policy):
+        if leased_too_long(node, plan.policy):
             continue  # about to be refused
-        known = chosen.get(one.member.node_id)
-        if known is None or _precedes(one, known, seated):
-            chosen[one.member.node_id] = one
+        known = chosen.get(node.member.node_id)
+        if known is None or _precedes(node, known, seated):
+            chosen[node.member.node_id] = node
     return chosen
 
 
-def leased_too_long(one: Sighting, policy: Policy) -> bool:
-    """Whether this incarnation's workers could outlive what the run waits for when a node is lost."""
-    return one.lease.ttl_s > policy.lease_ttl_s + 1e-9
+def leased_too_long(node: Sighting, policy: Policy) -> bool:
+    """Return whether this incarnation's workers could outlive what the run waits for when a node is lost."""
+    return node.lease.ttl_s > policy.lease_ttl_s + 1e-9
 
 
-def _precedes(one: Sighting, other: Sighting, seated: set[str]) -> bool:
-    """Whether ``one``, not ``other``, is their node's current incarnation.
+def _precedes(node: Sighting, other: Sighting, seated: set[str]) -> bool:
+    """Return whether ``node``, not ``other``, is their node's current incarnation.
 
     A proven successor is, else the one with a seat, else the elder. A new coordinator sees all of them for the first
     time at once, so it cannot tell which is the elder.
     """
-    if other.member.incarnation in one.member.replaces:
+    if other.member.incarnation in node.member.replaces:
         return True
-    if one.member.incarnation in other.member.replaces:
+    if node.member.incarnation in other.member.replaces:
         return False
-    ours, theirs = one.member.incarnation, other.member.incarnation
+    ours, theirs = node.member.incarnation, other.member.incarnation
     if (ours in seated) != (theirs in seated):
         return ours in seated
-    return (one.first_seen_s, ours) < (other.first_seen_s, theirs)
+    return (node.first_seen_s, ours) < (other.first_seen_s, theirs)
 
 
 def stopped_before(member: Member, generation: int) -> bool:
-    """Whether the node's record states that its workers of every generation below this one are stopped."""
+    """Return whether the node's record states that its workers of every generation below this one are stopped."""
     if member.state is State.READY:
         return member.generation >= generation
     if member.state is State.STOPPED:
@@ -213,14 +213,16 @@ def stopped_before(member: Member, generation: int) -> bool:
 
 
 def departed(view: ClusterView) -> tuple[str, ...]:
-    """Incarnations that were to leave and whose workers have exited: they reported it, or they are fenced.
+    """Return incarnations that were to leave and whose workers have exited: they reported it, or they are fenced.
 
     An incarnation with a successor is not gone by that alone: the successor, if it is the same process, leaves when it
     reads that its predecessor was to.
     """
     ledger = view.ledger
-    left = [one.member for one in ledger.sightings.values() if one.member.state is State.LEFT]
-    have_left = {member.incarnation for member in left} | {old for member in left for old in member.replaces}
+    departed_members = [node.member for node in ledger.sightings.values() if node.member.state is State.LEFT]
+    have_left = {member.incarnation for member in departed_members} | {
+        old for member in departed_members for old in member.replaces
+    }
 
     def is_gone(incarnation: str) -> bool:
         if incarnation in have_left:
@@ -228,17 +230,17 @@ def departed(view: ClusterView) -> tuple[str, ...]:
         fenced_s = ledger.fenced_s(incarnation, view.policy)
         return fenced_s is not None and fenced_s <= view.now_s
 
-    return tuple(one for one in view.plan.leaving if is_gone(one))
+    return tuple(incarnation for incarnation in view.plan.leaving if is_gone(incarnation))
 
 
 def clearance_deadlines(view: ClusterView) -> dict[str, float]:
-    """Seats of earlier generations whose workers may still run, with the time by which they cannot.
+    """Return the seats of earlier generations whose workers may still run, with the time by which they cannot.
 
     The time is infinite for a node that is alive and has not reported that it stopped.
     """
     gone: set[str] = set()
-    for one in view.ledger.sightings.values():
-        gone.update(one.member.replaces)
+    for node in view.ledger.sightings.values():
+        gone.update(node.member.replaces)
     waits: dict[str, float] = {}
     for seat in view.plan.uncleared:
         known = view.sighting(seat)
@@ -255,7 +257,7 @@ def clearance_deadlines(view: ClusterView) -> dict[str, float]:
 
 
 def carried(now: ClusterView) -> Notice | None:
-    """The notice to repeat to the workers of the next generation: only that the run ends."""
+    """Return the notice to repeat to the workers of the next generation: only that the run ends."""
     notice = now.plan.notice
     if notice is None or not notice.ends:
         return None
@@ -263,18 +265,18 @@ def carried(now: ClusterView) -> Notice | None:
 
 
 def unproven(plan: Plan) -> tuple[Seat, ...]:
-    """Every seat whose workers may run: those of the plan's world, and those awaited before."""
+    """Return every seat whose workers may run: those of the plan's world, and those awaited before."""
     seats = {seat.incarnation: seat for seat in plan.uncleared}
     seats.update({seat.incarnation: seat for seat in plan.world.seats} if plan.world is not None else {})
     return tuple(seats.values())
 
 
 def stopped(now: ClusterView, plan: Plan, notice: Notice) -> Plan:
-    """The run's end by request, as the plan after the present one.
+    """Return the plan that ends the run by request.
 
     Nodes that were told to leave speak for the run only if no other node is there: they may be gone already.
     """
-    alive = {one.member.incarnation for one in now.by_node.values()}
+    alive = {node.member.incarnation for node in now.by_node.values()}
     seats = plan.world.seats if plan.world else ()
     seated = [seat.incarnation for seat in seats if seat.incarnation in alive]
     speakers = sorted([*seated, *sorted(alive.difference(seated))], key=now.plan.leaving.__contains__)
@@ -291,12 +293,12 @@ def stopped(now: ClusterView, plan: Plan, notice: Notice) -> Plan:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 node``, ``2 nodes``."""
+    """Return ``1 node``, ``2 nodes``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def names(items: Iterable[str]) -> str:
-    """A short enumeration for a sentence."""
+    """Return a short enumeration for a sentence."""
     listed = sorted(items)
     if len(listed) > 8:
         return ", ".join(listed[:8]) + f" and {len(listed) - 8} more"

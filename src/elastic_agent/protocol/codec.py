@@ -62,10 +62,11 @@ _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(k
 """Made now, by the one thread that imports: msgspec 0.22 crashes when two threads decode a type for the first time at
 once, each learning what the type looks like."""
 _HEADER = msgspec.json.Decoder(_Header)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def encode(record: Member | Lease | Plan | World | History) -> bytes:
-    """The record as JSON. Text that no UTF-8 can hold, such as an odd file name in an error, is replaced."""
+    """Return the record as JSON. Text that no UTF-8 can hold, such as an odd file name in an error, is replaced."""
     try:
         return _encoder.encode(record)
     except UnicodeEncodeError:
@@ -77,15 +78,15 @@ def _encodable(value: Any) -> Any:
         case str():
             return without_surrogates(value)
         case dict():
-            return {_encodable(key): _encodable(one) for key, one in value.items()}
+            return {_encodable(key): _encodable(item) for key, item in value.items()}
         case list() | tuple():
-            return [_encodable(one) for one in value]
+            return [_encodable(item) for item in value]
         case _:
             return value
 
 
 def decode(kind: type[R], data: bytes) -> R:
-    """The record in ``data``.
+    """Return the record in ``data``.
 
     Raises:
         RecordError: the bytes are no such record; the message names what and where.
@@ -95,41 +96,38 @@ def decode(kind: type[R], data: bytes) -> R:
         raise RecordError(
             f"{kind.__name__.lower()} record of {len(data)} bytes; at most {limit} are accepted"
         )
+    _check_version(kind, data)
     try:
         record: R = _DECODERS[kind].decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _check_version(kind, data)
+    except _UNREADABLE as error:
         raise RecordError(f"not a {kind.__name__.lower()} record: {error}") from None
-    _check_version(kind, data, record)
     _check(record)
     return record
 
 
-def _check_version(kind: type[R], data: bytes, record: object = None) -> None:
+def _check_version(kind: object, data: bytes) -> None:
     """Check the version of a record, which may be all that can be read of it.
 
     Raises:
         ForeignVersionError: it is not this agent's.
     """
-    found: object = record
-    if record is None:
-        try:
-            found = _HEADER.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return
+    if kind is not Plan and kind is not Member:
+        return
+    try:
+        header = _HEADER.decode(data)
+    except _UNREADABLE:
+        return
+    found = header.format if kind is Plan else header.version
+    if found in (None, RECORD_VERSION):
+        return
     foreign = (
-        f"another version of elastic-agent (records of version {{}}; this agent supports {RECORD_VERSION})"
+        f"another version of elastic-agent (records of version {found}; this agent supports {RECORD_VERSION})"
     )
     remedy = "; install the same version on all machines"
-    if kind is Plan and isinstance(found, (Plan, _Header)) and found.format not in (None, RECORD_VERSION):
-        raise ForeignVersionError(f"the run is coordinated by {foreign.format(found.format)}{remedy}")
-    if (
-        kind is Member
-        and isinstance(found, (Member, _Header))
-        and found.version not in (None, RECORD_VERSION)
-    ):
-        where = f"node {found.node_id[:128]} at {found.address[:255]} runs {foreign.format(found.version)}"
-        raise ForeignVersionError(f"{where} and cannot take part{remedy}")
+    if kind is Plan:
+        raise ForeignVersionError(f"the run is coordinated by {foreign}{remedy}")
+    where = f"node {header.node_id[:128]} at {header.address[:255]}"
+    raise ForeignVersionError(f"{where} runs {foreign} and cannot take part{remedy}")
 
 
 def check_whole(plan: Plan) -> None:
@@ -168,7 +166,7 @@ def check_readable(plan: Plan) -> None:
 
 
 def _check(record: object) -> None:
-    """The checks that types cannot express."""
+    """Check what types cannot express."""
     policy = record.policy if isinstance(record, (Member, Plan)) else None
     if policy is not None and policy.min_nodes > policy.max_nodes:
         raise RecordError(f"policy with min_nodes {policy.min_nodes} > max_nodes {policy.max_nodes}")

@@ -82,11 +82,11 @@ class Coordinator:
             self.ledger.observe(member, lease, now_s, written_s)
 
     def revoked(self, incarnation: str, gone_s: float | None = None) -> None:
-        """The revocation won; the lease can never be renewed again. ``gone_s``: see :class:`LeaseLedger`."""
+        """Take in that the revocation won: nothing renews the lease any more. ``gone_s``: see :class:`LeaseLedger`."""
         self.ledger.revoked(incarnation, gone_s)
 
     def forgotten(self, incarnation: str) -> None:
-        """The incarnation's records were removed."""
+        """Take in that the incarnation's records were removed."""
         self.ledger.forget(incarnation)
 
     def published(self, plan: Plan, now_s: float) -> None:
@@ -98,7 +98,7 @@ class Coordinator:
             self.plan = plan
 
     def stood_still(self, now_s: float, lasted_s: float) -> None:
-        """The coordinator was paused for that long, until now: no node is considered late because of it.
+        """Take in that the coordinator was paused for that long, until now: no node is considered late because of it.
 
         Call this after all records were read again. Leases are extended, and the time does not count for the phase.
         """
@@ -108,12 +108,14 @@ class Coordinator:
     @property
     def has_live_members(self) -> bool:
         """Whether a member is alive and has not left."""
-        return any(one.alive and one.member.state is not State.LEFT for one in self.ledger.sightings.values())
+        return any(
+            node.alive and node.member.state is not State.LEFT for node in self.ledger.sightings.values()
+        )
 
     # -- decisions ------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Decision:
-        """What to do now, with the reason. A second call without new input changes nothing."""
+        """Return what to do now, with the reason. A second call without new input changes nothing."""
         decision = self._decide(now_s)
         return decision if decision.plan is None else self._readable(decision, decision.plan)
 
@@ -155,7 +157,7 @@ class Coordinator:
         return replace(decision, plan=budget.with_progress(now, following))
 
     def _readable(self, decision: Decision, plan: Plan) -> Decision:
-        """Never publish a plan that nodes reject: they would wait for ever for one that they can follow.
+        """Replace a plan that nodes would reject: they would wait for ever for one that they can follow.
 
         Records are bounded so that this takes more of them than a run has (a world too large for one plan, say).
         """
@@ -181,9 +183,9 @@ class Coordinator:
 
     def _first_plan(self, now_s: float) -> Decision:
         sightings = sorted(
-            self.ledger.sightings.values(), key=lambda one: (one.first_seen_s, one.member.node_id)
+            self.ledger.sightings.values(), key=lambda node: (node.first_seen_s, node.member.node_id)
         )
-        alive = [one for one in sightings if one.alive]
+        alive = [node for node in sightings if node.alive]
         if not alive:
             return Decision("no nodes have joined yet")
         policy = alive[0].member.policy
@@ -230,7 +232,7 @@ class Coordinator:
         return self._adopt_or_reform(known, history.world, now_s)
 
     def _alone(self, decision: Decision, now_s: float) -> Decision:
-        """The same, but nothing is formed while nodes may run that only an earlier life of the store knew.
+        """Decide the same, but form nothing while nodes may run that only an earlier life of the store knew.
 
         By then each of them has either registered with what it runs, or lost its lease.
         """
@@ -245,7 +247,7 @@ class Coordinator:
         )
 
     def _adopt_or_reform(self, known: Plan, world: World, now_s: float) -> Decision:
-        """A new store, a known world: keep the world if all of it still runs, else form the next."""
+        """Keep a known world in a new store if all of it still runs; else form the next one."""
         resumes = f"resuming the run after generation {world.generation}, which was interrupted"
         none_left = not any(seat.incarnation in self.ledger.sightings for seat in world.seats)
         if known.generation > world.generation:
@@ -253,15 +255,15 @@ class Coordinator:
             return self._reform_after_store_loss(known, resumes if none_left else lost)
         missing: list[str] = []
         for seat in world.seats:
-            one = self.ledger.sightings.get(seat.incarnation)
-            if one is None:
+            node = self.ledger.sightings.get(seat.incarnation)
+            if node is None:
                 missing.append(seat.node_id)
                 continue
-            runs = one.alive and one.member.state in (State.RUNNING, State.SUCCEEDED)
-            if not runs or one.member.generation != world.generation:
+            runs = node.alive and node.member.state in (State.RUNNING, State.SUCCEEDED)
+            if not runs or node.member.generation != world.generation:
                 reason = f"the store was lost, and generation {world.generation} does not run any more"
                 return self._reform_after_store_loss(known, reason)
-        replaced = {old for one in self.ledger.sightings.values() for old in one.member.replaces}
+        replaced = {old for node in self.ledger.sightings.values() for old in node.member.replaces}
         restarted = [seat for seat in world.seats if seat.incarnation in replaced]
         if restarted:
             lost = f"the store was lost, and {names(seat.node_id for seat in restarted)} joined anew"
@@ -283,14 +285,14 @@ class Coordinator:
 
     def _newest_history(self) -> History | None:
         # Our own, if several are equal.
-        return max(reversed(self._histories()), key=lambda one: one.newness, default=None)
+        return max(reversed(self._histories()), key=lambda history: history.newness, default=None)
 
     def _histories(self) -> list[History]:
-        nodes = (one.member.history for one in self.ledger.sightings.values())
-        return [one for one in (*nodes, self._remembered) if one is not None]
+        nodes = (node.member.history for node in self.ledger.sightings.values())
+        return [history for history in (*nodes, self._remembered) if history is not None]
 
     def _higher_history(self) -> History | None:
-        """A history of a later generation than the one in this store, if a node or the disk has one.
+        """Return a history of a later generation than the one in this store, if a node or the disk has one.
 
         While a world runs, of a later *world* in which workers may run. A generation that was only to be formed may
         be one that a coordinator wrote to its disk and could not publish, having lost leadership: no worker ever ran
@@ -299,27 +301,29 @@ class Coordinator:
         plan = self.plan
         if plan is None:
             return None
-        later = [one for one in self._histories() if one.generation > plan.generation]
+        later = [history for history in self._histories() if history.generation > plan.generation]
         if plan.is_terminal:  # the run is not over while nodes train that were not registered here
-            later = [one for one in later if one in self._reported_by_running()]
+            later = [history for history in later if history in self._reported_by_running()]
         if plan.phase is Phase.RUNNING:
-            worlds = [one for one in later if one.world is not None and not one.settled]
+            worlds = [history for history in later if history.world is not None and not history.settled]
             later = [
-                one for one in worlds if one.world is not None and one.world.generation > plan.generation
+                history
+                for history in worlds
+                if history.world is not None and history.world.generation > plan.generation
             ]
-        return max(reversed(later), key=lambda one: one.rank, default=None)
+        return max(reversed(later), key=lambda history: history.rank, default=None)
 
     def _reported_by_running(self) -> list[History]:
-        """Histories of live nodes that run the world which their history names."""
+        """Return histories of live nodes that run the world which their history names."""
         reported = []
-        for one in self.ledger.sightings.values():
-            history, running = one.member.history, one.alive and one.member.state is State.RUNNING
+        for node in self.ledger.sightings.values():
+            history, running = node.member.history, node.alive and node.member.state is State.RUNNING
             world = history.world if history is not None else None
             if (
                 running
                 and history is not None
                 and world is not None
-                and world.generation == one.member.generation
+                and world.generation == node.member.generation
             ):
                 reported.append(history)
         return reported
@@ -338,13 +342,18 @@ class Coordinator:
             return None
         awaited = {seat.incarnation for seat in unproven(plan)}
         reported = [
-            one.member.history
-            for one in now.ledger.sightings.values()
-            if one.alive and one.member.incarnation not in awaited and _may_run(one.member, plan.generation)
+            node.member.history
+            for node in now.ledger.sightings.values()
+            if node.alive
+            and node.member.incarnation not in awaited
+            and _may_run(node.member, plan.generation)
         ]
-        histories = [one for one in reported if one is not None]
+        histories = [history for history in reported if history is not None]
         seats = {
-            seat.incarnation: seat for one in histories if one.world is not None for seat in one.world.seats
+            seat.incarnation: seat
+            for history in histories
+            if history.world is not None
+            for seat in history.world.seats
         }
         new = tuple(seat for key, seat in seats.items() if key not in awaited)
         if not new:
@@ -389,26 +398,26 @@ class Coordinator:
     # -- every phase ----------------------------------------------------------------------------
 
     def _overdue(self, now_s: float) -> dict[str, str]:
-        """Leases that ran out, and incarnations whose successor has proven them gone; with the reason."""
-        replaced = {old for one in self.ledger.sightings.values() for old in one.member.replaces}
+        """Return leases that ran out, and incarnations whose successor has proven them gone; with the reason."""
+        replaced = {old for node in self.ledger.sightings.values() for old in node.member.replaces}
         overdue: dict[str, str] = {}
-        for key, one in self.ledger.sightings.items():
-            if one.alive and key in replaced:
+        for key, node in self.ledger.sightings.items():
+            if node.alive and key in replaced:
                 overdue[key] = "replaced by a later incarnation of the node"
-            elif one.alive and now_s >= one.ends_s:
-                overdue[key] = f"did not renew its lease within {one.lease.ttl_s:g} s"
+            elif node.alive and now_s >= node.ends_s:
+                overdue[key] = f"did not renew its lease within {node.lease.ttl_s:g} s"
         return overdue
 
     def _refusals(self, now: ClusterView) -> Plan | None:
-        """Incarnations to refuse: a second agent with a live node's id, a lease longer than the run's."""
+        """Return incarnations to refuse: a second agent with a live node's id, a lease longer than the run's."""
         before = now.plan.refused
         refused = {key: refusal for key, refusal in before.items() if key in now.ledger.sightings}
-        for one in now.ledger.sightings.values():
-            if not one.alive or one.member.incarnation in refused or one.member.state is State.LEFT:
+        for node in now.ledger.sightings.values():
+            if not node.alive or node.member.incarnation in refused or node.member.state is State.LEFT:
                 continue
-            refusal = self._refusal(now, one) if len(refused) < MAX_REFUSED else None
+            refusal = self._refusal(now, node) if len(refused) < MAX_REFUSED else None
             if refusal is not None:
-                refused[one.member.incarnation] = refusal
+                refused[node.member.incarnation] = refusal
         if set(refused) <= set(before):
             return None
         reason = f"refused: {names(refusal.why for key, refusal in refused.items() if key not in before)}"
@@ -417,18 +426,18 @@ class Coordinator:
         )
 
     @staticmethod
-    def _refusal(now: ClusterView, one: Sighting) -> Refusal | None:
-        member = one.member
-        if leased_too_long(one, now.policy):
+    def _refusal(now: ClusterView, node: Sighting) -> Refusal | None:
+        member = node.member
+        if leased_too_long(node, now.policy):
             why = (
-                f"{member.node_id} requests a lease of {one.lease.ttl_s:g} s, longer than the run's "
+                f"{member.node_id} requests a lease of {node.lease.ttl_s:g} s, longer than the run's "
                 f"{now.policy.lease_ttl_s:g} s; start every agent with the same --lease-ttl"
             )
             return Refusal(why[:512])
         holder = now.by_node.get(member.node_id)
-        if holder is None or holder is one or member.incarnation in holder.member.replaces:
+        if holder is None or holder is node or member.incarnation in holder.member.replaces:
             return None
-        if holder.member.incarnation in member.replaces or not holder.seen_alive_since(one.first_seen_s):
+        if holder.member.incarnation in member.replaces or not holder.seen_alive_since(node.first_seen_s):
             return None  # perhaps the newcomer is the holder's node, restarted
         why = f"node id {member.node_id} is held by a living agent at {holder.member.address}"
         return Refusal(why[:512], is_node_id_held=True)
@@ -442,7 +451,7 @@ class Coordinator:
         gone = departed(now) if decision.plan is None and not now.plan.is_terminal else ()
         if not gone:
             return decision
-        leaving = tuple(one for one in now.plan.leaving if one not in gone)
+        leaving = tuple(incarnation for incarnation in now.plan.leaving if incarnation not in gone)
         plan = msgspec.structs.replace(now.plan, version=now.plan.version + 1, leaving=leaving)
         return replace(decision, plan=plan)
 
@@ -461,9 +470,9 @@ class Coordinator:
             now.clock.cleared_s = now.now_s
         until_s = now.clock.cleared_s + ACK_PATIENCE_LEASES * now.policy.lease_ttl_s
         newcomers = self._newcomers_after_stop(now)
-        alive = [one for one in now.by_node.values() if one not in newcomers]
+        alive = [node for node in now.by_node.values() if node not in newcomers]
         if alive and now.now_s < until_s:
-            who = names(one.member.node_id for one in alive)
+            who = names(node.member.node_id for node in alive)
             return Decision(f"the run is over; waiting for {who} to acknowledge", wake_s=until_s)
         if newcomers:
             plan = now.plan
@@ -476,19 +485,19 @@ class Coordinator:
 
     @staticmethod
     def _over_when_fenced(now: ClusterView) -> Decision:
-        """The run is over, and its records may be removed, when no lost node can run workers any more.
+        """Let the records of a run that is over be removed when no lost node can run workers any more.
 
         Nothing but these records keeps the next run of this name from starting beside them.
         """
         sightings = now.ledger.sightings.values()
-        replaced = {old for one in sightings for old in one.member.replaces}
+        replaced = {old for node in sightings for old in node.member.replaces}
         fenced_s = {
-            one.member.node_id: one.ends_s + now.policy.fence_margin_s
-            for one in sightings
-            if not one.alive
-            and one.member.incarnation not in replaced
-            and one.member.state is not State.SUCCEEDED
-            and not stopped_before(one.member, now.plan.generation + 1)
+            node.member.node_id: node.ends_s + now.policy.fence_margin_s
+            for node in sightings
+            if not node.alive
+            and node.member.incarnation not in replaced
+            and node.member.state is not State.SUCCEEDED
+            and not stopped_before(node.member, now.plan.generation + 1)
         }
         awaited = [node_id for node_id, until_s in fenced_s.items() if now.now_s < until_s]
         if awaited:
@@ -498,7 +507,7 @@ class Coordinator:
 
     @staticmethod
     def _still_stopping(now: ClusterView) -> dict[str, float]:
-        """Seats whose workers may still run although the run is over: until then the run cannot be started again.
+        """Return the seats whose workers may still run although the run is over: it cannot be started again before.
 
         Only a stop finds workers running, and these may take longer to end than the outcome is kept.
         """
@@ -509,7 +518,7 @@ class Coordinator:
 
     @staticmethod
     def _newcomers_after_stop(now: ClusterView) -> list[Sighting]:
-        """Nodes that are to resume the stopped run: their records show that they have read the stop.
+        """Return nodes that are to resume the stopped run: their records show that they have read the stop.
 
         A node that has not read it yet may have been in the run, whatever its record contains and however late it
         is seen.
@@ -517,7 +526,9 @@ class Coordinator:
         if now.plan.phase is not Phase.STOPPED:
             return []
         next_life = (State.READY, now.plan.generation + 1)
-        return [one for one in now.by_node.values() if (one.member.state, one.member.generation) == next_life]
+        return [
+            node for node in now.by_node.values() if (node.member.state, node.member.generation) == next_life
+        ]
 
     def _with_housekeeping(self, decision: Decision, now_s: float) -> Decision:
         """Add what is due in any phase: the next lease to end, records that are no longer needed."""
@@ -525,20 +536,20 @@ class Coordinator:
         needed = {seat.incarnation for seat in unproven(self.plan)}
         forget: list[str] = []
         next_end_s = FAR_S
-        for key, one in self.ledger.sightings.items():
-            gone = not one.alive or one.member.state is State.LEFT
-            if gone and key not in needed and now_s >= one.ends_s + self.plan.policy.fence_margin_s:
+        for key, node in self.ledger.sightings.items():
+            gone = not node.alive or node.member.state is State.LEFT
+            if gone and key not in needed and now_s >= node.ends_s + self.plan.policy.fence_margin_s:
                 forget.append(key)
-            elif one.alive:
-                next_end_s = min(next_end_s, one.ends_s)
+            elif node.alive:
+                next_end_s = min(next_end_s, node.ends_s)
             elif key not in needed:
-                next_end_s = min(next_end_s, one.ends_s + self.plan.policy.fence_margin_s)
+                next_end_s = min(next_end_s, node.ends_s + self.plan.policy.fence_margin_s)
         wake_s = now_s if len(forget) > FORGET_AT_ONCE else min(decision.wake_s, max(next_end_s, now_s))
         return replace(decision, forget=tuple(forget[:FORGET_AT_ONCE]), wake_s=wake_s)
 
 
 def _may_run(member: Member, generation: int) -> bool:
-    """Whether this node, by its history, has a seat in a world before this generation and has not stopped since."""
+    """Return whether this node, by its history, has a seat in an earlier world and has not stopped since."""
     world = member.history.world if member.history is not None else None
     if world is None or world.generation >= generation or world.seat_of(member.incarnation) is None:
         return False
@@ -546,7 +557,7 @@ def _may_run(member: Member, generation: int) -> bool:
 
 
 def _next_life(fresh: Plan, ended: Plan | History) -> Plan:
-    """A stopped run resumes: above its generation, with the restarts that it has used."""
+    """Resume a stopped run above its generation, with the restarts that it has used."""
     reason = f"resuming the run after generation {ended.generation}, in which it was stopped"
     again = msgspec.structs.replace(
         fresh,

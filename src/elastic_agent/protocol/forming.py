@@ -67,7 +67,7 @@ def decide_forming(now: ClusterView) -> Decision:
 
 
 def await_clearing(now: ClusterView, waits: dict[str, float]) -> Decision:
-    """Nothing is sealed while workers of an older generation may run.
+    """Wait while workers of an older generation may run.
 
     Args:
         now: the cluster view.
@@ -85,12 +85,12 @@ def await_clearing(now: ClusterView, waits: dict[str, float]) -> Decision:
         if now.now_s >= stop_by_s:
             revoke[incarnation] = f"did not stop its workers within {limit_s:g} s"
         wake_s = min(wake_s, stop_by_s)
-    who = names(nodes[one] for one in waits)
+    who = names(nodes[key] for key in waits)
     return Decision(f"waiting for the workers of {who} to stop", revoke=revoke, wake_s=wake_s)
 
 
 def _charge(now: ClusterView) -> bool:
-    """Whether the failure that ended the previous generation counts against the budget.
+    """Return whether the failure that ended the previous generation counts against the budget.
 
     Not when a participant was lost, was restarted or left: then the others' collectives fail because a
     peer vanished. Not when no user code ran, unless the node that cannot start cannot be spared either, or no node
@@ -106,8 +106,8 @@ def _charge(now: ClusterView) -> bool:
     if failure.kind in (FailureKind.WORKER, FailureKind.HANG):
         return True
     stuck = now.plan.start_failures.get(now.plan.failed_node or "", 0) >= 2
-    others = [one for one in now.ready() if not now.held_back(one)]
-    return stuck and not (now.policy.fit(len(others)) and any(one.member.bootstrap for one in others))
+    others = [node for node in now.ready() if not now.held_back(node)]
+    return stuck and not (now.policy.fit(len(others)) and any(node.member.bootstrap for node in others))
 
 
 def _departed(now: ClusterView, incarnation: str) -> bool:
@@ -128,18 +128,18 @@ def _fail(now: ClusterView, reason: str, failure: Failure | None) -> Decision:
 
 
 def _choose(now: ClusterView, ready: list[Sighting]) -> list[Sighting]:
-    """The participants, at most max nodes: those of the previous world first, then by seating order.
+    """Return the participants, at most max nodes: those of the previous world first, then by seating order.
 
     Nodes that keep getting lost or cannot start are left out while enough others remain; then those come first that
     did so least often, so that none of them is preferred for ever.
     """
     seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
-    by_id = {one.member.node_id: one for one in ready}
-    ordered = [by_id[m.node_id] for m in seating_order((one.member for one in ready), now.plan.order)]
-    good = [one for one in ordered if not now.held_back(one)]
-    spare = sorted((one for one in ordered if now.held_back(one)), key=now.strikes)
-    staying = [one for one in good if one.member.node_id in seated]
-    others = [one for one in good if one.member.node_id not in seated]
+    by_id = {node.member.node_id: node for node in ready}
+    ordered = [by_id[m.node_id] for m in seating_order((node.member for node in ready), now.plan.order)]
+    good = [node for node in ordered if not now.held_back(node)]
+    spare = sorted((node for node in ordered if now.held_back(node)), key=now.strikes)
+    staying = [node for node in good if node.member.node_id in seated]
+    others = [node for node in good if node.member.node_id not in seated]
     chosen = (staying + others)[: now.policy.max_nodes]
     if now.policy.fit(len(chosen)):
         return chosen
@@ -148,18 +148,18 @@ def _choose(now: ClusterView, ready: list[Sighting]) -> list[Sighting]:
 
 
 def _with_a_host(now: ClusterView, chosen: list[Sighting], ready: list[Sighting]) -> list[Sighting]:
-    """These nodes; where none of them offers a bootstrap store, one makes room for a node that does.
+    """Return these nodes; where none of them offers a bootstrap store, one makes room for a node that does.
 
     A node that is held back is better than none.
     """
-    if any(one.member.bootstrap is not None for one in chosen):
+    if any(node.member.bootstrap is not None for node in chosen):
         return chosen
-    hosts = sorted((one for one in ready if one.member.bootstrap is not None), key=now.held_back)
+    hosts = sorted((node for node in ready if node.member.bootstrap is not None), key=now.held_back)
     return hosts[:1] + chosen[:-1] if hosts else chosen
 
 
 def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
-    """Below min: wait, with a limit."""
+    """Wait, with a limit, where there are fewer nodes than the minimum."""
     now.clock.enough_since_s = None
     came = _came(chosen)
     least = now.policy.least_fit(len(chosen))
@@ -175,57 +175,58 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
         f"waiting for {count(missing, 'more node')} (at least {least} required); joined: {came}",
         wake_s=until_s,
         lacks_nodes=True,
-        joined=tuple(one.member.node_id for one in chosen),
+        joined=tuple(node.member.node_id for node in chosen),
     )
 
 
 def _await_desired(now: ClusterView, chosen: list[Sighting], until_s: float) -> Decision:
-    """Enough, and fewer than desired: wait for a while."""
+    """Wait for a while where there are enough nodes, but fewer than desired."""
     desired, wait_s = now.policy.desired_nodes, now.policy.desired_wait_s
     return Decision(
         f"waiting for {count(desired - len(chosen), 'more node')} (--desired-nodes {desired}), at most for "
         f"{wait_s:g} s (--desired-wait), then starting without; joined: {_came(chosen)}",
         wake_s=until_s,
         lacks_nodes=True,
-        joined=tuple(one.member.node_id for one in chosen),
+        joined=tuple(node.member.node_id for node in chosen),
     )
 
 
 def _came(chosen: list[Sighting]) -> str:
-    return names(f"{one.member.node_id} ({count(one.member.slots, 'worker')})" for one in chosen) or "none"
+    return names(f"{node.member.node_id} ({count(node.member.slots, 'worker')})" for node in chosen) or "none"
 
 
 def _other_minimum(now: ClusterView, chosen: list[Sighting]) -> str:
-    """Which nodes were started with another minimum than the run's, which is that of the first node."""
+    """Return which nodes were started with another minimum than the run's, which is that of the first node."""
     ours = now.policy.min_nodes
     others = names(
-        f"{one.member.node_id} with {one.member.policy.min_nodes}"
-        for one in chosen
-        if one.member.policy.min_nodes != ours
+        f"{node.member.node_id} with {node.member.policy.min_nodes}"
+        for node in chosen
+        if node.member.policy.min_nodes != ours
     )
     return others and f"; {others} as the minimum of --nnodes, the run has {ours}: start all with the same"
 
 
 def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> tuple[float, bool]:
-    """Until when to wait for nodes beyond those chosen; in the past if there are none to wait for. And whether that is
-    because more are desired.
+    """Return until when to wait for more nodes than those chosen, and whether that is because more are desired.
+
+    In the past if there are none to wait for.
     """
-    here = {one.member.node_id for one in chosen}
+    here = {node.member.node_id for node in chosen}
     coming = [
-        one
-        for one in now.by_node.values()
-        if one.member.node_id not in here
-        and one.member.state not in (State.LEAVING, State.STOPPED)
-        and one.member.incarnation not in now.plan.leaving
-        and not (one.member.state is State.READY and one.member.generation == now.plan.generation)
-        and not now.held_back(one)
+        node
+        for node in now.by_node.values()
+        if node.member.node_id not in here
+        and node.member.state not in (State.LEAVING, State.STOPPED)
+        and node.member.incarnation not in now.plan.leaving
+        and not (node.member.state is State.READY and node.member.generation == now.plan.generation)
+        and not now.held_back(node)
     ]
     enough_s = now.clock.enough_since_s if now.clock.enough_since_s is not None else now.now_s
     cap_s = enough_s + 3 * now.policy.settle_s
     seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
     if seated & here:  # a re-formation: survivors wait only for nodes that are registered
         return _reforms_at(now, coming, cap_s), False
-    arrivals = [now.ledger.nodes_since_s.get(one.member.node_id, 0.0) for one in [*chosen, *coming]]
+    arrivals = [now.ledger.nodes_since_s.get(node.member.node_id, 0.0) for node in [*chosen, *coming]]
     settled_s = min(cap_s, max(arrivals) + now.policy.settle_s)
     desired_s = enough_s + now.policy.desired_wait_s
     if len(chosen) < now.policy.desired_nodes and desired_s > settled_s:
@@ -234,18 +235,18 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> tuple[float
 
 
 def _reforms_at(now: ClusterView, coming: list[Sighting], cap_s: float) -> float:
-    """Until when survivors wait for these. Nodes for which a running world was ended get the time of a lease."""
+    """Return until when survivors wait for these. Nodes for which a running world was ended get the time of a lease."""
     if not coming:
         return now.now_s
     until_s = min(cap_s, now.clock.since_s + now.policy.settle_s)
-    if any(one.member.node_id in now.plan.joining for one in coming):
+    if any(node.member.node_id in now.plan.joining for node in coming):
         return max(until_s, now.clock.since_s + now.policy.lease_ttl_s)
     return until_s
 
 
 def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision:
     plan = budget.charged(now.plan) if charge else budget.not_charged(now.plan)
-    ordered = seating_order((one.member for one in chosen), plan.order)
+    ordered = seating_order((node.member for node in chosen), plan.order)
     seats = seat_members(ordered)
     offers = [m for m in ordered if m.bootstrap is not None]
     preferred = [m for m in offers if m.node_id not in plan.avoid_bootstrap]
@@ -283,8 +284,11 @@ def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision
 
 
 def _await_offer(now: ClusterView, members: list[Member]) -> Decision:
-    """None of these nodes can offer a bootstrap store: wait, with a limit; each tries again with its renewals."""
-    why = "; ".join(one.failure.summary for one in members if one.failure is not None) or "no reason given"
+    """Wait, with a limit, where no node can offer a bootstrap store; each tries again with its renewals."""
+    why = (
+        "; ".join(member.failure.summary for member in members if member.failure is not None)
+        or "no reason given"
+    )
     limit_s = now.policy.join_timeout_s
     assert now.clock.enough_since_s is not None  # there are enough nodes
     until_s = now.clock.enough_since_s + limit_s
@@ -295,16 +299,16 @@ def _await_offer(now: ClusterView, members: list[Member]) -> Decision:
 
 
 def _cost(plan: Plan) -> str:
-    """What a charged failure means for the budget, in words."""
+    """Return what a charged failure means for the budget, in words."""
     forgiven, most = plan.budget.forgiven, plan.policy.max_restarts
     cost = f"restart {plan.charged - forgiven} of {most}"
-    return f"{cost}, {count(forgiven, 'earlier one')} forgiven" if forgiven else cost
+    return f"{cost}, {count(forgiven, 'earlier node')} forgiven" if forgiven else cost
 
 
 def _losses(now: ClusterView, nodes: int) -> dict[str, int]:
-    """A node for which a running world was ended, and which then did not take its seat, counts as lost."""
+    """Count as lost a node for which a running world was ended, and which then did not take its seat."""
     losses = dict(now.losses)
-    came = {one.member.node_id for one in now.ready()}
+    came = {node.member.node_id for node in now.ready()}
     if nodes < now.policy.max_nodes:
         for node_id in sorted(set(now.plan.joining) - came):
             losses[node_id] = losses.get(node_id, 0) + 1
@@ -317,7 +321,7 @@ def _range(now: ClusterView) -> str:
 
 
 def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
-    """The plan that forms the generation after ``plan``'s; its world's seats are to be cleared first."""
+    """Return the plan that forms the generation after ``plan``'s; its world's seats are to be cleared first."""
     return msgspec.structs.replace(
         plan,
         version=plan.version + 1,

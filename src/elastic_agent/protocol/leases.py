@@ -26,11 +26,11 @@ PAUSE_COMPENSATION_LEASES = 1 / 3
 """How much of its time a lease has left at least, after the coordinator itself was paused."""
 
 MAX_PAUSE_COMPENSATIONS = 3
-"""So often since its last renewal. A coordinator that is always late must revoke the dead nevertheless."""
+"""So often since its last renewal: a coordinator that is always late must revoke the leases of dead agents, too."""
 
 
 def next_renewal_s(ttl_s: float, sent_s: float, now_s: float) -> float:
-    """When to send the renewal after one that was sent at ``sent_s`` and is answered now.
+    """Return when to send the renewal after one that was sent at ``sent_s`` and is answered now.
 
     Counted from the sending, so that the coordinator sees renewals in even steps however long answers take.
     """
@@ -47,15 +47,15 @@ class HeldLease:
 
     @classmethod
     def granted(cls, record: Lease, sent_s: float) -> HeldLease:
-        """A lease whose first record was written by a request sent at ``sent_s``."""
+        """Return a lease whose first record was written by a request sent at ``sent_s``."""
         return cls(record, sent_s + record.ttl_s)
 
     def renewed(self, record: Lease, sent_s: float) -> HeldLease:
-        """The lease after ``record`` was written by a request sent at ``sent_s``."""
+        """Return the lease after ``record`` was written by a request sent at ``sent_s``."""
         return HeldLease(record, max(self.deadline_s, sent_s + record.ttl_s))
 
     def expired(self, now_s: float) -> bool:
-        """Whether the deadline has come."""
+        """Return whether the deadline has come."""
         return now_s >= self.deadline_s
 
 
@@ -67,13 +67,13 @@ class FirstSent:
     attempt did it, and the coordinator may have seen the record since the first: the lease counts from there.
     """
 
-    _what: object = None
+    _record: object = None
     _at_s: float = 0.0
 
-    def of(self, what: object, now_s: float) -> float:
-        """The time of the first attempt to write this: now, unless it is what was attempted last."""
-        if what != self._what:
-            self._what, self._at_s = what, now_s
+    def of(self, record: object, now_s: float) -> float:
+        """Return the time of the first attempt to write this: now, unless it is what was attempted last."""
+        if record != self._record:
+            self._record, self._at_s = record, now_s
         return self._at_s
 
 
@@ -91,7 +91,7 @@ class Sighting:
     """How often its end was postponed since its last renewal."""
 
     def seen_alive_since(self, moment_s: float) -> bool:
-        """Whether it has certainly renewed after this moment."""
+        """Return whether it has certainly renewed after this moment."""
         return len(self.renewals_s) == RENEWALS_THAT_PROVE_LIFE and self.renewals_s[0] > moment_s
 
     @property
@@ -149,14 +149,14 @@ class LeaseLedger:
 
         What was sent to it meanwhile may still be on its way. To postpone a revocation is always safe.
         """
-        for key, one in self.sightings.items():
-            if not one.alive or one.pause_compensations >= MAX_PAUSE_COMPENSATIONS:
+        for key, node in self.sightings.items():
+            if not node.alive or node.pause_compensations >= MAX_PAUSE_COMPENSATIONS:
                 continue
             # As if renewed that long ago.
-            renewed_s = now_s + (PAUSE_COMPENSATION_LEASES - 1.0) * one.lease.ttl_s
-            if renewed_s > one.renewed_s:
+            renewed_s = now_s + (PAUSE_COMPENSATION_LEASES - 1.0) * node.lease.ttl_s
+            if renewed_s > node.renewed_s:
                 self.sightings[key] = replace(
-                    one, renewed_s=renewed_s, pause_compensations=one.pause_compensations + 1
+                    node, renewed_s=renewed_s, pause_compensations=node.pause_compensations + 1
                 )
 
     def forget(self, incarnation: str) -> None:
@@ -164,7 +164,7 @@ class LeaseLedger:
         self.sightings.pop(incarnation, None)
 
     def fenced_s(self, incarnation: str, policy: Policy) -> float | None:
-        """When this incarnation's workers are certainly dead by its lease alone, or None while it lives.
+        """Return when this incarnation's workers are certainly dead by its lease alone, or None while it lives.
 
         An incarnation that was never seen here cannot have renewed since this ledger was born, and no
         lease of the run is longer than the policy's (members with a longer one are refused).

@@ -194,7 +194,7 @@ class Node:
     # -- the plan -------------------------------------------------------------------------------
 
     def plan_changed(self, plan: Plan) -> list[Action]:
-        """A newer plan was read. Older ones are ignored (see :meth:`store_replaced`).
+        """Take in a newer plan. Older ones are ignored (see :meth:`store_replaced`).
 
         So is the plan of a store that lost its data, whose coordinator knows less of the run than this node does:
         the session sends it the run history, and the plan after that is valid.
@@ -226,7 +226,7 @@ class Node:
         return self._acknowledged(plan) + self._sealed(plan)
 
     def _over(self, plan: Plan) -> list[Action]:
-        """The run has ended, with any outcome."""
+        """Take in that the run has ended, with any outcome."""
         if plan.phase is Phase.FINISHED:
             return self._end(Depart(Outcome.FINISHED, plan.reason), Grace.NONE)
         if plan.phase is Phase.FAILED:
@@ -240,7 +240,7 @@ class Node:
         return self._end(Depart(Outcome.STOPPED, plan.reason), Grace.DRAIN)
 
     def _await_others(self, plan: Plan) -> list[Action]:
-        """The run is stopped; report it when this node's workers are stopped, and wait for those of others."""
+        """Report that the run is stopped when this node's workers are, and wait for those of others."""
         if not self._on(Event.RUN_STOPPED):
             return []
         if self.activity is Activity.STOPPING:
@@ -260,7 +260,7 @@ class Node:
         return self._lingers and stopped and idle
 
     def linger(self) -> None:
-        """From now on, stay after a stop until no worker of any node is left."""
+        """Stay, from now on, after a stop until no worker of any node is left."""
         self._lingers = True
 
     def stop_lingering(self) -> list[Action]:
@@ -295,7 +295,7 @@ class Node:
         return self._stop_request is not None and self._stop_request[0].leaver is None
 
     def store_replaced(self) -> list[Action]:
-        """The store was lost and a new one found: its plan versions restart; publish this node's state again.
+        """Publish this node's state again in a new store, whose plan versions restart.
 
         Also that the run is to end, even on another node's request: that node may have read the stop and left.
         """
@@ -321,7 +321,7 @@ class Node:
         return [StopWorkers(Grace.RESTART, plan.reason, dump_stacks=hang)]
 
     def _leaves_by(self, plan: Plan) -> bool:
-        """Whether this node leaves at this plan; also if it lost its lease before it could read that it is to.
+        """Return whether this node leaves at this plan; also if it lost its lease before it could read that it is to.
 
         If it has no workers, and was asked itself, it stays until :meth:`leave_now`. Should all nodes be asked, the
         run is stopped meanwhile, and this node is stopped with it.
@@ -359,7 +359,7 @@ class Node:
     # -- the workers ----------------------------------------------------------------------------
 
     def prepared(self, generation: int) -> list[Action]:
-        """Lease, plan and bootstrap store were found in order for this generation."""
+        """Take in that lease, plan and bootstrap store are in order for this generation."""
         plan = self.plan
         if plan is None or plan.world is None or (plan.phase, plan.generation) != (Phase.RUNNING, generation):
             return []
@@ -369,19 +369,19 @@ class Node:
         return [StartWorkers(plan.world), *self._notify()]
 
     def prepare_failed(self, generation: int, failure: Failure) -> list[Action]:
-        """The bootstrap store could not be reached."""
+        """Take in that the bootstrap store could not be reached."""
         if not self._on(Event.PREPARE_FAILED, generation):
             return []
         return self._announce(State.FAILED, generation, failure)
 
     def started(self, generation: int) -> list[Action]:
-        """All workers of this generation were started."""
+        """Take in that all workers of this generation were started."""
         if not self._on(Event.STARTED, generation):
             return []
         return self._announce(State.RUNNING, generation)
 
     def failed(self, generation: int, failure: Failure) -> list[Action]:
-        """A worker of this generation failed, hung, or could not be started."""
+        """Take in that a worker of this generation failed, hung, or could not be started."""
         if not self._on(Event.FAILED, generation):
             return []
         hang = failure.kind is FailureKind.HANG
@@ -389,33 +389,33 @@ class Node:
         return [*self._announce(State.FAILED, generation, failure), stop]
 
     def succeeded(self, generation: int) -> list[Action]:
-        """Every worker of this generation exited with 0, and nothing of theirs is left."""
+        """Take in that every worker of this generation exited with 0, and nothing of theirs is left."""
         if not self._on(Event.SUCCEEDED, generation):
             return []
         return self._announce(State.SUCCEEDED, generation)
 
     def interrupted(self, generation: int, how: Failure) -> list[Action]:
-        """A worker of this generation was ended by a signal that makes this node stop as well."""
+        """Take in that a signal which makes this node stop as well ended a worker of this generation."""
         if not self._on(Event.INTERRUPTED, generation):
             return []
         self._interrupted = how
         return self._announce(State.RUNNING, generation)
 
     def saved(self, generation: int) -> list[Action]:
-        """Every worker has saved and left, or was interrupted, and nothing of theirs is left."""
+        """Take in that every worker has saved and left, or was interrupted, and nothing of theirs is left."""
         if not self._on(Event.SAVED, generation):
             return []
         return self._announce(State.SAVED, generation)
 
     def handles_notices(self, generation: int) -> list[Action]:
-        """Workers of this generation handle notices."""
+        """Take in that workers of this generation handle notices."""
         if not self._on(Event.HANDLES_NOTICES, generation):
             return []
         self._handles_notices = True
         return self._announce(State.RUNNING, generation)
 
     def stopped(self, unkillable: tuple[int, ...] = ()) -> list[Action]:
-        """Every worker is gone, or only ``unkillable`` processes in uninterruptible sleep are left."""
+        """Take in that every worker is gone but for ``unkillable`` processes in uninterruptible sleep."""
         if not self._on(Event.STOPPED):
             return []
         if unkillable:
@@ -436,7 +436,7 @@ class Node:
     # -- the lease and the operator -------------------------------------------------------------
 
     def lease_lost(self, reason: str) -> list[Action]:
-        """The lease ran out or was revoked: no worker may run, and this incarnation is over."""
+        """Take in that the lease ran out or was revoked: no worker may run, and this incarnation is over."""
         if self.activity is Activity.GONE or self._lease_lost is not None:
             return []
         self._lease_lost = reason
@@ -446,7 +446,7 @@ class Node:
         return self._rejoin()
 
     def rejoined(self, incarnation: str) -> list[Action]:
-        """The new incarnation is registered."""
+        """Take in that the new incarnation is registered."""
         self._earlier.add(self.incarnation)
         self.incarnation = incarnation
         self.plan = None
@@ -454,7 +454,7 @@ class Node:
         return []
 
     def request_stop(self, stop_request: StopRequest) -> list[Action]:
-        """A user, a signal or the scheduler at this node requests that a node leaves, or that the run ends."""
+        """Request, for a user, a signal or the scheduler at this node, that a node leaves or the run ends."""
         if self.activity is Activity.GONE or self._ending is not None:
             return []
         if self._requests_end and stop_request.leaver is not None:
@@ -467,7 +467,7 @@ class Node:
         return [RequestStop(stop_request)] if self._life is not None else []  # else with the first plan
 
     def drain(self, reason: str, stop_request: StopRequest | None = None) -> list[Action]:
-        """This node is to leave; the others go on without it.
+        """Have this node leave; the others go on without it.
 
         Args:
             reason: in words.

@@ -22,10 +22,10 @@ PROMPT = frozenset({Cause.DRAIN, Cause.GROW, Cause.OPERATOR})
 def acknowledge(now: ClusterView) -> Decision | None:
     """Apply the stop requests that are new since the last call; None if there are none."""
     requests = [
-        (one.member.incarnation, one.member.stop_request)
-        for one in now.ledger.sightings.values()
-        if one.alive and one.member.state is not State.LEFT and one.member.stop_request is not None
-        if _is_of_this_life(now, one.member.stop_request) and not _is_of_a_second_agent(now, one)
+        (node.member.incarnation, node.member.stop_request)
+        for node in now.ledger.sightings.values()
+        if node.alive and node.member.state is not State.LEFT and node.member.stop_request is not None
+        if _is_of_this_life(now, node.member.stop_request) and not _is_of_a_second_agent(now, node)
     ]
     new = [
         (key, stop_request)
@@ -49,27 +49,27 @@ def acknowledge(now: ClusterView) -> Decision | None:
 
 
 def _is_of_this_life(now: ClusterView, stop_request: StopRequest) -> bool:
-    """Whether the request is not from before the run was resumed, by a node that was disconnected meanwhile."""
+    """Return whether the request is not from before the run was resumed, by a node that was disconnected meanwhile."""
     return stop_request.life >= now.plan.life
 
 
-def _is_of_a_second_agent(now: ClusterView, one: Sighting) -> bool:
-    """Whether it is a request to leave by an agent with the node id of another: it would remove the other's node."""
-    stop_request, holder = one.member.stop_request, now.by_node.get(one.member.node_id)
-    leaves = stop_request is not None and stop_request.leaver == one.member.node_id
-    return leaves and holder is not None and holder.member.incarnation != one.member.incarnation
+def _is_of_a_second_agent(now: ClusterView, node: Sighting) -> bool:
+    """Return whether an agent with the node id of another asks to leave: that would remove the other's node."""
+    stop_request, holder = node.member.stop_request, now.by_node.get(node.member.node_id)
+    leaves = stop_request is not None and stop_request.leaver == node.member.node_id
+    return leaves and holder is not None and holder.member.incarnation != node.member.incarnation
 
 
 def _may_return(now: ClusterView, node_id: str | None) -> bool:
-    """Whether this node has lost its lease and may still register again: then it is asked to leave, not now."""
+    """Return whether this node has lost its lease and may still register again: then it is asked to leave, not now."""
     if now.plan.is_terminal or node_id in now.by_node:
         return False
     return any(
-        one.member.node_id == node_id
-        and one.member.state is not State.LEFT
-        and one.member.incarnation not in now.plan.refused
-        and (now.ledger.fenced_s(one.member.incarnation, now.policy) or 0.0) > now.now_s
-        for one in now.ledger.sightings.values()
+        node.member.node_id == node_id
+        and node.member.state is not State.LEFT
+        and node.member.incarnation not in now.plan.refused
+        and (now.ledger.fenced_s(node.member.incarnation, now.policy) or 0.0) > now.now_s
+        for node in now.ledger.sightings.values()
     )
 
 
@@ -85,8 +85,8 @@ def _follow(now: ClusterView, plan: Plan, requester: str, stop_request: StopRequ
     if leaver is None or leaver.member.incarnation in plan.leaving:
         return plan
     if _leaves_none(now, plan, leaver):
-        words = f"{stop_request.words}; no other node can continue the run"[:512]
-        return _follow(now, plan, requester, msgspec.structs.replace(stop_request, leaver=None, words=words))
+        reason = f"{stop_request.words}; no other node can continue the run"[:512]
+        return _follow(now, plan, requester, msgspec.structs.replace(stop_request, leaver=None, words=reason))
     leavers = [leaver.member.incarnation]
     if requester != leaver.member.incarnation:  # who asks for itself knows which one it is
         leavers += _others_alive(now, plan, leaver)
@@ -95,35 +95,35 @@ def _follow(now: ClusterView, plan: Plan, requester: str, stop_request: StopRequ
 
 
 def _others_alive(now: ClusterView, plan: Plan, leaver: Sighting) -> list[str]:
-    """Other incarnations of the node that count as alive.
+    """Return other incarnations of the node that count as alive.
 
     A new coordinator may take the predecessor of a node that was restarted for its current incarnation.
     """
     return [
-        one.member.incarnation
-        for one in now.ledger.sightings.values()
-        if one is not leaver
-        and one.member.node_id == leaver.member.node_id
-        and one.alive
-        and one.member.state is not State.LEFT
-        and one.member.incarnation not in (*plan.refused, *plan.leaving)
+        node.member.incarnation
+        for node in now.ledger.sightings.values()
+        if node is not leaver
+        and node.member.node_id == leaver.member.node_id
+        and node.alive
+        and node.member.state is not State.LEFT
+        and node.member.incarnation not in (*plan.refused, *plan.leaving)
     ]
 
 
 def _leaves_none(now: ClusterView, plan: Plan, leaver: Sighting) -> bool:
-    """Whether no node would be left to continue the run: none is alive, may return, or may still have to register."""
+    """Return whether no node would be left to continue the run: none is alive, may return or may register."""
     staying = [
         node_id
-        for node_id, one in now.by_node.items()
-        if one is not leaver and one.member.incarnation not in plan.leaving
+        for node_id, node in now.by_node.items()
+        if node is not leaver and node.member.incarnation not in plan.leaving
     ]
-    lost = {one.member.node_id for one in now.ledger.sightings.values()} - {leaver.member.node_id}
+    lost = {node.member.node_id for node in now.ledger.sightings.values()} - {leaver.member.node_id}
     may_return = any(_may_return(now, node_id) for node_id in lost)
     return not staying and not may_return and not _may_register(now, leaver)
 
 
 def _may_register(now: ClusterView, leaver: Sighting) -> bool:
-    """Whether another node of the world before may be alive and has not registered in this store yet, a new one."""
+    """Return whether another node of the world before may be alive and yet to register in this new store."""
     seats = (*now.plan.uncleared, *(now.plan.world.seats if now.plan.world is not None else ()))
     return any(
         seat.node_id != leaver.member.node_id
@@ -133,45 +133,45 @@ def _may_register(now: ClusterView, leaver: Sighting) -> bool:
     )
 
 
-def _runs(now: ClusterView, one: Sighting) -> bool:
-    """Whether its workers run, so that the others cannot continue without them."""
+def _runs(now: ClusterView, node: Sighting) -> bool:
+    """Return whether its workers run, so that the others cannot continue without them."""
     world = now.plan.world
     return (
         now.plan.phase is Phase.RUNNING
-        and one.member.state is not State.SUCCEEDED
+        and node.member.state is not State.SUCCEEDED
         and world is not None
-        and world.seat_of(one.member.incarnation) is not None
+        and world.seat_of(node.member.incarnation) is not None
     )
 
 
 def _give(now: ClusterView, plan: Plan, stop_request: StopRequest) -> Plan:
     """Give the workers a notice; it neither softens nor extends one that they have already."""
     known, ends, left_s = plan.notice, stop_request.leaver is None, stop_request.left_s
-    cause, words = stop_request.cause, stop_request.words
+    cause, reason = stop_request.cause, stop_request.words
     if known is not None:
         left_s = min(left_s, now.notice_left_s)
         if known.ends and not ends:
-            cause, words, ends = known.cause, known.words, True
-    notice = Notice(now.plan.version + 1, cause, left_s, words, ends)
+            cause, reason, ends = known.cause, known.words, True
+    notice = Notice(now.plan.version + 1, cause, left_s, reason, ends)
     return msgspec.structs.replace(plan, notice=notice)
 
 
 def announce_growth(now: ClusterView, newcomers: list[str]) -> Decision:
     """Have the workers save before the nodes that wait are let in."""
-    words = f"{names(newcomers)} {'is' if len(newcomers) == 1 else 'are'} waiting to join"[:512]
-    notice = Notice(now.plan.version + 1, Cause.GROW, now.policy.notice_s, words)
-    plan = msgspec.structs.replace(now.plan, version=now.plan.version + 1, reason=words, notice=notice)
-    return Decision(words, plan)
+    reason = f"{names(newcomers)} {'is' if len(newcomers) == 1 else 'are'} waiting to join"[:512]
+    notice = Notice(now.plan.version + 1, Cause.GROW, now.policy.notice_s, reason)
+    plan = msgspec.structs.replace(now.plan, version=now.plan.version + 1, reason=reason, notice=notice)
+    return Decision(reason, plan)
 
 
 def any_handles_notices(now: ClusterView, world: World) -> bool:
-    """Whether workers of this world are known to handle notices."""
+    """Return whether workers of this world are known to handle notices."""
     known = (now.sighting(seat) for seat in world.seats)
-    return any(one is not None and one.member.handles_notices for one in known)
+    return any(node is not None and node.member.handles_notices for node in known)
 
 
 def has_saved(now: ClusterView, seat: Seat) -> bool:
-    """Whether the workers of this seat saved and left."""
+    """Return whether the workers of this seat saved and left."""
     known = now.sighting(seat)
     return (
         known is not None
@@ -203,7 +203,7 @@ def decide_under_notice(
 
 
 def after_notice(now: ClusterView, notice: Notice, joining: tuple[str, ...] = ()) -> Decision:
-    """The notice is over: all workers have exited, or the deadline has passed."""
+    """Decide what follows a notice: all workers have exited, or the deadline has passed."""
     if notice.ends:
         return Decision(notice.words, stopped(now, now.plan, notice))
     plan = forming_plan(now.plan, notice.words, free=True, notice=None, joining=joining)

@@ -14,7 +14,7 @@ MAX_REMEMBERED_NODES = 4096
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key under which ``n2`` comes before ``n10``.
+    """Return the sort key under which ``n2`` comes before ``n10``.
 
     Sorting hosts as plain strings is known to tear neighbouring machines apart in the ring.
     """
@@ -23,7 +23,7 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def seating_order(members: Iterable[Member], remembered: Sequence[str]) -> list[Member]:
-    """Members in rank order: those that were seated before in their old order, then the new ones.
+    """Return members in rank order: those that were seated before in their old order, then the new ones.
 
     New nodes are ordered by their preferred rank, if any, then by natural order of their names.
     """
@@ -39,7 +39,7 @@ def seating_order(members: Iterable[Member], remembered: Sequence[str]) -> list[
 
 
 def seat_members(ordered: Sequence[Member]) -> tuple[Seat, ...]:
-    """Seats for members in this order; ranks are prefix sums of their slots."""
+    """Return seats for members in this order; ranks are prefix sums of their slots."""
     seats: list[Seat] = []
     rank = 0
     for member in ordered:
@@ -51,7 +51,7 @@ def seat_members(ordered: Sequence[Member]) -> tuple[Seat, ...]:
 
 
 def remember(remembered: Sequence[str], seats: Iterable[Seat]) -> tuple[str, ...]:
-    """The order to keep after these seats were given: known nodes stay, new ones go to the end."""
+    """Return the order to keep after these seats were given: known nodes stay, new ones go to the end."""
     known = set(remembered)
     order = [*remembered, *(seat.node_id for seat in seats if seat.node_id not in known)]
     return tuple(order[-MAX_REMEMBERED_NODES:])

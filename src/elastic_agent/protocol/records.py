@@ -191,7 +191,7 @@ class Notice(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
 
 class Job(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a run was started for. With the run's id, it tells a run from an earlier one of the same id."""
+    """What a run was started for. With the run's id, it distinguishes a run from an earlier one of the same id."""
 
     commands: Annotated[tuple[Text, ...], Meta(max_length=MOST_NODES)] = ()
     """Digests of the script and its arguments: a node has one, a world those of its nodes; empty if unknown."""
@@ -273,7 +273,7 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
         return self.job.goes_on(history.job) or (self.finishes_once and is_same)
 
     def covering(self, history: History) -> Policy:
-        """These rules, with a lease and a margin that suffice for nodes that may still run what is remembered."""
+        """Return these rules with a lease and a margin that suffice for nodes that may run what is remembered."""
         if history.settled:
             return self
         return msgspec.structs.replace(
@@ -283,11 +283,11 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
         )
 
     def fit(self, nodes: int) -> int:
-        """The largest world allowed of so many nodes; 0 if there is none."""
+        """Return the largest world allowed of so many nodes; 0 if there is none."""
         return largest_world(nodes, self.min_nodes, self.max_nodes, self.node_counts)
 
     def least_fit(self, above: int) -> int:
-        """The smallest world allowed of more nodes than these; the largest number of nodes if there is none."""
+        """Return the smallest world allowed of more nodes than these; the largest number of nodes if there is none."""
         found = smallest_world(above, self.min_nodes, self.max_nodes, self.node_counts)
         return found if found is not None else self.max_nodes
 
@@ -328,14 +328,14 @@ class World(Struct, frozen=True, forbid_unknown_fields=True):
         return sum(seat.slots for seat in self.seats)
 
     def node_rank(self, incarnation: str) -> int | None:
-        """The group rank of this incarnation's node, or None if it has no seat."""
+        """Return the group rank of this incarnation's node, or None if it has no seat."""
         for index, seat in enumerate(self.seats):
             if seat.incarnation == incarnation:
                 return index
         return None
 
     def seat_of(self, incarnation: str) -> Seat | None:
-        """The seat of this incarnation, or None."""
+        """Return the seat of this incarnation, or None."""
         rank = self.node_rank(incarnation)
         return None if rank is None else self.seats[rank]
 
@@ -432,11 +432,11 @@ class Lease(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     """Why it was revoked, in words."""
 
     def renewed(self) -> Lease:
-        """The record a renewal writes over this one."""
+        """Return the record a renewal writes over this one."""
         return msgspec.structs.replace(self, beat=self.beat + 1)
 
     def revoke(self, why: str = "") -> Lease:
-        """The record a revocation writes over this one; it can never be renewed again."""
+        """Return the record a revocation writes over this one; it can never be renewed again."""
         return msgspec.structs.replace(self, revoked=True, why=why[:512])
 
 
@@ -509,7 +509,7 @@ class Plan(
         return self.phase.is_terminal
 
     def history(self, *, settled: bool = False) -> History:
-        """What has to be on disk of this plan; the coordinator writes it before any node can read the plan."""
+        """Return what has to be on disk of this plan; the coordinator writes it before any node can read the plan."""
         outcome = self.phase if self.is_terminal else None
         return History(
             self.generation,

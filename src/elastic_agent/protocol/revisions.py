@@ -28,7 +28,7 @@ class RevisionTimes:
         """The store, and (revision, when it was seen), both growing."""
 
     def saw(self, store: str, revision: int, now_s: float) -> None:
-        """This store has come to this revision. Another store counts from its own beginning."""
+        """Note that this store has come to this revision. Another store counts from its own beginning."""
         known, seen = self._seen
         if store != known:
             seen = ()
@@ -36,8 +36,8 @@ class RevisionTimes:
             self._seen = (store, (*seen, (revision, now_s))[-MOST_KEPT:])
 
     def written_by(self, store: str, revision: int) -> float | None:
-        """The latest time at which this revision can have been written; None if unknown."""
+        """Return the latest time at which this revision can have been written; None if unknown."""
         known, seen = self._seen
         if store != known:
             return None
-        return next((at_s for one, at_s in seen if one >= revision), None)
+        return next((at_s for seen_revision, at_s in seen if seen_revision >= revision), None)

@@ -57,7 +57,7 @@ def _decide(now: ClusterView) -> Decision:
         return kept
     if now.plan.notice is not None:
         return decide_under_notice(
-            now, world, busy, tuple(one.member.node_id for one in _waiting_to_join(now, world))
+            now, world, busy, tuple(node.member.node_id for node in _waiting_to_join(now, world))
         )
     interrupted = [seat for seat in waiting if _interrupted(now, seat)]
     if interrupted:
@@ -71,7 +71,7 @@ def _decide(now: ClusterView) -> Decision:
 
 
 def whole_world_runs(now: ClusterView) -> bool:
-    """Whether the workers of all nodes were started, and none is known to have failed."""
+    """Return whether the workers of all nodes were started, and none is known to have failed."""
     started = (State.RUNNING, State.SUCCEEDED, State.SAVED)
     seats = now.plan.world.seats if now.plan.world is not None else ()
     return all(_succeeded(now, seat) or _is_now_in_state(now, seat, *started) for seat in seats)
@@ -91,7 +91,7 @@ def _is_of_this_generation(now: ClusterView, known: Sighting) -> bool:
 
 
 def _is_lost(now: ClusterView, seat: Seat) -> bool:
-    """Its lease was revoked; or it never registered in this store, and its lease is over."""
+    """Return whether its lease was revoked, or is over without a registration in this store."""
     known = now.sighting(seat)
     if known is None:
         return now.now_s >= now.ledger.born_s + now.policy.lease_ttl_s
@@ -104,7 +104,7 @@ def _is_in_state(now: ClusterView, seat: Seat, *states: State) -> bool:
 
 
 def _dropped_out(now: ClusterView, seat: Seat) -> bool:
-    """Its record is of a later generation than this one: it does not run this one any more."""
+    """Return whether its record is of a later generation: it does not run this one any more."""
     known = now.sighting(seat)
     return known is not None and known.member.generation > now.plan.generation
 
@@ -128,7 +128,7 @@ def _first_failure(now: ClusterView, seats: list[Seat]) -> tuple[Seat, Failure] 
 
 
 def _late_start(now: ClusterView, lost: list[Seat]) -> tuple[Seat, Failure] | None:
-    """A node whose lease was revoked because it had not started its workers in time: nothing else is wrong with it."""
+    """Return a node whose lease was revoked only because it had not started its workers in time."""
     for seat in lost:
         if _is_slow(now, seat):
             summary = (
@@ -141,19 +141,19 @@ def _late_start(now: ClusterView, lost: list[Seat]) -> tuple[Seat, Failure] | No
 
 
 def _interrupted(now: ClusterView, seat: Seat) -> bool:
-    """Whether a signal that makes its agent stop has ended workers of this seat."""
+    """Return whether a signal that makes its agent stop has ended workers of this seat."""
     known = now.sighting(seat)
     failure = known.member.failure if known is not None and _is_of_this_generation(now, known) else None
     return failure is not None and failure.kind is FailureKind.INTERRUPTED
 
 
 def _any_interrupted(now: ClusterView) -> bool:
-    """Then what fails elsewhere fails because these workers are gone."""
+    """Return whether a signal ended workers: what fails elsewhere then fails because of that."""
     return now.plan.world is not None and any(_interrupted(now, seat) for seat in now.plan.world.seats)
 
 
 def _await_explanation(now: ClusterView, interrupted: list[Seat]) -> Decision:
-    """The agent publishes what the signal means: until then others may still save."""
+    """Wait until the agent publishes what the signal means: others may still save."""
     who = names(seat.node_id for seat in interrupted)
     if now.clock.interrupted_since_s is None:
         now.clock.interrupted_since_s = now.now_s
@@ -176,9 +176,9 @@ def _reform(
     reasons: list[str] = []
     if failed is not None:
         reasons.append(failed[1].summary)
-    for seats, words in ((lost, "lost"), (leaving, "leaving"), (dropped, "dropped out")):
+    for seats, state in ((lost, "lost"), (leaving, "leaving"), (dropped, "dropped out")):
         if seats:
-            reasons.append(f"{names(seat.node_id for seat in seats)} {words}")
+            reasons.append(f"{names(seat.node_id for seat in seats)} {state}")
     plan = now.plan
     reason = "; ".join(reasons)
     none_started = plan.world is not None and all(
@@ -215,7 +215,7 @@ def _start_failures(now: ClusterView) -> dict[str, int]:
 
 
 def _avoid_bootstrap(now: ClusterView) -> tuple[str, ...]:
-    """Nodes whose bootstrap store was unreachable since all of a world ran."""
+    """Return the nodes whose bootstrap store was unreachable since all of a world ran."""
     unreachable = list(now.plan.avoid_bootstrap) if now.clock.world_runs_since_s is None else []
     for seat in now.plan.world.seats if now.plan.world else ():
         known = now.sighting(seat)
@@ -265,68 +265,68 @@ def _admit(now: ClusterView, world: World) -> Decision:
     candidates = _candidates(now, world, handles_notices)
     if not candidates:
         return steady
-    open_s = [_open_s(now, one, handles_notices) for one in candidates]
-    allowed = [one for one, at_s in zip(candidates, open_s, strict=True) if at_s <= now.now_s]
+    open_s = [_open_s(now, node, handles_notices) for node in candidates]
+    allowed = [node for node, at_s in zip(candidates, open_s, strict=True) if at_s <= now.now_s]
     batch_s = _batch_s(now, handles_notices)
     if not allowed or any(now.now_s < at_s <= now.now_s + batch_s for at_s in open_s):
         later = min((at_s for at_s in open_s if at_s > now.now_s), default=FAR_S)
         return Decision(
-            f"{names(one.member.node_id for one in candidates)} will join soon", wake_s=min(wake_s, later)
+            f"{names(node.member.node_id for node in candidates)} will join soon", wake_s=min(wake_s, later)
         )
     if now.policy.fit(len(world.seats) + len(allowed)) <= len(world.seats):
         return steady  # one more would be left over
     return (
-        announce_growth(now, [one.member.node_id for one in allowed])
+        announce_growth(now, [node.member.node_id for node in allowed])
         if handles_notices
         else _let_in(now, allowed)
     )
 
 
 def _candidates(now: ClusterView, world: World, handles_notices: bool) -> list[Sighting]:
-    """Nodes that may join now: by the growth policy, unless a node only returns to a seat that it had."""
+    """Return nodes that may join now: by the growth policy, unless a node only returns to a seat that it had."""
     grow = now.policy.grow
     grows = grow is Growth.AFTER or (grow is Growth.AT_NOTICE and handles_notices)
-    return [one for one in _waiting_to_join(now, world) if grows or _comes_back(now, one)]
+    return [node for node in _waiting_to_join(now, world) if grows or _comes_back(now, node)]
 
 
-def _comes_back(now: ClusterView, one: Sighting) -> bool:
-    return one.member.node_id in now.plan.order
+def _comes_back(now: ClusterView, node: Sighting) -> bool:
+    return node.member.node_id in now.plan.order
 
 
-def _open_s(now: ClusterView, one: Sighting, handles_notices: bool) -> float:
-    """When a waiting node may be let in."""
-    delay_s = now.policy.settle_s if _comes_back(now, one) else _batch_s(now, handles_notices)
-    return max(one.first_seen_s + delay_s, now.penalty_until_s(one))
+def _open_s(now: ClusterView, node: Sighting, handles_notices: bool) -> float:
+    """Return when a waiting node may be let in."""
+    delay_s = now.policy.settle_s if _comes_back(now, node) else _batch_s(now, handles_notices)
+    return max(node.first_seen_s + delay_s, now.penalty_until_s(node))
 
 
 def _batch_s(now: ClusterView, handles_notices: bool) -> float:
-    """How long after the last arrival the world grows: training that handles notices loses nothing by it."""
+    """Return how long after the last arrival the world grows: training that handles notices loses nothing by it."""
     return now.policy.settle_s if handles_notices else max(now.policy.settle_s, now.policy.grow_delay_s)
 
 
 def _let_in(now: ClusterView, allowed: list[Sighting]) -> Decision:
-    who = names(one.member.node_id for one in allowed)
+    who = names(node.member.node_id for node in allowed)
     reason = f"{who} joined" if len(allowed) == 1 else f"{who} join"
     return Decision(
         reason,
         forming_plan(
             now.plan,
             reason,
-            joining=tuple(one.member.node_id for one in allowed),
+            joining=tuple(node.member.node_id for node in allowed),
         ),
     )
 
 
 def _waiting_to_join(now: ClusterView, world: World) -> list[Sighting]:
-    """Nodes that wait outside the world, while it has room for them."""
+    """Return nodes that wait outside the world, while it has room for them."""
     if len(world.seats) >= now.policy.max_nodes:
         return []
     seated = {seat.node_id for seat in world.seats}
     return [
-        one
-        for one in now.by_node.values()
-        if one.member.node_id not in seated
-        and one.member.state is State.READY
-        and one.member.incarnation not in now.plan.leaving
-        and now.plan.start_failures.get(one.member.node_id, 0) < 2
+        node
+        for node in now.by_node.values()
+        if node.member.node_id not in seated
+        and node.member.state is State.READY
+        and node.member.incarnation not in now.plan.leaving
+        and now.plan.start_failures.get(node.member.node_id, 0) < 2
     ]

@@ -1,4 +1,4 @@
-"""What the coordinator waits for, as it tells the nodes. Pure."""
+"""What the coordinator waits for, as the nodes read it. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from elastic_agent.printable import without_surrogates
 
 LONGEST = 1000
-"""Characters of a reason that are told."""
+"""Characters of a reason that are written."""
 
 LONGEST_TEXT = 2048
 """Characters that a store keeps."""
@@ -21,24 +21,26 @@ class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
     lacks_nodes: bool = False
     """Fewer nodes than required, or desired, have joined."""
     joined: tuple[str, ...] = ()
-    """The ids of those that have, then; empty: they are too many to be told."""
+    """The ids of those that have, then; empty: they are too many to be written."""
 
     def to_text(self) -> str:
         """Return it as JSON, on one line."""
-        told = msgspec.structs.replace(self, reason=without_surrogates(_on_one_line(self.reason[:LONGEST])))
-        text = msgspec.json.encode(told).decode()
+        waiting = msgspec.structs.replace(
+            self, reason=without_surrogates(_on_one_line(self.reason[:LONGEST]))
+        )
+        text = msgspec.json.encode(waiting).decode()
         if len(text) <= LONGEST_TEXT:
             return text
-        return msgspec.json.encode(msgspec.structs.replace(told, joined=())).decode()
+        return msgspec.json.encode(msgspec.structs.replace(waiting, joined=())).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Waiting:
         """Return what :meth:`to_text` made this of; any other text is the reason itself."""
         try:
-            told = _DECODER.decode(text)
+            waiting = _DECODER.decode(text)
         except (msgspec.DecodeError, RecursionError):
-            told = cls(text)
-        return msgspec.structs.replace(told, reason=_on_one_line(told.reason))
+            waiting = cls(text)
+        return msgspec.structs.replace(waiting, reason=_on_one_line(waiting.reason))
 
 
 _DECODER = msgspec.json.Decoder(Waiting)

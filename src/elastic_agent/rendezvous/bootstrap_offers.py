@@ -28,7 +28,7 @@ class BootstrapOffers:
         return offer
 
     async def _open(self, local_address: str) -> BootstrapOffer:
-        """The one before stays until the next world is ready, unless its port is missing and no worker uses it."""
+        """Open a store; the one before stays until the next world is ready, unless its port is needed and unused."""
         try:
             return await self._dialer.offer_bootstrap(local_address)
         except TransportError:
@@ -38,7 +38,7 @@ class BootstrapOffers:
         return await self._dialer.offer_bootstrap(local_address)
 
     def keep_only(self, world: World) -> None:
-        """This world is about to start: only its own store is still needed, if this node serves it."""
+        """Close all stores but that of this world, which is about to start."""
         newest = self.newest
         if newest is not None and (newest.address != world.bootstrap or len(world.seats) == 1):
             newest.rests = False
@@ -46,7 +46,7 @@ class BootstrapOffers:
         self.close(but=world.bootstrap)
 
     def ready(self, generation: int) -> None:
-        """This node is ready for a generation: the workers of earlier ones are gone."""
+        """Take in that this node is ready for a generation: the workers of earlier ones are gone."""
         if self._used_by is not None and self._used_by.generation < generation:
             self._used_by = None
 

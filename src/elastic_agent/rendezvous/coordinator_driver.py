@@ -219,10 +219,12 @@ class RunDriver:
         self._lease_read_s = self._next_lease_read_s(started_s)
 
     def _next_lease_read_s(self, now_s: float) -> float:
-        """When the next renewal should be there to be seen; a while from now if one is overdue."""
+        """Return when the next renewal should be there to be seen; a while from now if one is overdue."""
         ttl_s = self._ttl_s
         interval_s = ttl_s * (1 / RENEWALS_PER_LEASE - READ_EARLY)
-        due = [one.renewed_s + interval_s for one in self._coordinator.ledger.sightings.values() if one.alive]
+        due = [
+            node.renewed_s + interval_s for node in self._coordinator.ledger.sightings.values() if node.alive
+        ]
         share = min(len(due) / MANY_NODES, 1.0) / LEASE_READS_OF_MANY
         return max(now_s + ttl_s * max(share, 1 / LEASE_READS_PER_TTL), min(due, default=now_s + ttl_s))
 
@@ -260,7 +262,7 @@ class RunDriver:
                 return decision
 
     async def _allow_for_own_pause(self) -> None:
-        """If this process was paused: count neither that time nor what was read before against any node."""
+        """Count neither a pause of this process nor what was read before it against any node."""
         late_s = self._clock() - self._on_time_s
         if late_s > min(self._ttl_s * PAUSE_LEASES, PAUSE_S):
             self._log.info("the coordinator was paused", for_s=round(late_s, 3))

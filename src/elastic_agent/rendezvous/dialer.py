@@ -26,7 +26,7 @@ class StoreDialer(Protocol):
     """Dials the store of one run."""
 
     async def connect(self) -> NodeRecords:
-        """A new connection.
+        """Return a new connection.
 
         Raises:
             UnreachableError: nothing answers (yet); dialling again may help.

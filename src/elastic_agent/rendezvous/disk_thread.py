@@ -53,7 +53,7 @@ class DiskThread:
         return outcome
 
     async def call_async(self, kind: str, work: Callable[[], T], timeout_s: float) -> T:
-        """The same, and wait for the result; not at all while an earlier call hangs.
+        """Do the same, and wait for the result; not at all while an earlier call hangs.
 
         Raises:
             TimeoutError: it takes longer; it is done when the disk answers again.
@@ -107,5 +107,5 @@ class DiskThread:
 
 
 def timed_out(timeout_s: float) -> TimeoutError:
-    """The disk hangs, as an error of the operating system."""
+    """Return the operating system's error for a disk that hangs."""
     return TimeoutError(errno.ETIMEDOUT, f"the disk did not answer within {timeout_s:g} s")

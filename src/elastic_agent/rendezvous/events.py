@@ -29,7 +29,7 @@ class Disconnected(SessionEvent):
 
     @classmethod
     def by(cls, error: TransportError) -> Disconnected:
-        """Because of this error."""
+        """Return a disconnection because of this error."""
         return cls(str(error), error.obstacle)
 
 

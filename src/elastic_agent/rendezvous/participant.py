@@ -87,7 +87,7 @@ class Participant:
                 self.perform(self.node.prepare_failed(generation, failure))
 
     def event_ignored(self, activity: Activity, event: Event) -> None:
-        """The node's table of transitions does not have this event."""
+        """Log an event that the node's table of transitions does not have."""
         get_logger().debug(
             "ignored an event of the workers or the plan", what=event.value, activity=activity.value
         )

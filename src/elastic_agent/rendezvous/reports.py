@@ -33,19 +33,19 @@ class RunReports:
     """Of the last generations of each node, of those that can be read; a node's newest one last."""
 
     def of(self, generation: int) -> dict[str, NodeReport]:
-        """Node id → its report on this generation."""
-        return {one.node_id: one for one in self.reports if one.generation == generation}
+        """Return node id → its report on this generation."""
+        return {report.node_id: report for report in self.reports if report.generation == generation}
 
     @property
     def newest(self) -> tuple[NodeReport, ...]:
         """The newest of each node."""
-        return tuple({one.node_id: one for one in self.reports}.values())
+        return tuple({report.node_id: report for report in self.reports}.values())
 
 
 def run_reports(view: RunView) -> RunReports:
-    """What was read, with the reports that can be decoded."""
+    """Return what was read, with the reports that can be decoded."""
     each = (decode_bulletin(data) for data in view.reports.values())
-    return RunReports(view, tuple(one for reports in each for one in reports))
+    return RunReports(view, tuple(report for reports in each for report in reports))
 
 
 class Reports:

@@ -36,12 +36,12 @@ _UNNAMED = re.compile(r"run-[0-9a-f]{8}")
 
 
 def new_run_id() -> str:
-    """A name for a run that was given none."""
+    """Return a name for a run that was given none."""
     return f"run-{secrets.token_hex(4)}"
 
 
 def c10d_store(port: int) -> str:
-    """The name of a c10d store that this machine serves; it does not depend on the name that clients dial."""
+    """Return the name of a c10d store that this machine serves; it does not depend on the name that clients dial."""
     return f"c10d {platform.node()}:{port}"
 
 
@@ -79,7 +79,7 @@ class RunHistoryStore:
         """Runs whose history this process writes."""
 
     async def load(self, run_id: str) -> History | None:
-        """The history of the run, or None; an unreadable file counts as none.
+        """Return the history of the run, or None; an unreadable file counts as none.
 
         Raises:
             TimeoutError: the disk does not answer; a history may exist.
@@ -106,7 +106,7 @@ class RunHistoryStore:
             return self._disk.submit(f"save {run_id}", lambda: self._write(run_id, newest))
 
     def settle(self, run_id: str) -> None:
-        """If the history has an outcome: agents that start from now on begin a new run under that name."""
+        """Have agents that start from now on begin a new run under that name, if the history has an outcome."""
         # If that fails, the run is over for every later agent, which is an answer too. If it takes long, it is done
         # later, should this process live to see it.
         wait([self._disk.submit(f"settle {run_id}", lambda: self._settle(run_id))], SAVE_TIMEOUT_S)
@@ -180,7 +180,7 @@ class RunHistoryStore:
                 state.parent.rmdir()  # fails if there is more in it
 
     def _is_over(self, folder: Path) -> bool:
-        """Whether no agent takes part in an unnamed run: the ids of its nodes are not on disk either."""
+        """Return whether no agent takes part in an unnamed run: the ids of its nodes are not on disk either."""
         run_id = folder.name.removesuffix(".run").partition("=")[0]
         is_known = run_id in self._own or (folder.parent.parent / "nodes" / run_id).exists()
         return _UNNAMED.fullmatch(run_id) is not None and not is_known
@@ -190,13 +190,13 @@ class RunHistoryStore:
 
 
 def _state(history: History) -> str:
-    """A file's name; such names sort as the histories rank."""
+    """Return a file's name; such names sort as the histories rank."""
     generation, sealed, over, settled = history.rank
     return f"{generation:016d}-{sealed + 1:016d}-{over:d}{settled:d}.json"
 
 
 def _states(folder: Path) -> list[str]:
-    """The names of all states on disk, in order."""
+    """Return the names of all states on disk, in order."""
     try:
         return sorted(
             name for name in os.listdir(folder) if name.endswith(".json") and not name.startswith(".")

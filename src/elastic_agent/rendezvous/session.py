@@ -184,7 +184,7 @@ class Session:
         self._work.set()
 
     def fenced(self, why: str, *, at_deadline: bool = True) -> None:
-        """The workers were killed, at the lease's deadline or not: no answer that is still under way renews it."""
+        """Take in that the workers were killed: no answer that is still under way renews the lease."""
         paused = self._paused(self._clock()) if at_deadline else ""
         if paused:  # an agent that was paused may hear of it before its own timer runs
             self._lose(paused)
@@ -255,21 +255,24 @@ class Session:
             self._lose(why, unanswered=True)
 
     def _paused(self, now_s: float) -> str:
-        """A late timer means a paused agent (Ctrl-Z, a suspended machine), not a store that does not answer."""
+        """Return in words for how long this agent was paused; empty if it was not.
+
+        A late timer means that (Ctrl-Z, a suspended machine), not a store that does not answer.
+        """
         paused_s = now_s - self._timer_due_s
         if paused_s <= self._ttl_s / RENEWALS_PER_LEASE:
             return ""
         return f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
 
     def _time_next_renewal(self, sent_s: float) -> None:
-        """In even steps from the last one, of any kind: the coordinator reads the lease when the next is expected.
+        """Plan the next renewal an even step after the last write: then the coordinator reads the lease.
 
         A renewal out of step is seen late, and so is the loss of this node.
         """
         self._renew_at_s = next_renewal_s(self._ttl_s, sent_s, self._clock())
 
     def _lose(self, why: str, *, unanswered: bool = False) -> None:
-        """This incarnation is over; the owner stops the workers and rejoins."""
+        """End this incarnation; the owner stops the workers and rejoins."""
         self._lease = None
         self._prepare = None
         self._dial_bootstrap_of(None)
@@ -341,7 +344,7 @@ class Session:
         return await self._waits.in_time(self._dialer.connect(), DIAL_TIMEOUT_S)
 
     async def _ask(self, request: Coroutine[Any, Any, T]) -> T:
-        """A request that is answered soon, or not at all.
+        """Make a request that is answered soon, or not at all.
 
         Raises:
             StoreLostError: there was no answer in time, or the connection broke. The request may or may not have been
@@ -377,7 +380,7 @@ class Session:
         self._callback(events.PlanSeen(plan))
 
     def _knows_more_than(self, plan: Plan | None) -> bool:
-        """Whether a coordinator at this plan needs this node's run history."""
+        """Return whether a coordinator at this plan needs this node's run history."""
         return self.history is not None and (plan is None or self.history.generation > plan.generation)
 
     # -- the pump -------------------------------------------------------------------------------
@@ -442,21 +445,21 @@ class Session:
         self._retell = False
 
     def _first_sent_s(self, store: NodeRecords, lease: Lease) -> float:
-        """From when the lease counts if the store takes this record: an earlier attempt may have written it."""
+        """Return from when the lease counts if the store takes this record: an earlier attempt may have written it."""
         return self._first_sent.of((store.store_id, lease), self._clock())
 
     def _hold(self, held: HeldLease, sent_s: float) -> float:
-        """The store has the record that was sent then; when the lease ends now."""
+        """Note that the store has the record that was sent then; return when the lease ends now."""
         self._lease, self._problem = held, ""
         self._time_next_renewal(sent_s)
         return held.deadline_s
 
     def _may_offer_again(self) -> bool:
-        """Whether a bootstrap store that could not be offered is to be tried again now."""
+        """Return whether a bootstrap store that could not be offered is to be tried again now."""
         return _lacks_offer(self.member) and self._prepare is None
 
     async def _find_out_why_lost(self, store: NodeRecords, incarnation: str) -> None:
-        """This incarnation may not register (again)."""
+        """Find out why this incarnation may not register (again)."""
         stored = await self._ask(store.read_lease(incarnation))
         if self.member.incarnation == incarnation:
             self._lose(_revocation(stored))
@@ -517,7 +520,7 @@ class Session:
             self._renew_due = True
 
     async def _get_ready(self, store: NodeRecords, world: World) -> None:
-        """The last check before workers are started. The lease continues to be renewed while the store is dialled."""
+        """Check once more before workers are started; the lease is renewed while the store is dialled."""
         self._renew_due = True
         while self._renew_due and self._lease is not None:
             await self._renew(store)
@@ -539,7 +542,7 @@ class Session:
         self._dialled_changed.set()
 
     async def _dial_bootstrap_stores(self) -> None:
-        """One after the other; the lease continues to be renewed meanwhile."""
+        """Dial one after the other; the lease continues to be renewed meanwhile."""
         while True:
             world = self._dialled
             if world is None:
@@ -568,12 +571,12 @@ class Session:
 
 
 def _lacks_offer(member: Member) -> bool:
-    """Whether this node is ready for a generation without a bootstrap store for it."""
+    """Return whether this node is ready for a generation without a bootstrap store for it."""
     return member.state is State.READY and member.generation > 0 and member.bootstrap is None
 
 
 def _revocation(stored: Lease | None) -> str:
-    """Why a lease that is not what it should be was lost, in words."""
+    """Return why a lease that is not what it should be was lost, in words."""
     if stored is None:
         return "its record is no longer in the store (revoked, and removed since)"
     return f"the coordinator revoked it: {stored.why or 'no reason given'}"

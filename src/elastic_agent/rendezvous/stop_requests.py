@@ -44,7 +44,7 @@ class StopRequests:
         self._call_later = call_later
 
     def leave(self, reason: str, left_s: float) -> float:
-        """This node is to leave after its workers and all others have saved, for which they get this much time.
+        """Have this node leave after its workers and all others have saved, for which they get this much time.
 
         Returns:
             For how many seconds the coordinator's answer is awaited at most.
@@ -56,25 +56,25 @@ class StopRequests:
         self._in_the_end(patience_s, self._node.leave_now)
         return patience_s
 
-    def remove(self, node_id: str, left_s: float, words: str) -> StopRequest:
-        """Another node is to leave."""
-        stop_request = self._new(Cause.DRAIN, left_s, words, node_id)
+    def remove(self, node_id: str, left_s: float, reason: str) -> StopRequest:
+        """Have another node leave."""
+        stop_request = self._new(Cause.DRAIN, left_s, reason, node_id)
         self._participant.perform(self._node.request_stop(stop_request))
         return stop_request
 
-    def end_run(self, cause: Cause, left_s: float, words: str) -> StopRequest:
-        """The whole run is to end after all workers have saved."""
-        stop_request = self._new(cause, left_s, words, None)
+    def end_run(self, cause: Cause, left_s: float, reason: str) -> StopRequest:
+        """Have the whole run end after all workers have saved."""
+        stop_request = self._new(cause, left_s, reason, None)
         self._participant.perform(self._node.request_stop(stop_request))
-        self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: self._node.drain(words))
+        self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: self._node.drain(reason))
         return stop_request
 
-    def _new(self, cause: Cause, left_s: float, words: str, leaver: str | None) -> StopRequest:
+    def _new(self, cause: Cause, left_s: float, reason: str, leaver: str | None) -> StopRequest:
         # They may have begun to since the last check; the coordinator has to know it now.
         if self._handles_notices():
             self._participant.perform(self._node.handles_notices(self._node.generation))
-        return StopRequest(self._node.next_stop_request, cause, left_s, words[:512], leaver)
+        return StopRequest(self._node.next_stop_request, cause, left_s, reason[:512], leaver)
 
     def _in_the_end(self, after_s: float, act: Callable[[], Iterable[Action]]) -> None:
-        """At the time given, do what has not been done by then."""
+        """Do, at the time given, what has not been done by then."""
         self._call_later(after_s, lambda: self._participant.perform(act()))

@@ -35,7 +35,7 @@ class Signal:
         self._event.set()
 
     def take(self) -> bool:
-        """Whether it was set; it is not any more."""
+        """Return whether it was set; it is not any more."""
         was_set = self._event.is_set()
         self._event.clear()
         return was_set
@@ -73,7 +73,7 @@ class Waits:
 
 
 def back_offs(first_s: float, most_s: float) -> Iterator[float]:
-    """How long to wait at most after the first failed attempt, after the second one and so on.
+    """Return how long to wait at most after the first failed attempt, after the second one and so on.
 
     Tenacity's strategy without its loop, which sleeps and draws random numbers: here both are part of :class:`Waits`.
     """
@@ -99,7 +99,7 @@ async def in_time(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
 
 async def until_one_ends(*work: Awaitable[object]) -> None:
     """Do all of this at once until one of it ends; the rest is cancelled. Raises what that one raised."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(part) for part in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -44,7 +44,7 @@ class Gathering:
         return self.is_complete
 
     async def go(self, *, await_all_s: float) -> None:
-        """This node needs the store no more; wait until no node does, so long at most."""
+        """Wait, so long at most, until no node needs the store any more; this one does not."""
         if self._table is None:
             return
         if await self._enlist(self._table, _GONE):
@@ -57,6 +57,6 @@ class Gathering:
             self._table.close()
 
     async def _enlist(self, table: C10dTable, folder: str) -> bool:
-        """Whether all nodes are on the list now."""
+        """Return whether all nodes are on the list now."""
         await table.put(f"{folder}{self.rank}", b"yes")
         return len(await table.keys(folder)) >= self.size

@@ -69,12 +69,13 @@ class ElasticRendezvous(RendezvousHandler):
         # A daemon: the interpreter waits for other threads before it calls what leaves the run.
         self._thread = threading.Thread(target=self._take_part, name="rendezvous", daemon=True)
         self._thread.start()
-        atexit.register(self._leave_at_exit)
+        # After a signal torchrun does not shut its rendezvous down; its workers are stopped by then.
+        atexit.register(self._leave, False, LAST_MOMENT_S)
 
     # -- torch's interface ----------------------------------------------------------------------
 
     def get_backend(self) -> str:
-        """The name this handler was registered under."""
+        """Return the name this handler was registered under."""
         return self._backend
 
     @property
@@ -83,7 +84,7 @@ class ElasticRendezvous(RendezvousHandler):
         return True
 
     def get_run_id(self) -> str:
-        """The run's id."""
+        """Return the run's id."""
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -110,15 +111,15 @@ class ElasticRendezvous(RendezvousHandler):
         )
 
     def num_nodes_waiting(self) -> int:
-        """More than 0 as soon as the world of the last rendezvous is over, so that torchrun starts the next one."""
+        """Return more than 0 when the world of the last rendezvous is over: torchrun starts the next one."""
         return int(self._node.is_stale or self._node.over is not None or self._ended.done())
 
     def is_closed(self) -> bool:
-        """Whether there will be no other world."""
+        """Return whether there will be no other world."""
         return self._is_closed or self._node.over is not None
 
     def set_closed(self) -> None:
-        """torchrun gives up: leave the run to the others."""
+        """Leave the run to the others: torchrun gives up."""
         self._is_closed = True
         self._call(self._node.leave, False)
 
@@ -127,7 +128,7 @@ class ElasticRendezvous(RendezvousHandler):
 
         torchrun calls this after its workers have exited; if they failed, while that exception is being propagated.
         """
-        atexit.unregister(self._leave_at_exit)
+        atexit.unregister(self._leave)
         succeeded = sys.exception() is None and not self._is_closed
         self._leave(succeeded, None if succeeded else LEAVE_PATIENCE_S)
         return True
@@ -174,10 +175,6 @@ class ElasticRendezvous(RendezvousHandler):
     def _leave(self, succeeded: bool, timeout_s: float | None) -> None:
         self._call(self._node.leave, succeeded)
         self._thread.join(timeout_s)
-
-    def _leave_at_exit(self) -> None:
-        """After a signal torchrun does not shut its rendezvous down; its workers are stopped by then."""
-        self._leave(False, LAST_MOMENT_S)
 
 
 class _AgentStore(PrefixStore):

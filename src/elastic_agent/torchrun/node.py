@@ -138,7 +138,7 @@ class TorchrunNode:
         return None
 
     def finish(self) -> None:
-        """torchrun's workers all succeeded; it waits for the other torchruns, and will not request another world."""
+        """Take in that torchrun's workers all succeeded: it will not request another world."""
         if self._finishing:
             return
         self._finishing = True
@@ -148,7 +148,7 @@ class TorchrunNode:
             self._leave("torchrun's workers exited while their world was ending")
 
     def leave(self, succeeded: bool) -> None:
-        """torchrun is about to exit, and no worker of it runs. ``succeeded``: they had all exited with 0."""
+        """Leave: torchrun is about to exit, and no worker of it runs. ``succeeded``: they had all exited with 0."""
         self._succeeded = succeeded
         self._leaving.set()
 
@@ -157,7 +157,7 @@ class TorchrunNode:
         self._workers_stopped()
 
     def _workers_stopped(self) -> None:
-        """torchrun has no workers any more, if it had any."""
+        """Take in that torchrun has no workers any more."""
         if self._node.activity is Activity.STOPPING:
             self._perform(self._node.stopped())
 
@@ -204,7 +204,7 @@ class TorchrunNode:
         self._settled.set()
 
     def _stop(self) -> None:
-        """The world is over for this node."""
+        """End the world for this node."""
         if self._gathering is None:
             self._workers_stopped()  # torchrun has no workers
         elif self._gathering.is_complete:
@@ -222,7 +222,7 @@ class TorchrunNode:
     # -- gathering at the bootstrap store -------------------------------------------------------
 
     async def _gather(self, world: World) -> Gathering:
-        """If the world ends, or its store is lost, before all nodes have joined, wait for the next one."""
+        """Wait for all nodes, or for the next world if this one ends or its store is lost before."""
         rank = world.node_rank(self._node.incarnation)
         assert rank is not None  # only seated nodes start
         gathering = self._gathering = Gathering(world.bootstrap, len(world.seats), rank)
@@ -254,7 +254,7 @@ class TorchrunNode:
         await self._session.flush(FLUSH_S)
 
     async def _part_in_order(self) -> None:
-        """The workers succeeded: keep what the others need, and see the outcome if it comes soon."""
+        """Keep what the others need after the workers succeeded, and see the outcome if it comes soon."""
         self.finish()
         if self._gathering is not None:
             # torchrun has passed its exit barrier here; the node that hosts it waits until all have.
@@ -267,7 +267,7 @@ class TorchrunNode:
                 await asyncio.wait_for(self._settled.wait(), LEAVE_TIMEOUT_S)
 
     async def _host_on(self) -> None:
-        """A host keeps serving until no run needs its store any more."""
+        """Keep serving until no run needs this host's store any more."""
         notice = asyncio.get_running_loop().call_later(NOTICE_S, self._log_why_not_ended)
         while self._backend.busy_with:
             await self._backend.changed()

@@ -51,17 +51,17 @@ SHUTDOWN_TIMEOUTS = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 
 
 def elastic_handler() -> RendezvousHandlerCreator:
-    """The creator of handlers, as torch's entry-point group ``torchrun.handlers`` expects it."""
+    """Return the creator of handlers, as torch's entry-point group ``torchrun.handlers`` expects it."""
     return functools.partial(create_handler, rdzv_backend="c10d")
 
 
 def elastic_etcd_handler() -> RendezvousHandlerCreator:
-    """The same for runs in etcd; the endpoint may name several members, separated by commas."""
+    """Return the same for runs in etcd; the endpoint may name several members, separated by commas."""
     return functools.partial(create_handler, rdzv_backend=ETCD)
 
 
 def create_handler(params: RendezvousParameters, rdzv_backend: str) -> RendezvousHandler:
-    """A handler for torchrun's options; ``--rdzv-conf`` has the keys that it has for elastic-agent.
+    """Return a handler for torchrun's options; ``--rdzv-conf`` has the keys that it has for elastic-agent.
 
     The secret and the password for etcd may be in their variables instead.
 
@@ -103,7 +103,7 @@ def create_handler(params: RendezvousParameters, rdzv_backend: str) -> Rendezvou
 
 
 def _settings(params: RendezvousParameters, rdzv_backend: str, secret: str | None) -> Settings:
-    """The settings that torchrun's options and the keys of its ``--rdzv-conf`` give."""
+    """Return the settings that torchrun's options and the keys of its ``--rdzv-conf`` give."""
     conf = [(key, str(value)) for key, value in params.config.items()]
     given, notes = meanings(conf, Source(Layer.FLAG, "--rdzv-conf"))
     options = {
@@ -146,7 +146,7 @@ def _member(settings: Settings) -> Member:
 
 
 def _stops_within_s() -> float:
-    """How long torchrun may take to stop its workers, before a restart or because it is stopped."""
+    """Return how long torchrun may take to stop its workers, before a restart or because it is stopped."""
     given = next((text for name in SHUTDOWN_TIMEOUTS if (text := os.environ.get(name))), "")
     shutdown_s = float(given) if given.isdecimal() else 0.0
     return POLLS_S + min(max(RESTART_GRACE_S, shutdown_s), LONGEST_TIME_S - POLLS_S)
@@ -160,7 +160,7 @@ def _secret_variables() -> tuple[str, str | None]:
 
 
 def _safe(text: str) -> str:
-    """The text, if it may be part of a key and a file's name; else one like it that is as unique."""
+    """Return the text, if it may be part of a key and a file's name; else one like it that is as unique."""
     if re.fullmatch(r"[A-Za-z0-9_@+-][A-Za-z0-9._:@+-]*", text) and len(text) <= LONGEST_NAME:
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]

@@ -6,69 +6,35 @@ imported from here: each loads a large library.
 
 from __future__ import annotations
 
-from .addresses import (
-    connect,
-    interface_of,
-    is_local,
-    is_loopback_name,
-    own_addresses,
-    own_network_problem,
-    resolve,
-)
-from .base import (
-    NotAStoreError,
-    Obstacle,
-    OtherVersionError,
-    RunView,
-    Snapshot,
-    StoreLostError,
-    TransportError,
-    UnreachableError,
-    WrongKeyError,
-)
-from .blocking_call import run_abandonable
-from .certificates import Pem, Secret
-from .coordinator_records import CoordinatorRecords
-from .keys import LifeKeys, RunKeys
-from .peers import peer_uid
-from .plans import UnknownPlanError
-from .port_holder import holder_of
-from .records import NodeRecords, begun_life_of, begun_runs, life_of
-from .remedies import how_to_reach
-from .report_records import ReportRecords
-from .table import Table
-
-__all__ = [
-    "CoordinatorRecords",
-    "LifeKeys",
-    "NodeRecords",
-    "NotAStoreError",
-    "Obstacle",
-    "OtherVersionError",
-    "Pem",
-    "ReportRecords",
-    "RunKeys",
-    "RunView",
-    "Secret",
-    "Snapshot",
-    "StoreLostError",
-    "Table",
-    "TransportError",
-    "UnknownPlanError",
-    "UnreachableError",
-    "WrongKeyError",
-    "begun_life_of",
-    "begun_runs",
-    "connect",
-    "holder_of",
-    "how_to_reach",
-    "interface_of",
-    "is_local",
-    "is_loopback_name",
-    "life_of",
-    "own_addresses",
-    "own_network_problem",
-    "peer_uid",
-    "resolve",
-    "run_abandonable",
-]
+from .addresses import connect as connect
+from .addresses import interface_of as interface_of
+from .addresses import is_local as is_local
+from .addresses import is_loopback_name as is_loopback_name
+from .addresses import own_addresses as own_addresses
+from .addresses import own_network_problem as own_network_problem
+from .addresses import resolve as resolve
+from .base import NotAStoreError as NotAStoreError
+from .base import Obstacle as Obstacle
+from .base import OtherVersionError as OtherVersionError
+from .base import RunView as RunView
+from .base import Snapshot as Snapshot
+from .base import StoreLostError as StoreLostError
+from .base import TransportError as TransportError
+from .base import UnreachableError as UnreachableError
+from .base import WrongKeyError as WrongKeyError
+from .blocking_call import run_abandonable as run_abandonable
+from .certificates import Pem as Pem
+from .certificates import Secret as Secret
+from .coordinator_records import CoordinatorRecords as CoordinatorRecords
+from .keys import LifeKeys as LifeKeys
+from .keys import RunKeys as RunKeys
+from .peers import peer_uid as peer_uid
+from .plans import UnknownPlanError as UnknownPlanError
+from .port_holder import holder_of as holder_of
+from .records import NodeRecords as NodeRecords
+from .records import begun_life_of as begun_life_of
+from .records import begun_runs as begun_runs
+from .records import life_of as life_of
+from .remedies import how_to_reach as how_to_reach
+from .report_records import ReportRecords as ReportRecords
+from .table import Table as Table

@@ -27,7 +27,7 @@ _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "localhost6", "ip6-loca
 
 
 def resolve(host: str) -> list[Address]:
-    """Every address of a host, IPv4 and IPv6, in the resolver's order.
+    """Return every address of a host, IPv4 and IPv6, in the resolver's order.
 
     Raises:
         UnreachableError: the name is not known here.
@@ -48,11 +48,11 @@ def resolve(host: str) -> list[Address]:
             f"{host!r} is not a host name", remedy="give an address, or a name that resolves"
         ) from None
     known = [(int(family), str(sockaddr[0])) for family, _, _, _, sockaddr in found]
-    return [one for one in dict.fromkeys(known) if one[0] in (socket.AF_INET, socket.AF_INET6)]
+    return [address for address in dict.fromkeys(known) if address[0] in (socket.AF_INET, socket.AF_INET6)]
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether the endpoint is *named* as loopback: it is then a different machine on each machine.
+    """Return whether the endpoint is *named* as loopback: it is then a different machine on each machine.
 
     A machine's own name that resolves to 127.0.1.1 on that machine (Debian's /etc/hosts) does not: other machines
     resolve it to a real address.
@@ -65,12 +65,12 @@ def is_loopback_name(host: str) -> bool:
 
 
 def is_local(addresses: Sequence[Address]) -> bool:
-    """Whether one of the addresses is this machine's."""
+    """Return whether one of the addresses is this machine's."""
     return any(_is_own(family, address) for family, address in addresses)
 
 
 def _is_own(family: int, address: str) -> bool:
-    """Whether it can be bound; where the system lets every address be bound, whether packets to it leave from it."""
+    """Return whether it can be bound; where all addresses can, whether packets to it leave from it."""
     with contextlib.suppress(OSError):
         with socket.socket(family, socket.SOCK_STREAM) as stream:
             stream.bind((address, 0))
@@ -84,7 +84,7 @@ def _is_own(family: int, address: str) -> bool:
 
 
 def _binds_anything(family: int) -> bool:
-    """Whether ``ip_nonlocal_bind`` is set, as it is where failover addresses move between machines."""
+    """Return whether ``ip_nonlocal_bind`` is set, as it is where failover addresses move between machines."""
     version = "ipv6" if family == socket.AF_INET6 else "ipv4"
     with contextlib.suppress(OSError):
         return Path(f"/proc/sys/net/{version}/ip_nonlocal_bind").read_text().strip() == "1"
@@ -92,7 +92,7 @@ def _binds_anything(family: int) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket for ``host``, on no more interfaces than necessary (see :func:`_to_listen_at`).
+    """Return a listening socket for ``host``, on no more interfaces than necessary (see :func:`_to_listen_at`).
 
     Raises:
         OSError: the port is taken (EADDRINUSE) or may not be used.
@@ -117,7 +117,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _to_listen_at(host: str) -> list[Address]:
-    """Where to listen for ``host``: at its address, if it has just one and that is this machine's; else everywhere.
+    """Return where to listen for ``host``: at its only address, if that is this machine's; else everywhere.
 
     Everywhere too for a name that means loopback here and not elsewhere (Debian's 127.0.1.1), for an address that is
     translated on the way to this machine, and for a link-local one, which torch's store cannot dial.
@@ -137,7 +137,7 @@ def _to_listen_at(host: str) -> list[Address]:
 
 
 def connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    """A connection to the first address of the host that takes one.
+    """Return a connection to the first address of the host that takes one.
 
     Raises:
         UnreachableError: none does; the message is one line.
@@ -166,7 +166,7 @@ def _unreachable(failures: Mapping[Address, OSError], timeout_s: float) -> Unrea
 
 
 def _is_silence(error: OSError) -> bool:
-    """Whether no packet came back from the other machine."""
+    """Return whether no packet came back from the other machine."""
     return isinstance(error, TimeoutError) or error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
@@ -192,7 +192,7 @@ def own_network_problem(family: int, address: str) -> str:
 
 
 def loopback_is_down() -> bool:
-    """Whether this machine has a loopback interface that is down, as in a network namespace that is new."""
+    """Return whether this machine has a loopback interface that is down, as in a network namespace that is new."""
     import psutil  # few of those that import this module need it
 
     try:
@@ -256,7 +256,7 @@ def _explain(error: OSError, timeout_s: float) -> tuple[str, Obstacle]:
 
 
 def local_address_towards(host: str, own: str) -> str:
-    """The address ``own`` of this machine on a connection to ``host``, as other nodes can dial it.
+    """Return the address ``own`` of this machine on a connection to ``host``, as other nodes can dial it.
 
     On the host of the store itself that connection may run over loopback although the endpoint is not named so;
     then it is the address under which the machine reaches the outside.
@@ -268,12 +268,12 @@ def local_address_towards(host: str, own: str) -> str:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((target, 9))
             return _plain(str(probe.getsockname()[0]))
-    others = (str(one) for _, one in _interface_addresses() if one.version == 4)
+    others = (str(own_address) for _, own_address in _interface_addresses() if own_address.version == 4)
     return next(others, address)  # for machines that have no way to the outside
 
 
 def _interface_addresses() -> Iterator[tuple[str, IPv4Address | IPv6Address]]:
-    """The interfaces other than loopback, with each of their addresses."""
+    """Return the interfaces other than loopback, with each of their addresses."""
     import psutil  # few of those that import this module need it
 
     for name, entries in psutil.net_if_addrs().items():
@@ -291,12 +291,12 @@ def own_addresses() -> list[str]:
 
 
 def _plain(address: str) -> str:
-    """An IPv4 address as such where a dual-stack socket shows it mapped into IPv6."""
+    """Return an IPv4 address as such where a dual-stack socket shows it mapped into IPv6."""
     return address.removeprefix("::ffff:") if address.count(".") == 3 else address
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has this address, or None: a loopback one, or a name, or not this machine's.
+    """Return the interface that has this address, or None: a loopback one, or a name, or not this machine's.
 
     Gloo by default binds to the address that the machine's own name resolves to, which on many machines is
     127.0.1.1: then no other machine can reach it. The agent has a better address: the one that the other agents

@@ -23,7 +23,7 @@ _STATE_AT, _UID_AT = _HEADER.size + 1, _HEADER.size + 4 + 48 + 12
 
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """The user whose socket is the other end of a TCP connection; None if that is closed, or not of this machine.
+    """Return the user who has the other end of a TCP connection; None if it is closed, or not of this machine.
 
     The kernel is asked for the one socket (sock_diag(7)): its table in /proc takes it milliseconds.
 
@@ -52,7 +52,7 @@ def check_peers_are_told(host: str, family: int) -> None:
 
 
 def _owner(family: int, own: tuple[str, int], peer: tuple[str, int]) -> int | None:
-    """The user of the established socket with these ends."""
+    """Return the user of the established socket with these ends."""
     ends = (socket.inet_pton(family, end[0].partition("%")[0]).ljust(16, b"\0") for end in (own, peer))
     body = b"".join(
         (

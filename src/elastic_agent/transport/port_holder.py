@@ -12,7 +12,7 @@ _LISTEN = "0A"
 
 
 def holder_of(port: int) -> str:
-    """The process that listens on a TCP port of this machine, as "program (pid N)"; empty: none, or not visible."""
+    """Return which process listens on a TCP port of this machine, as "program (pid N)"; empty if none is visible."""
     inodes = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for pid in process_ids() if inodes else ():
         with contextlib.suppress(OSError):

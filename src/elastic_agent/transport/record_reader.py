@@ -43,7 +43,7 @@ class RecordReader:
         self._report = once(report_invalid)
 
     def member(self, name: str, data: bytes) -> Member | None:
-        """The record in ``data``, without a history that no run can have; None if it was forgotten, or is invalid."""
+        """Return the record in ``data`` without an impossible history; None if it was forgotten, or is invalid."""
         if data == GONE:
             return None
         try:
@@ -61,7 +61,7 @@ class RecordReader:
         return msgspec.structs.replace(member, history=None)
 
     def leases(self, found: Mapping[str, bytes]) -> dict[str, Lease]:
-        """The leases in these bytes, by incarnation."""
+        """Return the leases in these bytes, by incarnation."""
         leases: dict[str, Lease] = {}
         for name, data in found.items():
             if data == GONE:
@@ -77,7 +77,7 @@ class RecordReader:
 
 
 def lease_in(data: bytes | None, name: str) -> Lease | None:
-    """The lease of this incarnation, if that is what it is."""
+    """Return the lease of this incarnation, if that is what it is."""
     if data is None or data == GONE:
         return None
     try:
@@ -88,7 +88,7 @@ def lease_in(data: bytes | None, name: str) -> Lease | None:
 
 
 def lease_over(stored: bytes | None, lease: Lease) -> Lease | None:
-    """This lease as it may be written over what is stored; None if that is revoked or was removed.
+    """Return this lease as it may be written over what is stored; None if that is revoked or was removed.
 
     It never equals an earlier one of its incarnation: the coordinator counts the time from when it saw a lease change.
     """

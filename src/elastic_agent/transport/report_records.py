@@ -30,7 +30,7 @@ class _Life:
 
 
 def _ignore(problem: str) -> None:
-    """The coordinator reports it."""
+    """Ignore what is invalid: the coordinator reports it."""
 
 
 class ReportRecords:

@@ -24,7 +24,7 @@ def open_backend(
     secret: Secret | None = None,
     serve: ServeStore = serve_here,
 ) -> RendezvousBackend:
-    """The rendezvous backend for the endpoint: etcd if ``access`` is given, else c10d. Does not connect yet.
+    """Return the rendezvous backend for the endpoint: etcd if ``access`` is given, else c10d. Does not connect yet.
 
     ``secret``: what the agents of the run share. ``serve``: serves stores.
     """

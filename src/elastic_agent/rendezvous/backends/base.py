@@ -73,14 +73,14 @@ class RendezvousBackend(abc.ABC):
 
     @abc.abstractmethod
     async def release(self) -> None:
-        """The run has its outcome: the next job with this fingerprint at the endpoint is another run.
+        """Take in that the run has its outcome: the next job with this fingerprint at the endpoint is another run.
 
         Raises:
             TransportError: the store does not answer.
         """
 
     def run_ended(self) -> None:
-        """This node's part ended in order: the next start of the same job is a new run, under the same name too.
+        """Have the next start of the same job be a new run, under the same name too: this one ended in order.
 
         Only the coordinator knows whether all nodes acknowledged the outcome; but any machine may coordinate next
         time.
@@ -97,11 +97,11 @@ class RendezvousBackend(abc.ABC):
 
     @abc.abstractmethod
     async def connect(self) -> NodeRecords:
-        """A new connection to the run's store; see ``StoreDialer``."""
+        """Return a new connection to the run's store; see ``StoreDialer``."""
 
     @abc.abstractmethod
     async def connect_reports(self) -> ReportRecords:
-        """A new connection to the run's store for reports; hosts nothing.
+        """Return a new connection to the run's store for reports; hosts nothing.
 
         Raises:
             TransportError: the store does not answer.

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from .bootstrap import BootstrapStore, PortPicker
-from .connection import agree_run_id, dial, dial_reports, open_table, release_run_id
-from .dialling import LOOK_UP_S, check_store
-from .host import C10dHost, find_or_host
-from .inbox import C10dInbox
-from .server_process import ServeStore, StoreServers, serve_here
-from .table import C10dTable
-
-__all__ = [
-    "LOOK_UP_S",
-    "BootstrapStore",
-    "C10dHost",
-    "C10dInbox",
-    "C10dTable",
-    "PortPicker",
-    "ServeStore",
-    "StoreServers",
-    "agree_run_id",
-    "check_store",
-    "dial",
-    "dial_reports",
-    "find_or_host",
-    "open_table",
-    "release_run_id",
-    "serve_here",
-]
+from .bootstrap import BootstrapStore as BootstrapStore
+from .bootstrap import PortPicker as PortPicker
+from .connection import agree_run_id as agree_run_id
+from .connection import dial as dial
+from .connection import dial_reports as dial_reports
+from .connection import open_table as open_table
+from .connection import release_run_id as release_run_id
+from .dialling import LOOK_UP_S as LOOK_UP_S
+from .dialling import check_store as check_store
+from .host import C10dHost as C10dHost
+from .host import find_or_host as find_or_host
+from .inbox import C10dInbox as C10dInbox
+from .server_process import ServeStore as ServeStore
+from .server_process import StoreServers as StoreServers
+from .server_process import serve_here as serve_here
+from .table import C10dTable as C10dTable

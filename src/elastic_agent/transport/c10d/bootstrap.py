@@ -43,7 +43,7 @@ class PortPicker:
         self._lock = threading.Lock()
 
     def listen(self, host: str) -> socket.socket:
-        """A listening socket on a rested port, which is in use until :meth:`released`.
+        """Return a listening socket on a rested port, which is in use until :meth:`released`.
 
         Raises:
             TransportError: no allowed port is free.
@@ -85,14 +85,14 @@ class PortPicker:
         )
 
     def released(self, port: int, *, rests: bool = True) -> None:
-        """The port is not used any more: it rests from now on, or is free again at once."""
+        """Let a port that is not used any more rest from now on, or free it at once."""
         with self._lock:
             if port in self._rests_until:
                 self._rests_until[port] = self._clock() + (self._rest_s if rests else 0.0)
 
 
 def _try_to_listen(host: str, port: int) -> socket.socket | None:
-    """None if another program has the port."""
+    """Return a listening socket; None if another program has the port."""
     try:
         return listen(host, port)
     except OSError as error:
@@ -160,6 +160,6 @@ class BootstrapStore:
 
 
 def own_address(sock: socket.socket) -> str:
-    """How this process itself reaches its listening socket."""
+    """Return how this process itself reaches its listening socket."""
     address = str(sock.getsockname()[0])
     return "127.0.0.1" if address in ("0.0.0.0", "::") else address  # "::" takes IPv4 too, see listen()

@@ -49,7 +49,7 @@ async def open_table(
 
 
 async def _store_id(store: TCPStoreClient, endpoint: Endpoint) -> str:
-    """Return the id that our hosts write into their stores when they are born."""
+    """Return the id that our hosts write into their stores when they begin."""
     key = ROOT + STORE_ID
     (data,) = await store.get([key])
     if not data and await store.wait(key, BIRTH_S):
@@ -89,7 +89,7 @@ async def agree_run_id(
 async def release_run_id(
     endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float, secret: Secret | None = None
 ) -> None:
-    """That run is over: the next job with this fingerprint is another run."""
+    """Have the next job with this fingerprint be another run: that one is over."""
     with contextlib.closing(await open_table(endpoint, timeout_s, secret)) as table:
         await table.swap(JOBS + fingerprint, run_id.encode(), RELEASED + run_id.encode())
 

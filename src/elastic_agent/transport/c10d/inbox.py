@@ -53,7 +53,7 @@ class C10dInbox:
         return CoordinatorRecords(self._requests, LifeKeys(run, life)) if life is not None else None
 
     async def ended(self, run_id: str) -> None:
-        """A run was removed: keep its reports, and remove those of the oldest such runs."""
+        """Keep the reports of a run that was removed, and remove those of the oldest such runs."""
         self._ended.pop(run_id, None)
         self._ended[run_id] = None
         while len(self._ended) > KEPT_RUNS:

@@ -12,15 +12,15 @@ _MOST_NAMED = 100
 class RelayLog:
     """Log lines about one store."""
 
-    def __init__(self, what: str, port: int) -> None:
-        """``what``: the store, in words; ``port``: the one that clients know."""
-        self._shown = f"{what} (port {port})"
+    def __init__(self, store: str, port: int) -> None:
+        """``store``: in words; ``port``: the one that clients know."""
+        self._shown = f"{store} (port {port})"
         self._users: set[int] = set()
         self._addresses: set[str] = set()
         self._was_full = False
 
     def refused_user(self, uid: int) -> None:
-        """A process of another user of this machine tried to connect."""
+        """Log that a process of another user of this machine tried to connect."""
         if uid not in self._users:
             self._users.add(uid)
             get_logger().warning(
@@ -28,7 +28,7 @@ class RelayLog:
             )
 
     def refused_client(self, address: str, error: ssl.SSLError, *, may_have_secret: bool) -> None:
-        """A client at this address did not prove that it has the secret.
+        """Log that a client at this address did not prove that it has the secret.
 
         An agent that was refused connects again, without a secret, to see which one it should have. An agent with the
         secret that gets no answer for long connects without TLS, too, beside its handshake.
@@ -52,7 +52,7 @@ class RelayLog:
         )
 
     def dropped(self, error: OSError, *, is_full: bool) -> None:
-        """A connection broke before it was admitted; ``is_full``: as this process has no descriptor left."""
+        """Log that a connection broke before it was admitted; ``is_full``: as this process has no descriptor left."""
         if is_full and not self._was_full:
             self._was_full = True
             get_logger().warning(

@@ -186,7 +186,7 @@ class StoreServers:
         self._line = self._own = self._pid = self._pidfd = None
 
     def _kill(self) -> None:
-        """It may be stopped, or importing torch, and would not see that its line is closed."""
+        """Kill it: it may be stopped, or importing torch, and would not see that its line is closed."""
         if self._own is not None:
             self._own.kill()
             self._own.wait()

@@ -44,7 +44,7 @@ class StoreRelay:
     def __init__(
         self,
         public: socket.socket,
-        what: str,
+        store: str,
         secure: tuple[socket.socket, ssl.SSLContext] | None = None,
     ) -> None:
         """Begin to forward, in an event loop of its own, as the agent's may be busy.
@@ -52,7 +52,7 @@ class StoreRelay:
         Args:
             public: the listening socket on a loopback address to which processes of this user connect; it becomes the
                 relay's.
-            what: the store, as the log names it.
+            store: as the log names it.
             secure: the listening socket for clients in TLS, which becomes the relay's, too, and what they have to
                 prove; None: there are none.
 
@@ -67,7 +67,7 @@ class StoreRelay:
             opened.pop_all()
         self.store_listener = self._hidden.store_listener
         """For the store, which takes it over (:meth:`socket.socket.detach`)."""
-        self._log = RelayLog(what, self.port if secure is None else int(secure[0].getsockname()[1]))
+        self._log = RelayLog(store, self.port if secure is None else int(secure[0].getsockname()[1]))
         self._closing = asyncio.Event()
         self._sides: set[Side] = set()
         """The connections that are open, two for each client that was admitted."""
@@ -172,14 +172,14 @@ class StoreRelay:
                 client.close()
 
     def _has_other_handshake(self, host: str) -> bool:
-        """Whether another client at this address is about to show that it has the secret, or has just done so."""
+        """Return whether another client at this address is showing that it has the secret, or just did."""
         this = asyncio.current_task()
         if any(address == host for admission, address in self._admissions.items() if admission is not this):
             return True
         return self._loop.time() - self._proved_s.get(host, -math.inf) < HANDSHAKE_S
 
     def _is_own(self, client: socket.socket) -> bool:
-        """Whether a client is a process of this user; another one is reported."""
+        """Return whether a client is a process of this user; another one is reported."""
         uid = peer_uid(client)
         if uid is not None and uid != os.geteuid():  # None: its other end is closed
             self._log.refused_user(uid)
@@ -206,20 +206,20 @@ def _has_hung_up(client: socket.socket) -> bool:
         return True
 
 
-def keep_other_users_out(sock: socket.socket, what: str) -> StoreRelay | None:
-    """The relay for a listening socket on a loopback address; None on others, and where the system has no means."""
+def keep_other_users_out(sock: socket.socket, store: str) -> StoreRelay | None:
+    """Return the relay for a listening socket on loopback; None on others, and where the system has no means."""
     if not is_loopback(sock):
         return None
     try:
-        return StoreRelay(sock, what)
+        return StoreRelay(sock, store)
     except OSError as error:
         get_logger().warning(
-            f"other users of this machine can connect to {what} ({error.strerror or error}): as root, modprobe "
+            f"other users of this machine can connect to {store} ({error.strerror or error}): as root, modprobe "
             "tcp_diag; or give the run a network of its own: unshare -rn, then ip link set lo up"
         )
         return None
 
 
 def is_loopback(sock: socket.socket) -> bool:
-    """Whether only this machine can connect to a listening socket."""
+    """Return whether only this machine can connect to a listening socket."""
     return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback

@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Collection
 
 from elastic_agent.transport.keys import INBOX
+from elastic_agent.values import Endpoint
 
+from .dialling import reach
 from .tcpstore import TCPStoreClient
 
 CALL_TIMEOUT_S = 10.0
@@ -48,13 +50,13 @@ class C10dTable:
 
     @classmethod
     async def connect(cls, host: str, port: int, timeout_s: float, root: str = ROOT) -> C10dTable:
-        """Connect; ``timeout_s``: how long the connection may take, and then the first answer.
+        """Connect to a server without a secret.
 
-        Raises:
-            UnreachableError: nothing answers in time.
-            NotAStoreError: something else answers.
+        ``timeout_s``: how long the connection may take, and then the first answer. Raises what :func:`.dialling.reach`
+        raises.
         """
-        return cls(await TCPStoreClient.connect(host, port, timeout_s, CALL_TIMEOUT_S), root=root)
+        endpoint = Endpoint(host, port)
+        return cls(TCPStoreClient(await reach(endpoint, timeout_s), str(endpoint), CALL_TIMEOUT_S), root=root)
 
     async def read(self, keys: Collection[str]) -> dict[str, bytes]:
         """Return the values of those keys that are there."""

@@ -11,10 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from elastic_agent.transport.base import StoreLostError, not_a_store
-from elastic_agent.values import Endpoint
 
 from . import wire
-from .dialling import reach
 from .stream import ByteStream
 
 Answer = TypeVar("Answer")
@@ -48,23 +46,6 @@ class TCPStoreClient:
         self._failure: str | None = None
         self._lock = asyncio.Lock()
         stream.abort_with(self)
-
-    @classmethod
-    async def connect(cls, host: str, port: int, timeout_s: float, call_timeout_s: float) -> TCPStoreClient:
-        """Connect to a server, and check that it is one.
-
-        Args:
-            host: its name or address.
-            port: its port.
-            timeout_s: how long the connection may take, and then the first answer.
-            call_timeout_s: how long each call may take.
-
-        Raises:
-            UnreachableError: nothing listens there, or what does has not answered in time or hung up.
-            NotAStoreError: it answers otherwise than a store.
-        """
-        endpoint = Endpoint(host, port)
-        return cls(await reach(endpoint, timeout_s), str(endpoint), call_timeout_s)
 
     # -- calls ----------------------------------------------------------------------------------
 

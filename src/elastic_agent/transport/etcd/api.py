@@ -60,7 +60,7 @@ def _proto(module: str) -> str:
 
 
 def _serialized_descriptor(module: str) -> bytes:
-    """What the generated module hands to protobuf: one of the constants of its bytecode, which is not run."""
+    """Return what the generated module hands to protobuf: one of the constants of its bytecode, which is not run."""
     found = importlib.util.find_spec("etcd3")
     if found is None or not found.submodule_search_locations:
         raise EtcdPackageError("the package etcd3 is not installed; pip install 'etcd3>=0.12,<0.13'")
@@ -75,7 +75,7 @@ def _serialized_descriptor(module: str) -> bytes:
 
 @contextmanager
 def _quiet_grpc() -> Iterator[None]:
-    """gRPC reads its log level from this variable at import; it is removed before a worker inherits it."""
+    """Set gRPC's log level, which it reads from this variable at import; no worker is to inherit it."""
     name = "GRPC_VERBOSITY"
     if name in os.environ:
         yield

@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from elastic_agent.protocol import RevisionTimes
@@ -69,23 +69,6 @@ class News:
     deleted: frozenset[bytes]
 
 
-@dataclass(frozen=True)
-class Revisions:
-    """When this process first saw the revisions of one etcd (``time.monotonic()``)."""
-
-    store: str = ""
-    """The name of this life of the etcd; in another one the revisions are others."""
-    times: RevisionTimes = field(default_factory=RevisionTimes)
-
-    def saw(self, revision: int) -> None:
-        """An answer or a watch event with this revision came just now."""
-        self.times.saw(self.store, revision, time.monotonic())
-
-    def written_by(self, revision: int) -> float | None:
-        """The latest time at which this revision can have been written, if that is known."""
-        return self.times.written_by(self.store, revision)
-
-
 class EtcdClient:
     """One connection, and the login that goes with it."""
 
@@ -95,8 +78,8 @@ class EtcdClient:
         """Use :meth:`dial`."""
         self.endpoint = endpoint
         self.local_address = local_address
-        self.revisions = Revisions()
-        """The revisions seen over this connection; replaced when the etcd at its other end is known."""
+        self.store, self.times = "", RevisionTimes()
+        """The name of this life of the etcd, and when this process first saw its revisions; set once that is known."""
         self._channel = channel
         self._kv = rpc.KVStub(channel)
         self._leases = rpc.LeaseStub(channel)
@@ -165,19 +148,19 @@ class EtcdClient:
     # -- keys -----------------------------------------------------------------------------------
 
     async def get(self, key: bytes) -> Any | None:
-        """The key's KeyValue, or None."""
+        """Return the key's KeyValue, or None."""
         found = await self.range(key)
         return found.kvs[0] if found.kvs else None
 
     async def range(self, key: bytes, end: bytes | None = None, *, keys_only: bool = False) -> Any:
-        """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it."""
+        """Return the RangeResponse of a key, or of all from ``key`` up to ``end``; as a majority of etcd has it."""
         request = rpc.RangeRequest(key=key, range_end=end or b"", keys_only=keys_only)
         return await self._ask(self._kv.Range, request)
 
     async def transact(
         self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()
     ) -> Any:
-        """The TxnResponse: ``then`` was done if all of ``compare`` held, else ``otherwise``.
+        """Return the TxnResponse: ``then`` was done if all of ``compare`` held, else ``otherwise``.
 
         Raises:
             LeaseGoneError: a key was to hang on a lease that is gone; nothing was written.
@@ -187,13 +170,20 @@ class EtcdClient:
 
     async def _ask(self, method: Callable[..., Any], request: Any) -> Any:
         answer = await self._call(method, request)
-        self.revisions.saw(int(answer.header.revision))
+        self._saw(int(answer.header.revision))
         return answer
+
+    def _saw(self, revision: int) -> None:
+        self.times.saw(self.store, revision, time.monotonic())
+
+    def written_by(self, revision: int) -> float | None:
+        """Return the latest time (``time.monotonic()``) at which this revision can have been written, if known."""
+        return self.times.written_by(self.store, revision)
 
     # -- leases ---------------------------------------------------------------------------------
 
     async def grant(self, ttl_s: int) -> int:
-        """A new etcd lease; its id."""
+        """Return a new etcd lease; its id."""
         answer = await self._call(self._leases.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s))
         return int(answer.ID)
 
@@ -211,7 +201,7 @@ class EtcdClient:
             raise LeaseGoneError(f"etcd lease {lease_id:x} has expired")
 
     async def left_s(self, lease_id: int) -> int:
-        """How many whole seconds the lease has left; negative if it is gone."""
+        """Return how many whole seconds the lease has left; negative if it is gone."""
         request = rpc.LeaseTimeToLiveRequest(ID=lease_id)
         try:
             return int((await self._call(self._leases.LeaseTimeToLive, request)).TTL)
@@ -225,7 +215,7 @@ class EtcdClient:
     # -- watching -------------------------------------------------------------------------------
 
     async def follow(self, key: bytes, end: bytes | None, revision: int) -> AsyncGenerator[News]:
-        """Every change of these keys since ``revision`` (included).
+        """Yield every change of these keys since ``revision`` (included).
 
         Raises:
             CompactedError: that revision is gone.
@@ -240,7 +230,7 @@ class EtcdClient:
                         raise self._cancelled(response)
                     if response.events:
                         news = _news(response)
-                        self.revisions.saw(news.next_revision - 1)
+                        self._saw(news.next_revision - 1)
                         yield news
             except grpc.RpcError as error:
                 raise self._explained(error) from None
@@ -308,42 +298,42 @@ class EtcdClient:
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The end of the range of all keys that begin with ``prefix``."""
+    """Return the end of the range of all keys that begin with ``prefix``."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
 def put(key: bytes, value: bytes, lease_id: int = 0) -> Any:
-    """An operation of a transaction: write the key, to last as long as the lease."""
+    """Return an operation of a transaction: write the key, to last as long as the lease."""
     return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease_id))
 
 
 def replace(key: bytes, value: bytes) -> Any:
-    """An operation of a transaction: write the key, which is there and goes on hanging on the lease that it has."""
+    """Return an operation of a transaction: write the key, which is there and keeps its lease."""
     return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, ignore_lease=True))
 
 
 def get(key: bytes, end: bytes | None = None) -> Any:
-    """An operation of a transaction: read the key, or all keys from it up to ``end``."""
+    """Return an operation of a transaction: read the key, or all keys from it up to ``end``."""
     return rpc.RequestOp(request_range=rpc.RangeRequest(key=key, range_end=end or b""))
 
 
 def delete(key: bytes, end: bytes | None = None) -> Any:
-    """An operation of a transaction: remove the key, or all keys from it up to ``end``."""
+    """Return an operation of a transaction: remove the key, or all keys from it up to ``end``."""
     return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key, range_end=end or b""))
 
 
 def is_missing(key: bytes) -> Any:
-    """A condition: there is no such key."""
+    """Return a condition: there is no such key."""
     return rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.EQUAL, version=0)
 
 
 def has_value(key: bytes, value: bytes) -> Any:
-    """A condition: the key's value."""
+    """Return a condition: the key has this value."""
     return rpc.Compare(key=key, target=rpc.Compare.VALUE, result=rpc.Compare.EQUAL, value=value)
 
 
 def was_created_at(key: bytes, revision: int) -> Any:
-    """A condition: the key has existed since this revision."""
+    """Return a condition: the key has existed since this revision."""
     return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=revision)
 
 
@@ -351,13 +341,13 @@ def was_created_at(key: bytes, revision: int) -> Any:
 
 
 def found_in(response: Any) -> Any | None:
-    """What one operation of a transaction found: a KeyValue, or None."""
+    """Return what one operation of a transaction found: a KeyValue, or None."""
     found = response.response_range.kvs
     return found[0] if found else None
 
 
 def value_in(response: Any) -> bytes | None:
-    """The value that it found."""
+    """Return the value that it found."""
     found = found_in(response)
     return bytes(found.value) if found is not None else None
 
@@ -366,7 +356,7 @@ def value_in(response: Any) -> bytes | None:
 
 
 def _cancels() -> int:
-    """How often the task was cancelled. A reference to it would make a cycle, in which a connection stays open."""
+    """Return how often the task was cancelled. A reference to it would be a cycle that keeps a connection open."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0
 
@@ -374,7 +364,7 @@ def _cancels() -> int:
 def _explore(
     endpoint: Endpoint, access: EtcdAccess, timeout_s: float, secret: Secret | None
 ) -> tuple[str, Callable[[], Any]]:
-    """Our address on the way to what may be etcd and grants access, and what opens a channel to it; blocks."""
+    """Return our address on the way to what may be etcd and grants access, and what opens a channel to it; blocks."""
     try:
         sock = connect(endpoint.host, endpoint.port, timeout_s)
     except UnreachableError as error:  # members on one machine differ in the port only, so errors name it
@@ -392,7 +382,7 @@ def _explore(
 def _channel_to(
     numeric: str, endpoint: Endpoint, access: EtcdAccess, secret: Secret | None
 ) -> Callable[[], Any]:
-    """What opens a channel to this address; certificates are checked against the name of the endpoint."""
+    """Return what opens a channel to this address; certificates are checked against the name of the endpoint."""
     if secret is not None:  # whose certificates need not name the machine
         pem = secret.own
         credentials = grpc.ssl_channel_credentials(pem.authorities, pem.key, pem.certificate)
@@ -416,7 +406,7 @@ def _configured_credentials(access: EtcdAccess) -> Any:
 
 
 def _calls(kind: Any, method: str, request: Any, response: Any) -> Any:
-    """A method of etcd's as this kind of call of a channel."""
+    """Return a method of etcd's as this kind of call of a channel."""
     return kind(
         f"/etcdserverpb.{method}",
         request_serializer=request.SerializeToString,
@@ -444,19 +434,21 @@ def _details(error: Any) -> str:
 
 
 def _timed_out(error: Any) -> bool:
-    """Whether the time-out was over: etcd knows it as well, and sometimes reports it first, in its own words."""
-    words = ("context deadline exceeded", "etcdserver: request timed out")
-    return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED or any(one in _details(error) for one in words)
+    """Return whether the time-out was over: etcd knows it as well, and sometimes reports it first, in its own words."""
+    messages = ("context deadline exceeded", "etcdserver: request timed out")
+    return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED or any(
+        message in _details(error) for message in messages
+    )
 
 
 def _login_expired(error: Any) -> bool:
     return error.code() is grpc.StatusCode.UNAUTHENTICATED or any(
-        words in _details(error) for words in _EXPIRED_LOGIN
+        message in _details(error) for message in _EXPIRED_LOGIN
     )
 
 
 def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> TransportError:
-    """What went wrong, in one line."""
+    """Return what went wrong, in one line."""
     code, details = error.code(), " ".join(_details(error).split())
     status = grpc.StatusCode
     if "authentication failed" in details:
@@ -510,5 +502,5 @@ def _broken_connection(details: str, shown: str, access: EtcdAccess) -> Transpor
 
 
 def _tail(details: str) -> str:
-    """gRPC lists a chain of causes; the last is the one that helps a user."""
+    """Return the last of the causes that gRPC lists, which is the one that helps a user."""
     return details.rpartition("last error: ")[2][-200:]

@@ -103,7 +103,7 @@ class Leadership:
             self._client.close()
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
-        """Incarnations whose member records changed since the last time; empty at the time-out."""
+        """Return incarnations whose member records changed since the last time; empty at the time-out."""
         folder = _bytes(self._root, self._keys.members)
         try:
             if self._watch is None:
@@ -114,11 +114,11 @@ class Leadership:
             self._next_revision = int((await self._client.range(self._leader)).header.revision) + 1
             names = await self._table.keys(self._keys.members)
             return [key.removeprefix(self._keys.members) for key in names]
-        keys = dict.fromkeys(key for one in news for key in one.written)
+        keys = dict.fromkeys(key for change in news for key in change.written)
         return [key.removeprefix(folder).decode("utf-8", "replace") for key in keys]
 
     async def store_age_s(self) -> float:
-        """For how long this etcd has had its data at least; infinite if that is longer than any lease may last.
+        """Return for how long this etcd has had its data at least; infinite if that is longer than any lease may last.
 
         Counted from when the first agent came after etcd was set up, or after it had lost its data.
         """
@@ -132,7 +132,7 @@ class Leadership:
     async def _while_leading(
         self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()
     ) -> Any:
-        """The transaction's answer.
+        """Return the transaction's answer.
 
         Raises:
             NotLeaderError: another agent coordinates; nothing was written.
@@ -193,7 +193,7 @@ async def campaign_for(
 
 
 async def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeout_s: float) -> bool:
-    """Whether the leader key is removed within this time. Meanwhile its holder's marks date the writes of others."""
+    """Return whether the leader key is removed in this time. Its holder's marks date the writes of others."""
     return (
         await _is_seen(client, leader, revision, timeout_s, lambda news: leader in news.deleted)
         or await client.get(leader) is None
@@ -203,7 +203,7 @@ async def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeou
 async def _is_seen(
     client: EtcdClient, key: bytes, revision: int, timeout_s: float, is_wanted: Callable[[News], bool]
 ) -> bool:
-    """Whether a change of the key since ``revision`` is the wanted one; False at the time-out."""
+    """Return whether a change of the key since ``revision`` is the wanted one; False at the time-out."""
     with contextlib.suppress(CompactedError, TimeoutError):
         async with asyncio.timeout(timeout_s), aclosing(client.follow(key, None, revision)) as changes:
             async for news in changes:

@@ -70,7 +70,7 @@ def probe_server(
 
 
 def _receive(stream: socket.socket) -> bytes:
-    """As much as is needed to identify the server; less at the end of the connection."""
+    """Return as much as is needed to identify the server; less at the end of the connection."""
     data = b""
     while len(data) < _FRAME_HEADER and (more := stream.recv(64)):
         data += more
@@ -78,7 +78,7 @@ def _receive(stream: socket.socket) -> bytes:
 
 
 def _is_etcds(answer: bytes) -> bool:
-    """Whether it begins as every server of HTTP/2 does."""
+    """Return whether it begins as every server of HTTP/2 does."""
     return len(answer) >= _FRAME_HEADER and answer[3] == _SETTINGS
 
 
@@ -86,7 +86,7 @@ def _is_etcds(answer: bytes) -> bool:
 
 
 def _context(access: EtcdAccess, secret: Secret | None) -> ssl.SSLContext | None:
-    """TLS with our certificates; None: without TLS.
+    """Return the TLS context with our certificates; None: without TLS.
 
     Raises:
         NotAStoreError: a file is not what it should be.

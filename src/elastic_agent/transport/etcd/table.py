@@ -38,7 +38,6 @@ class EtcdTable:
         self,
         client: EtcdClient,
         root: str,
-        store_id: str = "",
         *,
         lease: KeptLease | None = None,
         transact: Transact | None = None,
@@ -49,14 +48,13 @@ class EtcdTable:
         Args:
             client: closed with the table.
             root: of all keys.
-            store_id: this etcd's name.
             lease: what new keys hang on; None: they stay until they are removed.
             transact: carries out every write, in place of the client.
             on_close: called when the table is closed.
         """
         self._client = client
         self.root = root
-        self.store_id = store_id
+        self.store_id = client.store
         self.local_address = client.local_address
         self._lease = lease
         self._transact: Transact = transact if transact is not None else client.transact
@@ -76,7 +74,7 @@ class EtcdTable:
         """Return every key that begins with ``folder``."""
         start = self._full(folder)
         found = await self._client.range(start, prefix_end(start), keys_only=True)
-        return [self._short(one.key) for one in found.kvs]
+        return [self._short(kv.key) for kv in found.kvs]
 
     async def read_folders(self, *folders: str) -> dict[str, bytes]:
         """Return every key that begins with one of ``folders``, with its value."""
@@ -95,10 +93,10 @@ class EtcdTable:
             ]
             answers = [await self._client.transact([], [get(*span) for span in batch]) for batch in batches]
             self._read_at = int(answers[0].header.revision)
-            ranges = [one.response_range for answer in answers for one in answer.responses]
-        found = {self._short(one.key): one for answer in ranges for one in answer.kvs if one.value}
-        self._written_at = {key: int(one.mod_revision) for key, one in found.items()}
-        return {key: bytes(one.value) for key, one in found.items()}
+            ranges = [response.response_range for answer in answers for response in answer.responses]
+        found = {self._short(kv.key): kv for answer in ranges for kv in answer.kvs if kv.value}
+        self._written_at = {key: int(kv.mod_revision) for key, kv in found.items()}
+        return {key: bytes(kv.value) for key, kv in found.items()}
 
     async def swap(self, key: str, expected: bytes | None, desired: bytes) -> bytes | None:
         """Compare-and-set; the value afterwards. Without a lease of its own, a key keeps the one that it hangs on."""
@@ -154,8 +152,8 @@ class EtcdTable:
             self._watches[folder] = watch
         try:
             while news := await watch.wait(max(0.0, deadline_s - time.monotonic())):
-                fresh = [one for one in news if one.next_revision > self._read_at + 1]
-                if any(name in one.written or name in one.deleted for one in fresh):
+                fresh = [change for change in news if change.next_revision > self._read_at + 1]
+                if any(name in change.written or name in change.deleted for change in fresh):
                     return True
         except CompactedError:
             del self._watches[folder]
@@ -168,7 +166,7 @@ class EtcdTable:
     def written_by(self, key: str) -> float | None:
         """Return the latest time at which the key can have been written, as of the last reading; None: not known."""
         revision = self._written_at.get(key)
-        return self._client.revisions.written_by(revision) if revision is not None else None
+        return self._client.written_by(revision) if revision is not None else None
 
     def _full(self, key: str) -> bytes:
         return f"{self.root}{key}".encode()

@@ -36,7 +36,7 @@ class Watch:
             self._came.set()
 
     async def wait(self, timeout_s: float) -> list[News]:
-        """What has come since the last time; if nothing, wait for the next. Empty at the time-out.
+        """Return what has come since the last time; if nothing, wait for the next. Empty at the time-out.
 
         Raises:
             CompactedError: some revisions are gone: read the keys again and begin another watch.

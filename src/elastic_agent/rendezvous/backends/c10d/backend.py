@@ -117,7 +117,7 @@ class C10dBackend(RendezvousBackend):
             )
 
     def run_ended(self) -> None:
-        """The next start of the same job is a new run; see :class:`RendezvousBackend`.
+        """Have the next start of the same job be a new run; see :class:`RendezvousBackend`.
 
         If another process of this machine hosts the store, its coordinator says so on disk when all nodes have
         acknowledged the outcome: until then, a host that is started again has to tell it to those that have not.
@@ -130,7 +130,7 @@ class C10dBackend(RendezvousBackend):
     # -- dialling and hosting -------------------------------------------------------------------
 
     async def connect(self) -> NodeRecords:
-        """A new connection to the run's store; hosts it first if nothing answers and the endpoint is local."""
+        """Return a new connection to the run's store; hosts it first if nothing answers and the endpoint is local."""
         assert self.run_id is not None  # agreed before
         if self._endpoint.port != 0:
             try:
@@ -150,7 +150,7 @@ class C10dBackend(RendezvousBackend):
         return await c10d.dial(self._endpoint, run_id, DIAL_TIMEOUT_S, self._store_secret)
 
     async def connect_reports(self) -> ReportRecords:
-        """A new connection to the store."""
+        """Return a new connection to the store."""
         assert self.run_id is not None  # agreed before
         return await c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S, self._store_secret)
 
@@ -159,7 +159,7 @@ class C10dBackend(RendezvousBackend):
         return seat.address in {address for _, address in self._store_addresses}
 
     def how_to_reach(self, obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str:
-        """On the machine of a store that had answered, an agent takes over; see :class:`RendezvousBackend`."""
+        """Return nothing where an agent of the machine of the store takes over; see :class:`RendezvousBackend`."""
         host, port = self._endpoint.host, self._endpoint.port
         if not had_answered:
             return how_to_reach(obstacle, host, port)
@@ -170,8 +170,8 @@ class C10dBackend(RendezvousBackend):
             return next(iter(problems), "")
         node = next(filter(self.is_at_store, seats), None)
         if node is None:
-            what = "what hosted it (the same command, or elastic-agent serve)"
-            remedy = how_to_reach(obstacle, host, port, what, had_answered=True)
+            restart = "what hosted it (the same command, or elastic-agent serve)"
+            remedy = how_to_reach(obstacle, host, port, restart, had_answered=True)
         else:
             remedy = (
                 f"node {node.node_id} ({node.address}) hosts it; "
@@ -236,7 +236,7 @@ class C10dBackend(RendezvousBackend):
         return coordinator.busy_with if coordinator is not None else []
 
     def depending(self, node_id: str) -> tuple[str, ...]:
-        """On other machines only: an agent on the machine of the store takes over."""
+        """Return the nodes that need the store here: those on other machines, as an agent on this one takes over."""
         nodes: list[str] = []
         for run_id in self.busy_with:
             plan = self._plans.get(run_id)
@@ -274,7 +274,7 @@ def _addresses_of(host: str) -> tuple[list[tuple[int, str]], bool]:
 
 
 def _is_here(address: str) -> bool:
-    """Whether it is an address of this machine; a name is not looked up, which may take long."""
+    """Return whether it is an address of this machine; a name is not looked up, which may take long."""
     try:
         version = ipaddress.ip_address(address.partition("%")[0]).version
     except ValueError:

@@ -168,7 +168,7 @@ class StoreCoordinator:
 
     def _is_needed(self, run: _Run, is_needed: bool) -> None:
         run.is_needed = is_needed
-        busy = sorted(one.run_id for one in self._runs.values() if one.is_needed)
+        busy = sorted(run.run_id for run in self._runs.values() if run.is_needed)
         if busy != self.busy_with:
             self.busy_with = busy
             self._on_change()

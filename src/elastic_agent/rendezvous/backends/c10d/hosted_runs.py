@@ -39,15 +39,17 @@ class HostedRuns:
         log = self._logs.setdefault(run_id, RunLog())
         log.see(plan, time.time())
         if len(self._logs) > KEPT_RUNS:
-            over = (one for one, its in self._logs.items() if its.plan is not None and its.plan.is_terminal)
+            over = (
+                run_id for run_id, its in self._logs.items() if its.plan is not None and its.plan.is_terminal
+            )
             del self._logs[next(over, next(iter(self._logs)))]
 
     def run_ids(self) -> Sequence[str]:
-        """All runs that are known, in the order in which they began."""
+        """Return all runs that are known, in the order in which they began."""
         return tuple(self._logs)
 
     async def status(self, run_id: str) -> RunStatus:
-        """The status of a run.
+        """Return the status of a run.
 
         Raises:
             LookupError: there is no such run.
@@ -80,10 +82,10 @@ class HostedRuns:
 
 def _explain(log: RunLog, known: RunReports) -> None:
     """Explain the failures of the last generations by the reports that there are by now."""
-    rows = {one.generation: one for one in log.generations}
+    rows = {row.generation: row for row in log.generations}
     for generation, plan in log.failures.items():
         world, reports, row = log.world(generation), known.of(generation), rows[generation]
-        final = {node_id for node_id, one in reports.items() if one.is_final}
+        final = {node_id for node_id, report in reports.items() if report.is_final}
         has_all = world is not None and final >= {seat.node_id for seat in world.seats}
         is_late = row.ended_s is not None and time.time() > row.ended_s + REPORTED_S
         if not has_all and not (is_late and (reports or row.is_pending)):

@@ -27,7 +27,7 @@ class JobFiles:
         self._nodes = state_dir / "nodes"
 
     def run_of(self, job: str) -> str | None:
-        """The run that this machine was part of when it went down, if it did not end in order."""
+        """Return the run that this machine was part of when it went down, if it did not end in order."""
         return _run_in(self._file(job))
 
     def write(self, job: str, run_id: str) -> None:
@@ -46,7 +46,7 @@ class JobFiles:
                     file.unlink()
 
     def remove(self, job: str) -> None:
-        """The job's next start is a new run."""
+        """Have the job's next start be a new run."""
         self._file(job).unlink(missing_ok=True)
 
     def _file(self, job: str) -> Path:

@@ -43,7 +43,7 @@ class CannotServeError(Exception):
     """The endpoint is not this machine's, or another program listens there; the message is one line."""
 
 
-class StopRequests:
+class StopSignals:
     """Receives SIGTERM and SIGINT from now on, also before there is an event loop.
 
     The signals come through a pipe, which the C handler writes to.
@@ -61,7 +61,7 @@ class StopRequests:
                 signal.signal(signum, _keep_running)
 
     async def wait(self) -> str:
-        """The name of the next signal."""
+        """Return the name of the next signal."""
         loop, came = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._news, came.set)
         try:
@@ -72,13 +72,13 @@ class StopRequests:
 
 
 def _keep_running(signum: int, frame: FrameType | None) -> None:
-    """The signal's number is in the pipe."""
+    """Do nothing: the signal's number is in the pipe."""
 
 
 async def serve(
     endpoint: Endpoint | None,
     state_dir: Path,
-    stop: StopRequests,
+    stop: StopSignals,
     serve_store: ServeStore,
     show: Callable[[HostedRuns], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     secret: Secret | None = None,
@@ -133,7 +133,7 @@ class Server:
         self.runs = HostedRuns(str(endpoint), host.report_records)
         """Of this store."""
 
-    async def run(self, stop: StopRequests) -> bool:
+    async def run(self, stop: StopSignals) -> bool:
         """Coordinate until a signal to stop; whether that is why it ended."""
         from elastic_agent.rendezvous.waits import until_one_ends
 
@@ -154,11 +154,11 @@ class Server:
             self._log.info(f"{self._signal} received: closing the store, which no run uses")
         return bool(self._signal)
 
-    async def _await_signal(self, stop: StopRequests) -> None:
+    async def _await_signal(self, stop: StopSignals) -> None:
         self._signal = await stop.wait()
 
     async def _show_life(self) -> None:
-        """Tell the watchdog that the event loop turns."""
+        """Tell the watchdog that the event loop runs."""
         while True:
             self._manager.notify(ALIVE)
             await asyncio.sleep(self._manager.alive_every_s)
@@ -174,7 +174,7 @@ class Server:
         self._log_plan(run_id, plan)
 
     def _log_plan(self, run_id: str, plan: Plan) -> None:
-        """A line when a run begins, or is back, and one when it ends."""
+        """Log a line when a run begins, or is back, and one when it ends."""
         if plan.is_terminal:
             if run_id in self._open:
                 self._open.discard(run_id)
@@ -182,14 +182,14 @@ class Server:
                 say(f"run {plan.phase.value}", run=run_id, generation=plan.generation, why=plan.reason)
         elif run_id not in self._open:
             self._open.add(run_id)
-            what = "run started" if plan.world is None else "run resumed"
-            self._log.info(what, run=run_id, generation=plan.generation, why=plan.reason)
+            event = "run started" if plan.world is None else "run resumed"
+            self._log.info(event, run=run_id, generation=plan.generation, why=plan.reason)
 
 
 async def _host(
     endpoint: Endpoint, shown: Endpoint, secret: Secret | None, serve_store: ServeStore
 ) -> C10dHost:
-    """The store, hosted by this process alone."""
+    """Return the store, hosted by this process alone."""
     from elastic_agent.transport import TransportError, c10d, is_local, resolve
 
     try:
@@ -210,7 +210,7 @@ async def _host(
 
 
 async def _who_answers(endpoint: Endpoint, secret: Secret | None) -> str:
-    """The program at the endpoint, in words.
+    """Return the program at the endpoint, in words.
 
     Raises:
         TransportError: it is no store of ours, or not one with this secret.

@@ -25,7 +25,6 @@ from elastic_agent.transport.etcd import (
     EtcdClient,
     EtcdTable,
     KeptLease,
-    Revisions,
     root_of,
     store_id,
 )
@@ -68,8 +67,8 @@ class Members:
         self._preferred = 0
         """The one that answered last: everything of this process goes there."""
 
-    async def dial(self) -> tuple[EtcdClient, str]:
-        """Return a connection to a member that answers, and this etcd's name.
+    async def dial(self) -> EtcdClient:
+        """Return a connection to a member that answers, which knows this etcd's name.
 
         Raises:
             UnreachableError: none answers; the message gives the reason for each.
@@ -92,25 +91,20 @@ class Members:
             raise problems[0]  # the members have one secret
         if all(isinstance(problem, NotAStoreError) for problem in problems):
             raise NotAStoreError(reasons)
-        obstacles = {one.obstacle for one in problems if not isinstance(one, NotAStoreError)}
+        obstacles = {problem.obstacle for problem in problems if not isinstance(problem, NotAStoreError)}
         raise UnreachableError(reasons, obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER)
 
-    async def dial_client(self) -> EtcdClient:
-        """Return the connection alone."""
-        return (await self.dial())[0]
-
-    async def _dial_one(self, number: int) -> tuple[EtcdClient, str]:
+    async def _dial_one(self, number: int) -> EtcdClient:
         client = await EtcdClient.dial(self._members[number], self._access, self._timeout_s, self._secret)
         try:
-            name = await store_id(client, self.root)
+            client.store, client.times = await store_id(client, self.root), self._times
         except BaseException:
             client.close()
             raise
-        client.revisions = Revisions(name, self._times)
-        return client, name
+        return client
 
     def suspect(self, client: EtcdClient) -> None:
-        """This connection was given up: the next dial begins with another member."""
+        """Begin the next dial with another member: this connection was given up."""
         if self._members[self._preferred] == client.endpoint:
             self._preferred = (self._preferred + 1) % len(self._members)
 
@@ -149,20 +143,19 @@ class EtcdBackend(RendezvousBackend):
         self._taking_part: asyncio.Task[None] | None = None
 
     async def agree(self, fingerprint: str) -> str:
-        """An etcd cluster is shared: here every run has a name (the settings enforce it)."""
+        """Raise an error: in etcd, which is shared, every run has a name (the settings enforce it)."""
         raise NotAStoreError("a run in etcd requires a run id; give --rdzv-id, the same on every node")
 
     async def release(self) -> None:
-        """No name was agreed."""
+        """Do nothing: no name was agreed."""
 
     async def connect(self) -> NodeRecords:
-        """A connection to one member; this agent takes part in the election from the first one on."""
+        """Return a connection to one member; this agent takes part in the election from the first one on."""
         assert self.run_id is not None  # set before
-        client, store = await self._members.dial()
+        client = await self._members.dial()
         table = EtcdTable(
             client,
             self._members.root,
-            store,
             lease=self._kept,
             on_close=lambda: self._members.suspect(client),
         )
@@ -175,7 +168,7 @@ class EtcdBackend(RendezvousBackend):
             self._election = Election(
                 self.run_id,
                 self._members.root,
-                self._members.dial_client,
+                self._members.dial,
                 self.history_store,
                 self._lease_ttl_s,
                 on_resigned=self._poke,
@@ -184,20 +177,19 @@ class EtcdBackend(RendezvousBackend):
         return records
 
     async def connect_reports(self) -> ReportRecords:
-        """A connection to one member."""
+        """Return a connection to one member."""
         assert self.run_id is not None  # set before
-        client, store = await self._members.dial()
-        table = EtcdTable(client, self._members.root, store, lease=self._kept_reports)
-        return ReportRecords(table, self.run_id)
+        client = await self._members.dial()
+        return ReportRecords(EtcdTable(client, self._members.root, lease=self._kept_reports), self.run_id)
 
     def how_to_reach(self, obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str:
-        """No node hosts etcd; see :class:`RendezvousBackend`."""
+        """Return how to reach etcd, which no node hosts; see :class:`RendezvousBackend`."""
         members = self._endpoint.members
         hosts = ", ".join(member.host for member in members)
         return how_to_reach(obstacle, hosts, members[0].port, "etcd", had_answered=had_answered)
 
     def _mark(self) -> None:
-        """Our lease was renewed: if this agent coordinates, write a mark, by which others can date it."""
+        """Write a mark, if this agent coordinates, by which others can date the renewal of its lease."""
         if self._election is not None:
             self._election.mark()
 

@@ -96,7 +96,7 @@ class Election:
         return self._driver is not None and self._driver.winding_up
 
     def mark(self) -> None:
-        """This agent's own lease was just renewed: have a mark written, if it leads."""
+        """Have a mark written if this agent, whose lease was just renewed, leads."""
         if self._leadership is not None:
             self._mark_due.set()
 
@@ -133,7 +133,7 @@ class Election:
                 await self._waits.sleep(REST_S)
 
     async def _take_part(self) -> None:
-        """Over one connection: campaign until elected, and lead until that ends."""
+        """Campaign over one connection until elected, and lead until that ends."""
         await self._connect()
         while True:
             life = await self._await_no_leader()
@@ -199,7 +199,7 @@ class Election:
         self._over = True
 
     async def _begin_run(self, leadership: Leadership) -> float:
-        """The run has no plan: read how the last one of its name ended, which this machine may have missed.
+        """Read how the last run of this name ended, which this machine may have missed.
 
         If that is not in etcd either, it is the first of its name, or etcd has lost its data: then an outcome in
         this machine's run history is kept, unless every node is known to have acknowledged it.
