@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .figures import Result, circumstances, print_figures
-from .options import Options
+from .figures import Options, Result, circumstances, print_figures
 from .scene import become_subreaper
 from .stages import RECOVERY_STAGES, START_STAGES, print_stages
 
@@ -26,7 +25,6 @@ BENCHMARKS = {
     "start": "launch to every rank's first collective, beside torchrun",
     "recovery": "fault to the new world's first collective, by kind of fault, beside torchrun",
     "frameworks": "worker SIGKILL to the next training step: plain DDP, transformers, Lightning, beside torchrun",
-    "secret": "what a secret costs: connections and calls in TLS",
     "rendezvous": "many nodes meet at one store, beside torch's own rendezvous",
 }
 STAGE_TABLES = {"start_stages": START_STAGES, "recovery_stages": RECOVERY_STAGES}

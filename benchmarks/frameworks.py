@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .faults import WORKER_KILLED, strike
-from .figures import Figures, Ratio, Result, import_torch_s, ratio
+from .figures import Figures, Options, Ratio, Result, import_torch_s, progress, ratio
 from .launchers import OURS, TORCHRUN_TUNED, Launcher, running
-from .options import Options, progress
 from .scene import BOTH, HOST, PEER, SCENE_LIMIT_S, NoWorldError, Scene, World
 
 TWO_EACH = {HOST: 2, PEER: 2}
@@ -43,29 +42,15 @@ SUBJECTS = (
 )
 
 
-class Book:
-    """What was measured so far."""
-
-    def __init__(self) -> None:
-        self.figures = Figures()
-
-    def enter(
-        self, what: str, launcher: Launcher, outcome: float | str, target_s: float | None = None
-    ) -> None:
-        target = target_s if launcher is OURS else None
-        self.figures.of(what, launcher.name, target=target).add(outcome)
-        progress(f"{what}, {launcher.name}: {outcome}")
-
-
 def run(options: Options) -> Result:
-    book = Book()
+    figures = Figures()
     for _ in range(TRIES if options.quick else options.runs):
         for subject in SUBJECTS:
             for launcher in (OURS, TORCHRUN_TUNED):
-                measure(book, subject, launcher)
-        book.figures.of("import torch, alone", "python").add(import_torch_s())
+                measure(figures, subject, launcher)
+        figures.of("import torch, alone", "python").add(import_torch_s())
     note = f"2 + 2 workers unless stated otherwise; the worker is killed after {CALM_S:g} s of training."
-    return Result("frameworks", list(book.figures), [note], _ratios(book.figures))
+    return Result("frameworks", list(figures), [note], _ratios(figures))
 
 
 def _ratios(figures: Figures) -> list[Ratio]:
@@ -80,23 +65,31 @@ def _kill_of(subject: Subject) -> str:
     return f"{subject.name}: worker SIGKILL"
 
 
-def measure(book: Book, subject: Subject, launcher: Launcher) -> None:
+def measure(figures: Figures, subject: Subject, launcher: Launcher) -> None:
     """One run of this script: its first start, a kill, and its second start."""
     with Scene(running(launcher, subject.script), pause_s=0.0, slots=subject.slots) as scene:
         try:
             world, took_s = _start(scene)
-            book.enter(f"{subject.name}: first start", launcher, took_s)
+            _enter(figures, f"{subject.name}: first start", launcher, took_s)
             time.sleep(CALM_S)
             _, recovery = strike(scene, WORKER_KILLED, world)
-            book.enter(_kill_of(subject), launcher, recovery.took_s, subject.target_s)
+            _enter(figures, _kill_of(subject), launcher, recovery.took_s, subject.target_s)
             if launcher is not OURS:
                 return
             for node in BOTH:
                 scene.kill_node(node)
             _, took_s = _start(scene)
-            book.enter(f"{subject.name}: second start", launcher, took_s)
+            _enter(figures, f"{subject.name}: second start", launcher, took_s)
         except NoWorldError as error:
-            book.enter(_kill_of(subject), launcher, str(error), subject.target_s)
+            _enter(figures, _kill_of(subject), launcher, str(error), subject.target_s)
+
+
+def _enter(
+    figures: Figures, measured: str, launcher: Launcher, outcome: float | str, target_s: float | None = None
+) -> None:
+    target = target_s if launcher is OURS else None
+    figures.of(measured, launcher.name, target=target).add(outcome)
+    progress(f"{measured}, {launcher.name}: {outcome}")
 
 
 def _start(scene: Scene) -> tuple[World, float]:

@@ -9,9 +9,8 @@ seconds).
 from __future__ import annotations
 
 from .faults import NODE_JOINS, ONCE_EACH, SETTLE_S, WORKER_KILLED, Fault, Recovery, measure, measure_kills
-from .figures import Figure, Figures, Ratio, Result, ratio
+from .figures import Figure, Figures, Options, Ratio, Result, progress, ratio
 from .launchers import OURS, OURS_COLD, TORCHRUN, TORCHRUN_TUNED, Launcher, ft_launcher
-from .options import Options, progress
 from .stages import RECOVERY_STAGES, Stages, median_stages
 
 KILLS, KILLS_OF_SLOW = 5, 3

@@ -21,10 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from elastic_agent.testing.ports import free_port
+from elastic_agent.testing.processes import free_port
 
-from .figures import Figure, Result
-from .options import Options, progress
+from .figures import Figure, Options, Result, progress
 from .scene import boottime_s
 
 OURS, SECURED, TORCH = "elastic-agent", "elastic-agent, with a secret", "torch c10d"

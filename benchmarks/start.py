@@ -6,9 +6,8 @@ is part of every start.
 
 from __future__ import annotations
 
-from .figures import Figures, Result, import_torch_s, ratio
+from .figures import Figures, Options, Result, import_torch_s, progress, ratio
 from .launchers import OURS, OURS_FIXED, TORCHRUN, TORCHRUN_FIXED, TORCHRUN_TUNED, Launcher
-from .options import Options, progress
 from .scene import BOTH, HOST, PEER, NoWorldError, Scene
 from .stages import START_STAGES, Stages, breakdown, median_stages
 

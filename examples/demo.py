@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from elastic_agent.testing.ports import free_port
+from elastic_agent.testing.processes import free_port
 
 EXAMPLES = Path(__file__).resolve().parent
 DIGITS = EXAMPLES / "digits_ddp.py"

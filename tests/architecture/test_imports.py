@@ -38,25 +38,8 @@ BESIDE = {"__main__": "cli"}
 READ_SETTINGS = {"cli", "agent", "launcher", "torchrun/plugin.py"}
 """Where settings are known: the command, the agent, and torchrun's way in, which reads torchrun's options."""
 
-TORCH_WHEN_USED = "client/_agreement.py"
-"""Agrees over a process group of torch's: it imports torch when it is called, in a process that has it."""
-
 FRONT_DOORS = {"protocol", "transport", "transport/c10d", "transport/etcd"}
 """Packages whose names other packages import from the package itself, not from its modules."""
-
-STANDARD_LIBRARY_ONLY = {
-    "client",
-    "config",
-    "values",
-    "exit_codes",
-    "printable",
-    "python_source",
-    "linux",
-    "exit_note",
-    "sd_notify",
-    "worker_variables",
-    "files",
-}
 
 GUARD = {
     "workers/guard/__main__.py",
@@ -102,7 +85,6 @@ class Import:
     module: str
     line: int
     for_types_only: bool
-    inside_a_function: bool = False
 
 
 @cache
@@ -112,22 +94,19 @@ def imports(file: Path) -> tuple[Import, ...]:
     return tuple(_imports(tree, [NAME, *file.parent.relative_to(PACKAGE).parts], False))
 
 
-def _imports(
-    node: ast.AST, package: list[str], for_types_only: bool, inside: bool = False
-) -> Iterator[Import]:
+def _imports(node: ast.AST, package: list[str], for_types_only: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             names = [alias.name for alias in child.names]
-            yield from (Import(name, child.lineno, for_types_only, inside) for name in names)
+            yield from (Import(name, child.lineno, for_types_only) for name in names)
         elif isinstance(child, ast.ImportFrom):
             base = package[: len(package) + 1 - child.level] if child.level else []
             start = ".".join([*base, *([child.module] if child.module else [])])
             names = [f"{start}.{one.name}" for one in child.names]
-            yield from (Import(name, child.lineno, for_types_only, inside) for name in names)
+            yield from (Import(name, child.lineno, for_types_only) for name in names)
         else:
             checking = isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")
-            function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
-            yield from _imports(child, package, for_types_only or checking, inside or function)
+            yield from _imports(child, package, for_types_only or checking)
 
 
 def files(rooms: Collection[str]) -> list[Path]:
@@ -192,24 +171,6 @@ def test_only_upper_layers_read_settings() -> None:
 
 def test_the_protocol_is_pure() -> None:
     assert complaints(files({"protocol"}), lambda _, one: one.module.split(".")[0] in IMPURE) == []
-
-
-def test_client_and_settings_need_the_standard_library_only() -> None:
-    known = {*sys.stdlib_module_names, NAME}
-
-    def foreign(file: Path, one: Import) -> bool:
-        if place(file) == TORCH_WHEN_USED and one.inside_a_function:
-            return one.module.split(".")[0] not in {*known, "torch"}
-        return one.module.split(".")[0] not in known
-
-    assert complaints(files(STANDARD_LIBRARY_ONLY), foreign) == []
-
-
-def test_settings_import_the_protocol_when_they_make_a_policy() -> None:
-    def earlier(_: Path, one: Import) -> bool:
-        return room_of(one.module) == "protocol" and not (one.for_types_only or one.inside_a_function)
-
-    assert complaints(files({"config"}), earlier) == []
 
 
 def test_the_guard_needs_the_standard_library_only() -> None:

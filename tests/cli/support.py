@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from sysconfig import get_path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,13 @@ def elastic_agent(
         stdin=subprocess.DEVNULL,
         pass_fds=pass_fds,
     )
+
+
+def refusal(*argv: str, **how: Any) -> str:
+    """Run ``elastic-agent`` with a mistake (see :func:`elastic_agent`); returns its one line on standard error."""
+    done = elastic_agent(*argv, **how)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
+    return done.stderr
 
 
 def without_overrides() -> list[str]:

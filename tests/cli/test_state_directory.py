@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.torchrun import plugin
-from tests.cli.support import LONG_LEASE, elastic_agent, without_overrides
+from tests.cli.support import LONG_LEASE, elastic_agent, refusal, without_overrides
 from tests.names import unique
 from tests.small_disk import run_on_small_disk
 
@@ -80,13 +80,9 @@ def test_a_temporary_folder_that_another_user_may_have_made_is_refused(
     run_id = unique("train")
     (temporary / "nodes" / run_id).mkdir(parents=True)
     (temporary / "nodes" / run_id / "n1.lock").symlink_to(precious)
-    done = elastic_agent(
-        *("--rdzv-id", run_id, "--node-id", "n1", str(script)), variables=without_a_home(temporary)
-    )
+    told = refusal("--rdzv-id", run_id, "--node-id", "n1", str(script), variables=without_a_home(temporary))
     assert precious.read_text() == "mine\n"
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert f"got {quoted(temporary)}, {reason}; expected a directory that belongs to this user" in done.stderr
+    assert f"got {quoted(temporary)}, {reason}; expected a directory that belongs to this user" in told
 
 
 @pytest.mark.parametrize(("attack", "reason"), ATTACKS)
@@ -216,11 +212,8 @@ def test_paths_in_an_inaccessible_home_are_refused_in_one_line(
     def named(text: str) -> str:
         return text.replace("HOME", str(closed_home)).replace("SCRIPT", str(script))
 
-    done = elastic_agent(*map(named, argv), under=without_overrides())
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
     shown = re.sub('"(.+?)"', lambda match: quoted(named(match[1])), said)
-    assert named(shown) in done.stderr
+    assert named(shown) in refusal(*map(named, argv), under=without_overrides())
 
 
 def test_commands_look_for_runs_in_the_state_directory_that_the_environment_names(
@@ -228,19 +221,11 @@ def test_commands_look_for_runs_in_the_state_directory_that_the_environment_name
 ) -> None:
     variables = {**LONG_LEASE, "ELASTIC_AGENT_STATE_DIR": str(tmp_path / "state")}
     run_id = unique("named")
-    options = [
-        "--standalone",
-        "--rdzv-id",
-        run_id,
-        "--nproc-per-node",
-        "1",
-        "--worker-start",
-        "cold",
-    ]
+    options = ("--standalone", "--rdzv-id", run_id, "--nproc-per-node", "1", "--worker-start", "cold")
     ran = elastic_agent(*options, str(script), variables=variables)
     assert ran.returncode == 0, ran.stderr
     for command in ("status", "why"):
         found = elastic_agent(command, run_id, variables=variables)
         assert (found.returncode, run_id in found.stdout) == (0, True), found.stderr
-        missing = elastic_agent(command, unique("none"), variables=variables)
-        assert f"no saved status in {tmp_path / 'state'} (--state-dir)" in missing.stderr
+        missing = refusal(command, unique("none"), variables=variables)
+        assert f"no saved status in {tmp_path / 'state'} (--state-dir)" in missing

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.config.checks import check_source
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import load_settings
+from elastic_agent.config.script import check_source
 from tests.config.support import Shell
 
 # Options in one string, then what the line must contain besides the option and the value in quotes.

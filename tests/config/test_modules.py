@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.config.checks import check_module
 from elastic_agent.config.errors import UsageError
+from elastic_agent.config.script import check_module
 
 FILES = {
     "train.py": "",

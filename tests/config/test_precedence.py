@@ -9,30 +9,27 @@ import pytest
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import load_settings
 from elastic_agent.config.settings import specs
-from elastic_agent.config.sources.base import Given, Layer, Source
+from elastic_agent.config.sources.base import Layer, Source
 from tests.config.support import Shell
 
 
 def test_each_layer_takes_precedence_over_the_next(shell: Shell) -> None:
-    file = shell.write("run.toml", "max_restarts = 30\n")
+    step = {"SLURM_JOB_ID": "40", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1"}
 
-    def site(_environ: object) -> dict[str, Given]:
-        return {"max_restarts": Given("40", Source(Layer.SITE, "the site"))}
+    def load(argv: list[str], variables: dict[str, str]) -> tuple[str | None, str]:
+        resolved = shell.load(argv, {**step, **variables})
+        return resolved.settings.rdzv_id, str(resolved.sources["rdzv_id"])
 
-    def load(argv: list[str], variables: dict[str, str]) -> tuple[int, str]:
-        environ = {**shell.environ, **variables}
-        resolved = load_settings([*argv, shell.script], environ, site_sources=[site])
-        return resolved.settings.max_restarts, str(resolved.sources["max_restarts"])
-
+    file = shell.write("run.toml", 'rdzv_id = "30"\n')
     config = ["--config", file]
-    both = {"PET_MAX_RESTARTS": "21", "ELASTIC_AGENT_MAX_RESTARTS": "20"}
-    assert load([*config, "--max-restarts", "10"], both) == (10, "--max-restarts")
-    assert load(config, both) == (20, "ELASTIC_AGENT_MAX_RESTARTS")
-    assert load(config, {"PET_MAX_RESTARTS": "21"}) == (21, "PET_MAX_RESTARTS")
-    assert load(config, {}) == (30, f"{file}: max_restarts")
-    assert load([], {}) == (40, "the site")
-    assert shell.load().settings.max_restarts == 3
-    assert str(shell.load().sources["max_restarts"]) == "default"
+    both = {"PET_RDZV_ID": "21", "ELASTIC_AGENT_RDZV_ID": "20"}
+    assert load([*config, "--rdzv-id", "10"], both) == ("10", "--rdzv-id")
+    assert load(config, both) == ("20", "ELASTIC_AGENT_RDZV_ID")
+    assert load(config, {"PET_RDZV_ID": "21"}) == ("21", "PET_RDZV_ID")
+    assert load(config, {}) == ("30", f"{file}: rdzv_id")
+    assert load([], {}) == ("slurm-40", "Slurm (the job's id)")
+    assert shell.load().settings.rdzv_id is None
+    assert str(shell.load().sources["rdzv_id"]) == "default"
 
 
 def test_rdzv_conf_counts_in_its_own_layer(shell: Shell) -> None:

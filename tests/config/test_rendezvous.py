@@ -68,21 +68,6 @@ def test_standalone_with_a_range_that_allows_one_node_is_one_node(shell: Shell) 
     assert any("running on one node, although" in note.text for note in resolved.notes)
 
 
-def test_standalone_with_two_nodes_is_refused(shell: Shell) -> None:
-    with pytest.raises(UsageError, match=r'--nnodes: got "2", but --standalone means one node'):
-        shell.load(["--standalone", "--nnodes", "2"])
-
-
-def test_several_nodes_without_an_endpoint_are_refused(shell: Shell) -> None:
-    with pytest.raises(UsageError, match=r'PET_NNODES: got "1:4".*--rdzv-endpoint HOST'):
-        shell.load([], {"PET_NNODES": "1:4"})
-
-
-def test_an_endpoint_of_any_free_port_is_for_one_node(shell: Shell) -> None:
-    with pytest.raises(UsageError, match="is unknown to the other nodes"):
-        shell.load(["--nnodes", "2", "--rdzv-endpoint", "localhost:0"])
-
-
 @pytest.mark.parametrize("option", ["--rdzv-endpoint", "--rdzv-conf", "--local-ranks-filter", "--local-addr"])
 def test_an_empty_string_that_is_torchruns_default_counts_as_not_given(shell: Shell, option: str) -> None:
     variable = "PET_" + option[2:].upper().replace("-", "_")
@@ -193,15 +178,16 @@ def test_a_password_for_etcd_is_encrypted_with_a_secret(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--rdzv-endpoint", "a"], "requires a run id"),
-        (["--rdzv-id", "x"], "requires the etcd members"),
-        (["--rdzv-endpoint", "a", "--rdzv-id", "x", "--etcd-key", "/k"], "requires --etcd-cert"),
-        (["--rdzv-endpoint", "a", "--rdzv-id", "x", "--etcd-ca", "/no-such.pem"], "is not readable"),
-        (["--rdzv-endpoint", "a:0", "--rdzv-id", "x"], "port 0 cannot be connected to"),
+        (["--standalone", "--nnodes", "2"], r'--nnodes: got "2", but --standalone means one node'),
+        (["--nnodes", "1:4"], r'--nnodes: got "1:4".*--rdzv-endpoint HOST'),
+        (["--nnodes", "2", "--rdzv-endpoint", "localhost:0"], "is unknown to the other nodes"),
+        ([*ETCD[:2], "--rdzv-endpoint", "a"], "requires a run id"),
+        ([*ETCD[:2], "--rdzv-id", "x"], "requires the etcd members"),
+        ([*ETCD, "--etcd-key", "/k"], "requires --etcd-cert"),
+        ([*ETCD, "--etcd-ca", "/no-such.pem"], "is not readable"),
+        ([*ETCD, "--rdzv-endpoint", "a:0"], "port 0 cannot be connected to"),
     ],
 )
-def test_etcd_requires_members_a_run_id_and_readable_files(
-    shell: Shell, options: list[str], said: str
-) -> None:
+def test_settings_that_do_not_fit_each_other_are_refused(shell: Shell, options: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        shell.load(["--rdzv-backend", "etcd", *options])
+        shell.load(options)

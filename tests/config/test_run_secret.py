@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.run_secret import new_secret, run_secret
+from elastic_agent.config.secrets import new_secret, run_secret
 
 TEXT = "0123456789abcdef0123"
 

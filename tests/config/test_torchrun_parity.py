@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import Std, to_map
 from torch.distributed.run import get_args_parser
 
 from elastic_agent.config import value_types
-from elastic_agent.config.parser import HelpRequested
+from elastic_agent.config.errors import HelpRequested
 from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources.command_line import parse_command_line
 from tests.config.support import Shell

@@ -42,30 +42,15 @@ def analyze(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str
     )
 
 
-def verify(folder: Path, file: Path, unit: str) -> subprocess.CompletedProcess[str]:
-    """What systemd says to `unit` in that file's place, with a program that exists on this machine."""
-    instance = folder / file.name.replace("@", "@digits")
-    instance.write_text(PROGRAM.sub("/bin/true", unit))
-    whose = ("--user",) if file is USERS_UNIT else ()
-    return analyze(*whose, "verify", "--recursive-errors=yes", instance, folder=folder)
-
-
 @pytest.mark.prove
 @needs_systemd_analyze
 @every
 def test_systemd_accepts_the_unit(tmp_path: Path, file: Path) -> None:
-    result = verify(tmp_path, file, file.read_text())
+    instance = tmp_path / file.name.replace("@", "@digits")
+    instance.write_text(PROGRAM.sub("/bin/true", file.read_text()))  # a program that exists on this machine
+    whose = ("--user",) if file is USERS_UNIT else ()
+    result = analyze(*whose, "verify", "--recursive-errors=yes", instance, folder=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-
-
-@pytest.mark.prove
-@needs_systemd_analyze
-@every
-@pytest.mark.parametrize("line", ["RestartPreventExitCodes=1", "KillMode=gently"])
-def test_systemd_analyze_detects_an_error(tmp_path: Path, file: Path, line: str) -> None:
-    result = verify(tmp_path, file, file.read_text().replace("[Service]\n", f"[Service]\n{line}\n"))
-    # A bad value is reported without failing, hence the empty stderr that the test above wants.
-    assert line.split("=")[1] in result.stderr or line.split("=")[0] in result.stderr
 
 
 # -- privileges ---------------------------------------------------------------------------------

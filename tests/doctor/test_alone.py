@@ -313,7 +313,7 @@ def test_a_module_that_a_run_would_refuse_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wait", ["soon", "0", "-1", "1e9"])
 def test_the_time_to_wait_is_a_number_of_seconds(wait: str) -> None:
-    with pytest.raises(UsageError, match="expected a number of seconds"):
+    with pytest.raises(UsageError, match="expected seconds, more than 0, 86400 at most"):
         doctor([f"--wait={wait}"])
 
 

@@ -115,11 +115,3 @@ def test_hello_adds_up_the_ranks() -> None:
     output = run(*TORCHRUN, 2, EXAMPLES / "hello.py")
     for rank in range(2):
         assert f"hello from rank {rank} of 2; our ranks add up to 1" in output
-
-
-def test_identity_shows_the_same_workers_after_the_restart() -> None:
-    output = run(*TORCHRUN, 2, "--max-restarts", 1, EXAMPLES / "identity.py")
-    workers = re.findall(r"stays: run (\S+), node (\S+), worker (\S+) ", output)
-    assert len(workers) == 4
-    assert sorted(workers[:2]) == sorted(workers[2:])
-    assert len({worker for _, _, worker in workers}) == 2

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.watching import FolderWatch
+from tests.cli.support import COMMAND, clean_environment
 
 DIGITS = Path(__file__).parents[2] / "examples" / "lightning_digits.py"
 
@@ -20,18 +19,10 @@ pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 def start(folder: Path, workers: int) -> subprocess.Popen[str]:
-    environ = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PET_", "ELASTIC_AGENT_"))
-    }
     options = ("--rdzv-id", "digits", "--state-dir", folder / "state", "--nproc-per-node", workers)
-    command = (sys.executable, "-m", "elastic_agent", *options, DIGITS, "--root", folder)
-    return subprocess.Popen(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-    )
+    command = [str(part) for part in (*COMMAND, *options, DIGITS, "--root", folder)]
+    environ = clean_environment({"OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, text=True)
 
 
 def test_the_example_resumes_with_another_number_of_workers(tmp_path: Path) -> None:

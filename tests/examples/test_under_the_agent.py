@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -12,38 +11,31 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cli.support import clean_environment, elastic_agent
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
-AGENT = (sys.executable, "-m", "elastic_agent", "--log-format", "console")
-
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
-def own_environment() -> dict[str, str]:
-    return {
-        name: value for name, value in os.environ.items() if not name.startswith(("PET_", "ELASTIC_AGENT_"))
-    }
+def run_example(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    """Run an example with two workers."""
+    options = ("--log-format", "console", "--state-dir", str(folder), "--nproc-per-node", "2")
+    return elastic_agent(*options, str(EXAMPLES / name))
 
 
-@pytest.mark.prove
 def test_hello_adds_up_the_ranks_of_two_workers(tmp_path: Path) -> None:
     """The first thing to try: one machine, no options of a rendezvous."""
-    done = subprocess.run(
-        [*AGENT, "--state-dir", tmp_path, "--nproc-per-node", "2", EXAMPLES / "hello.py"],
-        env=own_environment(),
-        capture_output=True,
-        text=True,
-    )
+    done = run_example(tmp_path, "hello.py")
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):
         assert f"hello from rank {rank} of 2; our ranks add up to 1" in done.stdout
 
 
-@pytest.mark.prove
 def test_the_demo_ends_well_and_leaves_nothing() -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     # The demo has a limit of its own and then stops its agents; killed here, it could not.
     demo = subprocess.run(
-        [sys.executable, EXAMPLES / "demo.py"], env=own_environment(), capture_output=True, text=True
+        [sys.executable, EXAMPLES / "demo.py"], env=clean_environment(), capture_output=True, text=True
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert re.search(r"resumed   from the checkpoint of step \d+$", demo.stdout, re.M)
@@ -53,15 +45,8 @@ def test_the_demo_ends_well_and_leaves_nothing() -> None:
     assert {child.pid for child in psutil.Process().children(recursive=True)} == before
 
 
-@pytest.mark.prove
 def test_identity_shows_which_names_survive_a_restart(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [*AGENT, "--state-dir", tmp_path, "--nproc-per-node", "2", EXAMPLES / "identity.py"],
-        env=own_environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    result = run_example(tmp_path, "identity.py")
     assert result.returncode == 0, result.stdout + result.stderr
     seen = re.findall(
         r"generation (\d+):  stays: run (\S+), node (\S+), worker (\S+) .* process (\d+)", result.stdout
@@ -74,11 +59,10 @@ def test_identity_shows_which_names_survive_a_restart(tmp_path: Path) -> None:
     assert len({pid for *_, pid in seen}) == 4
 
 
-@pytest.mark.prove
 def test_ctrl_c_ends_the_demo_and_all_it_started(tmp_path: Path) -> None:
     demo = subprocess.Popen(
         [sys.executable, EXAMPLES / "demo.py"],
-        env={**own_environment(), "TMPDIR": str(tmp_path)},
+        env={**clean_environment(), "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

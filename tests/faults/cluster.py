@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, Self, TypeVar
 from elastic_agent.testing.node import NodeProcess
 from elastic_agent.testing.processes import JOURNAL, Agents
 from elastic_agent.testing.records import Line, Lines
+from tests.cli.support import elastic_agent
 from tests.etcd import set_up_long_ago
 from tests.names import unique
 from tests.ports import free_port
@@ -178,11 +181,30 @@ class Cluster(Agents):
             self.wait_event("plan", name)  # no other agent can have written it
         return agent
 
+    def start_training(self, *nodes: str) -> int:
+        """Start these nodes with one worker each, the first as the store's host; returns when all train, and where."""
+        for node in nodes:
+            (self.start if self.agents else self.start_host)(node)
+        return self.wait_training(*nodes)
+
+    def start_saving(self, **save_s: float) -> None:
+        """Start a node of each name whose worker saves for so long when it gets SIGTERM; returns when all work."""
+        for node in save_s:
+            start = self.start if self.agents else self.start_host
+            start(node, script=SAVING, arguments=(str(self.folder), json.dumps(save_s)))
+        for node in save_s:
+            self.wait_event("state", node, state="running")
+        self.wait("all workers", lambda: {one["node_id"] for one in self.born()} == {*save_s} or None)
+
     def order(self, worker_id: str, what: str) -> None:
         """Have a worker misbehave at the end of its next step (see train.py)."""
         draft = self.folder / f".order.{secrets.token_hex(4)}"
         draft.write_text(what)
         draft.rename(self.folder / f"order.{worker_id.replace('/', '.')}")
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of ``elastic-agent`` for this run."""
+        return elastic_agent(*words, "--run", str(self.run_id))
 
     def let_finish(self) -> None:
         """Training may end."""
@@ -202,16 +224,6 @@ class Cluster(Agents):
         """A generation's nodes in order, with slots and first rank of each."""
         seats = self.worlds()[generation][0]["world"]
         return {node: (slots, first) for node, _, slots, first in seats}
-
-    def order_of(self, generation: int) -> list[str]:
-        """A generation's nodes in the order of their ranks."""
-        return list(self.world(generation))
-
-    def silence_s(self, generation: int) -> float:
-        """How long no worker trained before this generation's workers were started."""
-        last = max(one["boottime_s"] for one in self.steps() if one["generation"] < generation)
-        starts = [one for one in self.journal("workers_started") if one["generation"] == generation]
-        return float(min(one["boottime_s"] for one in starts) - last)
 
     def pid_of(self, worker_id: str) -> int:
         """The newest process of this worker."""
@@ -241,6 +253,11 @@ class Cluster(Agents):
             )
 
         return self.wait(f"{steps} steps of {', '.join(nodes)} in a generation above {after}", look)
+
+    def wait_steps(self, count: int) -> None:
+        """Until so many more steps were taken."""
+        reached = self.steps()[-1]["step"]
+        self.wait(f"{count} more steps", lambda: self.steps()[-1]["step"] >= reached + count or None)
 
     def wait_note(self, kind: str) -> Line:
         """Until a worker wrote down that it obeys an order of this kind (see train.py)."""

@@ -12,6 +12,7 @@ import pytest
 from tests.etcd import EtcdCluster, need_etcd
 
 from .cluster import SHORT_LEASE_S, SHORT_MARGIN_S, Cluster
+from .machines import Machines, built
 
 MakeCluster = Callable[..., Cluster]
 
@@ -39,6 +40,20 @@ on_both = pytest.mark.parametrize("etcd", ["c10d", "etcd"], indirect=True)
 on_both_to_prove = pytest.mark.parametrize(
     "etcd", ["c10d", pytest.param("etcd", marks=pytest.mark.prove)], indirect=True
 )
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[EtcdCluster]:
+    """An etcd of three members, for this test alone."""
+    with EtcdCluster(tmp_path, 3) as members:
+        yield members
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    """Three machines for nodes, and one for a server of the store or an etcd."""
+    with built("a", "b", "c", "head") as machines:
+        yield machines
 
 
 @pytest.fixture

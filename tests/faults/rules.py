@@ -102,6 +102,42 @@ def see_it_end(cluster: Cluster, *, restarts: int, paused: Collection[str] = (),
     check_nothing_left(cluster)
 
 
+def check_all_told_and_left(cluster: Cluster, generation: int, reason: str) -> None:
+    """Every worker of the generation was told why, and all left after the same step."""
+    workers = {one["worker_id"] for one in cluster.born() if one["generation"] == generation}
+    left = [one for one in cluster.notes("left") if one["generation"] == generation]
+    assert {one["worker_id"] for one in left} == workers, cluster.story()
+    assert {one["reason"] for one in left} == {reason}
+    assert len({one["step"] for one in left}) == 1, cluster.story()
+
+
+def check_saved_and_gone(cluster: Cluster, *nodes: str) -> None:
+    """Each of these nodes' workers saved, and its process is gone, now that the command has returned."""
+    saved = {one["node_id"] for one in cluster.notes("saved")}
+    assert saved >= {*nodes}, cluster.story()
+    workers = {one["pid"] for one in cluster.born() if one["node_id"] in nodes}
+    assert not workers & {*cluster.marked_processes()}, cluster.story()
+
+
+def undisturbed(cluster: Cluster, generation: int) -> None:
+    """Training goes on in the same generation while every record is read at least once more."""
+    now_s = cluster.steps()[-1]["boottime_s"]
+    cluster.wait(
+        "training to go on", lambda: cluster.steps()[-1]["boottime_s"] > now_s + 1.5 * cluster.lease_s
+    )
+    assert {one["generation"] for one in cluster.steps()} == {generation}
+
+
+def check_one_error(cluster: Cluster, *words: str) -> None:
+    """The agent ended with one clear line and without having started anything."""
+    for agent in cluster.agents.values():
+        assert len(agent.lines('"level": "error"')) == 1, cluster.story()
+        assert agent.lines('"level": "error"', *words), cluster.story()
+        assert "Traceback" not in agent.said()
+    assert cluster.born() == []
+    check_nothing_left(cluster)
+
+
 def _one_world_per_generation(cluster: Recorded) -> list[str]:
     problems = []
     for generation, seen in cluster.worlds().items():

@@ -12,60 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from elastic_agent.agent.control.socket import Command, agents_here, command
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.node import freeze, thaw
+from tests.cli.support import COMMAND, elastic_agent
 from tests.names import unique
 
-from .cluster import SAVING, Cluster
 from .conftest import MakeCluster
+from .rules import check_saved_and_gone
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
-
-
-def typed(*words: str) -> subprocess.CompletedProcess[str]:
-    """A command typed on this machine."""
-    command = [sys.executable, "-m", "elastic_agent", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90)
-
-
-def work(cluster: Cluster, **save_s: float) -> None:
-    """One node of each name, one worker each, which saves for so long; returns when all work."""
-    for index, node in enumerate(save_s):
-        start = cluster.start if index else cluster.start_host
-        start(node, script=SAVING, arguments=(str(cluster.folder), json.dumps(save_s)))
-    everyone = set(save_s)
-    cluster.wait("all to work", lambda: {one["node_id"] for one in newest(cluster)} == everyone or None)
-    cluster.wait("all to be known to work", lambda: all_say_running(cluster, everyone) or None)
-
-
-def newest(cluster: Cluster) -> list[dict[str, object]]:
-    born = cluster.born()
-    return [one for one in born if one["generation"] == born[-1]["generation"]]
-
-
-def all_say_running(cluster: Cluster, nodes: set[str]) -> bool:
-    generation = cluster.born()[-1]["generation"]
-    said = [one for one in cluster.journal("state") if one["generation"] == generation]
-    return {one["node"] for one in said if one["state"] == "running"} == nodes
-
-
-def check_saved_and_gone(cluster: Cluster, *nodes: str) -> None:
-    """To be asked when the command has returned: each of these nodes' workers saved, and its process is gone."""
-    saved = {one["node_id"] for one in cluster.notes("saved")}
-    assert saved >= set(nodes), f"still saving: {set(nodes) - saved}\n{cluster.story()}"
-    left = [one["worker_id"] for one in cluster.born() if one["node_id"] in nodes and is_alive(one["pid"])]
-    assert not left, f"{left} still there\n{cluster.story()}"
-
-
-def is_alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    return False
 
 
 # -- when they return ---------------------------------------------------------------------------
@@ -73,8 +32,8 @@ def is_alive(pid: int) -> bool:
 
 def test_drain_of_this_machine_returns_when_its_worker_has_saved(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1")
-    work(cluster, a=2.0)
-    done = typed("drain", "--run", str(cluster.run_id))
+    cluster.start_saving(a=2.0)
+    done = cluster.command("drain")
     check_saved_and_gone(cluster, "a")
     assert done.returncode == ExitCode.FINISHED, done.stderr
     assert f"run {cluster.run_id}: the workers of a have exited, and the run is stopped" in done.stdout
@@ -84,10 +43,8 @@ def test_drain_of_the_store_host_says_that_its_agent_stays_and_the_node_can_retu
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("1:2")
-    cluster.start_host("a")
-    cluster.start("b")
-    first = cluster.wait_training("a", "b")
-    done = typed("drain", "a", "--run", str(cluster.run_id))
+    first = cluster.start_training("a", "b")
+    done = cluster.command("drain", "a")
     stays, left = done.stdout.splitlines()[1:]
     assert stays.startswith(
         f"run {cluster.run_id}: the agent of a keeps running until the run ends, because it hosts the"
@@ -100,7 +57,7 @@ def test_drain_of_the_store_host_says_that_its_agent_stays_and_the_node_can_retu
     assert not host.lines(f"forming generation {second}"), "no generation forms with it"
     cluster.start("a")
     cluster.wait_training("a", "b", after=second)
-    assert typed("stop", "--run", str(cluster.run_id)).returncode == ExitCode.FINISHED
+    assert cluster.command("stop").returncode == ExitCode.FINISHED
     assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
     assert host.process.wait(30) == ExitCode.DRAINED
 
@@ -109,9 +66,7 @@ def test_drain_of_the_store_host_on_another_node_says_that_its_machine_must_stay
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("1:2")
-    cluster.start_host("a")
-    cluster.start("b")
-    cluster.wait_training("a", "b")
+    cluster.start_training("a", "b")
     b = next(one for one in agents_here() if one.pid == cluster.agents["b"].pid)
 
     async def answers() -> list[str]:
@@ -120,29 +75,30 @@ def test_drain_of_the_store_host_on_another_node_says_that_its_machine_must_stay
     stays, left = asyncio.run(answers())[1:]
     assert "the machine of a hosts the store; keep it up until the run ends" in stays
     assert left.startswith(f"run {cluster.run_id}: a has left; the other nodes continue;")
-    assert typed("stop", "--run", str(cluster.run_id)).returncode == ExitCode.FINISHED
+    assert cluster.command("stop").returncode == ExitCode.FINISHED
 
 
 def test_a_failure_on_another_node_does_not_complete_a_drain(make_cluster: MakeCluster) -> None:
     """Another generation begins while the leaver still saves."""
     cluster = make_cluster("1:2", "--restart-grace", "0.2")
-    work(cluster, a=0.0, b=2.0)
+    cluster.start_saving(a=0.0, b=2.0)
     asked = subprocess.Popen(
-        [sys.executable, "-m", "elastic_agent", "drain", "b", "--run", str(cluster.run_id)],
+        [*COMMAND, "drain", "b", "--run", str(cluster.run_id)],
         stdout=subprocess.PIPE,
     )
     cluster.wait("b to save", lambda: cluster.notes("saving") or None)
     os.kill(cluster.pid_of("a/0"), signal.SIGKILL)
     stdout, _ = asked.communicate(timeout=60)
-    assert not [one for one in cluster.born() if one["node_id"] == "b" and is_alive(one["pid"])]
+    workers = {one["pid"] for one in cluster.born() if one["node_id"] == "b"}
+    assert not workers & {*cluster.marked_processes()}, cluster.story()
     assert b"b has left" in stdout
 
 
 def test_drain_fails_if_the_agent_dies_before_confirming(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1")
-    work(cluster, a=30.0)
+    cluster.start_saving(a=30.0)
     asked = subprocess.Popen(
-        [sys.executable, "-m", "elastic_agent", "drain", "--run", str(cluster.run_id)],
+        [*COMMAND, "drain", "--run", str(cluster.run_id)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -159,11 +115,10 @@ def test_stop_names_a_store_that_does_not_answer_and_takes_effect_when_it_does(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("2")
-    host = cluster.start_host("a")
-    cluster.start("b")
-    cluster.wait_training("a", "b")
+    cluster.start_training("a", "b")
+    host = cluster.agents["a"]
     host.freeze_node()
-    done = typed("stop", "--run", str(cluster.run_id))
+    done = cluster.command("stop")
     assert done.returncode == ExitCode.NOT_STOPPED
     assert f"the store at 127.0.0.1:{cluster.port} does not answer: " in done.stderr
     assert f"Ctrl-C there, or kill {cluster.agents['b'].pid}" in done.stderr
@@ -182,22 +137,14 @@ def listening(name: bytes, backlog: int = 8) -> Iterator[socket.socket]:
         yield sock
 
 
-def test_names_of_other_programs_sockets_may_hold_any_bytes(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1")
-    work(cluster, a=0.0)
-    with listening(b"caf\xe9"), listening(b"elastic-agent/\xff/1"), listening(b"elastic-agent/abc/x"):
-        done = typed("stop", "--run", str(cluster.run_id))
-    assert (done.returncode, done.stderr) == (ExitCode.FINISHED, "")
-
-
 def test_an_unresponsive_agent_does_not_delay_others(make_cluster: MakeCluster) -> None:
     frozen, cluster = make_cluster("1"), make_cluster("1")
-    work(frozen, a=0.0)
-    work(cluster, a=0.0)
+    frozen.start_saving(a=0.0)
+    cluster.start_saving(a=0.0)
     freeze(frozen.agents["a"].pid)
     began_s = time.monotonic()
     with listening(f"elastic-agent/{os.geteuid()}/1-00".encode()):
-        done = typed("stop", "--run", str(cluster.run_id))
+        done = cluster.command("stop")
     assert done.returncode == ExitCode.FINISHED, done.stderr
     assert time.monotonic() - began_s < 20
     thaw(frozen.agents["a"].pid)
@@ -245,17 +192,17 @@ def test_another_users_process_cannot_impersonate_an_agent(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("1", run_id=FAKED)
-    work(cluster, a=0.0)
+    cluster.start_saving(a=0.0)
     with fake_agent(DESCRIBED, "{}"):
-        done = typed("drain", "n1", "--run", FAKED)
+        done = elastic_agent("drain", "n1", "--run", FAKED)
         assert done.returncode == ExitCode.USAGE
         assert f"such agents on this machine ({OTHER_USER}, root); select one with --user" in done.stderr
-        done = typed("drain", "n2", "--run", FAKED, "--user", "root")
+        done = elastic_agent("drain", "n2", "--run", FAKED, "--user", "root")
         assert f"run {FAKED} has no node n2" in done.stderr
     with contextlib.ExitStack() as fakes:
         for answer in INVALID_ANSWERS.values():
             fakes.enter_context(fake_agent(answer, answer))
-        done = typed("stop", "--run", FAKED)
+        done = elastic_agent("stop", "--run", FAKED)
     assert done.returncode == ExitCode.FINISHED, done.stderr
     assert f"run {FAKED} stopped" in done.stdout
     assert cluster.wait_end() == {"a": ExitCode.STOPPED}
@@ -263,7 +210,7 @@ def test_another_users_process_cannot_impersonate_an_agent(
 
 def test_root_sees_the_agents_user_without_control_characters() -> None:
     with fake_agent(DESCRIBED, r'{"text": "\u001b[2Jn1 has left"}'):
-        done = typed("drain", "n1", "--run", FAKED)
+        done = elastic_agent("drain", "n1", "--run", FAKED)
     assert done.returncode == ExitCode.FINISHED, "the agent of the user that was named first answered"
     assert done.stdout.startswith(f"connecting to the agent of user {OTHER_USER} (pid ")
     assert "\x1b" not in done.stdout
@@ -273,20 +220,14 @@ def test_root_sees_the_agents_user_without_control_characters() -> None:
 @pytest.mark.parametrize("answer", INVALID_ANSWERS.values(), ids=INVALID_ANSWERS)
 def test_invalid_answers_confirm_nothing(answer: str) -> None:
     with fake_agent(DESCRIBED, answer):
-        done = typed("drain", "n1", "--run", FAKED)
+        done = elastic_agent("drain", "n1", "--run", FAKED)
     assert done.returncode == ExitCode.USAGE
     assert "exited before it answered; check its log" in done.stderr
 
 
-def test_an_unknown_user_is_reported() -> None:
-    done = typed("stop", "--user", "no-such-user")
-    assert done.returncode == ExitCode.USAGE
-    assert '--user: got "no-such-user"; expected a user of this machine' in done.stderr
-
-
 def test_the_agent_refuses_a_command_with_invalid_values(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1")
-    work(cluster, a=0.0)
+    cluster.start_saving(a=0.0)
     (agent,) = (one for one in agents_here() if one.pid == cluster.agents["a"].pid)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(f"\0{agent.name}")

@@ -12,8 +12,7 @@ from tests.etcd import EtcdCluster
 
 from .conftest import MakeCluster
 from .leaks import secret_file
-from .rules import see_it_end
-from .test_bad_input import check_one_error, undisturbed
+from .rules import check_one_error, see_it_end, undisturbed
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
 

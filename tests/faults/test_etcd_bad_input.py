@@ -11,7 +11,7 @@ from tests.etcd import EtcdCluster
 
 from .conftest import MakeCluster
 from .leaks import check_no_leak
-from .test_bad_input import check_one_error, web_server
+from .rules import check_one_error
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
 
@@ -58,14 +58,6 @@ def test_denied_access_to_etcd_ends_the_agent_at_once_with_one_line(
         assert cluster.wait_end() == {"a": 4}, cluster.story()
         check_one_error(cluster, words)
         assert PASSWORD not in cluster.story()
-
-
-def test_another_program_at_the_endpoint_is_named(make_cluster: MakeCluster) -> None:
-    with web_server() as port:
-        cluster = make_cluster("1", etcd=f"127.0.0.1:{port}", etcd_is_new=True)
-        cluster.start("a")
-        assert cluster.wait_end() == {"a": 4}, cluster.story()
-        check_one_error(cluster, f"127.0.0.1:{port}")
 
 
 def test_the_etcd_password_does_not_leak(make_cluster: MakeCluster, tmp_path: Path) -> None:

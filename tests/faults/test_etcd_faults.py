@@ -9,8 +9,6 @@ import subprocess
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -29,22 +27,9 @@ ELECTION_S = 1.0
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Iterator[EtcdCluster]:
-    """An etcd of three members, for this test alone."""
-    with EtcdCluster(tmp_path, 3) as cluster:
-        yield cluster
-
-
-@pytest.fixture
 def etcd(three: EtcdCluster) -> str:
     """These agents meet there."""
     return three.endpoints
-
-
-def wait_steps(cluster: Cluster, count: int) -> None:
-    """Until so many more steps were taken."""
-    reached = cluster.steps()[-1]["step"]
-    cluster.wait(f"{count} more steps", lambda: cluster.steps()[-1]["step"] >= reached + count or None)
 
 
 def wait_renewed(cluster: Cluster, etcd: EtcdCluster, *nodes: str) -> None:
@@ -65,111 +50,6 @@ def leases(cluster: Cluster, etcd: EtcdCluster) -> dict[str, int]:
         etcd.ctl("get", "--prefix", f"/tests/{cluster.mark}/1/r/{cluster.run_id}/", "--write-out=json")
     )
     return {one["key"]: one["version"] for one in found.get("kvs", []) if b"/l/" in b64decode(one["key"])}
-
-
-def test_losing_one_etcd_member_of_three_has_no_effect(make_cluster: MakeCluster, three: EtcdCluster) -> None:
-    cluster = make_cluster("2")
-    cluster.start("a")
-    cluster.start("b", 2)
-    first = cluster.wait_training("a", "b")
-
-    leader = three.leader()
-    leader.kill()
-    wait_renewed(cluster, three, "a", "b")
-    os.kill(cluster.pid_of("b/1"), signal.SIGKILL)
-    second = cluster.wait_training("a", "b", after=first)  # the agreement works on two members
-    leader.start()
-    three.wait_ready()
-
-    follower = next(one for one in three.members if one is not three.leader())
-    follower.kill()
-    wait_renewed(cluster, three, "a", "b")
-    follower.start()
-    three.wait_ready()
-
-    frozen = three.members[0]  # the one that all agents prefer
-    frozen.freeze()
-    wait_renewed(cluster, three, "a", "b")
-    frozen.thaw()
-    wait_renewed(cluster, three, "a", "b")
-
-    assert max(cluster.worlds()) == second, cluster.story()
-    assert not cluster.journal("lease_lost"), cluster.story()
-    see_it_end(cluster, restarts=1)
-
-
-def test_a_short_etcd_outage_is_logged_once_and_affects_no_worker(
-    make_cluster: MakeCluster, three: EtcdCluster
-) -> None:
-    cluster = make_cluster("2", "--lease-ttl", "10")
-    a, b = cluster.start("a"), cluster.start("b")
-    first = cluster.wait_training("a", "b")
-    for member in three.members:
-        member.kill()
-    for agent in (a, b):
-        cluster.wait_said(agent.name, '"level": "warning"', "lost the connection to the store at")
-    for member in three.members:
-        member.start()
-    three.wait_ready()
-    for agent in (a, b):
-        cluster.wait_said(agent.name, "answers again")
-    wait_renewed(cluster, three, "a", "b")
-    assert max(cluster.worlds()) == first, cluster.story()
-    for agent in (a, b):
-        assert len(agent.lines("lost the connection")) == 1, agent.said()
-        assert len(agent.lines("answers again")) == 1, agent.said()
-    see_it_end(cluster, restarts=0)
-
-
-def test_a_long_etcd_outage_fences_all_nodes_which_then_rejoin(
-    make_cluster: MakeCluster, three: EtcdCluster
-) -> None:
-    cluster = make_cluster("2")
-    cluster.start("a")
-    cluster.start("b")
-    first = cluster.wait_training("a", "b")
-    workers = [cluster.pid_of("a/0"), cluster.pid_of("b/0")]
-
-    two = three.members[1:]  # without a majority
-    for member in two:
-        member.freeze()
-    assert cluster.wait_gone(workers, 2 * SHORT_LEASE_S + 2.0) == [], cluster.story()
-    for node in ("a", "b"):
-        cluster.wait_event("lease_lost", node)
-    for member in two:
-        member.thaw()
-    second = cluster.wait_training("a", "b", after=first)
-    assert cluster.world(first) == cluster.world(second)
-    see_it_end(cluster, restarts=0)
-
-
-OUTAGE_S = 10.0
-"""Five times the lease; after that, agents do nothing that they have not done before."""
-
-
-def waited_s(agent: NodeProcess) -> float:
-    """For how long the agent has waited for the store, as it last logged."""
-    lines = agent.lines("waiting for the store", '"waited_s"')
-    return max((float(json.loads(line)["waited_s"]) for line in lines), default=0.0)
-
-
-def test_an_outage_of_etcd_far_beyond_the_lease_costs_one_generation_and_no_restart(
-    make_cluster: MakeCluster, three: EtcdCluster
-) -> None:
-    cluster = make_cluster("2")
-    a = cluster.start("a")
-    cluster.start("b")
-    first = cluster.wait_training("a", "b")
-    for member in three.members:
-        member.kill()
-    cluster.wait("a to wait for etcd", lambda: waited_s(a) >= OUTAGE_S or None)
-    for member in three.members:
-        member.start()
-    second = cluster.wait_training("a", "b", after=first)
-    assert second == first + 1
-    assert cluster.world(first) == cluster.world(second)
-    assert a.process.poll() is None
-    see_it_end(cluster, restarts=0)
 
 
 def coordinating_pid(cluster: Cluster, etcd: EtcdCluster) -> str:
@@ -213,7 +93,7 @@ def test_a_frozen_coordinator_is_replaced_without_a_restart_of_workers(
         successor = coordinator_of(cluster, three)
         wait_renewed(cluster, three, "a", "b")
         thaw(lone.pid)
-        wait_steps(cluster, 20)
+        cluster.wait_steps(20)
         assert max(cluster.worlds()) == first, cluster.story()
         assert len(cluster.born()) == 3, "no worker was restarted"
 

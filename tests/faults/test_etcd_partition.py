@@ -11,25 +11,18 @@ from tests.etcd import EtcdCluster
 
 from .cluster import SHORT_LEASE_S, SHORT_MARGIN_S
 from .conftest import MakeCluster
-from .machines import Machines, built
+from .machines import Machines
 from .rules import see_it_end
 
-pytestmark = [pytest.mark.system, pytest.mark.prove]
-
 NODES = ("a", "b", "c")
-
-
-@pytest.fixture
-def machines() -> Iterator[Machines]:
-    with built(*NODES, "etcd") as found:
-        yield found
+pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 @pytest.fixture
 def etcd(machines: Machines, tmp_path: Path) -> Iterator[str]:
     """The endpoint of an etcd on a machine of its own."""
-    address = machines.address("etcd")
-    with EtcdCluster(tmp_path, hosts=("127.0.0.1", address), within=machines.within("etcd")) as cluster:
+    address = machines.address("head")
+    with EtcdCluster(tmp_path, hosts=("127.0.0.1", address), within=machines.within("head")) as cluster:
         yield f"{address}:{cluster.members[0].client_port}"
 
 
@@ -42,13 +35,13 @@ def test_a_node_partitioned_from_etcd_is_excluded_and_the_others_continue(
     first = cluster.wait_training(*NODES)
 
     worker = cluster.pid_of("b/0")
-    machines.hide("etcd", "b")
+    machines.hide("head", "b")
     assert cluster.wait_gone([worker], SHORT_LEASE_S + SHORT_MARGIN_S) == []
     assert max(cluster.worlds()) == first, "the others went on before"
     second = cluster.wait_training("a", "c", after=first)
     cluster.wait_said("b", "waiting for the store", "no answer")
 
-    machines.show("etcd", "b")
+    machines.show("head", "b")
     third = cluster.wait_training(*NODES, after=second)
     assert cluster.world(first) == cluster.world(third)
     see_it_end(cluster, restarts=0)

@@ -15,9 +15,7 @@ def test_a_second_agent_with_a_live_nodes_id_is_refused_without_effect_on_the_ru
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("2:3")
-    cluster.start("a")
-    cluster.start("b")
-    first = cluster.wait_training("a", "b")
+    first = cluster.start_training("a", "b")
 
     here = cluster.start("same-machine", node_id="b")
     elsewhere = cluster.start("other-machine", node_id="b", state="state-of-another-machine")
@@ -28,7 +26,6 @@ def test_a_second_agent_with_a_live_nodes_id_is_refused_without_effect_on_the_ru
     for refused in (here, elsewhere):
         assert "Traceback" not in refused.said()
 
-    reached = cluster.steps()[-1]["step"]
-    cluster.wait("more steps", lambda: cluster.steps()[-1]["step"] > reached + 5)
+    cluster.wait_steps(5)
     assert {one["generation"] for one in cluster.steps()} == {first}
     see_it_end(cluster, restarts=0, **{"same-machine": 5, "other-machine": 5})

@@ -6,33 +6,11 @@ import signal
 
 import pytest
 
-from .cluster import SETTLE_S, SHORT_LEASE_S, SHORT_MARGIN_S
+from .cluster import SHORT_LEASE_S
 from .conftest import MakeCluster, on_both
 from .rules import check_nothing_left, check_safety, see_it_end
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
-
-LIVENESS_S = 2 * SHORT_LEASE_S + SHORT_MARGIN_S + 3 * SETTLE_S + 1.0
-"""The design's promise: how long after a fault the next world is there at the latest."""
-
-
-@on_both
-def test_the_run_continues_without_a_killed_node_which_gets_its_seat_back(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("2:3")
-    cluster.start("a")
-    b = cluster.start("b", 2)
-    cluster.start("c")
-    first = cluster.wait_training("a", "b", "c")
-
-    b.kill_node()
-    second = cluster.wait_training("a", "c", after=first)
-    assert cluster.silence_s(second) < LIVENESS_S
-    assert cluster.order_of(second) == [node for node in cluster.order_of(first) if node != "b"]
-
-    cluster.start("b", 2)
-    third = cluster.wait_training("a", "b", "c", after=second)
-    assert cluster.world(first) == cluster.world(third)
-    see_it_end(cluster, restarts=0)
 
 
 @on_both
@@ -54,24 +32,6 @@ def test_a_node_that_thaws_after_its_lease_rejoins_without_effect_on_others(
     lives = [one["incarnation"] for one in cluster.journal("registered", "b")]
     assert len(lives) == len({*lives}) == 2
     see_it_end(cluster, restarts=0, paused={"b"})
-
-
-def test_workers_of_a_frozen_agent_are_stopped_before_the_others_continue(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1:3")
-    cluster.start_host("a")
-    b = cluster.start("b")
-    first = cluster.wait_training("a", "b")
-
-    worker = cluster.pid_of("b/0")
-    b.freeze_agent()
-    assert cluster.wait_gone([worker], SHORT_LEASE_S + SHORT_MARGIN_S) == []
-    assert cluster.journal("workers_started")[-1]["generation"] == first, "the others went on before"
-    second = cluster.wait_training("a", after=first)
-    b.thaw()
-    cluster.wait_training("a", "b", after=second)
-    assert cluster.journal("fenced", "b")
-    assert "this agent was paused for" in cluster.journal("lease_lost", "b")[-1]["reason"]
-    see_it_end(cluster, restarts=0)
 
 
 @on_both
@@ -123,17 +83,3 @@ def test_a_node_above_max_stands_by_and_replaces_one_that_leaves(make_cluster: M
     second = cluster.wait_training("a", "c", after=first)
     assert cluster.world(second) == {"a": (1, 0), "c": (1, 1)}
     see_it_end(cluster, restarts=0, b=6)
-
-
-@on_both
-def test_a_run_starts_with_the_desired_nodes_and_continues_with_fewer(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1:3", "--desired-nodes", "2", "--desired-wait", "1000")
-    cluster.start("a")
-    cluster.wait_said("a", "waiting for 1 more node (--desired-nodes 2)")
-    b = cluster.start("b")
-    first = cluster.wait_training("a", "b")
-    assert first == 1, "a did not train alone before"
-
-    b.kill_node()
-    cluster.wait_training("a", after=first)
-    see_it_end(cluster, restarts=0, b=-signal.SIGKILL)

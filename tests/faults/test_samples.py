@@ -66,29 +66,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
         return losses(cluster)
 
 
-def test_an_epoch_with_five_membership_changes_uses_each_sample_once(
-    make_cluster: MakeCluster, undisturbed: dict[int, float]
-) -> None:
-    cluster = make_cluster("1:3")
-    start(cluster, "a", 2)
-    generation = cluster.wait_training("a")
-    for joins, leaves in (("b", ""), ("c", ""), ("", "b"), ("b", ""), ("", "c")):
-        if joins:
-            start(cluster, joins, 2 if joins == "c" else 1)
-        else:
-            cluster.agents[leaves].terminate()
-            cluster.wait_end(leaves)
-            del cluster.agents[leaves]
-        there = sorted({*cluster.agents})
-        generation = cluster.wait_training(*there, after=generation)
-    cluster.let_finish()
-    assert set(cluster.wait_end().values()) == {ExitCode.FINISHED}, cluster.story()
-    assert len({line["generation"] for line in cluster.steps()}) == 6
-
-    check_each_sample_once(cluster)
-    assert losses(cluster) == pytest.approx(undisturbed, rel=1e-3)
-
-
 def test_the_loss_after_a_stop_is_bit_identical_and_after_a_crash_the_lost_samples_are_used_again(
     make_cluster: MakeCluster, undisturbed: dict[int, float]
 ) -> None:

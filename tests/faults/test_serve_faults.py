@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from elastic_agent.testing.node import NodeProcess
-from tests.names import unique
 
 from .cluster import SHORT_LEASE_S, Cluster
 from .conftest import MakeCluster
-from .machines import SUBNET, Machines, built
-from .rules import check_nothing_left, check_safety, see_it_end
+from .machines import SUBNET, Machines
+from .rules import see_it_end
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
 
-HEAD = f"{SUBNET}.1"
+HEAD = f"{SUBNET}.4"
 LONG_LEASE = ("--lease-ttl", "30")
-
-
-@pytest.fixture
-def machines() -> Iterator[Machines]:
-    with built("head", "a", "b") as found:
-        yield found
 
 
 def serve(cluster: Cluster, machines: Machines) -> NodeProcess:
@@ -98,39 +90,3 @@ def test_a_server_that_returns_after_the_lease_forms_the_next_generation(
     assert second == first + 1
     assert cluster.world(first) == cluster.world(second)
     see_it_end(cluster, restarts=0)
-
-
-def test_runs_share_a_server_that_outlives_their_first_nodes(
-    machines: Machines, make_cluster: MakeCluster
-) -> None:
-    one = make_cluster("1:2", endpoint_host=HEAD, run_id=unique("one"))
-    other = make_cluster("1", endpoint_host=HEAD, port=one.port, run_id=unique("other"))
-    third = make_cluster("1", endpoint_host=HEAD, port=one.port, run_id=unique("third"))
-    server = serve(one, machines)
-    a = machines.start(one, "a")
-    machines.start(other, "b")
-    first = one.wait_training("a")
-    machines.start(one, "b")
-    second = one.wait_training("a", "b", after=first)
-    untouched = other.wait_training("b")
-
-    a.kill_node()  # the one that came first
-    one.wait_training("b", after=second)
-    assert not one.agents["b"].lines("hosting the store")
-    assert not any(line["replaced"] for line in one.journal("connected"))
-
-    see_it_end(other, restarts=0)
-    machines.start(third, "a")
-    third.wait_training("a")
-    see_it_end(third, restarts=0)
-    assert {*other.worlds()} == {untouched}
-    one.wait_said("head", "run finished", f'"{other.run_id}"')
-    one.wait_said("head", "run finished", f'"{third.run_id}"')
-    assert len(server.lines("run started")) == 3
-    see_it_end(one, restarts=0, a=-signal.SIGKILL)
-    server.terminate()
-    assert server.process.wait(10) == 0
-    assert server.lines("no run uses")
-    for cluster in (one, other, third):
-        check_safety(cluster)
-        check_nothing_left(cluster)

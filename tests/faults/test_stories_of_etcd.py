@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,13 +15,6 @@ from .conftest import MakeCluster
 from .rules import see_it_end
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[EtcdCluster]:
-    """An etcd of three members, for this test alone."""
-    with EtcdCluster(tmp_path, 3) as members:
-        yield members
 
 
 @pytest.fixture
@@ -68,9 +59,8 @@ def test_an_outage_of_etcd_that_lasts_stops_all_workers_until_it_is_back(
 ) -> None:
     """The guards kill them when the leases expire. Then the same world trains again, and nothing is charged."""
     cluster = make_cluster("2", alone=True, lease_s=EXPIRING_LEASE_S)
-    a = cluster.start("a")
-    cluster.start("b")
-    first = cluster.wait_training("a", "b")
+    first = cluster.start_training("a", "b")
+    a = cluster.agents["a"]
     for member in three.members:
         member.kill()
     cluster.wait_gone([one["pid"] for one in cluster.born()])

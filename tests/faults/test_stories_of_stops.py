@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
 from collections import Counter
 
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from tests.cli.support import elastic_agent
 
-from .cluster import COUNTING_SAMPLES, HANDLING_NOTICES, SAVING, Cluster
+from .cluster import COUNTING_SAMPLES, HANDLING_NOTICES, Cluster
 from .conftest import MakeCluster, on_both_to_prove
-from .rules import check_nothing_left
+from .rules import check_all_told_and_left, check_nothing_left, check_saved_and_gone
 
 pytestmark = pytest.mark.system
-
-
-def start_working(cluster: Cluster, **save_s: float) -> None:
-    """Start a node of each name whose worker saves for so long when it gets SIGTERM; returns when all work."""
-    for node in save_s:
-        start = cluster.start if cluster.agents else cluster.start_host
-        start(node, script=SAVING, arguments=(str(cluster.folder), json.dumps(save_s)))
-    for node in save_s:
-        cluster.wait_event("state", node, state="running")
-    cluster.wait("all workers", lambda: {one["node_id"] for one in cluster.born()} == {*save_s} or None)
-
-
-def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of ``elastic-agent`` for the run."""
-    return elastic_agent(*words, "--run", str(cluster.run_id))
-
-
-def check_saved_and_gone(cluster: Cluster, *nodes: str) -> None:
-    """Each of these nodes' workers saved, and its process is gone, now that the command has returned."""
-    saved = {one["node_id"] for one in cluster.notes("saved")}
-    assert saved >= {*nodes}, cluster.story()
-    workers = {one["pid"] for one in cluster.born() if one["node_id"] in nodes}
-    assert not workers & {*cluster.marked_processes()}, cluster.story()
 
 
 def test_drain_returns_when_the_worker_of_the_node_has_saved_and_the_others_continue(
@@ -47,11 +21,11 @@ def test_drain_returns_when_the_worker_of_the_node_has_saved_and_the_others_cont
 ) -> None:
     """The agent that hosts the store serves until the run is over, and exits with 6."""
     cluster = make_cluster("1:2", "--desired-nodes", "2", "--desired-wait", "1000", alone=True)
-    start_working(cluster, a=2.0, b=0.0)
-    done = command(cluster, "drain", "z")
+    cluster.start_saving(a=2.0, b=0.0)
+    done = cluster.command("drain", "z")
     assert done.returncode == ExitCode.USAGE
     assert f"run {cluster.run_id} has no node z; expected one of a, b" in done.stderr
-    done = command(cluster, "drain", "a")
+    done = cluster.command("drain", "a")
     check_saved_and_gone(cluster, "a")
     assert (done.returncode, done.stderr) == (ExitCode.FINISHED, ""), cluster.story()
     stays, left = done.stdout.splitlines()[1:]
@@ -69,8 +43,8 @@ def test_drain_returns_when_the_worker_of_the_node_has_saved_and_the_others_cont
 def test_stop_returns_when_the_workers_of_all_nodes_have_saved(make_cluster: MakeCluster) -> None:
     """All agents exit with 75."""
     cluster = make_cluster("2", alone=True)
-    start_working(cluster, a=0.0, b=2.0)
-    done = command(cluster, "stop")
+    cluster.start_saving(a=0.0, b=2.0)
+    done = cluster.command("stop")
     check_saved_and_gone(cluster, "a", "b")
     assert (done.returncode, done.stderr) == (ExitCode.FINISHED, ""), cluster.story()
     assert f"run {cluster.run_id} stopped" in done.stdout
@@ -82,15 +56,6 @@ def wait_heeding(cluster: Cluster, generation: int, *nodes: str) -> None:
     """Until the agents know that workers of this generation look at notices."""
     for node in nodes:
         cluster.wait_event("state", node, generation=generation, handles_notices=True)
-
-
-def check_all_told_and_left(cluster: Cluster, generation: int, reason: str) -> None:
-    """Every worker of the generation was told why, and all left after the same step."""
-    workers = {one["worker_id"] for one in cluster.born() if one["generation"] == generation}
-    left = [one for one in cluster.notes("left") if one["generation"] == generation]
-    assert {one["worker_id"] for one in left} == workers, cluster.story()
-    assert {one["reason"] for one in left} == {reason}
-    assert len({one["step"] for one in left}) == 1, cluster.story()
 
 
 @on_both_to_prove
@@ -126,7 +91,7 @@ def test_no_step_is_lost_or_repeated_when_a_node_leaves_and_when_the_run_stops_a
 def test_workers_that_do_not_leave_in_the_time_of_a_notice_get_sigterm(make_cluster: MakeCluster) -> None:
     """They may save then; the run is stopped, and its agents exit with 75."""
     cluster = make_cluster("1", "--notice-time", "1", alone=True)
-    start_working(cluster, a=0.0)
+    cluster.start_saving(a=0.0)
     cluster.agents["a"].signal(signal.SIGUSR1)
     assert cluster.wait_end() == {"a": ExitCode.STOPPED}, cluster.story()
     (told,), (saving,) = cluster.journal("notice", "a"), cluster.notes("saving")

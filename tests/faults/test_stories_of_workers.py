@@ -118,8 +118,8 @@ def test_a_crash_loop_ends_the_run_on_all_nodes_when_the_restarts_are_used(make_
 def test_no_process_outlives_its_generation_its_guard_or_its_agent(make_cluster: MakeCluster) -> None:
     """Not even a daemon that a worker left behind; a lost guard costs its workers, and is replaced."""
     cluster = make_cluster("1", alone=True)
-    a = cluster.start("a")
-    first = cluster.wait_training("a")
+    first = cluster.start_training("a")
+    a = cluster.agents["a"]
     cluster.order("a/0", "daemon")
     daemon = cluster.wait_daemon()
     cluster.order("a/0", "exit")

@@ -45,24 +45,9 @@ def test_a_killed_spawner_does_not_end_the_generation_and_is_replaced(
     see_it_end(cluster, restarts=1)
 
 
-def test_a_killed_agent_leaves_no_process_after_a_second(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1")
-    a = cluster.start("a", 2)
-    cluster.wait_training("a")
-    cluster.order("a/0", "daemon")
-    daemon = cluster.wait_daemon()
-    family = {daemon, a.guard, spawner_of(a.guard), cluster.pid_of("a/0"), cluster.pid_of("a/1")}
-    family |= {*cluster.marked_processes()} - {a.pid}
-    a.kill_agent()
-    assert cluster.wait_gone(family, 1.0) == []
-    check_nothing_left(cluster)
-
-
 def test_a_worker_that_ignores_sigterm_does_not_delay_a_restart(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2")
-    cluster.start("a")
-    cluster.start("b")
-    first = cluster.wait_training("a", "b")
+    first = cluster.start_training("a", "b")
     cluster.order("b/0", "deaf")
     cluster.wait_note("deaf")
     os.kill(cluster.pid_of("a/0"), signal.SIGKILL)
@@ -75,9 +60,7 @@ def test_a_worker_that_ignores_sigterm_does_not_delay_a_restart(make_cluster: Ma
 
 def test_a_worker_that_saves_on_sigterm_may_complete_before_a_restart(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2")
-    cluster.start("a")
-    cluster.start("b")
-    first = cluster.wait_training("a", "b")
+    first = cluster.start_training("a", "b")
     cluster.order("b/0", "saves")
     cluster.wait_note("saves")
     os.kill(cluster.pid_of("a/0"), signal.SIGKILL)

@@ -6,8 +6,8 @@ torch: rank 0 counts, and the others follow its checkpoint.
 
 A worker obeys the order it finds in ``order.NODE.SLOT`` at the end of a step: exception, exit, hang, deaf (hangs
 and ignores SIGTERM), saves (hangs, and writes for seconds at SIGTERM), daemon (leaves a daemonised grandchild behind,
-then goes on). An order is obeyed once, unless it begins with ``always-``. Two are obeyed before the first step, each
-time: typo (the same error in every generation) and typos (another one in each).
+then goes on). An order is obeyed once, unless it begins with ``always-``. One is obeyed before the first step, in every
+generation: typo (the same error each time).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def obey(folder: Path, worker_id: str) -> None:
             raise AssertionError(f"unknown order {unknown}")
 
 
-def trip(folder: Path, worker_id: str, generation: int) -> None:
+def trip(folder: Path, worker_id: str) -> None:
     """Fail before training begins, if the test ordered that."""
     try:
         how = (folder / f"order.{worker_id.replace('/', '.')}").read_text()
@@ -109,8 +109,6 @@ def trip(folder: Path, worker_id: str, generation: int) -> None:
         return
     if how == "typo":
         raise ValueError(f"a typo of the test, seen by {os.getpid()}")
-    if how == "typos":
-        raise ValueError(f"typo {chr(ord('a') + generation)} of the test")
 
 
 def steps_together(folder: Path, place: client.Placement, step_s: float) -> Iterator[int]:
@@ -169,7 +167,7 @@ def main() -> None:
         "pid": os.getpid(),
     }
     note(folder, kind="born", **who)
-    trip(folder, me.worker_id, place.generation)
+    trip(folder, me.worker_id)
     steps = steps_alone if options.alone else steps_together
     for step in steps(folder, place, options.step_s):
         client.heartbeat(step)

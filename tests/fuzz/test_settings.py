@@ -10,8 +10,7 @@ from pathlib import Path
 from elastic_agent.agent.slurm.nodes import parse_node
 from elastic_agent.client._environment import MalformedEnvironmentError, read_worker
 from elastic_agent.config.errors import BadValueError, UsageError, quoted
-from elastic_agent.config.etcd_password import read_password_file
-from elastic_agent.config.run_secret import run_secret
+from elastic_agent.config.secrets import run_secret
 from elastic_agent.config.settings import specs
 from elastic_agent.config.sources.base import Given, Layer, Source
 from elastic_agent.config.sources.command_line import HelpRequested, VersionRequested, parse_command_line
@@ -134,14 +133,6 @@ def test_secret(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
     used_or_refused(lambda: check(run_secret(path, {}, None)))
     used_or_refused(lambda: check(run_secret(None, {}, as_text(data))))
-
-
-@fuzzed(b"hunter2\n")
-def test_password(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "password"
-    path.write_bytes(data)
-    with contextlib.suppress(UnicodeDecodeError):
-        read_password_file(path)
 
 
 @fuzzed(lines(SLURM))

@@ -14,7 +14,6 @@ from elastic_agent.logs.render import console_line, journal_lines, json_line
 from elastic_agent.printable import escaped, json_text, plain, without_surrogates
 from elastic_agent.workers import facts, find_workers
 from elastic_agent.workers.failure import describe
-from elastic_agent.workers.tcp_sockets import parse
 
 from .damage import always, check_shown, fuzzed
 from .samples import OTHER_ERRORS, TRACEBACK
@@ -23,11 +22,6 @@ ENVIRON = (
     b"PATH=/bin\0ELASTIC_AGENT_RUN_ID=run\0ELASTIC_AGENT_WORKER_ID=n0/1\0ELASTIC_AGENT_STACKS_SIGNAL=10\0"
 )
 STAT = b"S 1 4711 4711 0 -1 4194560 100 0 0 0 5 3 0 0 20 0 1 0 123456 1000 10 18446744073709551615"
-TCP = b"""\
-  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:1F90 0200000A:A2B1 01 00000000:00000000 00:00000000 00000000  1000        0 12345 1
-   1: 00000000000000000000FFFF0100007F:1F90 00000000000000000000FFFF0200000A:A2B1 02 00000001:0 01:0 00000003 0 0 99 1
-"""
 UNIX = b"""\
 Num       RefCount Protocol Flags    Type St Inode Path
 0000000000000000: 00000002 00000000 00010000 0001 01 12345 @elastic-agent/0/4711-0badcafe
@@ -37,7 +31,6 @@ KERNEL_LOG = (
     b"6,1234,98765432,-;Out of memory: Killed process 4711 (python) total-vm:1kB\n SUBSYSTEM=x\n",
     b"3,1235,98765433,-;NVRM: Xid (PCI:0000:01:00): 79, pid=4711, name=python\n",
 )
-MAPS = b"7f0000000000-7f0000001000 r--s 00000000 00:01 12 /dev/shm/torch_4711_1\n7f00 r-xp 0 0 0\n"
 ERRORS = (TRACEBACK.encode(), OTHER_ERRORS.encode())
 SHOWN = (b"\x1b]0;title\x07\x1b[31mred\x1b[0m\ttab\nline \xe2\x80\xae", "é\u009b31m\u2028".encode())
 
@@ -74,21 +67,10 @@ def test_environment_of_a_process(data: bytes) -> None:
         list(find_workers._marked(0))
 
 
-@fuzzed(MAPS)
-def test_mapped_files(data: bytes) -> None:
-    with reading(data):
-        linux.mapped_files(1)
-
-
 @fuzzed(UNIX)
 def test_unix_sockets(data: bytes) -> None:
     with mock.patch.object(control, "Path", always(SimpleNamespace(read_bytes=lambda: data))):
         control.agents_here()
-
-
-@fuzzed(TCP)
-def test_tcp_sockets(data: bytes) -> None:
-    parse(data)
 
 
 @fuzzed(b"/data dir", b"/a")
@@ -103,15 +85,6 @@ def test_mounts(data: bytes) -> None:
 def test_cgroup(data: bytes) -> None:
     with reading(b"0::/" + data.replace(b"\x00", b"").replace(b"\n", b"") + b"\n"):
         linux.cgroups()
-
-
-@fuzzed(b"max\n", b"1073741824\n", b"low 0\noom 3\noom_kill 2\n")
-def test_numbers_of_a_cgroup(data: bytes) -> None:
-    with opening(data), mock.patch.object(facts, "cgroups", always({"": "/a"})):
-        facts._limits_in("/sys/fs/cgroup")
-        facts._available_memory()
-        facts._oom_kills()
-        facts._memory_limit()
 
 
 @fuzzed(*KERNEL_LOG)

@@ -26,8 +26,6 @@ def main() -> None:
                     signal.SIGTERM, signal.SIG_IGN
                 )  # what the controller answers to this is asked for
                 print(asyncio.run(requeue(Settings(requeue="auto"), job)), flush=True)
-            case "hidden":
-                os.environ["PATH"] = ""
             case "notice":
                 signal.sigwait({signal.SIGUSR1})
                 print("told", flush=True)

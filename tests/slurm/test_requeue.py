@@ -98,19 +98,6 @@ def test_a_job_at_max_requeues_is_not_requeued(slurm: Slurm, folder: Path) -> No
     job.wait_said("not requeueing the job: it has been requeued 0 times, and --max-requeues is 0")
 
 
-def test_a_custom_requeue_command_is_used(slurm: Slurm, folder: Path) -> None:
-    """Its command is run once, where the job's variables tell it which job; Slurm is not asked."""
-    (folder / "resubmit.sh").write_text(f'echo "$SLURM_JOB_ID" >> {folder}/resubmitted\n')
-    command = f"sh {folder}/resubmit.sh"
-    job = started(slurm, folder, "--nodes=2", ELASTIC_AGENT_REQUEUE_COMMAND=command)
-    slurm.ask("scancel", "--signal=USR1", job.id)
-    assert job.wait_state("FAILED", "PENDING", "COMPLETED") == "FAILED"
-    assert job.facts()["ExitCode"] == "75:0"
-    assert (folder / "resubmitted").read_text() == f"{job.id}\n"
-    assert job.facts()["Restarts"] == "0"
-    job.wait_said("requeued the job", command)
-
-
 def without_its_first_node(slurm: Slurm, folder: Path, *options: str) -> Job:
     """The elastic job on all nodes, when the one with its batch script and the store has failed.
 

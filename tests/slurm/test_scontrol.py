@@ -89,9 +89,3 @@ def test_a_refused_requeue_is_reported_in_one_line(slurm: Slurm, folder: Path) -
     assert (
         f"Requested operation is presently disabled for job {job.id}; its state is saved: requeue or" in said
     )
-
-
-def test_a_missing_scontrol_on_the_node_is_reported_in_one_line(slurm: Slurm, folder: Path) -> None:
-    job = asking(slurm, folder, "hidden", "end", "requeue")
-    assert "cannot start scontrol" in answer(job)["unknown_because"]
-    job.wait_said(f"cannot requeue job {job.id}: cannot start scontrol on this node")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import NODES, Slurm
+from .cluster import Slurm
 from .support import DEPLOY, SMALL, finish, nodes_of, notes, steps, wait_steps
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
@@ -31,12 +31,6 @@ def test_unequal_nodes_form_one_run_without_options(slurm: Slurm, folder: Path) 
     ]
     finish(job)
     assert not job.processes()
-
-
-def test_the_plain_job_script_runs_unchanged(slurm: Slurm, folder: Path) -> None:
-    job = slurm.submit(DEPLOY / "plain.sbatch", "--nodes=3", *SMALL, folder=folder)
-    finish(job)
-    assert nodes_of(notes(folder, "born"), 1) == dict.fromkeys(NODES, 1)
 
 
 def test_two_steps_of_a_job_are_two_runs(slurm: Slurm, folder: Path) -> None:

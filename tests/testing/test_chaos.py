@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.system, pytest.mark.prove]
+
 CORRECT = Path(__file__).parent / "scripts" / "correct.py"
 SAVE_AND_RENAME = """torch.save(state, path + ".new")
         os.replace(path + ".new", path)"""
@@ -61,8 +63,6 @@ def changed_script(folder: Path, changes: dict[str, str]) -> Path:
     return script
 
 
-@pytest.mark.system
-@pytest.mark.prove
 def test_a_correct_script_passes(tmp_path: Path) -> None:
     options = ("--nodes", "2", "--every", "0.5", "--faults", "worker-killed-saving,drain")
     code, said = chaos(tmp_path, CORRECT, 200, *options)
@@ -74,33 +74,13 @@ def test_a_correct_script_passes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.prove
-@pytest.mark.system
 @pytest.mark.parametrize(
     ("mistake", "fault", "workers", "remedy"),
     [
-        pytest.param(
-            "checkpoint named after a rank",
-            "worker-killed",
-            2,
-            "named after the run",
-            marks=pytest.mark.prove,
-        ),
-        pytest.param(
-            "checkpoint is not replaced atomically",
-            "worker-killed-saving",
-            1,
-            "os.replace",
-            marks=pytest.mark.prove,
-        ),
+        ("checkpoint named after a rank", "worker-killed", 2, "named after the run"),
+        ("checkpoint is not replaced atomically", "worker-killed-saving", 1, "os.replace"),
         ("no resume", "worker-killed", 1, "load the latest checkpoint"),
-        pytest.param(
-            "checkpoint in a node-local folder",
-            "worker-killed",
-            1,
-            "all nodes share",
-            marks=pytest.mark.prove,
-        ),
+        ("checkpoint in a node-local folder", "worker-killed", 1, "all nodes share"),
     ],
 )
 def test_a_mistake_is_named_with_its_remedy(
@@ -114,8 +94,6 @@ def test_a_mistake_is_named_with_its_remedy(
     assert remedy in re.findall(r"^  remedy: (.*)", said, re.M)[0]
 
 
-@pytest.mark.system
-@pytest.mark.prove
 def test_steps_lost_because_notices_are_ignored_are_counted_with_the_remedy(tmp_path: Path) -> None:
     script = changed_script(tmp_path, IGNORES_NOTICES)
     code, said = chaos(tmp_path, script, 90, "--nodes", "1", "--every", "0.5", "--faults", "stop")

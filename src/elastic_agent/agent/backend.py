@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping
 
 from elastic_agent.agent.events import Event, RunAgreed
 from elastic_agent.agent.slurm.nodes import reachable_endpoint
-from elastic_agent.config.etcd_password import etcd_access
-from elastic_agent.config.run_secret import run_secret
-from elastic_agent.config.secret_variables import SecretVariables
+from elastic_agent.config.secrets import SecretVariables, etcd_access, run_secret
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import ETCD
 from elastic_agent.rendezvous.backends import open_backend

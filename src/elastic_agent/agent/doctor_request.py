@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastic_agent.config.directories import make_state_dir, problem_with_folder
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.etcd_password import etcd_access
+from elastic_agent.config.secrets import etcd_access
 from elastic_agent.config.settings import Settings, specs
 from elastic_agent.config.value_types import ETCD
 from elastic_agent.diagnosis.differences import POLICY_OPTIONS

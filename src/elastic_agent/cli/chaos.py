@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from argparse import ArgumentError
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_agent.config.errors import UsageError, did_you_mean, quoted
-from elastic_agent.config.parser import HelpRequested, Parser
+from elastic_agent.cli.arguments import CommandParser
+from elastic_agent.config.errors import BadValueError, UsageError, did_you_mean, quoted
+from elastic_agent.config.value_types import Kind, seconds, whole_number
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from elastic_agent.testing.chaos import Options
 
 PAGE = """\
@@ -56,11 +55,6 @@ Exit codes
   2      usage error: nothing was started
   70     internal error of elastic-agent: please report it"""
 
-_NUMBERS = {"--nodes": 3, "--min-nodes": 1, "--nproc-per-node": 1}
-_SECONDS = {"--every": 5.0, "--hang-timeout": 10.0, "--timeout": 120.0}
-_TEXTS = ("--faults", "--seed", "--checkpoints", "--shared", "--preload", "--folder")
-_SWITCHES = ("--separate-folders",)
-
 
 def chaos(argv: Sequence[str]) -> int:
     """Run the script with faults, print what happened, and return the exit code.
@@ -68,10 +62,24 @@ def chaos(argv: Sequence[str]) -> int:
     Raises:
         UsageError: nothing was started.
     """
-    ours, script = _split(argv)
-    if any(word in ("-h", "--help") for word in ours):
-        raise HelpRequested(_page())
-    options = _options(_parse(ours), script)
+    from elastic_agent.testing.faults import DEFAULT, FAULTS
+
+    faults = "\n".join(f"  {name:<22} {fault.help}" for name, fault in FAULTS.items())
+    parser = CommandParser("chaos", f"{PAGE}{faults}\n{_END}")
+    positive = seconds(0, above=True)
+    switches = ("--separate-folders",)
+    for option, default in (("--nodes", 3), ("--min-nodes", 1), ("--nproc-per-node", 1)):
+        parser.add(option, whole_number(1), default=default)
+    parser.add("--seed", whole_number(0), default=0)
+    for option, duration_s in (("--every", 5.0), ("--hang-timeout", 10.0), ("--timeout", 120.0)):
+        parser.add(option, positive, default=duration_s)
+    parser.add("--faults", Kind("NAMES", ", ".join(FAULTS), _read_faults), default=DEFAULT)
+    for option in ("--checkpoints", "--shared", "--preload", "--folder"):
+        parser.add(option)
+    for switch in switches:
+        parser.add(switch, action="store_true")
+    ours, script = _split(argv, switches)
+    options = _options(parser.read(ours), script)
     from elastic_agent.testing.chaos import run_chaos
 
     signal.signal(signal.SIGTERM, _interrupt)  # its agents are to end with it
@@ -87,115 +95,61 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _page() -> str:
+def _split(argv: Sequence[str], switches: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return our options, and the script with its arguments: from the first word that is no option, or after ``--``."""
+    arguments = list(argv)
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in ("-m", "--"):
+        takes_value = "=" not in arguments[at] and arguments[at] not in (*switches, "-h", "--help")
+        at += 2 if takes_value else 1
+    return arguments[:at], arguments[at + 1 :] if arguments[at : at + 1] == ["--"] else arguments[at:]
+
+
+def _read_faults(text: str) -> tuple[str, ...]:
     from elastic_agent.testing.faults import FAULTS
 
-    return PAGE + "\n".join(f"  {name:<22} {fault.help}" for name, fault in FAULTS.items()) + "\n" + _END
+    plan = tuple(name for name in text.split(",") if name)
+    for name in plan:
+        if name not in FAULTS:
+            raise BadValueError(f"where {quoted(name)} is no fault", did_you_mean(name, FAULTS))
+    return plan
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return our options, and the script with its arguments: from the first word that is no option, or after ``--``."""
-    words = list(argv)
-    at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "--"):
-        takes_value = words[at] in (*_NUMBERS, *_SECONDS, *_TEXTS)
-        at += 2 if takes_value else 1
-    return words[:at], words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]
-
-
-def _parse(words: Sequence[str]) -> Namespace:
-    parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for option in (*_NUMBERS, *_SECONDS, *_TEXTS):
-        parser.add_argument(option)
-    for option in _SWITCHES:
-        parser.add_argument(option, action="store_true")
-    try:
-        found, unknown = parser.parse_known_args(words)
-    except ArgumentError as error:
-        raise UsageError(f"chaos: {error.argument_name} requires a value") from None
-    if unknown:
-        known = (*_NUMBERS, *_SECONDS, *_TEXTS, *_SWITCHES)
-        hint = (
-            did_you_mean(unknown[0].partition("=")[0], known)
-            or "elastic-agent chaos --help lists all options"
-        )
-        raise UsageError(f"chaos: unknown option {quoted(unknown[0])}; {hint}")
-    return found
-
-
-def _options(found: Namespace, script: list[str]) -> Options:
+def _options(given: Namespace, script: list[str]) -> Options:
     from elastic_agent.testing.chaos import Options
 
-    given = vars(found)
-    numbers = {name: _number(name, given[_key(name)], default) for name, default in _NUMBERS.items()}
-    seconds = {name: _positive(name, given[_key(name)], default) for name, default in _SECONDS.items()}
-    nodes, least = numbers["--nodes"], numbers["--min-nodes"]
-    if least > nodes:
-        raise UsageError(f"chaos: --min-nodes: got {least}; expected at most the number of --nodes ({nodes})")
-    if nodes > 26:
-        raise UsageError(f"chaos: --nodes: got {nodes}; expected at most 26")
+    if given.min_nodes > given.nodes:
+        raise UsageError(
+            f"chaos: --min-nodes: got {given.min_nodes}; expected at most the number of --nodes ({given.nodes})"
+        )
+    if given.nodes > 26:
+        raise UsageError(f"chaos: --nodes: got {given.nodes}; expected at most 26")
+    _check_nodes(given.faults, given.nodes)
     _check_script(script)
     return Options(
-        nodes=nodes,
-        min_nodes=least,
-        nproc_per_node=numbers["--nproc-per-node"],
-        faults=_faults(found.faults, nodes),
-        seed=_seed(found.seed),
-        every_s=seconds["--every"],
-        checkpoints=_checkpoints(found.checkpoints),
-        shared=[Path(os.path.abspath(one)) for one in (found.shared or "").split(",") if one],
-        separate_folders=found.separate_folders,
-        hang_timeout_s=seconds["--hang-timeout"],
-        timeout_s=seconds["--timeout"],
-        folder=_new_folder(found.folder),
-        agent_options=("--preload", found.preload) if found.preload else (),
+        nodes=given.nodes,
+        min_nodes=given.min_nodes,
+        nproc_per_node=given.nproc_per_node,
+        faults=given.faults,
+        seed=given.seed,
+        every_s=given.every,
+        checkpoints=_checkpoints(given.checkpoints),
+        shared=[Path(os.path.abspath(folder)) for folder in (given.shared or "").split(",") if folder],
+        separate_folders=given.separate_folders,
+        hang_timeout_s=given.hang_timeout,
+        timeout_s=given.timeout,
+        folder=_new_folder(given.folder),
+        agent_options=("--preload", given.preload) if given.preload else (),
     )
 
 
-def _key(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
+def _check_nodes(plan: Sequence[str], nodes: int) -> None:
+    from elastic_agent.testing.faults import FAULTS
 
-
-def _number(option: str, text: str | None, default: int) -> int:
-    if text is None:
-        return default
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"chaos: {option}: got {quoted(text)}; expected a whole number of at least 1")
-    return int(text)
-
-
-def _positive(option: str, text: str | None, default: float) -> float:
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e6:
-        raise UsageError(f"chaos: {option}: got {quoted(text)}; expected a positive number")
-    return value
-
-
-def _seed(text: str | None) -> int:
-    if text is None:
-        return 0
-    if not text.isdecimal():
-        raise UsageError(f"chaos: --seed: got {quoted(text)}; expected a whole number")
-    return int(text)
-
-
-def _faults(text: str | None, nodes: int) -> tuple[str, ...]:
-    from elastic_agent.testing.faults import DEFAULT, FAULTS, needs_nodes
-
-    plan = DEFAULT if text is None else tuple(name for name in text.split(",") if name)
-    for name in plan:
-        if name not in FAULTS:
-            hint = did_you_mean(name, FAULTS) or f"expected {', '.join(FAULTS)}"
-            raise UsageError(f"chaos: --faults: got {quoted(name)}; {hint}")
-    if needs_nodes(plan) > nodes:
-        names = ", ".join(name for name in plan if FAULTS[name].least_nodes > nodes)
-        raise UsageError(f"chaos: --nodes: got {nodes}; {names} require at least {needs_nodes(plan)}")
-    return plan
+    names = [name for name in plan if FAULTS[name].least_nodes > nodes]
+    if names:
+        least = max(FAULTS[name].least_nodes for name in names)
+        raise UsageError(f"chaos: --nodes: got {nodes}; {', '.join(names)} require at least {least}")
 
 
 def _check_script(script: list[str]) -> None:

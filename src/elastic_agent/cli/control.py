@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
-from argparse import ArgumentError
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.parser import HelpRequested, Parser, name_of, uid_of
+from elastic_agent.cli.arguments import CommandParser, agents_of, check_one_run, name_of
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.value_types import seconds
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
-from elastic_agent.values import LONGEST_TIME_S
 
 if TYPE_CHECKING:
     from elastic_agent.agent.control.socket import AgentAddress, Answer
@@ -46,79 +44,43 @@ OPTIONS_PAGE = """\
   --user USER          only agents of this user (for root, if several users run agents on this machine)"""
 
 
-@dataclass(frozen=True)
-class Request:
-    """A command line."""
-
-    node: str | None
-    run_id: str | None
-    left_s: float | None
-    uid: int | None
-    """Only agents of this user."""
-
-
 def drain(argv: Sequence[str]) -> int:
     """Have a node leave; raises ``UsageError`` or ``HelpRequested``."""
-    return _ask("drain", argv, DRAIN_PAGE)
+    parser = CommandParser("drain", DRAIN_PAGE + OPTIONS_PAGE, expected="at most one node", most_words=1)
+    return _run("drain", parser, argv)
 
 
 def stop(argv: Sequence[str]) -> int:
     """Have a run end; raises ``UsageError`` or ``HelpRequested``."""
-    return _ask("stop", argv, STOP_PAGE)
+    return _run("stop", CommandParser("stop", STOP_PAGE + OPTIONS_PAGE), argv)
 
 
-def _ask(do: str, argv: Sequence[str], page: str) -> int:
-    if any(word in ("-h", "--help") for word in argv):
-        raise HelpRequested(page + OPTIONS_PAGE)
-    return asyncio.run(_carry_out(do, _parse(do, argv)))
+def _run(do: str, parser: CommandParser, argv: Sequence[str]) -> int:
+    parser.select_agents()
+    parser.add("--deadline", seconds(0))
+    given = parser.read(argv)
+    given.node = given.words[0] if given.words else None
+    return asyncio.run(_carry_out(do, given))
 
 
-def _parse(do: str, argv: Sequence[str]) -> Request:
-    parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for option in ("--run", "--deadline", "--user"):
-        parser.add_argument(option)
-    parser.add_argument("words", nargs="*")
-    try:
-        found, unknown = parser.parse_known_intermixed_args(argv)
-    except ArgumentError as error:
-        raise UsageError(f"{do}: {error.argument_name} requires a value") from None
-    if unknown := [word for word in (*unknown, *found.words) if word.startswith("-")]:
-        option = quoted(unknown[0].partition("=")[0])
-        raise UsageError(f"{do}: unknown option {option}; expected --run, --deadline or --user")
-    if len(found.words) > (1 if do == "drain" else 0):
-        expected = "at most one node" if do == "drain" else "no arguments other than options"
-        raise UsageError(f"{do}: got {quoted(' '.join(found.words))}; expected {expected}")
-    left_s = _seconds(do, found.deadline) if found.deadline else None
-    uid = uid_of(do, found.user) if found.user else None
-    return Request(found.words[0] if found.words else None, found.run or None, left_s, uid)
+async def _carry_out(do: str, given: Namespace) -> int:
+    # Imported here: the other commands answer with the standard library alone.
+    from elastic_agent.agent.control.socket import Command, command
 
-
-def _seconds(do: str, text: str) -> float:
-    """Return how long until a deadline; raises ``UsageError``."""
-    if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", text):
-        raise UsageError(f"{do}: --deadline: got {quoted(text)}; expected a number of seconds from now")
-    return min(float(text), LONGEST_TIME_S)
-
-
-async def _carry_out(do: str, wanted: Request) -> int:
-    # Here and not above: the other commands answer with the standard library alone.
-    from elastic_agent.agent.control.socket import Command, agents_here, command, describe_all
-
-    found = await describe_all([one for one in agents_here() if wanted.uid in (None, one.uid)])
-    agent = _choose(do, wanted, found)
+    agent = _choose(do, given, await agents_of(given.run, given.user))
     if agent.uid != os.geteuid():
         print(f"connecting to the agent of user {name_of(agent.uid)} (pid {agent.pid})", flush=True)
-    words = f"elastic-agent {do} by {name_of(os.getuid())}"
+    reason = f"elastic-agent {do} by {name_of(os.getuid())}"
     last: Answer | None = None
     try:
-        async for last in command(agent, Command(do, wanted.node, wanted.left_s, words)):
+        async for last in command(agent, Command(do, given.node, given.deadline, reason)):
             print(escaped(last.text), file=sys.stderr if last.failed else sys.stdout, flush=True)
     except (OSError, ValueError):
         pass  # it has exited, or is not an agent
     if last is None:
         raise UsageError(f"{do}: the agent (pid {agent.pid}) exited before it answered; check its log")
     if not last.done:
-        whose = wanted.node or ("this machine" if do == "drain" else "every node")
+        whose = given.node or ("this machine" if do == "drain" else "every node")
         print(
             f"elastic-agent: {do}: the agent (pid {agent.pid}) exited before it could confirm that the "
             f"workers of {whose} have exited; check for remaining worker processes there before you "
@@ -131,29 +93,23 @@ async def _carry_out(do: str, wanted: Request) -> int:
     return ExitCode.USAGE if last.failed else ExitCode.FINISHED
 
 
-def _choose(do: str, wanted: Request, found: dict[AgentAddress, Answer]) -> AgentAddress:
-    """The agent to send the command to: the node's own if it is here, else any of the run."""
-
-    of_run = {address: one for address, one in found.items() if wanted.run_id in (None, one.run_id)}
-    if not of_run:
-        whose = f"of run {wanted.run_id} " if wanted.run_id else ""
+def _choose(do: str, given: Namespace, found: dict[AgentAddress, Answer]) -> AgentAddress:
+    """Return the agent to send the command to: the node's own if it is here, else any of the run."""
+    if not found:
+        whose = f"of run {given.run} " if given.run else ""
         raise UsageError(
             f"{do}: no running agent {whose}found on this machine for this user; run the command on a "
             "machine of the run, as the user who runs the agents, or as root"
         )
-    users = {address.uid for address in of_run}
+    users = {address.uid for address in found}
     if len(users) > 1:  # any user can pretend to run an agent of any run
         listed = ", ".join(sorted(map(name_of, users)))
         raise UsageError(
             f"{do}: several users run such agents on this machine ({listed}); select one with --user"
         )
-    runs = sorted({escaped(one.run_id) for one in of_run.values()})
-    if len(runs) > 1:
-        raise UsageError(
-            f"{do}: this machine has agents of several runs ({', '.join(runs)}); select one with --run"
-        )
-    if do == "drain" and wanted.node is None and len(of_run) > 1:
-        nodes = ", ".join(sorted(escaped(one.node) for one in of_run.values()))
+    check_one_run(do, (answer.run_id for answer in found.values()), of="agents", select="--run")
+    if do == "drain" and given.node is None and len(found) > 1:
+        nodes = ", ".join(sorted(escaped(answer.node) for answer in found.values()))
         raise UsageError(f"drain: this machine has several nodes ({nodes}); name one")
-    own = [address for address, one in of_run.items() if one.node == wanted.node]
-    return (own or list(of_run))[0]
+    own = [address for address, answer in found.items() if answer.node == given.node]
+    return (own or list(found))[0]

@@ -6,14 +6,15 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from elastic_agent.config.checks import check_module, check_working_directory
-from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.config.builder import usage_error
+from elastic_agent.config.errors import BadValueError, HelpRequested, UsageError
 from elastic_agent.config.load import Resolved, resolve
-from elastic_agent.config.parser import HelpRequested
+from elastic_agent.config.script import check_module, check_working_directory
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
+from elastic_agent.config.value_types import seconds
 
 DOCTOR_PAGE = """\
 Usage: elastic-agent doctor [OPTIONS OF RUN] [--paths DIR,DIR] [--wait SECONDS] [--alone] [--json] [SCRIPT [ARGUMENTS]]
@@ -40,21 +41,8 @@ Exit codes
   4      the endpoint cannot be reached, what answers there is not a store of elastic-agent, or its connection broke
   70     internal error of elastic-agent: please report it"""
 
-DEFAULT_WAIT_S = 60.0
 _JSON, _ALONE, _PATHS, _WAIT = "--json", "--alone", "--paths", "--wait"
-
-
-@dataclass(frozen=True)
-class Given:
-    """The command line."""
-
-    line: CommandLine
-    paths: tuple[Path, ...]
-    wait_s: float
-
-    def has(self, switch: str) -> bool:
-        """Whether this option without a value was given."""
-        return switch in self.line.switches
+_WAIT_TIME = seconds(0, above=True, most=86400)
 
 
 def doctor(argv: Sequence[str]) -> int:
@@ -63,28 +51,18 @@ def doctor(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the settings are wrong; nothing was examined.
     """
-    given = _parse(argv)
-    resolved, script_error = _resolve(given.line)
-    return _examine(given, resolved, script_error)
-
-
-def _parse(argv: Sequence[str]) -> Given:
     try:
         line = parse_command_line(argv, switches=(_JSON, _ALONE), values=(_PATHS, _WAIT))
     except HelpRequested:
         raise HelpRequested(DOCTOR_PAGE) from None
     check_working_directory()
-    paths = tuple(
-        Path(os.path.abspath(folder)) for folder in line.values.get(_PATHS, "").split(",") if folder
-    )
-    text = line.values.get(_WAIT, str(DEFAULT_WAIT_S))
+    text = line.values.get(_WAIT, "60")
     try:
-        wait_s = float(text)
-    except ValueError:
-        wait_s = -1.0
-    if not 0 < wait_s <= 86400:
-        raise UsageError(f"doctor: {_WAIT}: got {quoted(text)}; expected a number of seconds, at most 86400")
-    return Given(line, paths, wait_s)
+        wait_s = _WAIT_TIME.parse(text)
+    except BadValueError as bad:
+        raise usage_error(f"doctor: {_WAIT}", text, _WAIT_TIME, bad) from None
+    resolved, script_error = _resolve(line)
+    return _examine(line, wait_s, resolved, script_error)
 
 
 def _resolve(line: CommandLine) -> tuple[Resolved, UsageError | None]:
@@ -101,10 +79,10 @@ def _resolve(line: CommandLine) -> tuple[Resolved, UsageError | None]:
         return resolve(without, os.environ, script_needed=False), error
 
 
-def _examine(given: Given, resolved: Resolved, script_error: UsageError | None) -> int:
+def _examine(line: CommandLine, wait_s: float, resolved: Resolved, script_error: UsageError | None) -> int:
     # Imported late: a mistake is to be answered at once.
     from elastic_agent.agent.doctor_request import doctor_request
-    from elastic_agent.config.secret_variables import take_secret_variables
+    from elastic_agent.config.secrets import take_secret_variables
     from elastic_agent.doctor.examination import examine
     from elastic_agent.doctor.report import as_json, as_text
     from elastic_agent.doctor.request import Refusal
@@ -122,12 +100,14 @@ def _examine(given: Given, resolved: Resolved, script_error: UsageError | None) 
             settings, environ, password=variables.etcd_password(), secret_variable=variables.secret()
         ),
         script_problem=Refusal(script_error.problem, script_error.remedy) if script_error else None,
-        paths=given.paths,
-        wait_s=given.wait_s,
-        alone=given.has(_ALONE),
+        paths=tuple(
+            Path(os.path.abspath(folder)) for folder in line.values.get(_PATHS, "").split(",") if folder
+        ),
+        wait_s=wait_s,
+        alone=_ALONE in line.switches,
     )
     report = asyncio.run(examine(request, _show))
-    print(as_json(report) if given.has(_JSON) else as_text(report, request.machine), flush=True)
+    print(as_json(report) if _JSON in line.switches else as_text(report, request.machine), flush=True)
     return report.exit_code
 
 

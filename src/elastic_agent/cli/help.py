@@ -48,7 +48,7 @@ Sources of a setting, in order of precedence: the option; the environment variab
 
 
 def help_head() -> str:
-    """The commands and an example: what fits on a terminal."""
+    """Return the commands and an example: what fits on a terminal."""
     commands = (
         f"       elastic-agent {f'{name} {arguments}':<28}  {summary}"
         for name, (_, arguments, summary) in COMMANDS.items()
@@ -58,7 +58,7 @@ def help_head() -> str:
 
 
 def help_page(width: int | None = None) -> str:
-    """The whole page, folded to ``width`` columns (None: those of the terminal, at most 110)."""
+    """Return the whole page, folded to ``width`` columns (None: those of the terminal, at most 110)."""
     columns = min(width or shutil.get_terminal_size((110, 24)).columns, 110)
     parts = [help_head()]
     for group in GROUPS:
@@ -71,7 +71,7 @@ def help_page(width: int | None = None) -> str:
 
 
 def serve_page(names: Sequence[str], width: int | None = None) -> str:
-    """The page of ``serve``, which has only the settings of these names."""
+    """Return the page of ``serve``, which has only the settings of these names."""
     columns = min(width or shutil.get_terminal_size((110, 24)).columns, 110)
     parts = [_SERVE_HEAD]
     for spec in specs():
@@ -88,26 +88,26 @@ def serve_page(names: Sequence[str], width: int | None = None) -> str:
 
 
 def _entry(spec: Spec, columns: int) -> str:
-    left = f"  {spec.short + ', ' if spec.short else ''}{spec.flag} {spec.kind.metavar}".rstrip()
+    option = f"  {spec.short + ', ' if spec.short else ''}{spec.flag} {spec.kind.metavar}".rstrip()
     text = [spec.help]
     if spec.no_effect:
         text.append(f"Accepted, but has no effect here: {spec.no_effect}.")
     if spec.why:
         text.append(f"Differs from torchrun: {spec.why}.")
     text.append(f"[default: {spec.shown_default}{_variables(spec)}]")
-    return _folded(left, " ".join(text), columns, indent=_INDENT)
+    return _folded(option, " ".join(text), columns, indent=_INDENT)
 
 
 def _variables(spec: Spec) -> str:
-    """The variables that do not follow from the setting's name."""
+    """Return the variables that do not follow from the setting's name."""
     usual = {prefix + spec.name.upper() for prefix in (PREFIX, "PET_")}
     odd = [variable for variable in spec.variables if variable not in usual]
     return f"; variable: {', '.join(odd)}" if odd else ""
 
 
-def _folded(left: str, text: str, columns: int, *, indent: int) -> str:
+def _folded(option: str, text: str, columns: int, *, indent: int) -> str:
     margin = " " * indent
     lines = textwrap.wrap(text, max(columns - indent, 30), break_long_words=False, break_on_hyphens=False)
-    if len(left) + 2 <= indent:
-        return "\n".join([left.ljust(indent) + lines[0], *(margin + line for line in lines[1:])])
-    return "\n".join([left, *(margin + line for line in lines)])
+    if len(option) + 2 <= indent:
+        return "\n".join([option.ljust(indent) + lines[0], *(margin + line for line in lines[1:])])
+    return "\n".join([option, *(margin + line for line in lines)])

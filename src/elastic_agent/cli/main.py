@@ -12,8 +12,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from elastic_agent.config.errors import MissingScriptError, UsageError, nearest
-from elastic_agent.config.parser import HelpRequested, VersionRequested
+from elastic_agent.config.errors import (
+    HelpRequested,
+    MissingScriptError,
+    UsageError,
+    VersionRequested,
+    nearest,
+)
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.linux import open_missing_standard_streams
 
@@ -91,7 +96,7 @@ def _open_closed_streams() -> None:
 
 
 def _print_error(text: str) -> None:
-    """On standard error, if that can be written."""
+    """Print a line on standard error, if that can be written."""
     try:
         print(f"elastic-agent: {text}", file=sys.stderr, flush=True)
     except OSError:
@@ -103,14 +108,14 @@ def _give_up(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _answer(words: list[str]) -> int:
-    meant = _mistyped_command(words)
-    name = words.pop(0) if words and words[0] in COMMANDS else "run"
+def _answer(argv: list[str]) -> int:
+    meant = _mistyped_command(argv)
+    name = argv.pop(0) if argv and argv[0] in COMMANDS else "run"
     command = _command(name)
     try:
-        return command(words)
+        return command(argv)
     except UsageError as error:
-        if isinstance(error, MissingScriptError) and not words:
+        if isinstance(error, MissingScriptError) and not argv:
             _print_short_help()
         _print_error(f"{error}{meant}")
         return ExitCode.USAGE
@@ -134,23 +139,23 @@ def _general_help() -> str:
 
 
 def _print_short_help() -> None:
-    """On standard error: it is the answer to a mistake."""
+    """Print the short help on standard error: it is the answer to a mistake."""
     from elastic_agent.cli.help import help_head
 
     with contextlib.suppress(OSError):
         print(f"{help_head()}\nOptions and exit codes: elastic-agent --help\n", file=sys.stderr)
 
 
-def _mistyped_command(words: list[str]) -> str:
-    """A hint, if the first word is no script, but nearly the name of a command."""
-    if not words or words[0] in COMMANDS or not words[0].isalpha() or os.path.exists(words[0]):
+def _mistyped_command(argv: list[str]) -> str:
+    """Return a hint, if the first word is no script, but nearly the name of a command."""
+    if not argv or argv[0] in COMMANDS or not argv[0].isalpha() or os.path.exists(argv[0]):
         return ""
-    found = nearest(words[0], COMMANDS, likeness=0.7)
+    found = nearest(argv[0], COMMANDS, likeness=0.7)
     return f"; or did you mean the command elastic-agent {found}?" if found else ""
 
 
 def console_main() -> None:
-    """The entry point of the installed command."""
+    """Run the installed command and end the process with its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is: nothing is unprintable
     code = main()

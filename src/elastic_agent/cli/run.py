@@ -8,10 +8,10 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from elastic_agent.config.checks import check_module, check_source
 from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved, load_settings
+from elastic_agent.config.script import check_module, check_source
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.exit_codes import ExitCode
 
@@ -37,7 +37,7 @@ def _launch(resolved: Resolved) -> int:
     from elastic_agent.agent.limits import check_limits
     from elastic_agent.agent.worker_group.interruptions import StopSignals
     from elastic_agent.agent.worker_group.warm_start import start_guard
-    from elastic_agent.config.secret_variables import take_secret_variables
+    from elastic_agent.config.secrets import take_secret_variables
     from elastic_agent.linux import become_subreaper
     from elastic_agent.sd_notify import SystemdNotifier
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from argparse import ArgumentError
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from elastic_agent.cli.arguments import CommandParser
 from elastic_agent.config.errors import BadValueError, UsageError, quoted
-from elastic_agent.config.parser import HelpRequested, Parser
-from elastic_agent.config.run_secret import new_secret, run_secret
-from elastic_agent.config.value_types import HOST
+from elastic_agent.config.secrets import new_secret, run_secret
+from elastic_agent.config.value_types import HOST, PATH
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.files import write_atomically
 
@@ -32,19 +32,13 @@ _KEY, _LOCAL_NAMES = "key.pem", ("localhost", "127.0.0.1", "::1")
 
 def secret(argv: Sequence[str]) -> int:
     """Create a secret, or certificates from one."""
-    if any(word in ("-h", "--help") for word in argv):
-        raise HelpRequested(PAGE)
-    parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--certificates", type=Path)
-    parser.add_argument("words", nargs="*")
-    try:
-        found = parser.parse_intermixed_args(argv)
-    except (ArgumentError, UsageError):
-        raise UsageError(f"secret: got {quoted(' '.join(argv))}; see elastic-agent secret --help") from None
+    parser = CommandParser("secret", PAGE, most_words=sys.maxsize)
+    parser.add("--certificates", PATH)
+    found = parser.read(argv)
     if found.certificates is not None:
         return _write_certificates(found.certificates, found.words)
     if len(found.words) > 1:
-        raise UsageError(f"secret: got {quoted(found.words[-1])}; expected at most one file name")
+        raise UsageError(f"secret: got {quoted(' '.join(found.words))}; expected at most one file name")
     if not found.words:
         print(new_secret(), flush=True)
         return ExitCode.FINISHED
@@ -63,10 +57,10 @@ def _write_secret(file: str) -> None:
         opened.write(f"{new_secret()}\n")
 
 
-def _write_certificates(folder: Path, words: Sequence[str]) -> int:
-    if not words:
+def _write_certificates(folder: Path, arguments: Sequence[str]) -> int:
+    if not arguments:
         raise UsageError("secret: --certificates DIR requires the file of a secret: --certificates DIR FILE")
-    file, *names = words
+    file, *names = arguments
     checked = [_checked(name) for name in names]
     values = run_secret(Path(file), {}, None)
     from elastic_agent.transport import Secret, own_addresses  # errors are shown before these are loaded
@@ -96,7 +90,7 @@ def _checked(name: str) -> str:
 
 
 def _etcd_options(folder: Path) -> str:
-    """The options of etcd with these files, for its clients and for its other members."""
+    """Return the options of etcd with these files, for its clients and for its other members."""
     ca, cert, key = (shlex.quote(str(folder.absolute() / name)) for name in ("ca.pem", "cert.pem", _KEY))
     kinds = (("", "client-cert-auth"), ("peer-", "peer-client-cert-auth"))
     return " ".join(

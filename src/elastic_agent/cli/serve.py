@@ -11,11 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_agent.cli.help import serve_page
-from elastic_agent.config.checks import check_working_directory
 from elastic_agent.config.directories import make_state_dir
-from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.config.errors import HelpRequested, UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
-from elastic_agent.config.parser import HelpRequested
+from elastic_agent.config.script import check_working_directory
 from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources.base import Layer
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
@@ -79,7 +78,7 @@ def _serve(resolved: Resolved) -> int:
     # Imported late: a mistake must be answered before that.
     from elastic_agent.agent.backend import configured_secret
     from elastic_agent.agent.limits import check_open_files
-    from elastic_agent.config.secret_variables import take_secret_variables
+    from elastic_agent.config.secrets import take_secret_variables
     from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
     from elastic_agent.name_lookups import shorten_lookups
     from elastic_agent.rendezvous.backends.c10d import store_server
@@ -119,7 +118,7 @@ def _serve(resolved: Resolved) -> int:
 
 @contextlib.contextmanager
 def _page(address: Endpoint | None, secret: Secret | None, runs: HostedRuns) -> Iterator[None]:
-    """The status page of all runs, if there is to be one."""
+    """Serve the status page of all runs, if there is to be one."""
     from elastic_agent.web.loop_source import LoopSource
     from elastic_agent.web.server import open_status_page
 

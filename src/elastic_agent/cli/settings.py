@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from elastic_agent.config.errors import HelpRequested
 from elastic_agent.config.load import Resolved, resolve
-from elastic_agent.config.parser import HelpRequested
 from elastic_agent.config.settings import GROUPS, Spec, specs
 from elastic_agent.config.sources.base import Layer
 from elastic_agent.config.sources.command_line import parse_command_line
@@ -44,14 +44,14 @@ def settings(argv: Sequence[str]) -> int:
 
 
 def as_toml(resolved: Resolved) -> str:
-    """The settings in force as a settings file; each line has a comment with the value's source."""
+    """Return the settings in force as a settings file; each line has a comment with the value's source."""
     lines = [f"# note: {note.text}" for note in resolved.notes]
     entries: list[tuple[str, str]] = []
     if resolved.settings.script:
-        words = ", ".join(_toml_text(word) for word in resolved.settings.script_args)
+        arguments = ", ".join(_toml_text(argument) for argument in resolved.settings.script_args)
         entries = [
             (f"script = {_toml_text(resolved.settings.script)}", f"# {resolved.sources['script']}"),
-            (f"script_args = [{words}]", f"# {resolved.sources['script_args']}"),
+            (f"script_args = [{arguments}]", f"# {resolved.sources['script_args']}"),
         ]
     lines += _aligned(entries)
     for group in GROUPS:
@@ -61,7 +61,7 @@ def as_toml(resolved: Resolved) -> str:
 
 
 def as_json(resolved: Resolved) -> str:
-    """The same as one JSON object: each setting's value, its layer, and its source in that layer."""
+    """Return the same as one JSON object: each setting's value, its layer, and its source in that layer."""
     entries = {}
     for spec in specs():
         source = resolved.sources[spec.name]
@@ -94,8 +94,8 @@ def _toml_entry(spec: Spec, resolved: Resolved) -> tuple[str, str]:
 
 
 def _aligned(entries: Sequence[tuple[str, str]]) -> list[str]:
-    width = min(max((len(left) for left, _ in entries), default=0), 44)
-    return [f"{left:<{width}}  {right}" for left, right in entries]
+    width = min(max((len(entry) for entry, _ in entries), default=0), 44)
+    return [f"{entry:<{width}}  {comment}" for entry, comment in entries]
 
 
 def _toml_value(spec: Spec, value: Any) -> str:
@@ -108,12 +108,12 @@ def _toml_value(spec: Spec, value: Any) -> str:
 
 
 def _toml_text(text: str) -> str:
-    """A TOML basic string. JSON's escapes are TOML's, but for the delete character."""
+    """Return a TOML basic string. JSON's escapes are TOML's, but for the delete character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _plain(spec: Spec, value: Any) -> Any:
-    """A value as JSON has it: numbers, booleans, texts, lists; everything else as its text."""
+    """Return a value as JSON has it: numbers, booleans, texts, lists; everything else as its text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from argparse import ArgumentError
 from collections.abc import Sequence
 
-from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.parser import HelpRequested, Parser, name_of, uid_of
+from elastic_agent.cli.arguments import CommandParser, check_one_run, name_of
+from elastic_agent.config.errors import UsageError
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.linux import catches, is_frozen
 from elastic_agent.printable import escaped
@@ -36,9 +35,11 @@ def stacks(argv: Sequence[str]) -> int:
     Raises:
         UsageError: more than a run's name was given, no worker is found, or workers of several runs are.
     """
-    if any(word in ("-h", "--help") for word in argv):
-        raise HelpRequested(PAGE)
-    run_id, uid = _parse(argv)
+    parser = CommandParser("stacks", PAGE, expected="at most one run id", most_words=1)
+    parser.select_agents()
+    given = parser.read(argv)
+    run_id = given.words[0] if given.words else given.run
+    uid = os.geteuid() if given.user is None else given.user
     workers = find_workers(uid, run_id)
     if not workers:
         whose = f"of run {run_id} " if run_id else ""
@@ -46,35 +47,18 @@ def stacks(argv: Sequence[str]) -> int:
             f"stacks: no running worker {whose}of user {name_of(uid)} found on this machine; run the "
             "command where the agent runs, as the same user (or as root, with --user)"
         )
-    runs = sorted({escaped(one.run_id) for one in workers})
-    if len(runs) > 1:
-        raise UsageError(
-            f"stacks: this machine has workers of several runs ({', '.join(runs)}); select one with "
-            "elastic-agent stacks RUN"
-        )
+    check_one_run(
+        "stacks", (worker.run_id for worker in workers), of="workers", select="elastic-agent stacks RUN"
+    )
     for number, worker in enumerate(workers):
         if number > 0 and worker.shares_output:
             time.sleep(APART_S)
-        what = f"{worker.run_id}  {worker.worker_id}  pid {worker.pid}  {_ask(worker)}"
-        print(escaped(what), flush=True)
+        result = f"{worker.run_id}  {worker.worker_id}  pid {worker.pid}  {_request(worker)}"
+        print(escaped(result), flush=True)
     return ExitCode.FINISHED
 
 
-def _parse(argv: Sequence[str]) -> tuple[str | None, int]:
-    parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("run", nargs="?")
-    parser.add_argument("--run", dest="named")
-    parser.add_argument("--user")
-    try:
-        found = parser.parse_intermixed_args(argv)
-    except (ArgumentError, UsageError):
-        raise UsageError(
-            f"stacks: got {quoted(' '.join(argv))}; expected a run id, --user USER, or no arguments"
-        ) from None
-    return found.run or found.named, os.geteuid() if found.user is None else uid_of("stacks", found.user)
-
-
-def _ask(worker: RunningWorker) -> str:
+def _request(worker: RunningWorker) -> str:
     if is_frozen(worker.pid):
         return (
             f"not possible: stopped by a signal or a debugger (state T); kill -CONT {worker.pid} continues it"

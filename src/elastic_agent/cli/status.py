@@ -6,15 +6,15 @@ import asyncio
 import os
 import sys
 import time
-from argparse import ArgumentError
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_agent.cli.arguments import CommandParser, agents_of, check_one_run, name_of
 from elastic_agent.config.directories import default_state_dir
-from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.parser import HelpRequested, Parser, name_of, uid_of
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.value_types import PATH, whole_number
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 
@@ -48,63 +48,54 @@ OPTIONS_PAGE = """
   --user USER       only agents of this user (for root)"""
 
 
-@dataclass(frozen=True)
-class Request:
-    """A command line."""
-
-    run_id: str | None
-    uid: int | None
-    """Only agents of this user."""
-    state_dir: Path
-    as_json: bool
-    watch: bool = False
-    generation: int | None = None
-
-
 def status(argv: Sequence[str]) -> int:
     """Show the status of runs; raises ``UsageError`` or ``HelpRequested``."""
-    wanted = _parse("status", argv, STATUS_PAGE, "--watch")
+    given = _parse("status", argv, STATUS_PAGE, "--watch")
     while True:
-        found = _find("status", wanted)
-        if wanted.watch and not wanted.as_json and sys.stdout.isatty():
+        found = _find("status", given)
+        if given.watch and not given.json and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")
-        for number, one in enumerate(found):
-            _show_status(one, wanted, is_first=number == 0)
-        is_over = all(one.is_saved or one.status.is_over for one in found)
-        if not wanted.watch or is_over:
+        for number, run in enumerate(found):
+            _show_status(run, given, is_first=number == 0)
+        is_over = all(run.is_saved or run.status.is_over for run in found)
+        if not given.watch or is_over:
             return ExitCode.FINISHED
         time.sleep(WATCH_EVERY_S)
 
 
 def why(argv: Sequence[str]) -> int:
     """Print the root causes of a run's failures; raises ``UsageError`` or ``HelpRequested``."""
-    wanted = _parse("why", argv, WHY_PAGE, "--generation")
-    found = _find("why", wanted)
-    if len({one.status.run_id for one in found}) > 1:
-        runs = ", ".join(sorted(escaped(one.status.run_id) for one in found))
-        raise UsageError(
-            f"why: this machine has agents of several runs ({runs}); select one with elastic-agent why RUN"
-        )
+    given = _parse("why", argv, WHY_PAGE, "--generation")
+    found = _find("why", given)
+    check_one_run(
+        "why", (known.status.run_id for known in found), of="agents", select="elastic-agent why RUN"
+    )
     run = found[0].status
-    chosen = [one for one in run.generations if wanted.generation in (None, one.generation)]
-    if wanted.generation is not None and not chosen:
+    chosen = [
+        generation for generation in run.generations if given.generation in (None, generation.generation)
+    ]
+    if given.generation is not None and not chosen:
         raise UsageError(
-            f"why: generation {wanted.generation} of run {run.run_id} is not known on this machine; known are "
-            f"{_numbers([one.generation for one in run.generations])}"
+            f"why: generation {given.generation} of run {run.run_id} is not known on this machine; known are "
+            f"{_numbers([generation.generation for generation in run.generations])}"
         )
-    if wanted.as_json:
+    if given.json:
         import msgspec
 
-        for one in chosen:
-            print(msgspec.json.encode(one).decode())
+        for generation in chosen:
+            print(msgspec.json.encode(generation).decode())
         return ExitCode.FINISHED
     from elastic_agent.diagnosis.render import folded
     from elastic_agent.monitoring.status_text import problem_text
 
-    texts = folded((one.generation, _cause(one)) for one in chosen if one.cause or one.failed)
-    if run.problem and wanted.generation in (None, run.generation):
+    texts = folded(
+        (generation.generation, _cause(generation))
+        for generation in chosen
+        if generation.cause or generation.failed
+    )
+    if run.problem and given.generation in (None, run.generation):
         texts.append(problem_text(run))
-    if run.standstill is not None and wanted.generation in (None, run.generation):
+    if run.standstill is not None and given.generation in (None, run.generation):
         texts.append(_standstill(run, run.standstill))
     if not texts:
         texts = [f"run {run.run_id}: no generation has failed, as far as is known on this machine{_gap(run)}"]
@@ -124,20 +115,20 @@ def _standstill(run: RunStatus, standstill: Standstill) -> str:
 def _gap(run: RunStatus) -> str:
     """Return which generations are not known here, as this machine joined later, and who may know more."""
     first = run.generations[0] if run.generations else None
-    others = [one for one in first.nodes if one != run.node_id] if first is not None else []
+    others = [node for node in first.nodes if node != run.node_id] if first is not None else []
     if first is None or first.generation == 1 or not others:
         return ""
     return f", which knows none before generation {first.generation}; run this command on {others[0]}"
 
 
-def _cause(one: GenerationStatus) -> str:
-    """The report on its root cause; without one, why it ended, such as that the store was lost."""
-    where = f"\nwhere the workers were:\n{one.stacks}" if one.stacks else ""
-    return f"{one.cause or one.end_words}{where}"
+def _cause(generation: GenerationStatus) -> str:
+    """Return the report on its root cause; without one, why it ended, such as that the store was lost."""
+    where = f"\nwhere the workers were:\n{generation.stacks}" if generation.stacks else ""
+    return f"{generation.cause or generation.end_words}{where}"
 
 
 def _age(run: RunStatus) -> str:
-    """How old a status is that an agent saved, and who knows more."""
+    """Return how old a status is that an agent saved, and who knows more."""
     from elastic_agent.monitoring.status_text import duration
     from elastic_agent.protocol import names
 
@@ -149,7 +140,7 @@ def _age(run: RunStatus) -> str:
         )
     is_told = run.left and run.phase  # by the first line of the status
     last = run.generations[-1].nodes if run.generations and not is_told else ()
-    others = [one for one in last if one != run.node_id]
+    others = [node for node in last if node != run.node_id]
     where = (
         f"; for its present status, run this command on another node, such as {others[0]}" if others else ""
     )
@@ -163,35 +154,19 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers)) if len(numbers) <= 3 else f"{numbers[0]} to {numbers[-1]}"
 
 
-def _parse(command: str, argv: Sequence[str], page: str, own_option: str) -> Request:
-    if any(word in ("-h", "--help") for word in argv):
-        raise HelpRequested(page + OPTIONS_PAGE)
-    parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("run", nargs="?")
-    parser.add_argument("--run", dest="named")
-    for option in ("--state-dir", "--user"):
-        parser.add_argument(option)
-    parser.add_argument("--json", action="store_true")
+def _parse(command: str, argv: Sequence[str], page: str, own_option: str) -> Namespace:
+    parser = CommandParser(command, page + OPTIONS_PAGE, expected="at most one run id", most_words=1)
+    parser.select_agents()
+    parser.add("--state-dir", PATH)
+    parser.add("--json", action="store_true")
     if own_option == "--watch":
-        parser.add_argument("--watch", action="store_true")
+        parser.add("--watch", action="store_true")
     else:
-        parser.add_argument("--generation")
-    expected = f"expected at most one run id, --json, {own_option}, --state-dir or --user"
-    try:
-        found = parser.parse_intermixed_args(argv)
-    except (ArgumentError, UsageError):
-        raise UsageError(f"{command}: got {quoted(' '.join(argv))}; {expected}") from None
-    generation = getattr(found, "generation", None)
-    if generation is not None and not generation.isdecimal():
-        raise UsageError(f"{command}: --generation: got {quoted(generation)}; expected a number")
-    return Request(
-        found.run or found.named,
-        uid_of(command, found.user) if found.user else None,
-        Path(found.state_dir) if found.state_dir else default_state_dir(os.environ),
-        found.json,
-        getattr(found, "watch", False),
-        int(generation) if generation is not None else None,
-    )
+        parser.add("--generation", whole_number(0))
+    given = parser.read(argv)
+    given.run = given.words[0] if given.words else given.run
+    given.state_dir = given.state_dir or default_state_dir(os.environ)
+    return given
 
 
 @dataclass(frozen=True)
@@ -203,53 +178,52 @@ class Found:
     """It was saved by an agent that has ended, or does not answer."""
 
 
-def _find(command: str, wanted: Request) -> list[Found]:
-    """One for each run: from a running agent, else the last one saved, and then only for the newest run.
+def _find(command: str, given: Namespace) -> list[Found]:
+    """Return one for each run: from a running agent, else the last one saved, and then only for the newest run.
 
     Raises:
         UsageError: there is none.
     """
     from elastic_agent.agent.reporting.status_files import saved_statuses
 
-    live = asyncio.run(_ask(wanted))
+    live = asyncio.run(_ask(given))
     if live:
-        return [Found(one, is_saved=False) for one in live]
-    saved = saved_statuses(wanted.state_dir, wanted.run_id)
+        return [Found(run, is_saved=False) for run in live]
+    saved = saved_statuses(given.state_dir, given.run)
     if not saved:
-        whose = f"run {wanted.run_id}" if wanted.run_id else "any run"
+        whose = f"run {given.run}" if given.run else "any run"
         raise UsageError(
             f"{command}: no running agent of {whose} found on this machine for this user "
-            f"({name_of(os.geteuid())}), and no saved status in {wanted.state_dir} (--state-dir); run the "
+            f"({name_of(os.geteuid())}), and no saved status in {given.state_dir} (--state-dir); run the "
             "command on a machine of the run, as the user who runs the agents, or as root"
         )
     return [Found(saved[0], is_saved=True)]
 
 
-async def _ask(wanted: Request) -> list[RunStatus]:
-    """The status of each run, from one of its agents here."""
-    # Here and not above: the other commands answer with the standard library alone.
-    from elastic_agent.agent.control.socket import Command, agents_here, command, describe_all
+async def _ask(given: Namespace) -> list[RunStatus]:
+    """Return the status of each run, from one of its agents here."""
+    from elastic_agent.agent.control.socket import Command, command
 
-    found = await describe_all([one for one in agents_here() if wanted.uid in (None, one.uid)])
+    found = await agents_of(given.run, given.user)
     statuses: dict[str, RunStatus] = {}
     # In the order of the nodes, so that several agents of a run do not take turns with --watch.
-    for address, one in sorted(found.items(), key=lambda item: (item[1].run_id, item[1].node, item[0].pid)):
-        if wanted.run_id not in (None, one.run_id) or one.run_id in statuses:
+    for address, agent in sorted(found.items(), key=lambda item: (item[1].run_id, item[1].node, item[0].pid)):
+        if agent.run_id in statuses:
             continue
         try:
             async for answer in command(address, Command("status")):
                 if answer.status is not None:
-                    statuses[one.run_id] = answer.status
+                    statuses[agent.run_id] = answer.status
         except (OSError, ValueError):
             continue  # it has exited, or is not an agent; another one of the run may answer
     return list(statuses.values())
 
 
-def _show_status(found: Found, wanted: Request, *, is_first: bool) -> None:
+def _show_status(found: Found, given: Namespace, *, is_first: bool) -> None:
     from elastic_agent.monitoring.status import of_ended_agent
 
     run = of_ended_agent(found.status) if found.is_saved else found.status
-    if wanted.as_json:
+    if given.json:
         import msgspec
 
         print(msgspec.json.encode(run).decode(), flush=True)

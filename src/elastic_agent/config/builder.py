@@ -8,6 +8,7 @@ from typing import Any, Literal
 from elastic_agent.config.errors import BadValueError, UsageError, quoted
 from elastic_agent.config.settings import Settings, Spec, spec_by_name
 from elastic_agent.config.sources.base import Given, Layer, Source
+from elastic_agent.config.value_types import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class SettingsBuilder:
         try:
             self.put(spec.name, spec.kind.parse(given.text), given.source)
         except BadValueError as bad:
-            raise usage_error(given, spec, bad) from None
+            raise usage_error(given.source, given.text, spec.kind, bad) from None
 
     def put(self, name: str, value: Any, source: Source) -> None:
         """Set a value that is already parsed."""
@@ -44,15 +45,15 @@ class SettingsBuilder:
         self.sources[name] = source
 
     def is_given(self, name: str) -> bool:
-        """Whether it was set (also by the site), and not to an empty value."""
+        """Return whether it was set (also by the site), and not to an empty value."""
         return self.sources[name].layer is not Layer.DEFAULT and self.values[name] is not None
 
     def is_site_default(self, name: str) -> bool:
-        """Whether its value is a site default: settings of the user take precedence, also under another name."""
+        """Return whether its value is a site default: settings of the user take precedence, also under another name."""
         return self.sources[name].layer is Layer.SITE
 
     def forget(self, name: str) -> None:
-        """Back to the default."""
+        """Reset a setting to its default."""
         self.put(name, default_of(name), Source(Layer.DEFAULT, "default"))
         self.texts.pop(name, None)
 
@@ -65,7 +66,7 @@ class SettingsBuilder:
         self.notes.append(Note("warning", text))
 
     def wrong(self, name: str, wrong: str, expected: str = "") -> UsageError:
-        """The error for a value that is good in itself but not here."""
+        """Return the error for a value that is good in itself but not here."""
         spec = spec_by_name()[name]
         text = self.texts.get(name, spec.kind.show(self.values[name]))
         given = Given(text, self.sources[name])
@@ -76,13 +77,13 @@ class SettingsBuilder:
 
 
 def default_of(name: str) -> Any:
-    """The built-in default of a setting as a value."""
+    """Return the built-in default of a setting as a value."""
     field_of = Settings.__dataclass_fields__[name]
     return field_of.default_factory() if callable(field_of.default_factory) else field_of.default
 
 
-def usage_error(given: Given, spec: Spec, bad: BadValueError) -> UsageError:
-    """One line: where it came from, what was given, what is wrong with it, what is accepted."""
-    problem = f"{given.source}: got {quoted(given.text)}" + (f", {bad.wrong}" if bad.wrong else "")
+def usage_error(source: object, text: str, kind: Kind, bad: BadValueError) -> UsageError:
+    """Return the error in one line: where the text came from, what is wrong with it, what is accepted."""
+    problem = f"{source}: got {quoted(text)}" + (f", {bad.wrong}" if bad.wrong else "")
     hint = f"; {bad.hint}" if bad.hint else ""
-    return UsageError(problem, f"expected {spec.kind.accepted}{hint}")
+    return UsageError(problem, f"expected {kind.accepted}{hint}")

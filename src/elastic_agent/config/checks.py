@@ -1,28 +1,20 @@
-"""What can be checked on this machine before anything is started: the script and the paths."""
+"""Checks of settings against each other, this machine, and the Slurm step that the agent is a task of."""
 
 from __future__ import annotations
 
-import os
-import re
 import signal
-import stat
-import sys
 from collections.abc import Mapping
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import MAGIC_NUMBER, find_spec
-from pathlib import Path
 
 from elastic_agent.config.builder import SettingsBuilder
 from elastic_agent.config.directories import problem_with_file, problem_with_folder
-from elastic_agent.config.errors import UsageError, did_you_mean, quoted
 from elastic_agent.config.sources.base import Layer, Source
-from elastic_agent.config.value_types import NO_SIGNAL
-from elastic_agent.python_source import problem_with_source
+from elastic_agent.config.sources.slurm import is_step, step_hosts
+from elastic_agent.config.value_types import ETCD, NO_SIGNAL
 from elastic_agent.values import largest_world
 
 
 def check_paths(builder: SettingsBuilder) -> None:
-    """The files and folders that were named can be written; raises ``UsageError``."""
+    """Check that the files and folders that were named can be written; raises ``UsageError``."""
     for name in ("state_dir", "log_dir"):
         problem = problem_with_folder(builder.values[name]) if builder.is_given(name) else ""
         if problem:
@@ -53,7 +45,7 @@ def leave_ignored_signals(builder: SettingsBuilder) -> None:
 
 
 def check_notices(builder: SettingsBuilder) -> None:
-    """Each signal has one meaning; raises ``UsageError``."""
+    """Check that each signal has one meaning; raises ``UsageError``."""
     taken = builder.values["notice_signal"] in builder.values["signals_to_handle"]
     if taken and not builder.is_given("notice_signal"):
         builder.put("notice_signal", NO_SIGNAL, builder.sources["signals_to_handle"])
@@ -66,7 +58,7 @@ def check_notices(builder: SettingsBuilder) -> None:
 
 
 def check_node_counts(builder: SettingsBuilder) -> None:
-    """Some number of nodes is allowed, and the desired one is; raises ``UsageError``."""
+    """Check that some number of nodes is allowed, and that the desired one is; raises ``UsageError``."""
     counts, nodes = builder.values["node_unit"], builder.values["nnodes"]
     desired = builder.values["desired_nodes"]
     if desired is not None and not nodes.least <= desired <= nodes.most:
@@ -91,170 +83,46 @@ def check_requeue(builder: SettingsBuilder) -> None:
         )
 
 
-def check_script(builder: SettingsBuilder, script: str, environ: Mapping[str, str]) -> None:
-    """The script can be started with these settings; raises ``UsageError``."""
-    check_working_directory()
-    values = builder.values
-    if values["module"] and values["no_python"] and not values["run_path"]:
-        raise UsageError(
-            f"{builder.sources['module']} and {builder.sources['no_python']} are mutually exclusive",
-            "expected one of them",
-        )
-    search_path = environ.get("PATH", os.defpath)
-    if values["no_python"] and not values["run_path"]:
-        if problem := _problem_with_program(script, search_path):
-            raise UsageError(
-                f"program {quoted(script)} {problem}", "expected an executable program because of --no-python"
-            )
-        return
-    if values["run_path"] or not values["module"]:
-        joins_others = values["rdzv_endpoint"] is not None and values["nnodes"].most > 1
-        _check_python_script(script, environ.get("SLURM_JOB_ID", ""), joins_others=joins_others)
-    if builder.is_given("python_exec") and (
-        problem := _problem_with_program(values["python_exec"], search_path)
-    ):
-        raise builder.wrong("python_exec", f"which {problem}")
+def check_allocation(builder: SettingsBuilder, environ: Mapping[str, str]) -> None:
+    """Compare node count and endpoint with the step's; nothing to compare outside Slurm.
 
-
-def _check_python_script(script: str, slurm_job: str, *, joins_others: bool) -> None:
-    expected = "expected a Python file (use -m to run a module, --no-python to run a program)"
-    try:
-        mode = os.stat(script).st_mode
-    except FileNotFoundError:
-        if slurm_job and re.search(rf"/job0*{re.escape(slurm_job)}/", os.path.abspath(script)):
-            expected = (
-                "Slurm runs a copy of the job script from there, so its folder is not that of the job script; name "
-                "the script with $SLURM_SUBMIT_DIR or an absolute path"
-            )
-        elif joins_others:
-            expected = (
-                "copy it to this machine, at the same path on all (or use -m to run a module, --no-python to run a "
-                "program)"
-            )
-        where = "" if os.path.isabs(script) else f" in {os.getcwd()}"
-        raise UsageError(
-            f"script {quoted(script)} does not exist{where}{_similar(script)}", expected
-        ) from None
-    except (OSError, ValueError) as error:
-        # A folder on the way cannot be searched, a part of the name is too long, there is a NUL in it.
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise UsageError(f"script {quoted(script)} cannot be found: {reason}", expected) from None
-    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-        raise UsageError(
-            f"script {quoted(script)} is a pipe, which can be read only once, but every worker and every "
-            "restart reads the script",
-            expected,
-        )
-    if stat.S_ISDIR(mode) and not os.path.isfile(os.path.join(script, "__main__.py")):
-        raise UsageError(f"script {quoted(script)} is a directory without __main__.py", expected)
-    if not os.access(script, os.R_OK):
-        raise UsageError(f"script {quoted(script)} is not readable by this user", expected)
-
-
-def check_source(script: str) -> None:
-    """A Python file compiles, as the workers would compile it; raises ``UsageError``. Executes and writes nothing."""
-    try:
-        source = Path(script).read_bytes() if script.endswith(".py") else b""
-    except OSError:  # a folder, or a file of which the workers report what is wrong
-        return
-    problem = problem_with_source(source)
-    is_compiled = source.startswith(MAGIC_NUMBER[:2])
-    if (
-        problem and not is_compiled and b"PK\x05\x06" not in source
-    ):  # compiled, and an archive: Python runs both
-        raise UsageError(f"script {quoted(script)} does not compile: {problem}; nothing was started")
-
-
-def _similar(script: str) -> str:
-    """Which Python file of the same folder was probably meant, in brackets; empty: none has a similar name."""
-    folder, name = os.path.split(script)
-    try:
-        names = [one for one in os.listdir(folder or ".") if one.endswith(".py")]
-    except (OSError, ValueError):
-        return ""
-    found = did_you_mean(name, names)
-    return f" ({found})" if found else ""
-
-
-def _problem_with_program(program: str, search_path: str) -> str:
-    """Why it cannot be started, to follow its name; empty when it can."""
-    if os.sep in program:
-        places, problem = [program], "is not an executable file"
-    else:
-        places = [os.path.join(folder or ".", program) for folder in search_path.split(os.pathsep)]
-        problem = "was not found on the PATH"
-    found = any(os.path.isfile(place) and os.access(place, os.X_OK) for place in places)
-    return "" if found else problem
-
-
-def check_working_directory() -> None:
-    """There is one: it was not removed since this shell entered it; raises ``UsageError``."""
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise UsageError(
-            f"the working directory is not accessible: {error.strerror} (was it removed?)",
-            "expected an existing one, which torch needs: cd to another directory and start again",
-        ) from None
-
-
-def check_module(name: str) -> None:
-    """A module to start can be found, as far as that can be determined without importing its packages.
+    Settings of the user take precedence over those from Slurm. Some of them can only be mistakes: these are an error
+    now, instead of a wait of ten minutes for nodes that cannot join.
 
     Raises:
-        UsageError: it certainly cannot.
+        UsageError: more nodes are needed than Slurm allocated, and no endpoint is given where others could join.
     """
-    if os.sep in name:
-        dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
-        raise UsageError(
-            f"module {quoted(name)} is a path",
-            f"expected the name of a module, with dots: -m {dotted}, or the script without -m",
-        )
-    parts = name.split(".")
-    spec = _outermost(parts[0])
-    for position, part in enumerate(parts[1:], start=1):
-        if spec is None or _finds_its_modules_itself(spec):
-            break
-        found = ".".join(parts[:position])
-        if spec.submodule_search_locations is None:
-            hint = f" (specify the module without .py: -m {found})" if parts[position:] == ["py"] else ""
-            raise _not_found(name, f"was not found: {found} is a module, not a package{hint}")
-        spec = _inner(part, spec)
-    if spec is None:
-        raise _not_found(name, f"was not found from {os.getcwd()}")
-    if spec.submodule_search_locations is None or _finds_its_modules_itself(spec):
+    hosts = step_hosts(environ) if is_step(environ) else []
+    if not hosts or builder.values["standalone"]:
         return
-    if _inner("__main__", spec) is None:
-        raise _not_found(name, "is a package without __main__")
+    shown = environ["SLURM_STEP_NODELIST"]
+    endpoint = builder.values["rdzv_endpoint"]
+    own = builder.is_given("rdzv_endpoint") and not builder.is_site_default("rdzv_endpoint")
+    own = own or builder.is_given("master_addr") or builder.values["rdzv_backend"] == ETCD
+    if not own and builder.values["nnodes"].least > len(hosts):
+        raise builder.wrong(
+            "nnodes",
+            f"but Slurm allocated only {len(hosts)} to this step ({shown})",
+            f"at most {len(hosts)}, or more nodes from sbatch --nodes and srun --nodes",
+        )
+    if own and endpoint is not None and builder.values["rdzv_backend"] != ETCD:
+        _note_foreign_host(builder, endpoint.host, hosts, shown)
 
 
-def _not_found(name: str, wrong: str) -> UsageError:
-    return UsageError(
-        f"module {quoted(name)} {wrong}",
-        f"expected a module that {sys.executable} -m can run (is its package installed in this environment?)",
-    )
+def _note_foreign_host(builder: SettingsBuilder, host: str, hosts: list[str], shown: str) -> None:
+    """Note an endpoint outside the step.
 
-
-def _outermost(name: str) -> ModuleSpec | None:
-    """Where ``python -m`` would find a package or module that is in no package."""
-    try:
-        return PathFinder.find_spec(name, [os.getcwd(), *sys.path]) or find_spec(name)
-    except (ImportError, ValueError):  # no name of a module at all, or one without a specification
-        return None
-
-
-def _inner(name: str, package: ModuleSpec) -> ModuleSpec | None:
-    # By its last name only: of one with dots, the parent would have to be imported.
-    return PathFinder.find_spec(name, list(package.submodule_search_locations or ()))
-
-
-def _finds_its_modules_itself(package: ModuleSpec) -> bool:
-    """Whether importing the package may change where its modules are found."""
-    if package.origin is None:  # a namespace: just folders
-        return False
-    try:
-        code = Path(package.origin).read_bytes()
-    except OSError:  # built in, or in an archive
-        return True
-    ways = (b"__path__", b"sys.modules", b"meta_path", b"path_hooks")
-    return not package.origin.endswith(".py") or any(way in code for way in ways)
+    It is right for a server outside the job, and for a run of several jobs; otherwise it is probably a stale setting.
+    """
+    known = {name.split(".")[0] for name in hosts}
+    is_address = host.replace(".", "").isdecimal() or ":" in host
+    if host in ("localhost", "127.0.0.1", "::1") and len(hosts) > 1:
+        builder.warn(
+            f"{builder.sources['rdzv_endpoint']} is {host}, which on each of this step's nodes ({shown}) "
+            f"is the node itself; without it, the endpoint is on {hosts[0]}"
+        )
+    elif not is_address and host.split(".")[0] not in known:
+        builder.note(
+            f"{builder.sources['rdzv_endpoint']} names {host}, which is not a node of this step ({shown}): "
+            "the store must run there, for example with elastic-agent serve"
+        )

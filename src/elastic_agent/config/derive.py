@@ -13,8 +13,7 @@ from elastic_agent.config.directories import (
     problem_with_temporary,
     temporary_state_dir,
 )
-from elastic_agent.config.etcd_password import exposure
-from elastic_agent.config.run_secret import named_source
+from elastic_agent.config.secrets import named_source
 from elastic_agent.config.sources.base import Layer, Source
 from elastic_agent.config.sources.environment import SECRET
 from elastic_agent.config.value_types import ETCD, parse_endpoints
@@ -63,7 +62,7 @@ def derive_rendezvous(builder: SettingsBuilder, environ: Mapping[str, str]) -> N
 
 
 def _put_user_before_site(builder: SettingsBuilder) -> None:
-    """The site's endpoint is used only if the user gave none, in any form."""
+    """Use the site's endpoint only if the user gave none, in any form."""
     alone = builder.values["standalone"]
     elsewhere = builder.values["rdzv_backend"] == ETCD or any(
         builder.is_given(name) for name in ("master_addr", "master_port")
@@ -75,7 +74,7 @@ def _put_user_before_site(builder: SettingsBuilder) -> None:
 
 
 def _check_etcd(builder: SettingsBuilder, environ: Mapping[str, str]) -> None:
-    """The settings that etcd requires, and none that are for c10d only."""
+    """Check that the settings which etcd requires are given, and none that are for c10d only."""
     if builder.values["standalone"]:
         raise builder.wrong(
             "standalone", f"but {builder.sources['rdzv_backend']} uses etcd", "only one of the two"
@@ -111,17 +110,24 @@ def _check_access(builder: SettingsBuilder, endpoint: Endpoint, environ: Mapping
             f"but {secret} is given as well, and the agent makes its certificates for etcd from the secret",
             "only one of the two: leave out the certificates for etcd, or the secret",
         )
-    for one, other in (("etcd_cert", "etcd_key"), ("etcd_key", "etcd_cert")):
-        if builder.is_given(one) and not builder.is_given(other):
-            raise builder.wrong(one, f"which requires --{other.replace('_', '-')}", "both or neither")
+    for name, other in (("etcd_cert", "etcd_key"), ("etcd_key", "etcd_cert")):
+        if builder.is_given(name) and not builder.is_given(other):
+            raise builder.wrong(name, f"which requires --{other.replace('_', '-')}", "both or neither")
     for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_password_file"):
         path = builder.values[name]
         if path is not None and not os.access(path, os.R_OK):
             raise builder.wrong(name, "which is not readable", "a file that this user can read")
     if builder.is_given("etcd_password_file") and not builder.is_given("etcd_user"):
         raise builder.wrong("etcd_password_file", "which requires --etcd-user", "--etcd-user as well")
-    if builder.is_given("etcd_user") and (warning := exposure(endpoint, encrypted=bool(secret or files))):
-        builder.warn(warning)
+    exposed = not (secret or files or all(_is_loopback(member.host) for member in endpoint.members))
+    if builder.is_given("etcd_user") and exposed:
+        builder.warn(
+            f"the password is sent to etcd at {endpoint} unencrypted; use TLS: set --secret-file or --etcd-ca"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _endpoint_from_master(builder: SettingsBuilder) -> None:
@@ -164,7 +170,7 @@ def _run_alone(builder: SettingsBuilder, why: Source) -> None:
 
 
 def _free_port(builder: SettingsBuilder) -> None:
-    """``localhost:0`` means standalone, as in torchrun; no second node could find such a port."""
+    """Treat ``localhost:0`` as standalone, as torchrun does; no second node could find such a port."""
     if builder.values["nnodes"].most > 1:
         raise builder.wrong(
             "rdzv_endpoint",

@@ -32,7 +32,7 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def temporary_state_dir(environ: Mapping[str, str]) -> Path:
-    """The folder of last resort: per user, lost when the machine cleans its temporary files.
+    """Return the fallback folder: per user, lost when the machine cleans its temporary files.
 
     It lies where every user may make files, so it is used only as :func:`make_state_dir` makes it.
     """
@@ -41,7 +41,7 @@ def temporary_state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def make_state_dir(folder: Path, environ: Mapping[str, str]) -> None:
-    """Make the folder of last resort, for this user alone; any other is made by the first file in it.
+    """Make the fallback folder, for this user alone; any other is made by the first file in it.
 
     Raises:
         UsageError: it cannot be made, or another user could have put something into it.
@@ -67,7 +67,7 @@ OWN_FOLDER = (
 
 
 def problem_with_temporary(folder: Path) -> str:
-    """Why the folder of last resort cannot be made or trusted, or an empty string. Touches nothing."""
+    """Return why the fallback folder cannot be made or trusted, or an empty string. Touches nothing."""
     try:
         found = os.lstat(folder)
     except OSError:
@@ -82,12 +82,12 @@ def problem_with_temporary(folder: Path) -> str:
 
 
 def default_log_dir(state_dir: Path) -> Path:
-    """The folder for the workers' output."""
+    """Return the folder for the workers' output."""
     return state_dir / "logs"
 
 
 def problem_with_folder(folder: Path) -> str:
-    """Why ``folder`` cannot be written or made, or an empty string. Touches nothing."""
+    """Return why ``folder`` cannot be written or made, or an empty string. Touches nothing."""
     for place in (folder, *folder.parents):
         if os.path.isdir(place):  # not Path.is_dir, which raises where a folder above may not be searched
             if not os.access(place, os.X_OK):
@@ -99,7 +99,7 @@ def problem_with_folder(folder: Path) -> str:
 
 
 def _lacks_reader(file: Path) -> bool:
-    """Whether this is a FIFO that no program reads: opening it would wait for one."""
+    """Return whether this is a FIFO that no program reads: opening it would wait for one."""
     try:
         if not stat.S_ISFIFO(os.stat(file).st_mode):
             return False
@@ -110,7 +110,7 @@ def _lacks_reader(file: Path) -> bool:
 
 
 def problem_with_file(file: Path) -> str:
-    """Why ``file`` cannot be written or made, or an empty string. Touches nothing."""
+    """Return why ``file`` cannot be written or made, or an empty string. Touches nothing."""
     if os.path.isdir(file):
         return "which is a directory"
     if _lacks_reader(file):

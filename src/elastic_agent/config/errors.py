@@ -32,6 +32,14 @@ class MissingScriptError(UsageError):
     """Neither the command line nor a settings file names a script."""
 
 
+class HelpRequested(Exception):  # noqa: N818 - not an error
+    """The command line has ``--help`` or ``-h``; the argument is the command's page, if it has its own."""
+
+
+class VersionRequested(Exception):  # noqa: N818 - not an error
+    """The command line has ``--version``."""
+
+
 class BadValueError(Exception):
     """A value that its kind does not accept.
 
@@ -47,7 +55,7 @@ class BadValueError(Exception):
 
 
 def masked(text: str) -> str:
-    """``text`` for a message, without the passwords of URLs (also of those that lack a scheme) and of ``password=``.
+    """Mask the passwords of URLs (also of those that lack a scheme) and of ``password=``, for a message.
 
     >>> masked("http://trainer:hunter2@etcd1:2379"), masked("user=trainer,password=hunter2,timeout=5")
     ('http://trainer:***@etcd1:2379', 'user=trainer,password=***,timeout=5')
@@ -62,14 +70,14 @@ def masked(text: str) -> str:
 
 
 def _without_url_password(line: str, begins: re.Pattern[str]) -> str:
-    """A password ends at the last ``@`` of the line."""
+    """Mask the password of a URL; it ends at the last ``@`` of the line."""
     end = line.rfind("@")
     found = begins.search(line, 0, max(0, end))
     return f"{line[: found.end()]}***{line[end:]}" if found is not None and found.end() < end else line
 
 
 def quoted(value: object) -> str:
-    """``value`` for a one-line message: in quotes, control characters escaped, cut in the middle when long.
+    """Quote ``value`` for a one-line message: control characters escaped, cut in the middle when long.
 
     Both ends stay, because a path is known by its last part.
     """
@@ -82,7 +90,7 @@ def quoted(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
-    """The known word most like ``word``, or None when none is alike. ``likeness`` runs from 0 to 1."""
+    """Return the known word most like ``word``, or None when none is alike. ``likeness`` runs from 0 to 1."""
     import difflib  # only needed once something is wrong
 
     if len(word) > _LONGEST_WORD:  # nothing known is like it, and comparing takes long
@@ -92,6 +100,6 @@ def nearest(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``did you mean X?`` for the nearest known word, or an empty string."""
+    """Return ``did you mean X?`` for the nearest known word, or an empty string."""
     found = nearest(word, known)
     return f"did you mean {found}?" if found else ""

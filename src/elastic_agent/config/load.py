@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from elastic_agent.config.allocation import check_allocation
 from elastic_agent.config.builder import Note, SettingsBuilder, default_of, usage_error
 from elastic_agent.config.checks import (
+    check_allocation,
     check_node_counts,
     check_notices,
     check_paths,
     check_requeue,
-    check_script,
     leave_ignored_signals,
 )
 from elastic_agent.config.derive import derive_directories, derive_rendezvous
 from elastic_agent.config.errors import BadValueError, MissingScriptError
+from elastic_agent.config.script import check_script
 from elastic_agent.config.settings import Settings, spec_by_name, specs
 from elastic_agent.config.sources.base import Given, Layer, Source
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
@@ -39,11 +39,6 @@ def _systemd(environ: Mapping[str, str]) -> dict[str, Given]:
     return given
 
 
-SiteDefaults = Callable[[Mapping[str, str]], Mapping[str, Given]]
-SITE_DEFAULTS: tuple[SiteDefaults, ...] = (slurm, _systemd)
-"""Settings from the machine's manager, used where the user set none; the first one that gives a setting wins."""
-
-
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """The settings in force.
@@ -59,37 +54,32 @@ class Resolved:
     notes: tuple[Note, ...] = ()
 
 
-def load_settings(
-    argv: Sequence[str], environ: Mapping[str, str], *, site_sources: Sequence[SiteDefaults] = SITE_DEFAULTS
-) -> Resolved:
+def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Resolved:
     """Read a command line and everything else that sets something: flags, environment, file, site, default.
 
     Args:
         argv: the words after the program's name (and after the command's).
         environ: the environment, usually ``os.environ``.
-        site_sources: defaults from the machine's manager; the first that gives a setting wins.
 
     Raises:
         UsageError: something is wrong; its text is the one line to show.
         HelpRequested, VersionRequested: the command line has these options.
     """
-    return resolve(parse_command_line(argv), environ, site_sources=site_sources)
+    return resolve(parse_command_line(argv), environ)
 
 
 def resolve(
     line: CommandLine,
     environ: Mapping[str, str],
     *,
-    site_sources: Sequence[SiteDefaults] = SITE_DEFAULTS,
     script_needed: bool = True,
     only: Collection[str] | None = None,
 ) -> Resolved:
-    """As ``load_settings``, for a parsed command line.
+    """Do what ``load_settings`` does, for a parsed command line.
 
     Args:
         line: the command line.
         environ: the environment.
-        site_sources: see ``load_settings``.
         script_needed: a missing script is an error.
         only: the settings that the command has, by name; for others, and for the script, any value in environment,
             file and site is ignored. None: all.
@@ -97,9 +87,7 @@ def resolve(
     builder = SettingsBuilder()
     variables = read_environment(environ)
     file = _read_file(line.given.get("config") or variables.get("config"))
-    site: dict[str, Given] = {}
-    for source in site_sources:
-        site = {**source(environ), **site}
+    site = {**_systemd(environ), **slurm(environ)}
     layers: list[Mapping[str, Given]] = [line.given, variables, file.given, site]
     if only is not None:
         layers = [{name: given for name, given in layer.items() if name in only} for layer in layers]
@@ -136,12 +124,12 @@ def _read_file(named: Given | None) -> SettingsFile:
     try:
         path = spec.kind.parse(named.text)
     except BadValueError as bad:
-        raise usage_error(named, spec, bad) from None
+        raise usage_error(named.source, named.text, spec.kind, bad) from None
     return read_settings_file(path, named.source)
 
 
 def choose(builder: SettingsBuilder, layers: Sequence[Mapping[str, Given]]) -> None:
-    """The first layer that gives a setting wins; ``rdzv_conf`` counts in its layer, after direct settings."""
+    """Take each setting from the first layer that gives it; in a layer, ``rdzv_conf`` comes after direct settings."""
     expanded: list[Mapping[str, Given]] = []
     conf_taken = False
     for layer in layers:
@@ -186,9 +174,9 @@ _HARDLY_OF_A_SCRIPT = ("nnodes", "nproc_per_node", "rdzv_endpoint", "rdzv_backen
 
 
 def _warn_of_misplaced_options(builder: SettingsBuilder, script_args: Sequence[str]) -> None:
-    """A script that ignores unknown arguments would run with defaults, and nothing would be said about it."""
-    words = {word.partition("=")[0].replace("_", "-") for word in script_args if word.startswith("--")}
-    flags = [spec.flag for spec in specs() if spec.name in _HARDLY_OF_A_SCRIPT and spec.flag in words]
+    """Warn of our options after the script: one that ignores unknown arguments would silently run with defaults."""
+    options = {word.partition("=")[0].replace("_", "-") for word in script_args if word.startswith("--")}
+    flags = [spec.flag for spec in specs() if spec.name in _HARDLY_OF_A_SCRIPT and spec.flag in options]
     if flags:
         are = "is an option" if len(flags) == 1 else "are options"
         builder.warn(
@@ -198,10 +186,10 @@ def _warn_of_misplaced_options(builder: SettingsBuilder, script_args: Sequence[s
 
 
 def _script(builder: SettingsBuilder, line: CommandLine, file: SettingsFile) -> tuple[str, tuple[str, ...]]:
-    """The script and its arguments go together: both from the command line, or both from the file."""
+    """Return the script and its arguments: both from the command line, or both from the file."""
     if line.script is not None or not file.script:
-        source, script, words = Source(Layer.FLAG, "command line"), line.script or "", line.script_args
+        source, script, arguments = Source(Layer.FLAG, "command line"), line.script or "", line.script_args
     else:
-        source, script, words = Source(Layer.FILE, "settings file"), file.script, file.script_args
+        source, script, arguments = Source(Layer.FILE, "settings file"), file.script, file.script_args
     builder.sources["script"] = builder.sources["script_args"] = source
-    return script, words
+    return script, arguments

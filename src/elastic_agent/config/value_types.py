@@ -53,7 +53,7 @@ def _read_whole(text: str) -> int:
 
 
 def whole_number(least: int) -> Kind:
-    """A whole number of at least ``least``."""
+    """Return the kind of whole numbers of at least ``least``."""
 
     def parse(text: str) -> int:
         value = _read_whole(text)
@@ -77,7 +77,7 @@ def _read_port(text: str, *, least: int) -> int:
 
 
 def seconds(least: float, *, above: bool = False, most: float = LONGEST_TIME_S) -> Kind:
-    """A length of time in seconds from ``least`` (with ``above``: from more than it) to ``most``."""
+    """Return the kind of times in seconds from ``least`` (with ``above``: from more than it) to ``most``."""
 
     def parse(text: str) -> float:
         if not _DECIMAL.fullmatch(text.strip()):
@@ -113,7 +113,7 @@ def _parse_size(text: str) -> int:
 
 
 def _show_size(size: int) -> str:
-    """In the largest unit that needs no fraction."""
+    """Show a size in the largest unit that needs no fraction."""
     for unit, factor in reversed(_UNITS.items()):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -146,9 +146,9 @@ SWITCH = Kind(
 )
 
 
-def choice(words: Iterable[str], *, metavar: str) -> Kind:
-    """One of a few words, in any case."""
-    allowed = tuple(words)
+def choice(choices: Iterable[str], *, metavar: str) -> Kind:
+    """Return the kind of values that are one of a few words, in any case."""
+    allowed = tuple(choices)
 
     def parse(text: str) -> str:
         word = text.strip().lower()
@@ -196,7 +196,7 @@ SLOTS = Kind("N", f"a whole number, 1 or more, or one of {', '.join(SLOT_WORDS)}
 
 
 def _parse_host(text: str) -> str:
-    """A host name or address; IPv6 comes back without brackets."""
+    """Return a host name or address; IPv6 comes back without brackets."""
     bracketed = text.startswith("[") and text.endswith("]")
     host = text[1:-1] if bracketed else text
     if bracketed or ":" in host or re.fullmatch(r"[0-9.]+", host):
@@ -233,8 +233,8 @@ def _split_endpoint(text: str) -> tuple[str, str | None]:
 
 
 def parse_endpoints(text: str, default_port: int) -> Endpoint:
-    """One endpoint or several, separated by commas, as one value; ``default_port`` where none is named."""
-    first, *others = (_parse_endpoint(one.strip(), default_port) for one in text.split(","))
+    """Parse one endpoint or several, separated by commas, as one value; ``default_port`` where none is named."""
+    first, *others = (_parse_endpoint(part.strip(), default_port) for part in text.split(","))
     return Endpoint(first.host, first.port, tuple(others))
 
 

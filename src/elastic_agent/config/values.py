@@ -10,7 +10,7 @@ STATIC_PORT = 29500
 
 @dataclass(frozen=True, slots=True)
 class NodeRange:
-    """How many nodes a world may have: ``1 <= least <= most``."""
+    """The number of nodes that a world may have: ``1 <= least <= most``."""
 
     least: int
     most: int
@@ -21,7 +21,7 @@ class NodeRange:
 
 @dataclass(frozen=True, slots=True)
 class StreamChoice:
-    """Which standard streams of which local ranks: torch's ``Std`` numbers (0 none, 1 out, 2 err, 3 both).
+    """The standard streams chosen for local ranks: torch's ``Std`` numbers (0 none, 1 out, 2 err, 3 both).
 
     Attributes:
         everywhere: the streams of every local rank that ``by_rank`` does not name.
@@ -32,7 +32,7 @@ class StreamChoice:
     by_rank: tuple[tuple[int, int], ...] = ()
 
     def of(self, local_rank: int) -> int:
-        """The streams of one local rank, as torch's ``Std`` number."""
+        """Return the streams of one local rank, as torch's ``Std`` number."""
         return dict(self.by_rank).get(local_rank, self.everywhere)
 
     def __str__(self) -> str:

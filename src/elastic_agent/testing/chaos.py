@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastic_agent.testing.checkpoints import files_below, torn_files
-from elastic_agent.testing.checks import Check, check_leftovers, check_notices
+from elastic_agent.testing.checks import Check, check_leftovers, check_notices, files_below, torn_files
 from elastic_agent.testing.cluster import LEFT, ClusterError, LocalCluster
 from elastic_agent.testing.faults import DEFAULT, FAULTS, Injected
 from elastic_agent.testing.mistakes import Evidence, Mistake, find_mistakes
@@ -30,11 +29,11 @@ FIRST_SAVE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What :func:`run_chaos` does."""
+    """Options of :func:`run_chaos`."""
 
     nodes: int = 3
     min_nodes: int = 1
-    """With how many nodes training continues while others are missing."""
+    """The number of nodes with which training continues while others are missing."""
     nproc_per_node: int = 1
     faults: Sequence[str] = DEFAULT
     """Names from ``FAULTS``, in order."""
@@ -83,7 +82,7 @@ class FaultResult:
 
 @dataclass
 class Report:
-    """What came of it. ``passed``: every check."""
+    """The result of a run with faults. ``passed``: every check."""
 
     faults: list[FaultResult] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
@@ -96,7 +95,7 @@ class Report:
         return all(check.passed for check in self.checks) and not self.mistakes
 
     def verdict(self) -> str:
-        """Checks and mistakes."""
+        """Return the checks and mistakes."""
         lines = [str(check) for check in self.checks]
         lines += [f"mistake: {mistake}" for mistake in self.mistakes]
         lines.append("passed" if self.passed else "FAILED")
@@ -105,7 +104,7 @@ class Report:
         return "\n".join(lines)
 
     def text(self) -> str:
-        """Everything."""
+        """Return the whole report."""
         return "\n".join([*map(str, self.faults), self.verdict()])
 
 
@@ -128,7 +127,7 @@ def run_chaos(
     report = Report(folder=folder)
     try:
         show(f"running the script with faults: {', '.join(options.faults)}")
-        _Disturbed(script, options, folder, report, show).run()
+        _ChaosRun(script, options, folder, report, show).run()
     except KeyboardInterrupt:
         if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -140,7 +139,7 @@ def run_chaos(
 
 
 def _end(cluster: LocalCluster, timeout_s: float) -> dict[str, int]:
-    """Exit codes of all nodes. Raises ClusterError when there is no step or end for this long."""
+    """Return the exit codes of all nodes. Raises ClusterError when there is no step or end for this long."""
     while not cluster.is_over():
         made = len(cluster.records())
 
@@ -159,7 +158,7 @@ def _end(cluster: LocalCluster, timeout_s: float) -> dict[str, int]:
 
 
 def _last_error(cluster: LocalCluster) -> str:
-    """Of the log of a node that failed."""
+    """Return the last error in the log of a node that failed."""
     for agent in cluster.agents.values():
         if agent.process.returncode:
             lines = [line for line in agent.said().splitlines() if line.strip()]
@@ -170,7 +169,7 @@ def _last_error(cluster: LocalCluster) -> str:
     return ""
 
 
-class _Disturbed:
+class _ChaosRun:
     """The run with faults."""
 
     def __init__(
@@ -191,7 +190,7 @@ class _Disturbed:
         own = folder / "cluster"
         own.mkdir()
         self._cluster = LocalCluster(
-            self._space.words(),
+            self._space.command(),
             own,
             nodes=options.nodes,
             min_nodes=options.min_nodes,
@@ -214,8 +213,8 @@ class _Disturbed:
                     codes = _end(cluster, self._options.timeout_s)
                 except ClusterError as error:
                     problem = str(error).splitlines()[0]
-                left = check_leftovers(cluster) if cluster.is_over() else None
-                self._judge(codes, problem, left)
+                leftovers = check_leftovers(cluster) if cluster.is_over() else None
+                self._judge(codes, problem, leftovers)
         finally:
             self._space.close()
 
@@ -237,7 +236,7 @@ class _Disturbed:
                 return
 
     def _await(self, look: Callable[[], bool], timeout_s: float) -> None:
-        """Until then, until the time is over, or until the run is."""
+        """Wait until ``look`` finds something, the time is over, or the run is."""
         cluster = self._cluster
         with contextlib.suppress(ClusterError):
             cluster.wait("", lambda: look() or cluster.is_over(), timeout_s)
@@ -263,7 +262,7 @@ class _Disturbed:
         return FaultResult(name, injected.what, recovered_s - injected.at_s, position, lost)
 
     def _next_step(self, injected: Injected, generation: int) -> float | None:
-        """When the next training step was made after a fault; None if none was."""
+        """Return when the next training step was made after a fault; None if none was."""
         cluster = self._cluster
 
         def look() -> float | None:
@@ -286,7 +285,7 @@ class _Disturbed:
         self._examined += len(paths)
         self._torn += torn_files(paths)
 
-    def _judge(self, codes: dict[str, int], problem: str, left: Check | None) -> None:
+    def _judge(self, codes: dict[str, int], problem: str, leftovers: Check | None) -> None:
         cluster, report = self._cluster, self._report
         seen = Evidence(
             cluster.records(),
@@ -323,5 +322,5 @@ class _Disturbed:
             )
         )
         report.checks.append(check_notices(seen, is_explained=bool(report.mistakes)))
-        if left is not None:
-            report.checks.append(left)
+        if leftovers is not None:
+            report.checks.append(leftovers)

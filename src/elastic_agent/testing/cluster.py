@@ -14,8 +14,7 @@ from elastic_agent import linux
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.course import Course
 from elastic_agent.testing.node import NodeProcess, freeze, thaw
-from elastic_agent.testing.ports import free_port
-from elastic_agent.testing.processes import JOURNAL, WAIT_TIMEOUT_S, Agents
+from elastic_agent.testing.processes import JOURNAL, WAIT_TIMEOUT_S, Agents, free_port
 from elastic_agent.testing.records import Line, Lines
 from elastic_agent.worker_variables import PREFIX
 
@@ -24,7 +23,7 @@ LEASE_S, MARGIN_S, SETTLE_S = 4.0, 1.0, 0.5
 OBSERVER = Path(__file__).with_name("observer.py")
 RECORDS = "records.jsonl"
 DIE_SAVING = "die-saving"
-"""The file by which workers are told to die (see ``observer.py``)."""
+"""The file that makes the next worker that saves die halfway (see ``observer.py``)."""
 _ENDS_WITH_PARENT = (
     "import os, sys; from elastic_agent import linux; linux.set_parent_death_signal(15); "
     "os.getppid() == int(sys.argv[1]) and os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
@@ -59,7 +58,7 @@ class LocalCluster(Agents):
         options: tuple[str, ...] = (),
         working_folder: Callable[[str], Path] | None = None,
     ) -> None:
-        """Nothing is started yet.
+        """Prepare the cluster; nothing is started yet.
 
         Args:
             script: the script and its arguments, or ``-m``, a module and its arguments.
@@ -154,44 +153,44 @@ class LocalCluster(Agents):
 
     @property
     def temp_folders(self) -> Path:
-        """What is below exists on one node only."""
+        """The folder below which each folder exists on one node only."""
         return self.folder / "machines"
 
     def rendezvous(self, name: str) -> tuple[str, ...]:
-        """Options of this node's agent: where it reaches the store."""
+        """Return the options of this node's agent that say where it reaches the store."""
         return "--rdzv-endpoint", f"127.0.0.1:{self._port}"
 
     # -- workers --------------------------------------------------------------------------------
 
     def workers(self) -> dict[str, int]:
-        """The newest process of each worker that lives, by worker id."""
+        """Return the newest process of each worker that lives, by worker id."""
         newest = {line["worker"]: int(line["pid"]) for line in self.records("born")}
         return {worker: pid for worker, pid in newest.items() if linux.start_ticks(pid) is not None}
 
     def kill_worker(self, worker: str) -> None:
-        """SIGKILL to a worker."""
+        """Send a worker SIGKILL."""
         linux.send_signal(self.workers()[worker], signal.SIGKILL)
 
     def stop_worker(self, worker: str) -> int:
-        """SIGSTOP to a worker; its pid."""
+        """Send a worker SIGSTOP; returns its pid."""
         pid = self.workers()[worker]
         freeze(pid)
         return pid
 
     def continue_worker(self, pid: int) -> None:
-        """SIGCONT, if the process is still there."""
+        """Send SIGCONT, if the process is still there."""
         thaw(pid)
 
     def order_death(self) -> Path:
-        """Have the next worker that saves die halfway; the order, which can be withdrawn by removing it."""
+        """Have the next worker that saves die halfway; returns the order, which can be withdrawn by removing it."""
         order = self.folder / DIE_SAVING
         order.touch()
         return order
 
-    def command(self, *words: str, timeout_s: float = WAIT_TIMEOUT_S) -> str:
-        """Run ``elastic-agent`` with these words, for this run; what it printed."""
+    def command(self, *arguments: str, timeout_s: float = WAIT_TIMEOUT_S) -> str:
+        """Run ``elastic-agent`` with these words, for this run; returns what it printed."""
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "elastic_agent", *words, "--run", self.run_id],
+            [sys.executable, "-P", "-m", "elastic_agent", *arguments, "--run", self.run_id],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -199,13 +198,15 @@ class LocalCluster(Agents):
             check=False,
         )
         if done.returncode:
-            raise ClusterError(f"elastic-agent {' '.join(words)} ended with {done.returncode}: {done.stdout}")
+            raise ClusterError(
+                f"elastic-agent {' '.join(arguments)} ended with {done.returncode}: {done.stdout}"
+            )
         return done.stdout
 
     # -- what happened --------------------------------------------------------------------------
 
     def records(self, kind: str | None = None) -> list[Line]:
-        """What workers did (see ``observer.py``), in order of time."""
+        """Return what workers did (see ``observer.py``), in order of time."""
         return [*(self._records.all() if kind is None else self._records.of(kind))]
 
     def more_lines(self) -> list[Line]:
@@ -218,25 +219,25 @@ class LocalCluster(Agents):
 
     @property
     def course(self) -> Course:
-        """What training has done so far."""
+        """The course of training so far."""
         for line in self._records.arrived(self._fed):
             self._course.feed(line)
             self._fed += 1
         return self._course
 
     def is_over(self) -> bool:
-        """Whether the run has ended: no agent runs, or one has ended by itself other than by leaving the run."""
-        codes = [one.process.poll() for one in self.agents.values()]
+        """Return whether the run has ended: no agent runs, or one has ended by itself other than by leaving the run."""
+        codes = [agent.process.poll() for agent in self.agents.values()]
         return None not in codes or any(code is not None and code >= 0 and code not in LEFT for code in codes)
 
     def has_finished(self) -> bool:
-        """Whether the script came to its end: an agent has ended with success."""
-        return any(one.process.poll() == ExitCode.FINISHED for one in self.agents.values())
+        """Return whether the script came to its end: an agent has ended with success."""
+        return any(agent.process.poll() == ExitCode.FINISHED for agent in self.agents.values())
 
     def wait_training(
         self, *nodes: str, after: int = 0, steps: int = 2, timeout_s: float = WAIT_TIMEOUT_S
     ) -> int:
-        """Until exactly these nodes made ``steps`` steps in a generation above ``after``.
+        """Wait until exactly these nodes made ``steps`` steps in a generation above ``after``.
 
         Returns:
             The number of the generation; 0 if the run has ended.
@@ -249,6 +250,6 @@ class LocalCluster(Agents):
             trains = len(newest.steps) == self._nproc * len(nodes) and min(newest.steps.values()) >= steps
             return newest.number if trains else None
 
-        what = f"{steps} steps of {', '.join(nodes)} in a generation above {after}"
-        generation = self.wait(what, lambda: look() or (self.is_over() and -1) or None, timeout_s)
+        awaited = f"{steps} steps of {', '.join(nodes)} in a generation above {after}"
+        generation = self.wait(awaited, lambda: look() or (self.is_over() and -1) or None, timeout_s)
         return max(generation, 0)

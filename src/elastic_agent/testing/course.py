@@ -10,7 +10,7 @@ from elastic_agent.testing.records import Line
 
 @dataclass
 class GenerationCourse:
-    """What one generation did. Positions count training steps from the beginning of training."""
+    """The course of one generation. Positions count training steps from the beginning of training."""
 
     number: int
     start: int | None = None
@@ -47,81 +47,83 @@ class Course:
         self._positions: dict[str, int] = {}
         self._origin: int | None = None
         self._counts_optimizer_steps = False
-        self._newest: GenerationCourse | None = None
-
-    @property
-    def newest(self) -> GenerationCourse | None:
+        self.newest: GenerationCourse | None = None
         """The newest generation that has made a step."""
-        return self._newest
 
     @property
     def position(self) -> int:
-        """How far training is."""
+        """The number of training steps so far."""
         return self.newest.reached if self.newest else 0
 
     def feed(self, line: Line) -> None:
         """Take in one more record."""
-        one = self.generations.setdefault(line["generation"], GenerationCourse(line["generation"]))
+        generation = self.generations.setdefault(line["generation"], GenerationCourse(line["generation"]))
         match line["kind"]:
-            case "load" if line["error"] is None and not one.is_under_way:
-                one.loaded.append(line["path"])
-            case "saved" if one.is_under_way:
+            case "load" if line["error"] is None and not generation.is_under_way:
+                generation.loaded.append(line["path"])
+            case "saved" if generation.is_under_way:
                 self.saves[line["path"]] += 1
             case "begin":
-                self._begin(one, line)
+                self._begin(generation, line)
             case "step":
-                self._step(one, line)
+                self._step(generation, line)
             case "stepped":
-                self._place(one, line)
+                self._place(generation, line)
             case "beat" if line["step"] is not None and not self._counts_optimizer_steps:
-                self._beat(one, line)
+                self._beat(generation, line)
 
-    def _before(self, one: GenerationCourse) -> GenerationCourse | None:
-        earlier = [other for other in self.generations.values() if other.number < one.number and other.steps]
+    def _before(self, generation: GenerationCourse) -> GenerationCourse | None:
+        earlier = [
+            other for other in self.generations.values() if other.number < generation.number and other.steps
+        ]
         return max(earlier, key=lambda other: other.number, default=None)
 
-    def _begin(self, one: GenerationCourse, line: Line) -> None:
+    def _begin(self, generation: GenerationCourse, line: Line) -> None:
         self._counts_optimizer_steps = True
-        if one.is_under_way:
+        if generation.is_under_way:
             return
-        one._tracked = line["rank"]
-        before = self._before(one)
+        generation._tracked = line["rank"]
+        before = self._before(generation)
         if before is None:
-            self._start(one, 0, before)
+            self._start(generation, 0, before)
             self._positions = {line["state"]: 0}
         else:
-            self._start(one, self._positions.get(line["state"], None if one.loaded else 0), before)
+            self._start(
+                generation, self._positions.get(line["state"], None if generation.loaded else 0), before
+            )
 
-    def _start(self, one: GenerationCourse, start: int | None, before: GenerationCourse | None) -> None:
-        one.is_under_way, one.start = True, start
-        one.base = one.reached = start if start is not None else before.reached if before else 0
+    def _start(
+        self, generation: GenerationCourse, start: int | None, before: GenerationCourse | None
+    ) -> None:
+        generation.is_under_way, generation.start = True, start
+        generation.base = generation.reached = start if start is not None else before.reached if before else 0
         if before is not None and start is not None:
-            one.lost = max(0, before.reached - start)
-            one.from_scratch = start == 0 and before.reached > 0
+            generation.lost = max(0, before.reached - start)
+            generation.from_scratch = start == 0 and before.reached > 0
 
-    def _step(self, one: GenerationCourse, line: Line) -> None:
-        self._count(one, line)
-        self._place(one, line)
+    def _step(self, generation: GenerationCourse, line: Line) -> None:
+        self._count(generation, line)
+        self._place(generation, line)
 
-    def _place(self, one: GenerationCourse, line: Line) -> None:
+    def _place(self, generation: GenerationCourse, line: Line) -> None:
         # Of every rank: the one that saved the state may be ahead of others, of which one was killed.
-        position = one.base + line["taken"]
-        one.reached = max(one.reached, position)
+        position = generation.base + line["taken"]
+        generation.reached = max(generation.reached, position)
         self._positions[line["state"]] = position
 
-    def _beat(self, one: GenerationCourse, line: Line) -> None:
-        if not one.is_under_way:
-            one._tracked = line["rank"]
+    def _beat(self, generation: GenerationCourse, line: Line) -> None:
+        if not generation.is_under_way:
+            generation._tracked = line["rank"]
             self._origin = line["step"] if self._origin is None else self._origin
-            self._start(one, line["step"] - self._origin, self._before(one))
-        self._count(one, line)
-        if line["rank"] == one._tracked:
-            one.reached = line["step"] - (self._origin or 0) + 1
+            self._start(generation, line["step"] - self._origin, self._before(generation))
+        self._count(generation, line)
+        if line["rank"] == generation._tracked:
+            generation.reached = line["step"] - (self._origin or 0) + 1
 
-    def _count(self, one: GenerationCourse, line: Line) -> None:
-        one.steps[line["rank"]] += 1
-        one.nodes.add(line["node"])
-        if self._newest is None or one.number > self._newest.number:
-            self._newest = one
-        if one.first_step_s is None:
-            one.first_step_s = line["boottime_s"]
+    def _count(self, generation: GenerationCourse, line: Line) -> None:
+        generation.steps[line["rank"]] += 1
+        generation.nodes.add(line["node"])
+        if self.newest is None or generation.number > self.newest.number:
+            self.newest = generation
+        if generation.first_step_s is None:
+            generation.first_step_s = line["boottime_s"]

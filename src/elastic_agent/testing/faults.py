@@ -6,7 +6,7 @@ What only the agents notice, as a node without a network, is for their own tests
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_agent import linux
@@ -15,7 +15,7 @@ from elastic_agent.testing.cluster import ClusterError, LocalCluster
 
 @dataclass(frozen=True)
 class Injected:
-    """What was done to a run."""
+    """A fault that was injected into a run."""
 
     what: str
     at_s: float
@@ -70,23 +70,25 @@ def _worker_killed_saving(cluster: LocalCluster, rng: random.Random) -> Injected
     if not killed:
         raise ClusterError("the run ended before the next save of a checkpoint")
     worker, path = killed[0]["worker"], killed[0]["path"]
-    what = f"worker {worker} killed by SIGKILL while it saved {path or 'a checkpoint'}"
-    return Injected(what, float(killed[0]["boottime_s"]))
+    description = f"worker {worker} killed by SIGKILL while it saved {path or 'a checkpoint'}"
+    return Injected(description, float(killed[0]["boottime_s"]))
 
 
 def _worker_stopped(cluster: LocalCluster, rng: random.Random) -> Injected:
     worker, _ = _choose_worker(cluster, rng)
     generation, at_s = cluster.generation, linux.boottime_s()
     pid = cluster.stop_worker(worker)
-    what = f"worker {worker} stopped by SIGSTOP"
+    description = f"worker {worker} stopped by SIGSTOP"
     try:
         cluster.wait(
             "the agents to replace it", lambda: cluster.generation > generation, cluster.hang_timeout_s + 20
         )
     except ClusterError:
         cluster.continue_worker(pid)
-        return Injected(f"{what}, continued {linux.boottime_s() - at_s:.0f} s later", at_s, restarts=False)
-    return Injected(what, at_s)
+        return Injected(
+            f"{description}, continued {linux.boottime_s() - at_s:.0f} s later", at_s, restarts=False
+        )
+    return Injected(description, at_s)
 
 
 def _node_killed(cluster: LocalCluster, rng: random.Random) -> Injected:
@@ -109,8 +111,8 @@ def _drain(cluster: LocalCluster, rng: random.Random) -> Injected:
     name = choose_node(cluster, rng)
     at_s = linux.boottime_s()
     cluster.command("drain", name)
-    what = f"elastic-agent drain {name}, later replaced"
-    return Injected(what, at_s, name, lambda: restart_node(cluster, name))
+    description = f"elastic-agent drain {name}, later replaced"
+    return Injected(description, at_s, name, lambda: restart_node(cluster, name))
 
 
 def restart_node(cluster: LocalCluster, name: str) -> None:
@@ -143,8 +145,3 @@ FAULTS: dict[str, Fault] = {
 
 DEFAULT = ("worker-killed", "worker-killed-saving", "node-killed", "drain")
 """What is injected if nothing else is asked for."""
-
-
-def needs_nodes(plan: Sequence[str]) -> int:
-    """With how many nodes all of these are possible."""
-    return max((FAULTS[name].least_nodes for name in plan), default=1)

@@ -31,7 +31,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run with faults left for this."""
+    """The records of a run with faults, from which mistakes are recognised."""
 
     records: Sequence[Line]
     journal: Sequence[Line]
@@ -44,7 +44,7 @@ class Evidence:
     """Files that could not be read when a fault hit."""
 
     def saves(self) -> list[Line]:
-        """Saves that were made during training, finished or not: checkpoints, not data that a script caches."""
+        """Return saves that were made during training, finished or not: checkpoints, not data that a script caches."""
         trains: set[int] = set()
         found = []
         for line in self.records:
@@ -55,24 +55,24 @@ class Evidence:
         return found
 
     def files(self) -> list[Line]:
-        """Those of them into files; Lightning saves into memory, and writes that into a file."""
+        """Return those saves that go into files; Lightning saves into memory, and writes that into a file."""
         return [line for line in self.saves() if line["path"]]
 
     def loads(self) -> list[Line]:
-        """Files that were read after the first generation, or could not be."""
+        """Return files that were read after the first generation, or could not be."""
         first = min((line["generation"] for line in self.records), default=0)
         return [line for line in self.records if line["kind"] == "load" and line["generation"] > first]
 
 
 def find_mistakes(seen: Evidence) -> list[Mistake]:
-    """All that the run shows, the causes before what follows from them."""
+    """Return all mistakes that the run shows, the causes before what follows from them."""
     return [*_node_local(seen), *_rank_named(seen), *_not_atomic(seen)] or [*_no_resume(seen)]
 
 
 def _node_local(seen: Evidence) -> Iterable[Mistake]:
     saved = [line["path"] for line in seen.files() if _is_local(line["path"], seen)]
     read = any(_is_local(line["path"], seen) for line in seen.loads())
-    if saved and (read or any(one.from_scratch for one in seen.course.generations.values())):
+    if saved and (read or any(generation.from_scratch for generation in seen.course.generations.values())):
         yield Mistake(
             "checkpoint in a node-local folder",
             f"the script saves {saved[-1]}, which exists on one node only: after the loss of that node, or when its "
@@ -84,8 +84,8 @@ def _node_local(seen: Evidence) -> Iterable[Mistake]:
 
 def _is_local(path: str, seen: Evidence) -> bool:
     def within(folders: Iterable[str | os.PathLike[str]]) -> int:
-        """The length of the longest of the folders that the path is in."""
-        return max((len(str(one)) for one in folders if Path(path).is_relative_to(one)), default=0)
+        """Return the length of the longest of the folders that the path is in."""
+        return max((len(str(folder)) for folder in folders if Path(path).is_relative_to(folder)), default=0)
 
     return within([*LOCAL_FOLDERS, *seen.local]) > within(seen.shared)
 
@@ -99,10 +99,10 @@ def _rank_named(seen: Evidence) -> Iterable[Mistake]:
         common = {*shapes[0]}.intersection(*shapes[1:]) - {None} if len(shapes) > 1 else set()
         if common:
             paths = [shape[next(iter(common))] for shape in shapes[:2]]
-            one, other, *_ = by_rank
+            rank, other_rank, *_ = by_rank
             yield Mistake(
                 "checkpoint named after a rank",
-                f"rank {one} saves {paths[0]}, rank {other} saves {paths[1]}: ranks change between "
+                f"rank {rank} saves {paths[0]}, rank {other_rank} saves {paths[1]}: ranks change between "
                 "restarts, so that a worker loads the file of another one, or finds none in a larger world",
                 "have rank 0 save one checkpoint named after the run (client.current().run_id), and load it on all "
                 "ranks; save sharded states with torch.distributed.checkpoint, which can be loaded in another world",
@@ -111,7 +111,7 @@ def _rank_named(seen: Evidence) -> Iterable[Mistake]:
 
 
 def _shape(path: str, rank: int) -> str | None:
-    """The path with the rank left out; None if it does not contain it."""
+    """Return the path with the rank left out; None if it does not contain it."""
     pattern = rf"(?<!\d)0*{rank}(?!\d)"
     name = os.path.basename(path)
     replaced = re.sub(pattern, "*", name)
@@ -137,18 +137,19 @@ def _not_atomic(seen: Evidence) -> Iterable[Mistake]:
 
 
 def _no_resume(seen: Evidence) -> Iterable[Mistake]:
-    for one in seen.course.generations.values():
-        if one.from_scratch and (has_saved(seen, before=one) or not has_saved(seen)):
-            saved = [line["path"] for line in seen.files() if line["generation"] < one.number]
+    for generation in seen.course.generations.values():
+        if generation.from_scratch and (has_saved(seen, before=generation) or not has_saved(seen)):
+            saved = [line["path"] for line in seen.files() if line["generation"] < generation.number]
             had = (
                 f"although it had saved {saved[-1] if saved else 'a checkpoint'}"
-                if has_saved(seen, before=one)
+                if has_saved(seen, before=generation)
                 else "and it saves no checkpoint that could be seen"
             )
-            read = " (the script loaded a file, but did not use its content)" if one.loaded else ""
+            read = " (the script loaded a file, but did not use its content)" if generation.loaded else ""
             yield Mistake(
                 "no resume",
-                f"in generation {one.number} training began at step 0 again, after {one.lost} steps, {had}{read}",
+                f"in generation {generation.number} training began at step 0 again, after {generation.lost} steps, "
+                f"{had}{read}",
                 "save model, optimizer and step regularly, and load the latest checkpoint, if there is one, whenever "
                 "the script starts",
             )
@@ -156,12 +157,12 @@ def _no_resume(seen: Evidence) -> Iterable[Mistake]:
 
 
 def has_saved(seen: Evidence, before: GenerationCourse | None = None) -> bool:
-    """Whether a checkpoint was there (before a generation)."""
+    """Return whether a checkpoint was there (before a generation)."""
     return any(before is None or line["generation"] < before.number for line in seen.saves())
 
 
 def noticed(journal: Iterable[Line]) -> dict[int, str]:
-    """Generations that were to end after a notice, with the cause.
+    """Return the generations that were to end after a notice, with the cause.
 
     Args:
         journal: the events of all agents, in order of time.
@@ -183,7 +184,7 @@ def noticed(journal: Iterable[Line]) -> dict[int, str]:
 
 
 def steps_lost_after_notices(seen: Evidence) -> dict[int, int]:
-    """By generation that was to end after a notice, how many steps the one that trained next had to repeat.
+    """Count, by generation that was to end after a notice, the steps that the one that trained next had to repeat.
 
     A generation of which a worker failed is left out if steps were lost: that is why.
     """

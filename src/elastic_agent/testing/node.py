@@ -1,4 +1,4 @@
-"""One node: its agent as a process with everything below it, and what can happen to it."""
+"""One node: its agent as a process with all its descendants, and the faults that can hit it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FREEZE_TIMEOUT_S = 10.0
 
 @dataclass
 class NodeProcess:
-    """A running agent, which stands for a node."""
+    """A running agent, which represents a node."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -39,32 +39,28 @@ class NodeProcess:
         return next(pid for pid in linux.children(self.pid) if _command(pid).find(b"workers/guard/") >= 0)
 
     def said(self) -> str:
-        """What this agent (and its workers) wrote to the console so far."""
+        """Return what this agent (and its workers) wrote to the console so far."""
         return self.log.read_bytes()[self.log_start :].decode(errors="replace")
 
-    def lines(self, *words: str) -> list[str]:
-        """Log lines that contain all of these words."""
-        return [line for line in self.said().splitlines() if all(word in line for word in words)]
+    def lines(self, *texts: str) -> list[str]:
+        """Return the log lines that contain all of these texts."""
+        return [line for line in self.said().splitlines() if all(text in line for text in texts)]
 
     def kill_agent(self) -> None:
-        """SIGKILL to the agent alone."""
+        """Send SIGKILL to the agent alone."""
         os.kill(self.pid, signals.SIGKILL)
 
     def kill_node(self) -> None:
-        """SIGKILL to everything at once, as a power cut would."""
-        for pid in self._frozen():  # no process reacts before all are dead
+        """Kill all processes at once, as a power cut would."""
+        for pid in self.freeze_node():  # no process reacts before all are dead
             linux.send_signal(pid, signals.SIGKILL)
 
     def freeze_agent(self) -> None:
-        """SIGSTOP to the agent alone."""
+        """Send SIGSTOP to the agent alone."""
         freeze(self.pid)
 
-    def freeze_node(self) -> None:
-        """SIGSTOP to everything, as when a virtual machine is paused."""
-        self._frozen()
-
-    def _frozen(self) -> list[int]:
-        """Stop the whole tree, what it forks meanwhile included."""
+    def freeze_node(self) -> list[int]:
+        """Stop all processes, as when a virtual machine is paused, and what they fork meanwhile; returns them."""
         stopped: dict[int, None] = {}
         while new := [pid for pid in (self.pid, *_below(self.pid)) if pid not in stopped]:
             for pid in new:
@@ -73,12 +69,12 @@ class NodeProcess:
         return list(stopped)
 
     def thaw(self) -> None:
-        """SIGCONT to everything."""
+        """Send SIGCONT to all processes."""
         for pid in (self.pid, *_below(self.pid)):
             thaw(pid)
 
     def terminate(self) -> None:
-        """SIGTERM to the agent: the node leaves."""
+        """Send SIGTERM to the agent: the node leaves."""
         os.kill(self.pid, signals.SIGTERM)
 
     def signal(self, signum: signals.Signals) -> None:
@@ -86,13 +82,13 @@ class NodeProcess:
         os.kill(self.pid, signum)
 
     def signal_all(self, signum: signals.Signals) -> None:
-        """To every process below the agent, and then to the agent, as Slurm does with ``proctrack/linuxproc``."""
+        """Send all processes below the agent a signal, then the agent, as Slurm does with ``proctrack/linuxproc``."""
         for pid in (*reversed(_below(self.pid)), self.pid):
             linux.send_signal(pid, signum)
 
 
 def freeze(pid: int) -> None:
-    """SIGSTOP, and return when no thread of the process runs any more; without effect on one that is gone.
+    """Send SIGSTOP, and return when no thread of the process runs any more; without effect on one that is gone.
 
     The signal alone stops nothing yet: the process could still answer what it is asked next.
 
@@ -108,7 +104,7 @@ def freeze(pid: int) -> None:
 
 
 def thaw(pid: int) -> None:
-    """SIGCONT; without effect on a process that is gone."""
+    """Send SIGCONT; without effect on a process that is gone."""
     linux.send_signal(pid, signals.SIGCONT)
 
 

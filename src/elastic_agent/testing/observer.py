@@ -7,7 +7,7 @@ Appends JSON lines to ``FOLDER/records.jsonl``: each optimizer step with the los
 a fingerprint of the parameters, each ``torch.save`` and ``torch.load``, each step reported with ``client.heartbeat``.
 The fingerprint shows which state training continues from after a restart, whatever the script calls its steps.
 
-The file ``FOLDER/die-saving`` is an order: the next worker that saves dies halfway.
+If the file ``FOLDER/die-saving`` exists, the next worker that saves dies halfway.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Recorder:
         }
 
     def write(self, kind: str, **line: object) -> None:
-        """One line, one write: many processes share the file."""
+        """Write one line with one call: many processes share the file."""
         stamped = {"boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME), "kind": kind, **self._who, **line}
         handle = os.open(self.folder / "records.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.write(handle, (json.dumps(stamped) + "\n").encode())
@@ -72,14 +72,14 @@ class Steps:
         """The newest scalar that ``backward()`` was called on."""
 
     def before(self, optimizer: Any, *_: object) -> None:
-        """The state that training begins with."""
+        """Record the state that training begins with."""
         if self._first is None:
             self._first = id(optimizer)
             self._recorder.write("begin", state=fingerprint(optimizer))
         self._is_begun = self._is_begun or id(optimizer) == self._first
 
     def after(self, optimizer: Any, *_: object) -> None:
-        """A step was made, or what a subclass adds to it."""
+        """Record a step, or what a subclass adds to it."""
         if id(optimizer) != self._first:
             return
         if not self._is_begun:
@@ -92,12 +92,12 @@ class Steps:
 
 
 def fingerprint(optimizer: Any) -> str:
-    """The same for the same values of the parameters; empty if they cannot be read."""
+    """Return a text that is the same for the same values of the parameters; empty if they cannot be read."""
     digest = hashlib.blake2b(digest_size=8)
-    every = [one for group in optimizer.param_groups for one in group["params"]]
+    every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     try:
-        for one in every[: PARAMETERS // 2] + every[PARAMETERS // 2 :][-PARAMETERS // 2 :]:
-            flat = one.detach().reshape(-1)
+        for parameter in every[: PARAMETERS // 2] + every[PARAMETERS // 2 :][-PARAMETERS // 2 :]:
+            flat = parameter.detach().reshape(-1)
             digest.update(repr(flat[:: max(1, flat.numel() // NUMBERS)][:NUMBERS].tolist()).encode())
     except Exception:  # a type of tensor that has no such view
         return ""
@@ -138,23 +138,23 @@ def watch_torch(recorder: Recorder) -> None:
 def _save(recorder: Recorder, save: Callable[[Any], object], f: Any) -> None:
     path = _path(f)
     recorder.write("saving", path=path)
-    if _ordered(recorder.folder / "die-saving"):
+    if _is_requested(recorder.folder / "die-saving"):
         _die_halfway(recorder, save, f, path)
     save(f)
     recorder.write("saved", path=path)
 
 
-def _ordered(order: Path) -> bool:
-    """Whether this process is the one that has to obey."""
+def _is_requested(request: Path) -> bool:
+    """Remove the request to die; return whether it was there, so that one process alone follows it."""
     try:
-        order.unlink()
+        request.unlink()
     except FileNotFoundError:
         return False
     return True
 
 
 def _die_halfway(recorder: Recorder, save: Callable[[Any], object], f: Any, path: str) -> None:
-    """What a power cut or SIGKILL in the middle of a save leaves: the first half of the file."""
+    """Leave what a power cut or SIGKILL in the middle of a save would: the first half of the file."""
     whole = io.BytesIO()
     save(whole)
     half = whole.getvalue()[: whole.tell() // 2]
@@ -168,7 +168,7 @@ def _die_halfway(recorder: Recorder, save: Callable[[Any], object], f: Any, path
 
 
 def _path(f: Any) -> str:
-    """The real path of what a script passes to torch.save; empty if that is no file."""
+    """Return the real path of what a script passes to torch.save; empty if that is no file."""
     name = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", "")
     return os.path.realpath(os.fsdecode(name)) if isinstance(name, (str, bytes, os.PathLike)) and name else ""
 
@@ -190,7 +190,7 @@ def watch_heartbeats(recorder: Recorder) -> None:
 
 def main() -> None:
     """Run the script as ``python`` would."""
-    folder, *words = sys.argv[1:]
+    folder, *command = sys.argv[1:]
     recorder = Recorder(Path(folder))
     me = client.current()
     recorder.write(
@@ -202,11 +202,11 @@ def main() -> None:
         temp=os.environ.get("TMPDIR"),
     )
     watch_heartbeats(recorder)
-    is_module = words[0] == "-m"
-    script = words[1] if is_module else words[0]
+    is_module = command[0] == "-m"
+    script = command[1] if is_module else command[0]
     if is_module or "torch" in sys.modules or "torch" in Path(script).read_text(errors="replace"):
         watch_torch(recorder)
-    sys.argv = words[1:] if is_module else words
+    sys.argv = command[1:] if is_module else command
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(script))
     if is_module:
         runpy.run_module(script, run_name="__main__", alter_sys=True)

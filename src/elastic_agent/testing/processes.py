@@ -1,12 +1,14 @@
-"""Agents on this machine, started, watched and cleared away; what they do is on record in one folder."""
+"""Agents on this machine: started, watched and killed at the end; their records are in one folder."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -31,12 +33,12 @@ class Agents:
     """
 
     mark_variable = "ELASTIC_CLUSTER"
-    """A variable of the environment by which all processes of the cluster are found, wherever they hang."""
+    """A variable of the environment by which all processes of the cluster are found, whatever their parents are."""
     error: type[Exception] = AssertionError
     """Raised by :meth:`wait`."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder``: exists, and is this cluster's alone."""
+        """Use a folder that exists, and is this cluster's alone."""
         self.folder = folder
         self.mark = secrets.token_hex(8)
         self.agents: dict[str, NodeProcess] = {}
@@ -84,12 +86,12 @@ class Agents:
     # -- what happened --------------------------------------------------------------------------
 
     def journal(self, event: str | None = None, node: str | None = None) -> list[Line]:
-        """Every event that the agents recorded (``--event-journal``), in order of time."""
+        """Return every event that the agents recorded (``--event-journal``), in order of time."""
         lines = self._journal.all() if event is None else self._journal.of(event)
         return [line for line in lines if node in (None, line.get("node"))]
 
     def worlds(self) -> dict[int, list[Line]]:
-        """What every agent saw of each running generation."""
+        """Return what every agent saw of each running generation."""
         seen: dict[int, list[Line]] = {}
         for line in self.journal("plan"):
             if line["phase"] == "running":
@@ -97,7 +99,7 @@ class Agents:
         return seen
 
     def marked_processes(self) -> list[int]:
-        """Processes of this cluster that live."""
+        """Return the processes of this cluster that live."""
         found = []
         for process in linux.all_processes():
             if process.pid != os.getpid() and not process.dead:
@@ -111,44 +113,46 @@ class Agents:
 
     # -- waiting --------------------------------------------------------------------------------
 
-    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = WAIT_TIMEOUT_S) -> T:
+    def wait(self, awaited: str, look: Callable[[], T | None], timeout_s: float = WAIT_TIMEOUT_S) -> T:
         """Wait until ``look`` finds something.
 
         Raises:
             Exception: the time is over (``error``); the message tells what happened.
         """
-        running = [one.pid for one in self._all if one.runs]
+        running = [agent.pid for agent in self._all if agent.runs]
         found = self._watch.until(look, timeout_s, running)
         if found is None:
-            raise self.error(f"waited {timeout_s:g} s for {what}\n{self.story()}")
+            raise self.error(f"waited {timeout_s:g} s for {awaited}\n{self.story()}")
         return found
 
     def wait_event(self, event: str, node: str | None = None, **values: object) -> Line:
-        """Until an agent recorded this event (with these values); the first such."""
+        """Wait until an agent recorded this event (with these values); returns the first such."""
 
         def look() -> Line | None:
             lines = self.journal(event, node)
-            return next((one for one in lines if all(one.get(k) == v for k, v in values.items())), None)
+            return next((line for line in lines if all(line.get(k) == v for k, v in values.items())), None)
 
         return self.wait(f"{event} of {node or 'any node'} {values or ''}", look)
 
-    def wait_said(self, name: str, *words: str, timeout_s: float = WAIT_TIMEOUT_S) -> str:
-        """Until this agent logged a line with all of these words."""
+    def wait_said(self, name: str, *texts: str, timeout_s: float = WAIT_TIMEOUT_S) -> str:
+        """Wait until this agent logged a line with all of these texts."""
         agent = {**self.agents, **self.servers}[name]
         return self.wait(
-            f"{name} to say {' … '.join(words)}", lambda: next(iter(agent.lines(*words)), None), timeout_s
+            f"{name} to say {' … '.join(texts)}", lambda: next(iter(agent.lines(*texts)), None), timeout_s
         )
 
     def wait_end(self, *names: str, timeout_s: float = WAIT_TIMEOUT_S) -> dict[str, int]:
-        """Until these agents (all by default) ended; their exit codes."""
+        """Wait until these agents (all by default) ended; returns their exit codes."""
         wanted = {name: self.agents[name] for name in names or self.agents}
         self.wait(
-            f"the end of {', '.join(wanted)}", lambda: not any(one.runs for one in wanted.values()), timeout_s
+            f"the end of {', '.join(wanted)}",
+            lambda: not any(agent.runs for agent in wanted.values()),
+            timeout_s,
         )
-        return {name: int(one.process.returncode) for name, one in wanted.items()}
+        return {name: int(agent.process.returncode) for name, agent in wanted.items()}
 
     def wait_gone(self, pids: Iterable[int], timeout_s: float = 5.0) -> list[int]:
-        """Wait for these processes to end; those which did not."""
+        """Wait for these processes to end; returns those which did not."""
         watched = set(pids)
 
         def left() -> list[int]:
@@ -158,30 +162,46 @@ class Agents:
         return left()
 
     def story(self) -> str:
-        """A timeline of everything, for a message."""
+        """Return a timeline of all events and the ends of all logs, for a message."""
         lines = sorted([*self.journal(), *self.more_lines()], key=lambda line: line["boottime_s"])
         start_s = lines[0]["boottime_s"] if lines else 0.0
         rows = [_row(line, start_s) for line in lines[-200:]]
         processes = {**self.agents, **self.servers}
         logs = [
-            f"--- {name}.log\n{one.log.read_text(errors='replace')[-3000:]}"
-            for name, one in processes.items()
+            f"--- {name}.log\n{process.log.read_text(errors='replace')[-3000:]}"
+            for name, process in processes.items()
         ]
         return "\n".join(["timeline:", *rows, *logs])
 
     def more_lines(self) -> list[Line]:
-        """What belongs into the story besides the agents' events."""
+        """Return what belongs into the story besides the agents' events."""
         return []
 
 
 def _own_environment() -> dict[str, str]:
-    """Ours, without what would be taken for a setting."""
+    """Return our environment, without what would be taken for a setting."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PET_", PREFIX))}
 
 
 def _row(line: dict[str, Any], start_s: float) -> str:
     skip = {"boottime_s", "time_s", "run", "event", "kind", "node", "worker_id", "run_id", "node_id"}
     who = line.get("node") or line.get("worker_id") or "?"
-    what = line.get("event") or line.get("kind")
+    event = line.get("event") or line.get("kind")
     rest = " ".join(f"{key}={value}" for key, value in line.items() if key not in skip and value is not None)
-    return f"{line['boottime_s'] - start_s:9.3f}  {who:8} {what:16} {rest}"
+    return f"{line['boottime_s'] - start_s:9.3f}  {who:8} {event:16} {rest}"
+
+
+FIRST_PORT, LAST_PORT = 10_000, 32_000
+"""Below those that the kernel gives to outgoing connections (32768 and up on Linux, ip_local_port_range), one of which
+could take the port between the choice and the server's start."""
+
+
+def free_port(taken: Container[int] = (), *, within: range = range(FIRST_PORT, LAST_PORT)) -> int:
+    """Return a port of the loopback interface without a listener, one of ``within`` and not of ``taken``."""
+    while True:
+        port = secrets.choice(within)
+        if port in taken:
+            continue
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

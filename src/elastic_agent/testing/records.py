@@ -14,7 +14,7 @@ class Lines:
     """Reads on from where it was."""
 
     def __init__(self, path: Path, kind: str = "kind", *, strict: bool = False) -> None:
-        """Nothing is read yet.
+        """Prepare to read; nothing is read yet.
 
         Args:
             path: the file, which need not exist yet.
@@ -30,17 +30,17 @@ class Lines:
         self._of: dict[object, list[Line]] = {}
 
     def all(self) -> list[Line]:
-        """Everything so far, in order of time (``boottime_s``)."""
+        """Return all lines so far, in order of time (``boottime_s``)."""
         self._read_on()
         return self._lines
 
     def of(self, kind: str) -> list[Line]:
-        """Those of one kind, in order of time."""
+        """Return those of one kind, in order of time."""
         self._read_on()
         return self._of.get(kind, [])
 
     def arrived(self, after: int) -> list[Line]:
-        """Those after the first ``after`` lines of the file, in their order there."""
+        """Return those after the first ``after`` lines of the file, in their order there."""
         self._read_on()
         return self._arrived[after:]
 
@@ -64,15 +64,15 @@ class Lines:
 
 
 def _insert(lines: list[Line], line: Line) -> None:
-    """Lines of several processes arrive almost in order of time."""
+    """Insert a line; lines of several processes arrive almost in order of time."""
     if lines and line["boottime_s"] < lines[-1]["boottime_s"]:
-        bisect.insort(lines, line, key=lambda one: one["boottime_s"])
+        bisect.insort(lines, line, key=lambda other: other["boottime_s"])
     else:
         lines.append(line)
 
 
 def _decoded(data: bytes) -> Line | None:
-    """One line; None if it was torn: on a full disk, a write ends halfway, and the next line follows at once."""
+    """Decode a line; None if it was torn: on a full disk, a write ends halfway, and the next line follows at once."""
     try:
         line = json.loads(data)
     except (ValueError, RecursionError):

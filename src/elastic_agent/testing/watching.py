@@ -28,7 +28,7 @@ class FolderWatch:
             raise OSError(ctypes.get_errno(), f"cannot watch {folder}")
 
     def until(self, look: Callable[[], T | None], timeout_s: float, pids: Iterable[int] = ()) -> T | None:
-        """The first result of ``look`` that is not None or False; None at the time-out.
+        """Return the first result of ``look`` that is not None or False; None at the time-out.
 
         It looks whenever a file of the folder was written or one of the processes ``pids`` ended.
         """

@@ -33,7 +33,7 @@ class Workspace:
 
     @property
     def checkpoint_folder(self) -> Path:
-        """Where checkpoints are; shared by all nodes."""
+        """The folder for checkpoints; shared by all nodes."""
         own = self.checkpoints
         return own.resolve() if own is not None and own.is_absolute() else self.kept
 
@@ -47,15 +47,15 @@ class Workspace:
         """Folders that one node sees."""
         return [self.folder / "cluster" / "machines", *([self.folder / "work"] if self.separate else [])]
 
-    def words(self) -> list[str]:
-        """The script with its absolute path, and its arguments."""
-        words = [word.replace(PLACEHOLDER, str(self.checkpoint_folder)) for word in self.script]
-        if words[0] != "-m":
-            words[0] = os.path.abspath(words[0])
-        return words
+    def command(self) -> list[str]:
+        """Return the script with its absolute path, and its arguments."""
+        command = [word.replace(PLACEHOLDER, str(self.checkpoint_folder)) for word in self.script]
+        if command[0] != "-m":
+            command[0] = os.path.abspath(command[0])
+        return command
 
     def working_folder(self, node: str) -> Path:
-        """The node's: a copy of the files of the current folder and links to the folders in it."""
+        """Return the node's: a copy of the files of the current folder and links to the folders in it."""
         work = self.folder / "work" / (node if self.separate else "all")
         if not work.exists():
             work.mkdir(parents=True)

@@ -20,10 +20,8 @@ from elastic_agent.config.builder import SettingsBuilder
 from elastic_agent.config.derive import derive_rendezvous
 from elastic_agent.config.directories import default_state_dir, make_state_dir
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.etcd_password import etcd_access
 from elastic_agent.config.load import choose
-from elastic_agent.config.run_secret import run_secret
-from elastic_agent.config.secret_variables import take_secret_variables
+from elastic_agent.config.secrets import etcd_access, run_secret, take_secret_variables
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.base import Given, Layer, Source
 from elastic_agent.config.sources.environment import SECRET

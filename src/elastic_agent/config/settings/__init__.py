@@ -58,7 +58,7 @@ class Settings(
     """Its arguments, untouched."""
 
     def policy(self) -> Policy:
-        """The run's rules as this node would have them."""
+        """Return the run's rules as this node would have them."""
         # Imported here: --help and mistakes in the settings are answered without it.
         from elastic_agent.protocol import Growth, Policy
 
@@ -85,7 +85,7 @@ class Settings(
 
 @cache
 def specs() -> tuple[Spec, ...]:
-    """Every setting, in the order of the help. The script and its arguments are not among them."""
+    """Return every setting, in the order of the help. The script and its arguments are not among them."""
     return tuple(
         f.metadata["spec"](f.name, heading) for group, heading in _GROUPS.items() for f in fields(group)
     )
@@ -93,5 +93,5 @@ def specs() -> tuple[Spec, ...]:
 
 @cache
 def spec_by_name() -> dict[str, Spec]:
-    """The specs by field name."""
+    """Return the specs by field name."""
     return {spec.name: spec for spec in specs()}

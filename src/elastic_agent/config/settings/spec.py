@@ -1,4 +1,4 @@
-"""What is known of a setting besides its type, and how a field of the settings is declared."""
+"""The description of a setting besides its type, and how a field of the settings is declared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastic_agent.worker_variables import PREFIX
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known of one setting besides its type.
+    """A description of one setting besides its type.
 
     Attributes:
         name: the field's name; the flag is ``--`` and the name with dashes, the file's key is the name.
@@ -35,14 +35,14 @@ class Spec:
     default: str | None
     group: str
     help: str
-    torchrun: bool
-    short: str
-    why: str
-    no_effect: str
     variable: str
-    other_variables: tuple[str, ...]
     shown_default: str
-    abbreviated: bool
+    torchrun: bool = False
+    short: str = ""
+    why: str = ""
+    no_effect: str = ""
+    other_variables: tuple[str, ...] = ()
+    abbreviated: bool = True
 
     @property
     def flag(self) -> str:
@@ -61,37 +61,19 @@ def setting(
     default: str | None,
     help: str,  # noqa: A002 - the same word as argparse's
     *,
-    torchrun: bool = False,
-    short: str = "",
-    why: str = "",
-    no_effect: str = "",
-    variable: str = "",
-    other_variables: tuple[str, ...] = (),
-    shown_default: str = "",
-    abbreviated: bool = True,
     value: Any = None,
     factory: Callable[[], Any] | None = None,
+    **described: Any,
 ) -> Any:
-    """A field of ``Settings``. ``value`` is the default's value where it has no text (an empty list)."""
+    """Declare a field of ``Settings``.
+
+    ``value`` is the default's value where it has no text (an empty list); ``described``: more attributes of ``Spec``.
+    """
+    described.setdefault("shown_default", default if default is not None else "not set")
 
     def spec(name: str, group: str) -> Spec:
-        shown = shown_default or (default if default is not None else "not set")
-        own = variable or PREFIX + name.upper()
-        return Spec(
-            name=name,
-            kind=kind,
-            default=default,
-            group=group,
-            help=help,
-            torchrun=torchrun,
-            short=short,
-            why=why,
-            no_effect=no_effect,
-            variable=own,
-            other_variables=other_variables,
-            shown_default=shown,
-            abbreviated=abbreviated,
-        )
+        described.setdefault("variable", PREFIX + name.upper())
+        return Spec(name=name, kind=kind, default=default, group=group, help=help, **described)
 
     metadata = {"spec": spec}
     if factory is not None:

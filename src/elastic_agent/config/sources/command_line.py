@@ -11,10 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
-from elastic_agent.config.errors import UsageError, did_you_mean, quoted
-from elastic_agent.config.parser import HelpRequested, Parser, VersionRequested
+from elastic_agent.config.errors import HelpRequested, UsageError, VersionRequested, did_you_mean, quoted
 from elastic_agent.config.settings import Spec, spec_by_name, specs
 from elastic_agent.config.sources.base import Given, Layer, Source
 
@@ -32,9 +31,16 @@ _OF_OTHER_LAUNCHERS = {
 """Options of torch.distributed.launch, DeepSpeed and accelerate, with what to do here."""
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that raises instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What a command line gives.
+    """The content of a command line.
 
     Attributes:
         given: the settings on it, by name.
@@ -112,7 +118,7 @@ def _add(parser: argparse.ArgumentParser, spec: Spec) -> None:
 
 
 def _spellings(flag: str, short: str = "") -> list[str]:
-    """The flag first, then its underscore spelling, its letter and its unambiguous abbreviations."""
+    """Return the flag, then its underscore spelling, its letter and its unambiguous abbreviations."""
     written = _written(flag)
     short_forms = [prefix for prefix, meant in _abbreviations().items() if meant == flag]
     return [*written, *([short] if short else []), *(p for p in short_forms if p not in written)]
@@ -125,7 +131,7 @@ def _written(flag: str) -> list[str]:
 
 @cache
 def _abbreviations() -> dict[str, str]:
-    """Every prefix that means one option: first among torchrun's options, then among all."""
+    """Return every prefix that means one option: first among torchrun's options, then among all."""
     torchrun_flags = [spec.flag for spec in specs() if spec.torchrun] + [HELP]
     every_flag = [spec.flag for spec in specs()] + [HELP, VERSION]
     found = _unique_prefixes(every_flag) | _unique_prefixes(torchrun_flags)
@@ -144,7 +150,7 @@ def _unique_prefixes(flags: Iterable[str]) -> dict[str, str]:
 
 
 def _explained(error: argparse.ArgumentError) -> str:
-    """argparse's error about one option, as our message: the option's first spelling and what it accepts."""
+    """Turn argparse's error about one option into our message: the option's first spelling and what it accepts."""
     flag = (error.argument_name or "").split("/")[0]
     spec = spec_by_name().get(flag[2:].replace("-", "_"))
     if spec is None or spec.kind.is_switch:

@@ -34,7 +34,7 @@ _OF_TORCHRUN = {
 
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
-    """The settings the environment gives. A variable that is set but empty counts as not set."""
+    """Return the settings the environment gives. A variable that is set but empty counts as not set."""
     given = {}
     for spec in specs():
         for variable in spec.variables:

@@ -46,12 +46,12 @@ NO_EFFECT = {
 
 
 def expand(conf: Given) -> tuple[dict[str, Given], list[str]]:
-    """The settings a ``rdzv_conf`` text gives, and notes; see :func:`meanings`."""
+    """Return the settings a ``rdzv_conf`` text gives, and notes; see :func:`meanings`."""
     return meanings(split_conf(conf.text), conf.source)
 
 
 def meanings(conf: Iterable[tuple[str, str]], source: Source) -> tuple[dict[str, Given], list[str]]:
-    """The settings that these keys and values give, and notes on the keys that do nothing here.
+    """Return the settings that these keys and values give, and notes on the keys that do nothing here.
 
     Raises:
         UsageError: a key that neither torch nor this agent knows.

@@ -20,7 +20,7 @@ and above most services."""
 
 
 def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
-    """The settings of an agent that is a task of a job step; nothing elsewhere.
+    """Return the settings of an agent that is a task of a job step; nothing elsewhere.
 
     A batch script is no job step: it runs on the first node only, whatever the job has.
 
@@ -52,7 +52,7 @@ def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
 
 
 def is_step(environ: Mapping[str, str]) -> bool:
-    """Whether this process is a task of a job step."""
+    """Return whether this process is a task of a job step."""
     return _NUMBER.fullmatch(environ.get("SLURM_JOB_ID", "")) is not None and "SLURM_STEP_ID" in environ
 
 
@@ -66,24 +66,24 @@ def _one_agent_per_node(environ: Mapping[str, str]) -> None:
 
 
 def run_id(environ: Mapping[str, str]) -> str:
-    """The same after a requeue, and another one for every task of a job array and for every further step."""
+    """Return the run id: the same after a requeue, another one for every task of an array and every further step."""
     step = environ["SLURM_STEP_ID"]  # counts from 0 in each life
     return job_name(environ) if step == "0" else f"{job_name(environ)}.{step}"
 
 
 def job_name(environ: Mapping[str, str]) -> str:
-    """The same for all steps and after a requeue, and another one for every task of a job array."""
+    """Return a name that is the same for all steps and after a requeue, and differs for every task of a job array."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
     return f"slurm-{array}_{task}" if array and task else f"slurm-{environ['SLURM_JOB_ID']}"
 
 
 def endpoint_port(job_id: int) -> int:
-    """The port of a job's endpoint; jobs that share a node almost always have different ones."""
+    """Return the port of a job's endpoint; jobs that share a node almost always have different ones."""
     return FIRST_PORT + job_id % PORTS
 
 
 def step_hosts(environ: Mapping[str, str]) -> list[str]:
-    """The hosts of this step, in Slurm's order.
+    """Return the hosts of this step, in Slurm's order.
 
     Of a heterogeneous job these are the hosts of all components that the step runs on (`srun --het-group=0,1`).
 
@@ -105,7 +105,7 @@ _RANGES = re.compile(r"\[([^\]]*)\]")
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The hosts of a list such as `n[001-003,7],login`, as `scontrol show hostnames` would print them.
+    """Expand a list such as `n[001-003,7],login` into hosts, as `scontrol show hostnames` would print them.
 
     >>> expand_hosts("n[08-10],gpu1")
     ['n08', 'n09', 'n10', 'gpu1']

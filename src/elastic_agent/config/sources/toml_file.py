@@ -16,7 +16,7 @@ _LARGEST_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """What a settings file gives: settings by name, and perhaps the script with its arguments."""
+    """The content of a settings file: settings by name, and perhaps the script with its arguments."""
 
     given: Mapping[str, Given] = field(default_factory=dict)
     script: str | None = None
@@ -78,7 +78,7 @@ def _hint(name: str) -> str:
 
 
 def _as_text(name: str, value: object, where: str) -> str:
-    """A TOML value as the text an option would have."""
+    """Return a TOML value as the text an option would have."""
     if isinstance(value, dict) and name == "rdzv_conf":
         return ",".join(f"{key}={_scalar(item, where)}" for key, item in value.items())
     if isinstance(value, list):
@@ -100,11 +100,11 @@ def _scalar(value: object, where: str) -> str:
 
 def _script(table: Mapping[str, Any], path: Path) -> tuple[str | None, tuple[str, ...]]:
     script = table.get("script")
-    words = table.get("script_args", table.get("script-args", []))
+    arguments = table.get("script_args", table.get("script-args", []))
     if script is not None and not isinstance(script, str):
         raise UsageError(f"{path}: script: expected a string")
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+    if not isinstance(arguments, list) or not all(isinstance(argument, str) for argument in arguments):
         raise UsageError(f"{path}: script_args: expected a list of strings")
-    if any("\0" in word for word in words):
+    if any("\0" in argument for argument in arguments):
         raise UsageError(f"{path}: script_args: got a NUL character, which program arguments cannot contain")
-    return script, tuple(words)
+    return script, tuple(arguments)

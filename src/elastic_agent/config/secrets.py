@@ -1,15 +1,24 @@
-"""Where the secret of a run comes from: a file, a credential of systemd, or a variable."""
+"""The secrets of a run, its own and the password for etcd: where they come from, and how they are kept.
+
+They are no settings, because settings are printed. A variable that holds one is taken out of the environment before
+anything is started that would inherit it. What is done here protects them from accidents: an environment that is
+inherited, logged or sent along with an error report. Workers run as the agent's user, who can read the agent's memory
+and files; from them they cannot be hidden.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.sources.environment import SECRET
+from elastic_agent.config.settings import Settings
+from elastic_agent.config.sources.environment import ETCD_PASSWORD, SECRET
+from elastic_agent.values import EtcdAccess
 
 CREDENTIAL = "elastic-agent-secret"
 """The name of the credential: ``LoadCredential=elastic-agent-secret:FILE`` in a unit of systemd."""
@@ -19,7 +28,7 @@ REMEDY = "create one with elastic-agent secret FILE, and copy it to all machines
 
 
 def new_secret() -> str:
-    """A secret as :func:`run_secret` reads it."""
+    """Return a new secret as :func:`run_secret` reads it."""
     return secrets.token_hex(32)
 
 
@@ -34,7 +43,7 @@ def named_source(file: Path | None, environ: Mapping[str, str], *, is_variable_s
 
 
 def run_secret(file: Path | None, environ: Mapping[str, str], variable: str | None) -> tuple[bytes, ...]:
-    """The secret that the agents of a run share, from the first of these that is there; empty without any.
+    """Read the secret that the agents of a run share, from the first of these that is there; empty without any.
 
     During a rotation there are two, and the first one is used for what this agent writes.
 
@@ -86,7 +95,7 @@ def _check_access(file: Path, shown: str, found: os.stat_result) -> None:
 
 
 def _parsed(data: bytes, source: str) -> tuple[bytes, ...]:
-    """The secret in the content of a file, or of what else is called ``source``. Raises ``UsageError``: it is none."""
+    """Parse the content of a file or of another ``source``; raises ``UsageError`` if it is malformed."""
     lines = [line.strip() for line in data.splitlines() if line.strip()]
     if not lines or len(lines) > MOST_LINES or len(data) > MOST_BYTES:
         raise UsageError(
@@ -95,3 +104,75 @@ def _parsed(data: bytes, source: str) -> tuple[bytes, ...]:
     if any(len(line) < LEAST_CHARS for line in lines):
         raise UsageError(f"{source}: expected a secret of at least {LEAST_CHARS} characters; {REMEDY}")
     return tuple(lines)
+
+
+def etcd_access(settings: Settings, password: str) -> EtcdAccess:
+    """Return the access to etcd; ``password``: from the environment. Raises ``UsageError``: it cannot be read."""
+    if settings.etcd_password_file is not None:
+        try:
+            password = settings.etcd_password_file.read_text(encoding="utf-8").rstrip("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"etcd_password_file {settings.etcd_password_file}: {error}") from None
+    if settings.etcd_user and not password:
+        raise UsageError(
+            f"etcd_user {settings.etcd_user} requires a password; expected etcd_password_file or the variable "
+            f"{ETCD_PASSWORD}"
+        )
+    return EtcdAccess(
+        settings.etcd_prefix,
+        settings.etcd_ca,
+        settings.etcd_cert,
+        settings.etcd_key,
+        settings.etcd_user or "",
+        password,
+    )
+
+
+@dataclass(frozen=True)
+class SecretVariables:
+    """Functions that read back each variable that was taken, once."""
+
+    etcd_password: Callable[[], str] = str
+    """Empty if it was not set."""
+    secret: Callable[[], str | None] = lambda: None
+    """Of the run; None if it was not set. See :func:`run_secret`."""
+
+
+def take_secret_variables() -> SecretVariables:
+    """Take them out of the environment and the memory of this process.
+
+    To be called before any process is started: a fork has a copy of the memory, and the kernel shows the part that a
+    process got at its start as ``/proc/PID/environ``.
+    """
+    password, secret = _take(ETCD_PASSWORD), _take(SECRET)
+    return SecretVariables(password or str, secret or (lambda: None))
+
+
+def _take(variable: str) -> Callable[[], str] | None:
+    """Take one variable; returns what reads its value back, or None if it is not set."""
+    if variable not in os.environ:
+        return None
+    fd = os.memfd_create("secret")  # closed in whatever is started
+    value = os.environb[variable.encode()]
+    os.write(fd, value)
+    _overwrite(variable, value)
+    del os.environ[variable]
+
+    def read() -> str:
+        with open(fd, "rb") as file:
+            file.seek(0)
+            return os.fsdecode(file.read())
+
+    return read
+
+
+def _overwrite(variable: str, value: bytes) -> None:
+    """Overwrite the value where C has it, and where Python has it: ``value`` is what ``os.environ`` holds."""
+    import ctypes  # only needed with a secret
+
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    if (address := libc.getenv(variable.encode())) is not None:
+        ctypes.memset(address, 0, len(value))
+    if len(value) > 1:  # of each single byte there is one object for all
+        ctypes.memset(ctypes.c_char_p(value), 0, len(value))

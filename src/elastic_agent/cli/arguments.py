@@ -1,0 +1,123 @@
+"""Arguments of commands other than ``run``: parsed with errors in one line, and which agents and runs they select."""
+
+from __future__ import annotations
+
+import pwd
+from argparse import ArgumentError, Namespace
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from elastic_agent.config.builder import usage_error
+from elastic_agent.config.errors import BadValueError, HelpRequested, UsageError, did_you_mean, quoted
+from elastic_agent.config.sources.command_line import Parser
+from elastic_agent.config.value_types import Kind
+from elastic_agent.printable import escaped
+
+if TYPE_CHECKING:
+    from elastic_agent.agent.control.socket import AgentAddress, Answer
+
+
+class CommandParser(Parser):
+    """A parser for one command, whose options have values of the same kinds as settings."""
+
+    def __init__(
+        self,
+        command: str,
+        page: str,
+        *,
+        expected: str = "no arguments other than options",
+        most_words: int = 0,
+    ) -> None:
+        """Prepare for a command that takes at most ``most_words`` words besides options; ``expected`` says it."""
+        super().__init__(add_help=False, allow_abbrev=False, exit_on_error=False)
+        self._command = command
+        self._page = page
+        self._expected = expected
+        self._most_words = most_words
+        self._options: list[str] = []
+        self.add_argument("words", nargs="*")
+
+    def add(self, option: str, kind: Kind | None = None, **more: Any) -> None:
+        """Accept an option: with a value of this kind, else with any text, or as ``more`` tells argparse."""
+        self._options.append(option)
+        if kind is not None:
+            more["type"] = partial(self._value, option, kind)
+        self.add_argument(option, **more)
+
+    def select_agents(self) -> None:
+        """Accept the options that select agents of this machine."""
+        self.add("--run")
+        self.add("--user", USER)
+
+    def read(self, argv: Sequence[str]) -> Namespace:
+        """Parse the words after the command; ``words`` of the result are those that belong to no option.
+
+        Raises:
+            HelpRequested: the command's page is wanted.
+            UsageError: an option is unknown or has no value or a wrong one, or there are too many words.
+        """
+        if any(word in ("-h", "--help") for word in argv):
+            raise HelpRequested(self._page)
+        try:
+            found, rest = self.parse_known_intermixed_args(argv)
+        except ArgumentError as error:
+            how = "takes no value" if "ignored explicit" in error.message else "requires a value"
+            raise UsageError(f"{self._command}: {error.argument_name} {how}") from None
+        unknown = [word for word in (*rest, *found.words) if word.startswith("-")]
+        if unknown:
+            option = unknown[0].partition("=")[0]
+            hint = did_you_mean(option, self._options) or f"expected {self._accepted()}"
+            raise UsageError(f"{self._command}: unknown option {quoted(option)}; {hint}")
+        if len(found.words) > self._most_words:
+            raise UsageError(
+                f"{self._command}: got {quoted(' '.join(found.words))}; expected {self._expected}"
+            )
+        return found
+
+    def _accepted(self) -> str:
+        *first, last = self._options or ["no options"]
+        return f"{', '.join(first)} or {last}" if first else last
+
+    def _value(self, option: str, kind: Kind, text: str) -> Any:
+        try:
+            return kind.parse(text)
+        except BadValueError as bad:
+            raise usage_error(f"{self._command}: {option}", text, kind, bad) from None
+
+
+def _uid_of(user: str) -> int:
+    try:
+        return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError):
+        raise BadValueError() from None
+
+
+USER = Kind("USER", "a user of this machine", _uid_of)
+"""The number of a user given by name or number."""
+
+
+def name_of(uid: int) -> str:
+    """Return the user's name, or the number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+async def agents_of(run_id: str | None, uid: int | None) -> dict[AgentAddress, Answer]:
+    """Return the agents of this machine that answer, with their descriptions: of one run and user, or (None) of any."""
+    # Imported here: the other commands answer with the standard library alone.
+    from elastic_agent.agent.control.socket import agents_here, describe_all
+
+    found = await describe_all([address for address in agents_here() if uid in (None, address.uid)])
+    return {address: answer for address, answer in found.items() if run_id in (None, answer.run_id)}
+
+
+def check_one_run(command: str, run_ids: Iterable[str], *, of: str, select: str) -> None:
+    """Raise ``UsageError`` if there are several runs; ``of``: whose they are, ``select``: how to select one."""
+    runs = sorted({escaped(run_id) for run_id in run_ids})
+    if len(runs) > 1:
+        raise UsageError(
+            f"{command}: this machine has {of} of several runs ({', '.join(runs)}); select one with {select}"
+        )
