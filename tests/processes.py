@@ -1,16 +1,18 @@
-"""Processes that a test did not start itself: looked at, or stopped in part."""
+"""Processes that a test looks at, stops in part, or shows on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import pty
 import resource
 import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 
 def name_of(pid: int) -> str:
@@ -123,3 +125,18 @@ def ended_with_this_process() -> Iterator[None]:
     os.close(run)
     yield
     killer.communicate(b"over")
+
+
+def on_a_terminal(*command: str, **popen: Any) -> str:
+    """Return all that a program writes to a terminal of 80 columns."""
+    master, slave = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    with open(master, "rb", buffering=0) as terminal:
+        process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment, **popen)
+        os.close(slave)
+        output = b""
+        with contextlib.suppress(OSError):  # Linux's way of saying that the other end is closed
+            while piece := terminal.read(4096):
+                output += piece
+        assert process.wait() == 0, output.decode()
+    return output.decode()

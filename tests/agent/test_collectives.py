@@ -29,6 +29,7 @@ from elastic_agent.protocol import Address, Seat, World
 from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.transport import ReportRecords, TransportError
 from tests import virtual_time
+from tests.agent.support import asynchronous
 
 CALLS = [{"serial": 6, "name": "all_reduce", "size_bytes": 400}]
 WAITS = {"group": "0", "enqueued": 6, "started": -1, "completed": 5}
@@ -82,73 +83,65 @@ async def until(collectives: Collectives, slot: int, *, answered: bool) -> Any:
     return collectives.workers[slot]
 
 
-def test_a_worker_that_introduces_itself_is_asked_and_its_answer_is_known() -> None:
-    async def scene() -> None:
-        with listening() as collectives:
-            worker = Worker(collectives)
-            await until(collectives, 0, answered=False)
-            collectives.ask(details=True)
-            await worker.answer({**WAITS, "recent": CALLS, "timeout_s": 600.0}, line="train.py:8", stack="s")
-            known = await until(collectives, 0, answered=True)
-            assert (known.pid, known.line, known.stack, known.timeout_s) == (42, "train.py:8", "s", 600.0)
-            (group,) = known.groups
-            assert (group.enqueued, group.completed) == (6, 5)
-            assert (group.last.name, group.last.size_bytes, group.last.line) == (
-                "all_reduce",
-                400,
-                "train.py:8",
-            )
-
-    asyncio.run(scene())
+@asynchronous
+async def test_a_worker_that_introduces_itself_is_asked_and_its_answer_is_known() -> None:
+    with listening() as collectives:
+        worker = Worker(collectives)
+        await until(collectives, 0, answered=False)
+        collectives.ask(details=True)
+        await worker.answer({**WAITS, "recent": CALLS, "timeout_s": 600.0}, line="train.py:8", stack="s")
+        known = await until(collectives, 0, answered=True)
+        assert (known.pid, known.line, known.stack, known.timeout_s) == (42, "train.py:8", "s", 600.0)
+        (group,) = known.groups
+        assert (group.enqueued, group.completed) == (6, 5)
+        assert (group.last.name, group.last.size_bytes, group.last.line) == (
+            "all_reduce",
+            400,
+            "train.py:8",
+        )
 
 
-def test_workers_that_train_alone_are_reported_until_one_of_them_introduces_itself() -> None:
-    async def scene() -> None:
-        reported: list[set[int]] = []
-        with listening(lambda slots: reported.append(set(slots))) as collectives:
-            Worker(collectives, slot=0, trains_alone=True)
-            Worker(collectives, slot=1, trains_alone=True)
-            Worker(collectives, slot=2)
-            Worker(collectives, slot=3, trains_alone=True)
-            Worker(collectives, slot=4)
-            await until(collectives, 4, answered=False)
-            assert reported == [{0}, {0, 1}]
-            assert sorted(collectives.workers) == [2, 4]
-            collectives.begin(2)
-            Worker(collectives, slot=3, generation=2, trains_alone=True)
-            Worker(collectives, slot=4, generation=2)
-            await until(collectives, 4, answered=False)
-            assert reported[2:] == [{3}]
-
-    asyncio.run(scene())
+@asynchronous
+async def test_workers_that_train_alone_are_reported_until_one_of_them_introduces_itself() -> None:
+    reported: list[set[int]] = []
+    with listening(lambda slots: reported.append(set(slots))) as collectives:
+        Worker(collectives, slot=0, trains_alone=True)
+        Worker(collectives, slot=1, trains_alone=True)
+        Worker(collectives, slot=2)
+        Worker(collectives, slot=3, trains_alone=True)
+        Worker(collectives, slot=4)
+        await until(collectives, 4, answered=False)
+        assert reported == [{0}, {0, 1}]
+        assert sorted(collectives.workers) == [2, 4]
+        collectives.begin(2)
+        Worker(collectives, slot=3, generation=2, trains_alone=True)
+        Worker(collectives, slot=4, generation=2)
+        await until(collectives, 4, answered=False)
+        assert reported[2:] == [{3}]
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", b'{"slot": -1, "generation": 1, "pid": 1}'])
-def test_what_no_worker_would_send_is_ignored(data: bytes) -> None:
-    async def scene() -> None:
-        with listening() as collectives:
-            worker = Worker(collectives)
-            worker.socket.send(data)
-            Worker(collectives, slot=1)
-            await until(collectives, 1, answered=False)
-            assert sorted(collectives.workers) == [0, 1]
-
-    asyncio.run(scene())
+@asynchronous
+async def test_what_no_worker_would_send_is_ignored(data: bytes) -> None:
+    with listening() as collectives:
+        worker = Worker(collectives)
+        worker.socket.send(data)
+        Worker(collectives, slot=1)
+        await until(collectives, 1, answered=False)
+        assert sorted(collectives.workers) == [0, 1]
 
 
-def test_workers_of_earlier_generations_are_forgotten_and_not_listened_to() -> None:
-    async def scene() -> None:
-        with listening() as collectives:
-            old = Worker(collectives, slot=0, generation=1)
-            await until(collectives, 0, answered=False)
-            collectives.begin(2)
-            assert not collectives.workers
-            old.say(groups=[WAITS])
-            Worker(collectives, slot=1, generation=2)
-            await until(collectives, 1, answered=False)
-            assert sorted(collectives.workers) == [1]
-
-    asyncio.run(scene())
+@asynchronous
+async def test_workers_of_earlier_generations_are_forgotten_and_not_listened_to() -> None:
+    with listening() as collectives:
+        old = Worker(collectives, slot=0, generation=1)
+        await until(collectives, 0, answered=False)
+        collectives.begin(2)
+        assert not collectives.workers
+        old.say(groups=[WAITS])
+        Worker(collectives, slot=1, generation=2)
+        await until(collectives, 1, answered=False)
+        assert sorted(collectives.workers) == [1]
 
 
 def stalls(folder: Path, limit_s: float | None, **group: Any) -> list[events.Stalled]:

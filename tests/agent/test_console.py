@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -14,18 +12,28 @@ import pytest
 
 from elastic_agent.agent.reporting.store_problem import StoreProblem
 from elastic_agent.transport import Obstacle
+from tests.processes import on_a_terminal
 
 ROOT = Path(__file__).parents[2]
 
-PROGRAM = """
+IMPORTS = """
 import asyncio, sys
 from msgspec.structs import replace
-from elastic_agent.agent.events import AgentStarted
+from elastic_agent.agent.events import AgentStarted, DrainRequested, Rejoining, WorkersFailed
 from elastic_agent.agent.reporting.console import ConsoleReporter
-from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen
 from elastic_agent.logs import configure_logging
-from elastic_agent.protocol.records import RECORD_VERSION, Address, Budget, Phase, Plan, Policy, Seat, World
+from elastic_agent.protocol import Waiting
+from elastic_agent.protocol.records import (
+    RECORD_VERSION, Address, Budget, Failure, FailureKind, Growth, Phase, Plan, Policy, Seat, World
+)
+from elastic_agent.rendezvous.events import (
+    Connected, Disconnected, LeaseLost, PlanSeen, Registered, Renewed, Unusable
+)
+from elastic_agent.transport import Obstacle, how_to_reach
+from tests import virtual_time
+"""
 
+PROGRAM = """
 async def nothing():
     raise AssertionError("nothing is waited for")
 
@@ -34,6 +42,13 @@ async def main():
     shown = "host0:0"
     narrator = ConsoleReporter(lambda: shown, nothing)
     tell = narrator.on_event
+
+    def headline_at(step):
+        narrator.newest_step = lambda: step
+        shown = narrator.headline()
+        narrator.newest_step = lambda: 0
+        return shown
+
     tell(AgentStarted("me", 1, 2))
     print(narrator.headline())
     shown = "host0:29400"  # the port is known when the store is hosted
@@ -44,12 +59,12 @@ async def main():
     world = World(3, (Seat("n1", "me", "10.0.0.1", 2, 0),), Address("10.0.0.1", 1234), "n1")
     sealed = Plan(RECORD_VERSION, 5, Phase.RUNNING, 3, "1 node, 2 workers", Policy(), world=world)
     tell(PlanSeen(sealed))
-    print(narrator.headline(), narrator.headline(1200), sep="\\n")
+    print(narrator.headline(), headline_at(1200), sep="\\n")
     tell(PlanSeen(replace(sealed, version=6, budget=Budget(progress_s=60.0))))
     tell(PlanSeen(replace(sealed, version=6, reason="refused: node id n1 is held")))
     tell(PlanSeen(replace(sealed, version=7, generation=4, world=replace(world, generation=4))))
     tell(Disconnected("reset"))
-    print(narrator.headline(1300))
+    print(headline_at(1300))
     tell(PlanSeen(replace(sealed, version=8, phase=Phase.FORMING, generation=5, world=None)))
     print(narrator.headline())
     tell(AgentStarted("other", 1, 2))
@@ -63,9 +78,14 @@ asyncio.run(main())
 """
 
 
+def ran(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", IMPORTS + program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+
+
 @pytest.fixture(scope="module")
 def told() -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    return ran(PROGRAM)
 
 
 def test_a_world_is_logged_once_and_changes_to_it_as_updates(told: subprocess.CompletedProcess[str]) -> None:
@@ -90,18 +110,6 @@ def test_the_headline_describes_the_status_in_one_line(told: subprocess.Complete
 
 
 FAILING = """
-import asyncio, sys
-from msgspec.structs import replace
-from elastic_agent.agent.events import AgentStarted, DrainRequested, WorkersFailed
-from elastic_agent.agent.reporting import console
-from elastic_agent.rendezvous.events import PlanSeen
-from elastic_agent.logs import configure_logging
-from elastic_agent.protocol import Waiting
-from elastic_agent.protocol.records import (
-    RECORD_VERSION, Address, Failure, FailureKind, Growth, Phase, Plan, Policy, Seat, World
-)
-from tests import virtual_time
-
 words = "waiting for 1 more node (at least 2 required); joined: n1 (2 workers)"
 status = Waiting(words, lacks_nodes=True, joined=("n1",))
 
@@ -113,7 +121,7 @@ async def main(scene):
     global asked, status
     asked = asyncio.Event()
     configure_logging("console", "info", sys.stderr)
-    reporter = console.ConsoleReporter(lambda: "host0:29400", read_status)
+    reporter = ConsoleReporter(lambda: "host0:29400", read_status)
     tell = reporter.on_event
     tell(AgentStarted("me", 1, 2))
     world = World(3, (Seat("n1", "me", "10.0.0.1", 2, 0),), Address("10.0.0.1", 1234), "n1")
@@ -191,112 +199,64 @@ for scene in sys.argv[1:]:
 """
 
 
-SCENES = [
-    *("joins", "fails", "hangs", "continues", "takes long", "leaves", "others left", "others were lost"),
-    *("victim", "broken connection", "is left out", "comes back", "was lost", "does not start", "is new"),
-]
+WAITS = r"the workers made no progress for 21 s \(--hang-timeout\)"
+FAILED = "worker n1/0 exited with code 1: boom"
+
+
+LOGGED = {
+    "joins": ("common causes: an agent that has not started yet or ended with an error", "lost at"),
+    "others left": ("waiting for 1 more node", "common causes|lost at"),
+    # The root cause names the worker that the others wait for.
+    "hangs": (
+        f"error .* {WAITS}(?!:)(?s:.*)forming generation 4: {WAITS}; restarting",
+        "one all_reduce behind",
+    ),
+    "fails": ("the run failed: so the run failed", "forming generation"),
+    "continues": (f"forming generation 4: {FAILED}(?s:.*)generation 4: 1 node, 2 workers", "on standby"),
+    "takes long": (f"forming generation 4: {FAILED}", "the run failed"),
+    "leaves": ("generation 3: 1 node", "forming generation"),
+    "victim": ("forming generation 4: workers failed, n2 lost$", "boom"),
+    "broken connection": (
+        "forming generation 4: n1 lost its connection to another worker; which one is not known yet$",
+        "Connection closed",
+    ),
+    "others were lost": (  # and n3 has come back
+        r"waiting for n2 \(10\.0\.0\.2\), lost at \d\d:\d\d:\d\d: start the same command there again",
+        r"n3 \(10\.0\.0\.3\)",
+    ),
+    "is left out": (
+        r"on standby: generation 3 .* \(maximum 1\)(?s:.*): n1 \(10\.0\.0\.1\); .*elastic-agent drain NODE",
+        "waiting to join",
+    ),
+    "comes back": (r"waiting to join: generation 3 runs with 1 node \(maximum 3\)", "all its nodes"),
+    "was lost": (r"this node was lost 4 times in a row: it is admitted [\d.]+ s after", "all its nodes"),
+    "does not start": ("could not be started 2 times in a row", "all its nodes"),
+    "is new": (r"a new node joins when the next generation forms \(--grow never\)", "all its nodes"),
+}
+"""By scene: what is logged, and what is not."""
 
 
 @functools.cache
-def logs_of_scenes() -> list[str]:
-    command = [sys.executable, "-c", FAILING, *SCENES]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    return done.stderr.split("end of the scene\n")
+def logs_of_scenes() -> dict[str, str]:
+    return dict(zip(LOGGED, ran(FAILING, *LOGGED).stderr.split("end of the scene\n"), strict=False))
 
 
-def scene(name: str) -> str:
-    """Return what the console reporter logs."""
-    return logs_of_scenes()[SCENES.index(name)]
-
-
-def test_the_worker_that_the_others_wait_for_is_left_to_the_root_cause() -> None:
-    log = scene("hangs")
-    words = r"the workers made no progress for 21 s \(--hang-timeout\)"
-    assert re.search(rf"error .* {words}(?!:)", log), log
-    assert re.search(rf"forming generation 4: {words}; restarting in 1 s", log)
-    assert "one all_reduce behind" not in log
-
-
-def test_no_generation_is_announced_when_a_failure_ends_the_run() -> None:
-    log = scene("fails")
-    assert "the run failed: so the run failed" in log
-    assert "forming generation" not in log
-
-
-def test_the_generation_after_a_failure_is_announced_before_it_runs() -> None:
-    messages = scene("continues")
-    forming = messages.index("forming generation 4: worker n1/0 exited with code 1: boom")
-    assert forming < messages.index("generation 4: 1 node, 2 workers")
-
-
-def test_the_generation_after_a_failure_is_announced_when_it_takes_long() -> None:
-    assert "forming generation 4: worker n1/0 exited with code 1: boom" in scene("takes long")
-
-
-def test_a_failure_that_a_lost_node_may_have_caused_is_not_the_reason_for_the_next_generation() -> None:
-    assert re.search(r"forming generation 4: workers failed, n2 lost$", scene("victim"), re.MULTILINE)
-
-
-def test_the_node_that_reports_a_broken_connection_is_not_blamed_for_the_next_generation() -> None:
-    words = "n1 lost its connection to another worker; which one is not known yet"
-    assert re.search(rf"forming generation 4: {words}$", scene("broken connection"), re.MULTILINE)
-
-
-def test_no_generation_is_announced_on_a_node_that_leaves() -> None:
-    assert "forming generation" not in scene("leaves")
+@pytest.mark.parametrize("name", LOGGED)
+def test_of_generations_and_waits_is_logged_what_is_certain_and_helps(name: str) -> None:
+    log, (logged, absent) = logs_of_scenes()[name], LOGGED[name]
+    assert re.search(logged, log, re.MULTILINE), log
+    assert not re.search(absent, log), log
 
 
 def test_the_same_output_of_failed_workers_is_shown_once() -> None:
     for name in ("fails", "continues"):
-        log = scene(name)
-        assert log.count("worker n1/0 exited with code 1: boom") >= 1
+        log = logs_of_scenes()[name]
+        assert log.count(FAILED) >= 1
         assert log.count('tail="the traceback"') == 1
     assert log.count('tail="another traceback"') == 1
 
 
-def test_causes_of_missing_nodes_are_logged_only_before_the_first_generation() -> None:
-    assert "common causes: an agent that has not started yet or ended with an error" in scene("joins")
-    assert "common causes" not in scene("others left")
-
-
-def test_a_run_that_waits_for_a_lost_node_names_it_and_what_to_start_there() -> None:
-    log = scene("others were lost")
-    assert re.search(
-        r"waiting for n2 \(10\.0\.0\.2\), lost at \d\d:\d\d:\d\d: start the same command there again", log
-    )
-    assert "n3 (10.0.0.3)" not in log, "it has come back"
-    assert "lost at" not in scene("others left")
-
-
-def test_a_standby_node_says_which_nodes_hold_the_places_and_what_can_be_done() -> None:
-    log = scene("is left out")
-    assert "on standby: generation 3 runs with 1 node (maximum 1)" in log
-    assert "the run has all its nodes: n1 (10.0.0.1); this node replaces one that fails" in log
-    assert "remove it with elastic-agent drain NODE" in log
-
-
-def test_a_node_that_is_not_let_in_yet_says_why() -> None:
-    log = scene("comes back")
-    assert "waiting to join: generation 3 runs with 1 node (maximum 3)" in log
-    assert "all its nodes" not in log
-    assert re.search(r"this node was lost 4 times in a row: it is admitted [\d.]+ s after", scene("was lost"))
-    assert "could not be started 2 times in a row" in scene("does not start")
-    assert "a new node joins when the next generation forms (--grow never)" in scene("is new")
-
-
 LOSING = """
-import asyncio, sys
-from elastic_agent.agent.events import AgentStarted, Rejoining
-from elastic_agent.agent.reporting import console
-from elastic_agent.logs import configure_logging
-from elastic_agent.protocol import Address, Phase, Plan, Policy, Seat, World
-from elastic_agent.protocol.records import RECORD_VERSION
-from elastic_agent.rendezvous.events import (
-    Connected, Disconnected, LeaseLost, PlanSeen, Registered, Renewed, Unusable
-)
-from elastic_agent.transport import Obstacle, how_to_reach
-from tests import virtual_time
-
 CONNECTED, FULL = Connected("store", False), Disconnected("etcd is full: compact it", Obstacle.EXPLAINED)
 SILENT = Disconnected("no answer within 1.5 s")
 REFUSED = Disconnected("connection refused", Obstacle.REFUSED)
@@ -336,7 +296,7 @@ def advice(obstacle, had_answered, seats):
 
 async def main(scene):
     configure_logging("console", "info", sys.stderr)
-    reporter = console.ConsoleReporter(lambda: "lab1:29400", lambda: None, advice)
+    reporter = ConsoleReporter(lambda: "lab1:29400", lambda: None, advice)
     for step in SCENES[scene]:
         if isinstance(step, float):
             await asyncio.sleep(step)
@@ -354,9 +314,7 @@ for scene in SCENES:
 @functools.cache
 def losses() -> dict[str, str]:
     """What is logged while the store cannot be used, by scene."""
-    command = [sys.executable, "-c", LOSING]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    *logs, _ = re.split(r"end of (.*)\n", done.stderr)
+    *logs, _ = re.split(r"end of (.*)\n", ran(LOSING).stderr)
     return dict(zip(logs[1::2], logs[::2], strict=True))
 
 
@@ -432,13 +390,6 @@ def test_a_connection_that_breaks_again_and_again_does_not_fill_the_log() -> Non
 
 
 DIALLING = """
-import asyncio, sys
-from elastic_agent.agent.reporting import console
-from elastic_agent.rendezvous.events import Connected, Disconnected
-from elastic_agent.logs import configure_logging
-from elastic_agent.transport import Obstacle
-from tests import virtual_time
-
 OBSTACLES = {
     "connection refused": Obstacle.REFUSED,
     "no answer within 5 s": Obstacle.NO_ANSWER,
@@ -447,7 +398,7 @@ OBSTACLES = {
 
 async def main(reasons):
     configure_logging("auto", "info", sys.stderr)
-    reporter = console.ConsoleReporter(lambda: "gpunode01:29430", lambda: None, lambda *_: "")
+    reporter = ConsoleReporter(lambda: "gpunode01:29430", lambda: None, lambda *_: "")
     for reason in reasons:
         event = Disconnected(reason, OBSTACLES.get(reason.split(":")[-1].split("(")[0].strip(), Obstacle.OTHER))
         reporter.on_event(event)
@@ -466,20 +417,12 @@ REFUSED = "10.0.0.7: connection refused (nothing is listening there yet)"
 
 
 JOINING = """
-import asyncio, sys
-from elastic_agent.agent.reporting import console
-from elastic_agent.rendezvous.events import PlanSeen
-from elastic_agent.logs import configure_logging
-from elastic_agent.protocol import Waiting
-from elastic_agent.protocol.records import RECORD_VERSION, Phase, Plan, Policy
-from tests import virtual_time
-
 async def read_status():
     return Waiting(sys.argv[1])
 
 async def main():
     configure_logging("console", "info", sys.stderr)
-    reporter = console.ConsoleReporter(lambda: "host0:29400", read_status)
+    reporter = ConsoleReporter(lambda: "host0:29400", read_status)
     reporter.on_event(PlanSeen(Plan(RECORD_VERSION, 1, Phase.FORMING, 1, "the run starts", Policy())))
     await asyncio.sleep(8.0)
     reporter.close()
@@ -491,48 +434,33 @@ virtual_time.run(main())
 @pytest.mark.parametrize("width", [2, 20])
 def test_on_a_terminal_the_names_of_the_nodes_that_have_joined_are_not_cut(width: int) -> None:
     waits = f"waiting for 1 more node (at least 3 required); joined: {'a' * width}, {'b' * width}"
-    shown = on_a_terminal(waits, program=JOINING)
+    shown = on_a_terminal(sys.executable, "-c", IMPORTS + JOINING, waits, cwd=ROOT)
     assert "\x1b[Kwaiting for 1 more node (at least 3 required); joined: a" in shown
     assert shown.count(f"{waits}\r\n") == (width == 20), (
         "as a line that stays, once, if the live one has no room"
     )
 
 
-def on_a_terminal(*arguments: str, program: str = DIALLING) -> str:
-    """All that a program writes to a terminal of 80 columns; by default while the store does not answer."""
-    master, slave = pty.openpty()
-    with open(master, "rb", buffering=0) as terminal:
-        command = [sys.executable, "-c", program, *arguments]
-        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-        process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=environment
-        )
-        os.close(slave)
-        output = b""
-        try:
-            while piece := terminal.read(4096):
-                output += piece
-        except OSError:  # Linux's way of saying that the other end is closed
-            pass
-        assert process.wait() == 0, output.decode()
-    return output.decode()
+def dialling(*reasons: str) -> str:
+    """Return what a terminal shows while the store does not answer, for these reasons."""
+    return on_a_terminal(sys.executable, "-c", IMPORTS + DIALLING, *reasons, cwd=ROOT)
 
 
 def test_on_a_terminal_a_lasting_problem_of_the_store_is_logged_once_in_full() -> None:
-    output = on_a_terminal(NO_NAME, NO_NAME.replace("Name", "No name"), REFUSED, NO_NAME)
+    output = dialling(NO_NAME, NO_NAME.replace("Name", "No name"), REFUSED, NO_NAME)
     assert output.count(" does not answer: ") == 1
     assert f"the store at gpunode01:29430 does not answer: {NO_NAME}\r\n" in output
     assert "\x1b[Kwaiting for the store at gpunode01:29430: the host name gpunode01 does" in output
 
 
 def test_on_a_terminal_another_problem_of_the_store_is_logged_too() -> None:
-    output = on_a_terminal(NO_NAME, "10.0.0.7: no answer within 5 s (a firewall drops packets)")
+    output = dialling(NO_NAME, "10.0.0.7: no answer within 5 s (a firewall drops packets)")
     assert output.count(" does not answer: ") == 2
     assert "gpunode01:29430 does not answer: 10.0.0.7: no answer within 5 s" in output
 
 
 def test_a_store_that_has_not_started_yet_is_no_problem() -> None:
-    assert "does not answer" not in on_a_terminal(REFUSED)
+    assert "does not answer" not in dialling(REFUSED)
 
 
 def test_a_problem_is_told_when_it_has_lasted_and_then_once() -> None:

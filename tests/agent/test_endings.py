@@ -16,6 +16,7 @@ import pytest
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.endings import Left, has_not_saved, report_endings
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.diagnosis.records import WorkerState
 from elastic_agent.exit_note import Note, Writer, exit_code, read_note
 from elastic_agent.linux import boottime_s
 from elastic_agent.workers.failure import WorkerFailure, describe
@@ -167,7 +168,7 @@ def reported(exit_: Exited, left: Left, stopped_s: float | None, stderr: str = "
         return event
 
     (end,) = asyncio.run(scene()).workers
-    assert end.failed_s is not None
+    assert end.report.failed_s is not None
     return end
 
 
@@ -178,15 +179,15 @@ def exited(returncode: int, *, stopping: bool) -> Exited:
 def test_a_worker_that_is_stopped_while_it_ends_because_of_an_exception_has_failed() -> None:
     note = Note(99.8, 1, ("ValueError: bad batch",))
     end = reported(exited(-signal.SIGTERM, stopping=True), Left(7, note), 99.9, "Epoch 1\n")
-    assert (end.returncode, end.stopping, end.step) == (1, False, 7)
+    assert (end.report.returncode, end.report.state, end.report.step) == (1, WorkerState.FAILED, 7)
     assert end.failure is not None
     assert end.failure.message == "ValueError: bad batch"
-    assert end.failed_s == pytest.approx(end.ended_s - 0.2, abs=0.01)
+    assert end.report.failed_s == pytest.approx((end.report.ended_s or 0.0) - 0.2, abs=0.01)
 
 
 def test_a_worker_whose_script_ends_because_of_the_stop_was_stopped() -> None:
     end = reported(exited(-signal.SIGTERM, stopping=True), Left(0, Note(99.95, 1, ("KeyError: 1",))), 99.9)
-    assert end.stopping
+    assert end.report.state is WorkerState.STOPPED
 
 
 @pytest.mark.parametrize(("stopped_s", "stopping"), [(99.9, True), (100.1, False)])
@@ -194,7 +195,7 @@ def test_a_worker_that_had_died_before_the_stop_was_killed_by_something_else(
     stopped_s: float, stopping: bool
 ) -> None:
     end = reported(exited(-signal.SIGKILL, stopping=True), Left(), stopped_s)
-    assert (end.stopping, end.failure is None) == (stopping, stopping)
+    assert (end.report.state is WorkerState.STOPPED, end.failure is None) == (stopping, stopping)
 
 
 @pytest.mark.parametrize(
@@ -216,14 +217,14 @@ def test_a_worker_that_is_killed_after_its_script_ended_in_order_may_have_saved(
 
 def test_a_crash_after_the_script_ended_happens_when_the_process_dies() -> None:
     end = reported(exited(-signal.SIGSEGV, stopping=False), Left(0, Note(99.0, 0, ("",))), None)
-    assert end.failed_s == end.ended_s
+    assert end.report.failed_s == end.report.ended_s
 
 
 def test_a_note_from_the_future_is_ignored() -> None:
     end = reported(exited(1, stopping=False), Left(0, Note(100.5, 1, ("ValueError: x",))), None, "boom\n")
     assert end.failure is not None
     assert (end.failure.message, end.failure.last_line) == ("", "boom")
-    assert end.failed_s == end.ended_s
+    assert end.report.failed_s == end.report.ended_s
 
 
 # -- all of it ------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.agent.support import elastic_agent
-from tests.processes import TAKE_A_CUT_NAME, process_with_a_cut_name
 
 
 def run(folder: Path, script: str, *options: str) -> tuple[int, str]:
@@ -59,23 +58,6 @@ def test_an_odd_error_file_costs_one_restart(tmp_path: Path, script: str, said: 
     assert code == 0, log
     messages = [json.loads(line)["message"] for line in log.splitlines() if line.startswith("{")]
     assert any(said in message for message in messages), log
-
-
-def test_a_hanging_worker_whose_name_was_cut_within_a_character_is_restarted(tmp_path: Path) -> None:
-    """Its stacks are asked for first, for which the process is looked at. One of that name runs elsewhere, too."""
-    hang = """
-        import os, signal
-        from elastic_agent import client
-        if os.environ["ELASTIC_AGENT_GENERATION"] == "1":  # only workers with heartbeats can be late with one
-            client.heartbeat()
-            signal.pause()
-    """
-    with process_with_a_cut_name():
-        script = TAKE_A_CUT_NAME + textwrap.dedent(hang)
-        code, log = run(tmp_path, script, "--max-restarts", "1", "--hang-timeout", "0.5")
-    assert code == 0, log
-    assert re.search(r"made no progress for [0-9.]+ s \(--hang-timeout\)", log), log
-    assert "workers of generation 1 are writing their stacks" in log
 
 
 SAYS_WHY_ON_STDOUT = "import os, sys; print('no such device'); sys.exit(3 * int(os.environ['LOCAL_RANK']))"

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -19,11 +18,7 @@ from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.signals import Meanings, SignalDesk
 from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.worker_group.interruptions import StopSignals
-from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import Cause, Notice
-from tests.agent.support import started
-from tests.names import unique
-from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize(
@@ -87,7 +82,6 @@ def test_an_interrupted_agent_says_which_nodes_cannot_go_on_without_its_store(
             None,
             StopSignals(),
             publish=lambda _: None,
-            end_at_once=lambda: None,
             depending=lambda node_id: depending if node_id == "a" else (),
         )
         desk.open()
@@ -95,38 +89,13 @@ def test_an_interrupted_agent_says_which_nodes_cannot_go_on_without_its_store(
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.sleep(0)
+        await asyncio.Event().wait()
 
-    with structlog.testing.capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs, pytest.raises(asyncio.CancelledError):
         asyncio.run(interrupt())
     leaves, exits = (entry["event"] for entry in logs)
     assert ("its agent stays to serve the store to b, c; send a second signal" in leaves) == bool(depending)
     assert ("b, c cannot go on until the same command is started here again" in exits) == bool(depending)
-
-
-SAVES = """
-import pathlib, signal, sys
-
-def save(*_):
-    pathlib.Path("saved").touch()
-    sys.exit(0)
-
-signal.signal(signal.SIGUSR1, save)
-pathlib.Path("ready").touch()
-while True:
-    signal.pause()
-"""
-
-
-def test_a_run_whose_workers_save_on_the_notice_signal_is_stopped_and_can_be_resumed(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SAVES)
-    options = ["--standalone", "--nproc-per-node", "1", "--rdzv-id", unique("saves")]
-    with started(*options, "--state-dir", "state", "train.py", cwd=tmp_path) as agent:
-        wait_for("the worker", (tmp_path / "ready").exists)
-        agent.process.send_signal(signal.SIGUSR1)
-        code, log = agent.end()
-    assert (tmp_path / "saved").exists(), log
-    assert code == ExitCode.STOPPED, log
-    assert "exited with code 0 after SIGUSR1, which its agent sent" in log
 
 
 CLOSING = """
@@ -141,7 +110,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 async def main():
     meanings = Meanings(("SIGINT",), "none", 0.0)
-    desk = SignalDesk(meanings, None, StopSignals(), publish=print, end_at_once=lambda: None)
+    desk = SignalDesk(meanings, None, StopSignals(), publish=print)
     desk.open()
     desk.close()
 

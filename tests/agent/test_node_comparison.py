@@ -23,6 +23,7 @@ class SlowStore:
     incarnation = "me"
 
     def __init__(self) -> None:
+        self.store = self
         self.answers = asyncio.Event()
         self.asked = 0
 

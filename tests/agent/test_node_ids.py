@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic_agent.agent import identity
 from elastic_agent.agent.identity import IdentityError, NodeIdLock, acquire_node_id, host_name, prune_node_ids
+from elastic_agent.linux import start_ticks
+from tests.agent.support import PATIENCE_S, started
+from tests.names import unique
+from tests.ports import free_port
 
 HOLDER = """
 import sys
@@ -158,3 +164,86 @@ def test_a_node_id_lock_swept_during_its_acquisition_is_still_acquired(
 
 def test_a_sweep_without_files_does_nothing(tmp_path: Path) -> None:
     prune_node_ids(tmp_path / "none")
+
+
+@pytest.mark.prove
+def test_two_machines_with_the_same_host_name_both_take_part(tmp_path: Path) -> None:
+    """The second one is refused, takes the next free id, and its workers run (all the guard says was said before)."""
+    script = tmp_path / "show.py"
+    script.write_text("import os; print(os.environ['ELASTIC_AGENT_NODE_ID'], os.environ['WORLD_SIZE'])")
+    endpoint = f"127.0.0.1:{free_port()}"
+    options = ["--rdzv-endpoint", endpoint, "--rdzv-id", unique("twins"), "--nnodes", "2"]
+    options += ["--lease-ttl", "10"]  # the refused agent's lease has to run out
+    first, second = (
+        started(*options, "--state-dir", str(tmp_path / name), str(script)) for name in ("one", "other")
+    )
+    with first as one, second as other:
+        agents = [one.process, other.process]
+        said = [agent.communicate(timeout=PATIENCE_S)[0] for agent in agents]
+    # A stall of the machine may cost a lease, and the workers run again.
+    different = sorted(line for lines in said for line in {*lines.splitlines()})
+    assert different == [f"{host_name()} 2", f"{host_name()}-2 2"]
+    assert [agent.returncode for agent in agents] == [0, 0]
+
+
+# --- who may say that a node's earlier processes are gone ---------------------------------------------
+
+Rewrite = Callable[[dict[str, Any]], None]
+
+
+def leave_a_record(folder: Path, pid: int, rewrite: Rewrite | None = None) -> None:
+    """An agent held n1, had this process, and is gone; ``rewrite`` changes what it wrote down."""
+    node_id_lock = acquire_node_id(folder, "n1")
+    ticks = start_ticks(pid)
+    node_id_lock.record("old", [(pid, ticks if ticks is not None else 1)])
+    node_id_lock.release()
+    if rewrite is not None:
+        file = folder / "n1.lock"
+        body = json.loads(file.read_bytes())
+        rewrite(body)
+        file.write_text(json.dumps(body))
+
+
+def predecessor(folder: Path) -> str | None:
+    node_id_lock = acquire_node_id(folder, "n1", wait_s=0.1)
+    node_id_lock.release()
+    return node_id_lock.predecessor
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def started_earlier(body: dict[str, Any]) -> None:
+    body["processes"] = [[pid, ticks - 1] for pid, ticks in body["processes"]]
+
+
+@pytest.mark.parametrize(
+    ("is_alive", "rewrite", "proven"),
+    [(False, None, "old"), (True, None, None), (True, started_earlier, "old")],
+    ids=["it has ended", "it lives", "its pid was given to another process"],
+)
+def test_a_predecessor_is_proven_gone_if_the_processes_that_it_recorded_are(
+    tmp_path: Path, is_alive: bool, rewrite: Rewrite | None, proven: str | None
+) -> None:
+    leave_a_record(tmp_path, os.getpid() if is_alive else dead_pid(), rewrite)
+    assert predecessor(tmp_path) == proven
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [{"boot": "another one"}, {"boot": ""}, {"namespace": "pid:[1]"}, {"namespace": ""}]
+)
+def test_processes_of_another_boot_or_container_are_not_proven_gone(
+    tmp_path: Path, elsewhere: dict[str, str]
+) -> None:
+    """The state directory may lie on a volume that goes from machine to machine with a container of one name."""
+    leave_a_record(tmp_path, dead_pid(), lambda body: body.update(elsewhere))
+    assert predecessor(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", "not JSON", '{"incarnation": "old"}', "[1]"])
+def test_an_unreadable_record_does_not_prove_a_predecessor_gone(tmp_path: Path, text: str) -> None:
+    (tmp_path / "n1.lock").write_text(text)
+    assert predecessor(tmp_path) is None

@@ -11,7 +11,7 @@ import pytest
 
 from elastic_agent.agent.slurm import job
 from elastic_agent.agent.slurm.job import JobEnd, SlurmJob, parse_facts
-from elastic_agent.agent.slurm.requeue import Decision, decide, how_to_resume, requeue
+from elastic_agent.agent.slurm.requeue import decide, how_to_resume, requeue
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.values import NodeRange
 from tests.waiting import wait_for
@@ -20,49 +20,50 @@ AUTO = Settings(requeue="auto", max_requeues=100)
 JOB = SlurmJob("4711", requeues=0)
 
 
-def decided(
-    settings: Settings, job: SlurmJob | None = JOB, reason: str = "walltime", *, is_chosen: bool = True
-) -> Decision:
-    return decide(settings, job, reason, is_chosen=is_chosen)
+LIMITED = replace(AUTO, max_requeues=3)
+NEVER = replace(AUTO, requeue="never", requeue_command="true")
 
 
-@pytest.mark.parametrize("reason", ["walltime", "preempted"])
-def test_an_interrupted_job_is_requeued_by_the_plans_requeuer(reason: str) -> None:
-    decision = decided(AUTO, reason=reason)
-    assert decision.act
-    assert decision.why == f"requeueing the job ({reason}, requeue 1 of at most 100)"
-    others = decided(AUTO, reason=reason, is_chosen=False)
-    assert (others.act, others.why) == (False, "the agent of another node requeues the job")
-
-
-@pytest.mark.parametrize("reason", ["drain", "grow", "operator", ""])
-def test_a_job_that_a_user_stopped_or_that_has_ended_is_not_requeued(reason: str) -> None:
-    decision = decided(AUTO, reason=reason)
-    assert (decision.act, decision.why) == (False, "")
-
-
-def test_requeue_never_disables_requeueing() -> None:
-    decision = decided(replace(AUTO, requeue="never", requeue_command="true"))
-    assert not decision.act
-    assert "--requeue is never" in decision.why
-
-
-def test_outside_slurm_requeueing_requires_a_command() -> None:
-    decision = decided(AUTO, None)
-    assert not decision.act
-    assert "not a Slurm job step" in decision.why
-    assert decided(replace(AUTO, requeue_command="true"), None).act
-
-
-@pytest.mark.parametrize(("before", "act"), [(0, True), (2, True), (3, False), (9, False)])
-def test_requeues_are_limited(before: int, act: bool) -> None:
-    decision = decided(replace(AUTO, max_requeues=3), replace(JOB, requeues=before))
-    assert decision.act is act
-    assert act or f"requeued {before} times, and --max-requeues is 3" in decision.why
-
-
-def test_a_limit_of_0_disables_requeueing() -> None:
-    assert not decided(replace(AUTO, max_requeues=0)).act
+@pytest.mark.parametrize(
+    ("settings", "job", "reason", "is_chosen", "act", "why"),
+    [
+        (AUTO, JOB, "walltime", True, True, "requeueing the job (walltime, requeue 1 of at most 100)"),
+        (AUTO, JOB, "preempted", True, True, "requeueing the job (preempted, requeue 1 of at most 100)"),
+        (AUTO, JOB, "walltime", False, False, "the agent of another node requeues the job"),
+        (AUTO, JOB, "drain", True, False, ""),
+        (AUTO, JOB, "grow", True, False, ""),
+        (AUTO, JOB, "operator", True, False, ""),
+        (AUTO, JOB, "", True, False, ""),
+        (NEVER, JOB, "walltime", True, False, "not requeueing the job: --requeue is never"),
+        (AUTO, None, "walltime", True, False, "not requeueing the job: this is not a Slurm job step, and"),
+        (replace(AUTO, requeue_command="true"), None, "walltime", True, True, "requeueing the job"),
+        (LIMITED, replace(JOB, requeues=2), "walltime", True, True, "requeueing the job"),
+        (
+            LIMITED,
+            replace(JOB, requeues=3),
+            "walltime",
+            True,
+            False,
+            "not requeueing the job: it has been requeued 3",
+        ),
+        (
+            LIMITED,
+            replace(JOB, requeues=9),
+            "walltime",
+            True,
+            False,
+            "not requeueing the job: it has been requeued 9",
+        ),
+        (replace(AUTO, max_requeues=0), JOB, "walltime", True, False, "not requeueing the job: it has been"),
+    ],
+)
+def test_a_job_is_requeued_by_one_agent_if_it_was_interrupted_and_may_be(
+    settings: Settings, job: SlurmJob | None, reason: str, is_chosen: bool, act: bool, why: str
+) -> None:
+    decision = decide(settings, job, reason, is_chosen=is_chosen)
+    assert (decision.act, decision.why[: len(why)]) == (act, why)
+    assert bool(decision.why) is bool(why)
+    assert decision.requeued is (act or not is_chosen)
 
 
 def test_a_run_that_is_not_requeued_is_resumed_by_hand() -> None:
@@ -74,8 +75,6 @@ def test_a_run_that_is_not_requeued_is_resumed_by_hand() -> None:
         (named, JOB, "submit the job again with --rdzv-id exp7"),
     ):
         assert how_to_resume(settings, "exp7", within) == f"to resume the run, {words}"
-    assert decided(AUTO, is_chosen=False).requeued, "another agent does it"
-    assert not decided(replace(AUTO, requeue="never")).requeued
 
 
 # -- the effect ---------------------------------------------------------------------------------
@@ -129,32 +128,35 @@ def test_without_scontrol_only_the_jobs_end_is_unknown(
 STEP = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
 
 
-@pytest.mark.parametrize("missing", [*STEP])
-def test_outside_a_step_there_is_no_job(missing: str) -> None:
-    assert SlurmJob.from_environment({name: value for name, value in STEP.items() if name != missing}) is None
+AGAIN = {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "1795265604"}
 
 
-def test_the_first_start_of_a_job_has_no_requeues() -> None:
-    assert SlurmJob.from_environment(STEP) == SlurmJob("4711", 0)
-    again = SlurmJob.from_environment(
-        {**STEP, "SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "1795265604"}
-    )
-    assert again == SlurmJob("4711", 2, 1795265604.0)
-
-
-def test_one_task_of_a_step_is_the_first() -> None:
-    first, second = (SlurmJob.from_environment({**STEP, "SLURM_PROCID": number}) for number in "01")
-    assert (first, second) == (SlurmJob("4711", 0), SlurmJob("4711", 0, first=False))
-
-
-def test_a_task_of_an_array_is_named_as_one() -> None:
-    array = {**STEP, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
-    assert SlurmJob.from_environment(array) == SlurmJob("4711_3", 0)
-
-
-def test_a_heterogeneous_job_is_named_by_its_leader() -> None:
-    component = {**STEP, "SLURM_JOB_ID": "4712", "SLURM_JOB_ID_HET_GROUP_0": "4711"}
-    assert SlurmJob.from_environment(component) == SlurmJob("4711", 0)
+@pytest.mark.parametrize(
+    ("changes", "job"),
+    [
+        ({"SLURM_JOB_ID": None}, None),
+        ({"SLURM_STEP_ID": None}, None),
+        ({}, SlurmJob("4711", 0)),
+        (AGAIN, SlurmJob("4711", 2, 1795265604.0)),
+        ({"SLURM_PROCID": "1"}, SlurmJob("4711", 0, first=False)),
+        ({"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}, SlurmJob("4711_3", 0)),
+        ({"SLURM_JOB_ID": "4712", "SLURM_JOB_ID_HET_GROUP_0": "4711"}, SlurmJob("4711", 0)),
+    ],
+    ids=[
+        "no job",
+        "no step",
+        "first start",
+        "later start",
+        "not the first task",
+        "array",
+        "heterogeneous job",
+    ],
+)
+def test_the_job_of_a_task_is_known_from_its_environment(
+    changes: dict[str, str | None], job: SlurmJob | None
+) -> None:
+    environ = {name: value for name, value in {**STEP, **changes}.items() if value is not None}
+    assert SlurmJob.from_environment(environ) == job
 
 
 def test_job_facts_are_read_from_the_first_component() -> None:

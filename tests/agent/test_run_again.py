@@ -60,19 +60,24 @@ def first_plan_of_a_new_store(backend: C10dBackend) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("outcome", [Phase.FINISHED, Phase.FAILED])
-def test_a_node_that_acknowledged_the_outcome_starts_a_new_run_as_the_next_host(
-    backend: C10dBackend, outcome: Phase
+@pytest.mark.parametrize(
+    ("last", "has_ended", "next_"),
+    [
+        (Phase.FINISHED, True, (Phase.FORMING, 8, 0)),
+        (Phase.FAILED, True, (Phase.FORMING, 8, 0)),
+        (Phase.FINISHED, False, (Phase.FINISHED, 7, 2)),
+        (Phase.RUNNING, True, (Phase.FORMING, 8, 2)),
+    ],
+    ids=["finished", "failed", "its part has not ended", "left while the run goes on"],
+)
+def test_the_next_host_of_the_store_starts_a_new_run_if_this_nodes_part_ended_with_its_outcome(
+    backend: C10dBackend, last: Phase, has_ended: bool, next_: tuple[Phase, int, int]
 ) -> None:
-    backend.remember(last_plan(outcome))
-    backend.run_ended()
+    backend.remember(last_plan(last))
+    if has_ended:
+        backend.run_ended()
     plan = first_plan_of_a_new_store(backend)
-    assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 0)
-
-
-def test_an_outcome_is_kept_until_this_nodes_part_has_ended(backend: C10dBackend) -> None:
-    backend.remember(last_plan(Phase.FINISHED))
-    assert first_plan_of_a_new_store(backend).phase is Phase.FINISHED
+    assert (plan.phase, plan.generation, plan.charged) == next_
 
 
 def test_an_outcome_is_kept_while_another_process_of_the_machine_hosts_the_store(tmp_path: Path) -> None:
@@ -89,13 +94,6 @@ def test_an_outcome_is_kept_while_another_process_of_the_machine_hosts_the_store
         other.remember(last_plan(Phase.FINISHED))
         other.run_ended()
         assert first_plan_of_a_new_store(other).phase is Phase.FINISHED
-
-
-def test_a_node_that_left_a_running_run_keeps_its_history(backend: C10dBackend) -> None:
-    backend.remember(last_plan(Phase.RUNNING))
-    backend.run_ended()
-    plan = first_plan_of_a_new_store(backend)
-    assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2)
 
 
 @contextlib.contextmanager

@@ -118,7 +118,8 @@ async def test_the_host_waits_until_the_others_have_read_its_report(
 ) -> None:
     def ended() -> events.WorkerEnd:
         failure = WorkerFailure(0, 1, "", "KeyError: 'learning_rate'", "")
-        return events.WorkerEnd(0, 1, 1, 1.0, stopping=False, step=0, failure=failure)
+        report = WorkerReport(0, 0, WorkerState.FAILED, 1, 1, 1.0, error=failure.message)
+        return events.WorkerEnd(report, failure)
 
     host, other = (observer(scene, node_id, tmp_path) for node_id in ("n0", "n1"))
     store = reports_of(scene)

@@ -24,8 +24,10 @@ from elastic_agent.agent.worker_group import runner
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.interruptions import Interruptions, StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
+from elastic_agent.agent.worker_group.running_workers import Graces
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s
+from elastic_agent.protocol import Grace
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
 from elastic_agent.testing.node import freeze
 from elastic_agent.workers.cleanup.generation import Cleanup
@@ -38,6 +40,9 @@ from tests.agent.support import asynchronous
 from tests.waiting import wait_for_async
 
 PATIENCE_S = 300.0
+
+
+SLEEPS = ("-I", "-S", "-c", "import time; time.sleep(1000)")
 
 
 class Unprintable:
@@ -58,7 +63,14 @@ class Bench:
         self.stop_signals = StopSignals([signal.SIGUSR1, signal.SIGTERM])
         signum = int(signal.SIGUSR1)
         self.runner = Runner(
-            guard, "n1", self._report, 0.0, self.stop_signals, collectives, notice_signal=signum
+            guard,
+            "n1",
+            self._report,
+            Graces(1.0, 1.0, 1.0),
+            0.0,
+            self.stop_signals,
+            collectives,
+            signum,
         )
         asyncio.get_running_loop().add_reader(guard.fileno(), self._read)
 
@@ -110,6 +122,11 @@ class Bench:
         )
         self.runner.start(context, beats)
 
+    async def begin(self, generation: int, *program: object) -> None:
+        """Start a Python program, and wait until it runs."""
+        self.start(generation, sys.executable, *program)
+        await self.until("started", generation)
+
     @property
     def ends(self) -> list[str]:
         """What was reported of the workers' ends."""
@@ -150,13 +167,12 @@ async def test_a_late_answer_about_one_generation_does_not_end_the_next(guard: G
     bench.start(1, str(tmp_path / "no-such-program"))
     await bench.until("failed", (1, FailureKind.START))
     await bench.until("stopped", ())
-    bench.runner.stop(1.0)  # as an agent does that heard of the failure before it heard of the stop
-    bench.start(2, sys.executable, "-c", "import time; time.sleep(1000)")
-    await bench.until("started", 2)
+    bench.runner.stop(Grace.DRAIN)  # as an agent does that heard of the failure before it heard of the stop
+    await bench.begin(2, *SLEEPS)
     await bench.until_answered(1, 1)
     assert bench.reported.count(("stopped", ())) == 1, "generation 2 was taken for stopped"
     assert len(bench.runner.pids) == 1
-    bench.runner.stop(0.0)
+    bench.runner.stop(Grace.NONE)
     await bench.until_answered(1, 1, 2)
     bench.close()
     assert bench.reported[-1] == ("stopped", ())
@@ -169,7 +185,7 @@ async def test_workers_that_were_never_requested_count_as_stopped_at_once(
 ) -> None:
     bench = Bench(guard, tmp_path)
     bench.start_in_vain(3)
-    bench.runner.stop(1.0)  # as an agent does when a start has failed
+    bench.runner.stop(Grace.DRAIN)  # as an agent does when a start has failed
     await bench.until("stopped", ())
     bench.close()
     assert bench.reported == [("stopped", ())]
@@ -193,7 +209,7 @@ async def test_a_failure_is_reported_if_the_workers_files_cannot_be_read_in_time
     bench.start(1, sys.executable, "-I", "-S", "-c", "raise SystemExit(3)")
     await bench.until("failed", (1, FailureKind.WORKER))
     answers.set()
-    bench.runner.stop(0.0)
+    bench.runner.stop(Grace.NONE)
     await bench.until("stopped", ())
     bench.close()
     assert [what for what, _ in bench.reported].count("failed") == 1
@@ -219,8 +235,7 @@ async def test_a_worker_that_handles_only_the_notice_signal_gets_it_when_the_run
     handles: str, cause: Cause, told: int, guard: Guard, tmp_path: Path
 ) -> None:
     bench = Bench(guard, tmp_path)
-    bench.start(1, sys.executable, "-c", HANDLES_A_SIGNAL, tmp_path / "file", handles)
-    await bench.until("started", 1)
+    await bench.begin(1, "-c", HANDLES_A_SIGNAL, tmp_path / "file", handles)
     await wait_for_async("the worker", (tmp_path / "file-ready").exists)
     found = bench.runner.notify(Notice(1, cause, 3600.0, "SIGUSR1 on n1", ends=True), boottime_s() + 3600.0)
     if told:
@@ -228,7 +243,7 @@ async def test_a_worker_that_handles_only_the_notice_signal_gets_it_when_the_run
         await bench.until("interrupted", (1, summary))
         await bench.until("saved", 1)
     else:
-        bench.runner.stop(1.0)
+        bench.runner.stop(Grace.DRAIN)
         await bench.until("stopped", ())
     bench.close()
     assert (found.is_delivered, found.told) == (True, told)
@@ -244,11 +259,10 @@ def test_a_full_disk_affects_only_the_event_log() -> None:
 @asynchronous
 async def test_workers_are_stopped_even_if_the_guard_is_frozen(guard: Guard, tmp_path: Path) -> None:
     bench = Bench(guard, tmp_path)
-    bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
-    await bench.until("started", 1)
+    await bench.begin(1, *SLEEPS)
     worker = os.pidfd_open(bench.runner.pids[0])
     freeze(guard.pid)
-    bench.runner.stop(1.0)
+    bench.runner.stop(Grace.DRAIN)
     await bench.until("guard lost", -signal.SIGKILL)
     bench.runner.abandon(GuardLost(None))
     ended, _, _ = select.select([worker], [], [], PATIENCE_S)
@@ -258,7 +272,6 @@ async def test_workers_are_stopped_even_if_the_guard_is_frozen(guard: Guard, tmp
 
 # --- signals that ask the agent to stop, and reach more than the agent -----------------------------
 
-DIES = "import time; time.sleep(1000)"
 EXITS = """
 import signal, sys, time
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit({code}))
@@ -280,8 +293,7 @@ async def test_a_worker_killed_by_a_signal_that_its_agent_received_has_not_faile
     guard: Guard, tmp_path: Path, agent_gets_it: str
 ) -> None:
     bench = Bench(guard, tmp_path)
-    bench.start(1, sys.executable, "-I", "-S", "-c", DIES)
-    await bench.until("started", 1)
+    await bench.begin(1, *SLEEPS)
     if agent_gets_it == "before":
         bench.stop_signals.receive(signal.SIGUSR1)
     os.kill(bench.runner.pids[0], signal.SIGUSR1)
@@ -289,7 +301,7 @@ async def test_a_worker_killed_by_a_signal_that_its_agent_received_has_not_faile
         bench.stop_signals.receive(signal.SIGUSR1)
     if agent_gets_it == "never":
         await bench.until("failed", (1, FailureKind.WORKER))
-        bench.runner.stop(0.0)
+        bench.runner.stop(Grace.NONE)
         await bench.until("stopped", ())
     else:
         await bench.until("saved", 1)
@@ -307,8 +319,7 @@ async def test_a_worker_that_exits_on_such_a_signal_has_neither_succeeded_nor_fa
 ) -> None:
     bench = Bench(guard, tmp_path)
     gate = tmp_path / f"gate-{secrets.token_hex(4)}"
-    bench.start(1, sys.executable, "-I", "-S", "-c", EXITS.format(code=code), gate)
-    await bench.until("started", 1)
+    await bench.begin(1, "-I", "-S", "-c", EXITS.format(code=code), gate)
     await wait_for_async("the worker", gate.exists)
     bench.stop_signals.receive(signal.SIGUSR1)
     for pid in (guard.pid, *bench.runner.pids):
@@ -330,8 +341,7 @@ def test_a_worker_that_did_not_receive_the_signal_succeeds_or_fails_as_usual(
     async def scene(generation: int, code: int) -> Bench:
         bench = Bench(guard, tmp_path)
         gate = tmp_path / f"gate-{secrets.token_hex(4)}"
-        bench.start(generation, sys.executable, "-I", "-S", "-c", program.format(code=code), gate)
-        await bench.until("started", generation)
+        await bench.begin(generation, "-I", "-S", "-c", program.format(code=code), gate)
         (worker,) = bench.runner.pids
         await wait_for_async("the worker", gate.exists)
         bench.stop_signals.receive(signal.SIGUSR1)
@@ -342,7 +352,7 @@ def test_a_worker_that_did_not_receive_the_signal_succeeds_or_fails_as_usual(
         os.kill(worker, ends_it)
         if code:
             await bench.until("failed", (generation, FailureKind.WORKER))
-            bench.runner.stop(0.0)
+            bench.runner.stop(Grace.NONE)
         await bench.until("stopped" if code else "succeeded", () if code else generation)
         bench.close()
         return bench
@@ -387,11 +397,10 @@ async def test_the_next_workers_wait_for_the_cleanup_of_the_last_generation(
     bench = Bench(guard, tmp_path)
     sweep = SlowSweep()
     monkeypatch.setattr(runner, "Cleanup", partial(Cleanup, sweep=sweep))
-    bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
-    await bench.until("started", 1)
-    bench.runner.stop(0.0)
+    await bench.begin(1, *SLEEPS)
+    bench.runner.stop(Grace.NONE)
     assert await asyncio.to_thread(sweep.begun.wait, PATIENCE_S)
-    bench.runner.stop(0.0)  # has an answer already, which is on its way
+    bench.runner.stop(Grace.NONE)  # has an answer already, which is on its way
     assert ("stopped", ()) not in bench.reported
     sweep.may_end.set()
     await bench.until("stopped", ())
@@ -410,10 +419,9 @@ async def test_the_wait_for_the_cleanup_is_limited(
     bench.start(1, sys.executable, "-c", "")
     await bench.until("succeeded", 1)
     monkeypatch.setattr(runner, "Cleanup", Cleanup)
-    bench.start(2, sys.executable, "-c", "import time; time.sleep(1000)")
-    await bench.until("started", 2)
+    await bench.begin(2, *SLEEPS)
     sweep.may_end.set()  # too late, and about others
-    bench.runner.stop(0.0)
+    bench.runner.stop(Grace.NONE)
     await bench.until("stopped", ())
     assert bench.reported == [("started", 1), ("succeeded", 1), ("started", 2), ("stopped", ())]
     bench.close()
@@ -428,13 +436,12 @@ async def test_the_file_over_which_workers_met_stays_if_other_nodes_may_meet_ove
     meeting_file.touch()
     collectives = Collectives()
     bench = Bench(guard, tmp_path, collectives)
-    bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
-    await bench.until("started", 1)
+    await bench.begin(1, *SLEEPS)
     collectives.meeting_files.add(str(meeting_file))
     if is_fenced:
         guard.set_deadline(boottime_s())
     else:
-        bench.runner.stop(0.0)
+        bench.runner.stop(Grace.NONE)
     await bench.until("stopped", ())
     bench.close()
     assert meeting_file.exists() == is_fenced
@@ -462,9 +469,8 @@ async def test_what_a_worker_of_the_last_generation_told_is_not_told_of_the_one_
         async with asyncio.timeout(PATIENCE_S):
             while not collectives.workers:
                 await asyncio.sleep(0)
-    bench.start(2, sys.executable, "-c", "import time; time.sleep(1000)")
-    await bench.until("started", 2)
-    bench.runner.stop(0.0)
+    await bench.begin(2, *SLEEPS)
+    bench.runner.stop(Grace.NONE)
     await bench.until("stopped", ())
     bench.close()
     collectives.close()

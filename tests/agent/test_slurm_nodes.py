@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.slurm.nodes import parse_node, reachable_endpoint, with_missing_nodes
+from elastic_agent.agent.slurm.nodes import reachable_endpoint, with_missing_nodes
 from elastic_agent.protocol import Waiting
 from elastic_agent.values import Endpoint
 from tests.agent.support import started
@@ -41,6 +41,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_address_of_a_name_that_only_slurm_knows_is_queried(answer: Path) -> None:
+    """It is read from its field, not from the reason, which may contain anything."""
     answer.write_text(LINE.format(address="10.1.2.3", hostname="localhost"))
     assert reachable_endpoint(FIRST, STEP) == Endpoint("10.1.2.3", 24711)
 
@@ -69,11 +70,6 @@ def test_only_names_of_slurm_nodes_are_queried(
 ) -> None:
     answer.write_text(LINE.format(address="10.1.2.3", hostname="localhost"))
     assert reachable_endpoint(endpoint, environ) == endpoint
-
-
-def test_text_in_a_reason_is_not_parsed_as_fields() -> None:
-    facts = parse_node(LINE.format(address="10.1.2.3", hostname="n0"))
-    assert facts == {"NodeAddr": "10.1.2.3", "NodeHostName": "n0"}
 
 
 def test_nodes_of_the_step_whose_agents_have_not_joined_are_named(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ async def main(words, what, run_id):
 
         served = await ControlSocket.open(describe)
         os.getpid = lambda: 0  # so that this process's socket is another agent's
-    check = StartCheck(load_settings(words, {"HOME": "/root"}).settings, {}, patience_s=0.0)
+    check = StartCheck(load_settings(words, {"HOME": "/root"}).settings, patience_s=0.0)
     running = what in ("starts", "alone", "together", "another agent alone")
     phase = Phase.RUNNING if running else Phase.STOPPED if what == "is stopped" else Phase.FORMING
     seats = Seat("a", "ia", "127.0.0.1", 1, 0), Seat("b", "ib", "127.0.0.1", 1, 1)

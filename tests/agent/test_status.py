@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import urllib.request
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -55,25 +56,27 @@ class Agents:
             "--node-id",
             node_id,
         ]
-        agent = subprocess.Popen(
-            [
-                *COMMAND,
-                *options,
-                *more,
-                "--state-dir",
-                str(self.state_dir),
-                *("--log-format", "console", "--worker-start", "cold"),
-                str(self.script),
-            ],
-            env=clean_environment(variables),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        options += [
+            *more,
+            "--state-dir",
+            str(self.state_dir),
+            "--log-format",
+            "console",
+            "--worker-start",
+            "cold",
+        ]
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        command = [*COMMAND, *options, str(self.script)]
+        agent = subprocess.Popen(command, env=clean_environment(variables), text=True, **pipes)
         self._stack.enter_context(agent)
         self._stack.callback(agent.kill)
         return agent
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Agents]:
+    with ExitStack() as stack:
+        yield Agents(tmp_path, stack)
 
 
 def line_with(agent: subprocess.Popen[str], words: str) -> str:
@@ -108,129 +111,119 @@ def status_json(*more: str) -> dict[str, Any]:
     return found
 
 
-def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        run = Agents(tmp_path, stack)
-        first = run.start("n1", "--status-port", "0")
-        url = line_with(first, "status page at ").partition("status page at ")[2].strip()
-        line_with(first, "waiting for 1 more node")
-        assert '"phase":"forming"' in page(f"{url}api/status")
-        forming = status()
-        assert f"run {RUN_ID} at {run.endpoint}: forming generation 1 for" in forming
-        assert "waiting for 1 more node (at least 2 required); joined: n1 (1 worker)" in forming
-        assert re.search(r"^n1 +127.0.0.1 +1 worker +joining \(ready\)", forming, re.MULTILINE), forming
+def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(run: Agents) -> None:
+    first = run.start("n1", "--status-port", "0")
+    url = line_with(first, "status page at ").partition("status page at ")[2].strip()
+    line_with(first, "waiting for 1 more node")
+    assert '"phase":"forming"' in page(f"{url}api/status")
+    forming = status()
+    assert f"run {RUN_ID} at {run.endpoint}: forming generation 1 for" in forming
+    assert "waiting for 1 more node (at least 2 required); joined: n1 (1 worker)" in forming
+    assert re.search(r"^n1 +127.0.0.1 +1 worker +joining \(ready\)", forming, re.MULTILINE), forming
 
-        second = run.start("n2", NCCL_DEBUG="WARN")
-        assert worker_is_up(first)
-        assert worker_is_up(second)
-        for agent in (first, second):
-            assert "WARN on n2; not set on n1" in line_with(agent, "nodes differ in NCCL_DEBUG")
-        running = status_json()
-        assert (running["phase"], running["generation"], running["world_size"]) == ("running", 1, 2)
-        shown = {one["node_id"]: (one["role"], one["state"], one["first_rank"]) for one in running["nodes"]}
-        assert shown == {"n1": ("in the world", "running", 0), "n2": ("in the world", "running", 1)}
-        assert 17 in [one.get("step") for one in running["nodes"]], "at least the node that was asked knows"
-        assert '"phase":"running"' in page(f"{url}api/status")
-        assert f'elastic_agent_world_size{{run="{RUN_ID}"}} 2.0' in page(f"{url}metrics")
+    second = run.start("n2", NCCL_DEBUG="WARN")
+    assert worker_is_up(first)
+    assert worker_is_up(second)
+    for agent in (first, second):
+        assert "WARN on n2; not set on n1" in line_with(agent, "nodes differ in NCCL_DEBUG")
+    running = status_json()
+    assert (running["phase"], running["generation"], running["world_size"]) == ("running", 1, 2)
+    shown = {one["node_id"]: (one["role"], one["state"], one["first_rank"]) for one in running["nodes"]}
+    assert shown == {"n1": ("in the world", "running", 0), "n2": ("in the world", "running", 1)}
+    assert 17 in [one.get("step") for one in running["nodes"]], "at least the node that was asked knows"
+    assert '"phase":"running"' in page(f"{url}api/status")
+    assert f'elastic_agent_world_size{{run="{RUN_ID}"}} 2.0' in page(f"{url}metrics")
 
-        answer(second, "fail")
-        assert worker_is_up(first)
-        assert worker_is_up(second)
-        line_with(first, "generation 1: root cause: worker n2/0 (rank 1)")  # when all nodes have reported
-        again = status()
-        assert "generation 2 running for" in again
-        first_one = status_json()["generations"][0]
-        assert "root cause: worker n2/0 (rank 1)" in first_one["cause"]
-        assert "restarts: 1 of 3 used" in again
-        assert re.search(
-            r"^1 .* 2 nodes, 2 workers +worker n2/0 .*ValueError: bad sample.*$",
-            again,
-            re.MULTILINE,
-        ), again
+    answer(second, "fail")
+    assert worker_is_up(first)
+    assert worker_is_up(second)
+    line_with(first, "generation 1: root cause: worker n2/0 (rank 1)")  # when all nodes have reported
+    again = status()
+    assert "generation 2 running for" in again
+    first_one = status_json()["generations"][0]
+    assert "root cause: worker n2/0 (rank 1)" in first_one["cause"]
+    assert "restarts: 1 of 3 used" in again
+    assert re.search(
+        r"^1 .* 2 nodes, 2 workers +worker n2/0 .*ValueError: bad sample.*$",
+        again,
+        re.MULTILINE,
+    ), again
 
-        for agent in (first, second):
-            answer(agent, "go on")
-        assert [agent.wait() for agent in (first, second)] == [ExitCode.FINISHED] * 2
-        ended = status("--state-dir", str(run.state_dir))
-        assert re.search(
-            rf"^run {RUN_ID} at \S+: finished .* ago: generation 2 succeeded on 2 nodes", ended
-        ), ended
-        assert re.search(r"^n2 +127.0.0.1 +1 worker +ended ", ended, re.MULTILINE), ended
-        assert "no agent of the run answers on this machine any more" in ended
-        assert "bad sample" in ended
-        assert re.search(r"goodput \d+ % over ", ended), ended
+    for agent in (first, second):
+        answer(agent, "go on")
+    assert [agent.wait() for agent in (first, second)] == [ExitCode.FINISHED] * 2
+    ended = status("--state-dir", str(run.state_dir))
+    assert re.search(rf"^run {RUN_ID} at \S+: finished .* ago: generation 2 succeeded on 2 nodes", ended), (
+        ended
+    )
+    assert re.search(r"^n2 +127.0.0.1 +1 worker +ended ", ended, re.MULTILINE), ended
+    assert "no agent of the run answers on this machine any more" in ended
+    assert "bad sample" in ended
+    assert re.search(r"goodput \d+ % over ", ended), ended
 
 
-def test_nothing_is_said_to_run_where_the_agent_was_killed(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        run = Agents(tmp_path, stack)
-        agent = run.start("n1", "--nnodes", "1", "--max-restarts", "1")
-        assert worker_is_up(agent)
-        answer(agent, "fail")
-        line_with(agent, "generation 1: root cause: ")
-        assert worker_is_up(agent)
-        saved = run.state_dir / "status" / RUN_ID / "n1.json"
-        wait_for("the status to be saved", saved.exists)
-        agent.kill()
+def test_nothing_is_said_to_run_where_the_agent_was_killed(run: Agents) -> None:
+    agent = run.start("n1", "--nnodes", "1", "--max-restarts", "1")
+    assert worker_is_up(agent)
+    answer(agent, "fail")
+    line_with(agent, "generation 1: root cause: ")
+    assert worker_is_up(agent)
+    saved = run.state_dir / "status" / RUN_ID / "n1.json"
+    wait_for("the status to be saved", saved.exists)
+    agent.kill()
+    agent.wait()
+    words = "status", RUN_ID, "--state-dir", str(run.state_dir)
+    said = elastic_agent(*words).stdout
+    assert "state unknown; generation" in said.splitlines()[0]
+    again = "if it was killed, start the same command here again"
+    age = rf"no agent of the run answers on this machine; this was known .* ago; {again}\n$"
+    assert re.search(age, said)
+    assert "running" not in said
+    explained_before = elastic_agent("why", *words[1:]).stdout
+    assert explained_before.startswith("generation 1: root cause: ")
+    assert re.search(age, explained_before)
+    assert json.loads(elastic_agent(*words, "--json").stdout)["phase"] == "unknown"
+
+
+def test_an_outage_of_the_store_hides_and_costs_nothing_of_what_was_known_before(run: Agents) -> None:
+    agent = start_alone(run)
+    answer(agent, "fail")
+    line_with(agent, "generation 1: root cause: ")
+    assert worker_is_up(agent)
+    stop(agent)
+    with socket.create_server(("127.0.0.1", int(run.endpoint.rpartition(":")[2]))) as silent:
+        threading.Thread(target=answer_all, args=(silent, b""), daemon=True).start()
+        agent = run.start("n1", "--nnodes", "1")
+        wait_for("the outage to be noticed", lambda: "has not answered since" in asked("status"))
+        said, explained_then = status().splitlines(), why().split("\n\n")
+        agent.terminate()
         agent.wait()
-        words = "status", RUN_ID, "--state-dir", str(run.state_dir)
-        said = elastic_agent(*words).stdout
-        assert "state unknown; generation" in said.splitlines()[0]
-        again = "if it was killed, start the same command here again"
-        age = rf"no agent of the run answers on this machine; this was known .* ago; {again}\n$"
-        assert re.search(age, said)
-        assert "running" not in said
-        explained_before = elastic_agent("why", *words[1:]).stdout
-        assert explained_before.startswith("generation 1: root cause: ")
-        assert re.search(age, explained_before)
-        assert json.loads(elastic_agent(*words, "--json").stdout)["phase"] == "unknown"
-
-
-def test_an_outage_of_the_store_hides_and_costs_nothing_of_what_was_known_before(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        run = Agents(tmp_path, stack)
-        agent = start_alone(run)
-        answer(agent, "fail")
-        line_with(agent, "generation 1: root cause: ")
-        assert worker_is_up(agent)
-        stop(agent)
-        with socket.create_server(("127.0.0.1", int(run.endpoint.rpartition(":")[2]))) as silent:
-            threading.Thread(target=answer_all, args=(silent, b""), daemon=True).start()
-            agent = run.start("n1", "--nnodes", "1")
-            wait_for("the outage to be noticed", lambda: "has not answered since" in asked("status"))
-            said, explained_then = status().splitlines(), why().split("\n\n")
-            agent.terminate()
-            agent.wait()
-            silent.shutdown(socket.SHUT_RDWR)
-        outage = "training is paused on this machine: the store at"
-        assert re.match(
-            rf"run {RUN_ID} at \S+: {outage} \S+ has not answered since [-\d]+ [:\d]+ \(", said[0]
-        )
-        remedy = "stop what `ss -ltnp` on 127.0.0.1 shows for port "
-        assert said[1].startswith(remedy)
-        assert said[2] == "known from before: generation 2 ran with 1 node, 1 worker"
-        assert explained_then[0].startswith("generation 1: root cause: worker n1/0 ")
-        assert explained_then[-1].startswith(outage)
-        assert f"; {remedy}" in explained_then[-1]
-        assert why("--state-dir", str(run.state_dir)).startswith("generation 1: root cause: worker n1/0 ")
+        silent.shutdown(socket.SHUT_RDWR)
+    outage = "training is paused on this machine: the store at"
+    assert re.match(rf"run {RUN_ID} at \S+: {outage} \S+ has not answered since [-\d]+ [:\d]+ \(", said[0])
+    remedy = "stop what `ss -ltnp` on 127.0.0.1 shows for port "
+    assert said[1].startswith(remedy)
+    assert said[2] == "known from before: generation 2 ran with 1 node, 1 worker"
+    assert explained_then[0].startswith("generation 1: root cause: worker n1/0 ")
+    assert explained_then[-1].startswith(outage)
+    assert f"; {remedy}" in explained_then[-1]
+    assert why("--state-dir", str(run.state_dir)).startswith("generation 1: root cause: worker n1/0 ")
 
 
 @pytest.mark.prove
-def test_a_machine_whose_node_was_drained_says_so_and_names_another_node(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        run = Agents(tmp_path, stack)
-        both = ("--nnodes", "1:2", "--desired-nodes", "2")
-        first = run.start("n1", *both)
-        line_with(first, "hosting the store")
-        second = run.start("n2", *both)
-        assert worker_is_up(first)
-        assert worker_is_up(second)
-        assert elastic_agent("drain", "n2", "--run", RUN_ID).returncode == 0
-        assert second.wait() == ExitCode.DRAINED
-        first.kill()  # it would answer for the machine
-        first.wait()
-        (run.state_dir / "status" / RUN_ID / "n1.json").unlink(missing_ok=True)
-        said = elastic_agent("status", RUN_ID, "--state-dir", str(run.state_dir)).stdout
+def test_a_machine_whose_node_was_drained_says_so_and_names_another_node(run: Agents) -> None:
+    both = ("--nnodes", "1:2", "--desired-nodes", "2")
+    first = run.start("n1", *both)
+    line_with(first, "hosting the store")
+    second = run.start("n2", *both)
+    assert worker_is_up(first)
+    assert worker_is_up(second)
+    assert elastic_agent("drain", "n2", "--run", RUN_ID).returncode == 0
+    assert second.wait() == ExitCode.DRAINED
+    first.kill()  # it would answer for the machine
+    first.wait()
+    (run.state_dir / "status" / RUN_ID / "n1.json").unlink(missing_ok=True)
+    said = elastic_agent("status", RUN_ID, "--state-dir", str(run.state_dir)).stdout
     assert re.match(
         r"run \S+ at \S+: node n2 of this machine left it at [-\d]+ [:\d]+ \(.*drain.*\); for its status, run this "
         "command on another node, such as n1\n",
@@ -267,53 +260,49 @@ def stop(agent: subprocess.Popen[str]) -> None:
     assert agent.wait() == ExitCode.STOPPED
 
 
-def test_the_history_of_a_run_goes_on_when_it_is_resumed_and_ends_with_the_run(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        run = Agents(tmp_path, stack)
-        agent = start_alone(run)
-        answer(agent, "fail")
-        assert worker_is_up(agent)
-        line_with(agent, "generation 1: root cause: ")
-        stop(agent)
+def test_the_history_of_a_run_goes_on_when_it_is_resumed_and_ends_with_the_run(run: Agents) -> None:
+    agent = start_alone(run)
+    answer(agent, "fail")
+    assert worker_is_up(agent)
+    line_with(agent, "generation 1: root cause: ")
+    stop(agent)
 
-        agent = run.start("n1", "--nnodes", "1", "--status-port", "0")
-        url = line_with(agent, "status page at ").partition("status page at ")[2].strip()
-        assert worker_is_up(agent)
-        wait_for("what was recorded", lambda: len(status_json()["generations"]) == 3)
-        assert re.match(r"generation 1: root cause: worker n1/0 .*ValueError: bad sample", why())
-        generations = status_json()["generations"]
-        assert [(one["generation"], one.get("ended_s") is None) for one in generations] == [
-            (1, False),
-            (2, False),
-            (3, True),
-        ]
-        assert 'id="generation-1"' in page(url)
-        answer(agent, "fail")
-        assert worker_is_up(agent)
-        line_with(agent, "generation 3: root cause: ")
-        assert explained(why()) == ["generation 1", "generation 3"]
-        answer(agent, "go on")
-        assert agent.wait() == ExitCode.FINISHED
-        assert explained(why("--state-dir", str(run.state_dir))) == ["generation 1", "generation 3"]
+    agent = run.start("n1", "--nnodes", "1", "--status-port", "0")
+    url = line_with(agent, "status page at ").partition("status page at ")[2].strip()
+    assert worker_is_up(agent)
+    wait_for("what was recorded", lambda: len(status_json()["generations"]) == 3)
+    assert re.match(r"generation 1: root cause: worker n1/0 .*ValueError: bad sample", why())
+    generations = status_json()["generations"]
+    assert [(one["generation"], one.get("ended_s") is None) for one in generations] == [
+        (1, False),
+        (2, False),
+        (3, True),
+    ]
+    assert 'id="generation-1"' in page(url)
+    answer(agent, "fail")
+    assert worker_is_up(agent)
+    line_with(agent, "generation 3: root cause: ")
+    assert explained(why()) == ["generation 1", "generation 3"]
+    answer(agent, "go on")
+    assert agent.wait() == ExitCode.FINISHED
+    assert explained(why("--state-dir", str(run.state_dir))) == ["generation 1", "generation 3"]
 
-        agent = start_alone(run)  # another run of this name
-        assert why() == f"run {RUN_ID}: no generation has failed, as far as is known on this machine\n"
-        assert [one["generation"] for one in status_json()["generations"]] == [5]
-        answer(agent, "go on")
-        assert agent.wait() == ExitCode.FINISHED
+    agent = start_alone(run)  # another run of this name
+    assert why() == f"run {RUN_ID}: no generation has failed, as far as is known on this machine\n"
+    assert [one["generation"] for one in status_json()["generations"]] == [5]
+    answer(agent, "go on")
+    assert agent.wait() == ExitCode.FINISHED
 
 
-def test_a_damaged_history_costs_one_line_and_no_run(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        run = Agents(tmp_path, stack)
-        stop(start_alone(run))
-        (saved,) = (run.state_dir / "status" / RUN_ID).iterdir()
-        saved.write_text("{")
-        agent = start_alone(run)
-        assert [one["generation"] for one in status_json()["generations"]] == [2]
-        answer(agent, "go on")
-        _, said = agent.communicate()
-        assert agent.returncode == ExitCode.FINISHED
+def test_a_damaged_history_costs_one_line_and_no_run(run: Agents) -> None:
+    stop(start_alone(run))
+    (saved,) = (run.state_dir / "status" / RUN_ID).iterdir()
+    saved.write_text("{")
+    agent = start_alone(run)
+    assert [one["generation"] for one in status_json()["generations"]] == [2]
+    answer(agent, "go on")
+    _, said = agent.communicate()
+    assert agent.returncode == ExitCode.FINISHED
     assert said.count(f"cannot read {saved} (") == 1
     assert "Traceback" not in said
     assert '"run_id"' in saved.read_text(), "the next start reads this one"
@@ -321,17 +310,15 @@ def test_a_damaged_history_costs_one_line_and_no_run(tmp_path: Path) -> None:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("failing", [0, 1])
-def test_every_node_tells_why_the_run_failed_whichever_hosts_the_store(tmp_path: Path, failing: int) -> None:
-    with ExitStack() as stack:
-        run = Agents(tmp_path, stack)
-        first = run.start("n1", "--max-restarts", "0")
-        line_with(first, "hosting the store")
-        agents = [first, run.start("n2", "--max-restarts", "0")]
-        for agent in agents:
-            assert worker_is_up(agent)
-        answer(agents[failing], "fail")
-        causes = [line_with(agent, "generation 1: root cause: ") for agent in agents]
-        assert [agent.wait() for agent in agents] == [ExitCode.FAILED] * 2
+def test_every_node_tells_why_the_run_failed_whichever_hosts_the_store(run: Agents, failing: int) -> None:
+    first = run.start("n1", "--max-restarts", "0")
+    line_with(first, "hosting the store")
+    agents = [first, run.start("n2", "--max-restarts", "0")]
+    for agent in agents:
+        assert worker_is_up(agent)
+    answer(agents[failing], "fail")
+    causes = [line_with(agent, "generation 1: root cause: ") for agent in agents]
+    assert [agent.wait() for agent in agents] == [ExitCode.FAILED] * 2
     expected = rf"root cause: worker n{failing + 1}/0 \(rank {failing}\) on \S+: ValueError: bad sample"
     for cause in causes:
         assert re.search(expected, cause)

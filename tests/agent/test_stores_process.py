@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,6 +43,10 @@ class Run:
     def stores_process(self) -> int:
         """The process that serves the stores: it has torch, and is no worker's."""
         return next(pid for pid in pids_below(self.agent.pid) if serves_stores(pid))
+
+
+def pids_below(pid: int) -> list[int]:
+    return [process.pid for process in descendants(pid)]
 
 
 def serves_stores(pid: int) -> bool:
@@ -91,45 +95,35 @@ def test_the_agent_has_no_torch_and_takes_the_process_that_has_it_along(
         wait_for("the process of the stores to end", lambda: stores not in process_ids())
 
 
-def test_a_run_continues_when_the_process_of_its_store_was_killed(tmp_path: Path) -> None:
+def kill_it(agent: int, stores: int) -> None:
+    os.kill(stores, signal.SIGKILL)
+
+
+def suspend_the_agent(agent: int, stores: int) -> None:
+    """Otherwise other nodes would keep their leases at a store for which no coordinator decides any more."""
+    freeze(agent)
+    wait_for("the process of the stores to end", lambda: stores not in process_ids())
+    os.kill(agent, signal.SIGCONT)
+
+
+def suspend_it(agent: int, stores: int) -> None:
+    freeze(stores)
+
+
+@pytest.mark.parametrize(
+    "end_it", [kill_it, suspend_the_agent, pytest.param(suspend_it, marks=pytest.mark.prove)]
+)
+def test_a_run_continues_when_the_process_of_its_store_ends_and_another_one_serves_it(
+    tmp_path: Path, end_it: Callable[[int, int], None]
+) -> None:
     with running(tmp_path, *WARM, "train.py") as run:
         before = run.stores_process()
-        os.kill(before, signal.SIGKILL)
+        end_it(run.agent.pid, before)
         wait_for("the process to end", lambda: before not in process_ids())
         wait_for("another one", lambda: any(map(serves_stores, pids_below(run.agent.pid))))
         (tmp_path / "may-end").touch()
         assert run.agent.wait() == 0
         assert run.starts == ["0"]
-
-
-def test_the_store_of_a_suspended_agent_ends_and_is_served_again_when_the_agent_continues(
-    tmp_path: Path,
-) -> None:
-    """Otherwise other nodes would keep their leases at a store for which no coordinator decides any more."""
-    with running(tmp_path, *WARM, "train.py") as run:
-        before = run.stores_process()
-        freeze(run.agent.pid)
-        wait_for("the process of the stores to end", lambda: before not in process_ids())
-        os.kill(run.agent.pid, signal.SIGCONT)
-        wait_for("another one", lambda: any(map(serves_stores, pids_below(run.agent.pid))))
-        (tmp_path / "may-end").touch()
-        assert run.agent.wait() == 0
-        assert run.starts == ["0"]
-
-
-@pytest.mark.prove
-def test_a_process_of_the_stores_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
-    with running(tmp_path, "train.py") as run:
-        before = run.stores_process()
-        freeze(before)
-        wait_for("the process to be killed", lambda: before not in process_ids())
-        (tmp_path / "may-end").touch()
-        assert run.agent.wait() == 0
-        assert run.starts == ["0"]
-
-
-def pids_below(pid: int) -> list[int]:
-    return [process.pid for process in descendants(pid)]
 
 
 def test_a_torch_that_cannot_be_imported_is_named(tmp_path: Path) -> None:

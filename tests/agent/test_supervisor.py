@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import json
 import os
@@ -28,11 +27,13 @@ from elastic_agent.agent.events import (
     WorkersCleared,
     WorkersStopping,
 )
-from elastic_agent.agent.reporting import event_log
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
-from elastic_agent.agent.supervisor import Ending, Graces, Parts, Supervisor
+from elastic_agent.agent.supervisor import Ending, Supervisor
 from elastic_agent.agent.worker_group.interruptions import StopSignals
+from elastic_agent.agent.worker_group.runner import Runner
+from elastic_agent.agent.worker_group.running_workers import Graces
+from elastic_agent.agent.worker_group.warm_start import Guards
 from elastic_agent.client._cells import HeartbeatFile, claim_cell
 from elastic_agent.client._notice import DEADLINE_NS, NOTICE
 from elastic_agent.linux import boottime_s
@@ -84,7 +85,7 @@ class Scene:
     ) -> None:
         """``nodes``: the least and the most, if there may be more than this one."""
         self._folder, self._program = folder, program
-        self.guard = Guard.start()
+        self._guards = Guards(Guard.start(), Guard.start)
         self.written: list[str] = []
         self.most_written = NEVER_FULL
         """The disk has room for so many notes of who registers."""
@@ -99,25 +100,29 @@ class Scene:
         self._thread = DiskThread("node-record")
         self.rules = policy(*(nodes or ((1, 1) if program else (2, 2))), lease_s=lease_s)
         member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, self.rules)
-        parts = Parts(
-            guard=self.guard,
-            session=Session(backend, member, lease_s),
+        self.supervisor = Supervisor(
+            Session(backend, member, lease_s),
+            self._guards,
+            lambda guard, report: Runner(guard, "a", report, Graces(0.1, 0.1, 0.05), 0.0, StopSignals()),
+            self._make_workers,
             publish=Publisher(log_event, *subscribers, self._take_in),
-            graces=Graces(0.1, 0.1, 0.05),
-            make_workers=self._make_workers,
-            new_guard=self._new_guard,
             remember=backend.remember,
             write_down=self._write_down,
-            stop_signals=StopSignals(),
             join_timeout_s=GUARD_S,
-            hang_timeout_s=0.0,
         )
-        self.supervisor = Supervisor(parts)
 
-    def __enter__(self) -> Scene:
+    @property
+    def guard(self) -> Guard:
+        """The present one."""
+        return self._guards.present
+
+    async def __aenter__(self) -> Scene:
+        self.life = asyncio.create_task(self.supervisor.run())
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        self.life.cancel()
+        await asyncio.gather(self.life, return_exceptions=True)
         self.disk.answers.set()
         self.guard.close()
 
@@ -156,10 +161,6 @@ class Scene:
         self.heartbeats = HeartbeatFile.create(self._folder, 1)
         return context, self.heartbeats
 
-    def _new_guard(self) -> Guard:
-        self.guard = Guard.start()
-        return self.guard
-
     async def _write_down(self, incarnation: str) -> None:
         def record() -> None:
             assert self.disk.answers.wait(GUARD_S)
@@ -185,9 +186,8 @@ def host(endpoint: Endpoint, tmp_path: Path) -> Iterator[HostProcess]:
 async def test_a_node_that_lost_its_lease_rejoins_although_the_disk_is_full(
     endpoint: Endpoint, host: HostProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Scene(endpoint, tmp_path, lease_s=2.0) as here:
+    async with Scene(endpoint, tmp_path, lease_s=2.0) as here:
         here.most_written = 1
-        life = asyncio.create_task(here.supervisor.run())
         assert await here.registered() == "a-1"
         assert here.written == ["a-1"]
         await here.happened(lambda event: isinstance(event, PlanSeen))
@@ -195,8 +195,6 @@ async def test_a_node_that_lost_its_lease_rejoins_although_the_disk_is_full(
         await here.happened(lambda event: isinstance(event, LeaseLost))
         host.thaw()
         assert await here.registered() != "a-1"
-        life.cancel()
-        await asyncio.gather(life, return_exceptions=True)
     assert "cannot write the state directory" in "".join(capsys.readouterr())
 
 
@@ -206,8 +204,7 @@ async def test_a_new_guard_starts_no_workers_before_it_is_recorded_on_disk(
     endpoint: Endpoint, host: HostProcess, tmp_path: Path, disk: str
 ) -> None:
     """A successor that finds the old guard gone would take the workers of the new one for gone."""
-    with Scene(endpoint, tmp_path) as here:
-        life = asyncio.create_task(here.supervisor.run())
+    async with Scene(endpoint, tmp_path) as here:
         await here.registered()
         here.most_written = 1 if disk == "disk full" else NEVER_FULL
         if disk == "disk hangs":
@@ -221,8 +218,6 @@ async def test_a_new_guard_starts_no_workers_before_it_is_recorded_on_disk(
             await wait_for_async("the new guard's record", lambda: here.written == ["a-1", "a-1"])
             assert here.supervisor.node.incarnation == "a-1"
         assert here.guard is not old
-        life.cancel()
-        await asyncio.gather(life, return_exceptions=True)
 
 
 RUNS_ON = "import time; time.sleep(600)"
@@ -232,8 +227,7 @@ RUNS_ON = "import time; time.sleep(600)"
 async def test_workers_whose_start_waits_for_the_disk_get_the_notice_that_came_meanwhile(
     endpoint: Endpoint, host: HostProcess, tmp_path: Path
 ) -> None:
-    with Scene(endpoint, tmp_path, RUNS_ON) as here:
-        life = asyncio.create_task(here.supervisor.run())
+    async with Scene(endpoint, tmp_path, RUNS_ON) as here:
         await here.happened(lambda event: isinstance(event, Spawned) and event.generation == 1)
         here.disk.answers.clear()
         os.kill(here.guard.pid, signal.SIGKILL)
@@ -251,8 +245,6 @@ async def test_workers_whose_start_waits_for_the_disk_get_the_notice_that_came_m
         assert [event.workers.is_delivered for event in here.events if isinstance(event, NoticeGiven)] == [
             True
         ]
-        life.cancel()
-        await asyncio.gather(life, return_exceptions=True)
 
 
 def commands_to(supervisor: Supervisor) -> Commands:
@@ -293,28 +285,27 @@ async def test_a_drain_of_another_node_returns_when_that_node_has_left_and_the_n
 ) -> None:
     """A failure that follows begins the next world in any case: a node that was not told to leave would be in it."""
     answers: list[str] = []
-    with Scene(endpoint, tmp_path, RUNS_ON, nodes=(1, 2)) as here:
-        life = asyncio.create_task(here.supervisor.run())
-        async with Participant("b", endpoint, here.rules, tmp_path / "b") as b:
-            first = (await b.running("a", "b")).generation
-            started = await here.happened(
-                lambda event: isinstance(event, Spawned) and event.generation == first
-            )
-            assert isinstance(started, Spawned)
+    async with (
+        Scene(endpoint, tmp_path, RUNS_ON, nodes=(1, 2)) as here,
+        Participant("b", endpoint, here.rules, tmp_path / "b") as b,
+    ):
+        first = (await b.running("a", "b")).generation
+        started = await here.happened(lambda event: isinstance(event, Spawned) and event.generation == first)
+        assert isinstance(started, Spawned)
 
-            async def drain() -> Activity:
-                async for answer in commands_to(here.supervisor).act(Command("drain", "b", left_s=60.0)):
-                    answers.append(answer.text)
-                return b.node.activity
+        async def drain() -> Activity:
+            async for answer in commands_to(here.supervisor).act(Command("drain", "b", left_s=60.0)):
+                answers.append(answer.text)
+            return b.node.activity
 
-            command = asyncio.create_task(drain())
-            await here.happened(lambda event: isinstance(event, DrainRequested))
-            os.kill(started.pids[0], signal.SIGKILL)
-            await here.happened(lambda event: isinstance(event, Depart) or begins_after(first, event))
-            assert seats_in(here.supervisor) == ["a"]
-            here.supervisor.stop(Cause.OPERATOR, 0.0, "the test ends")
-            await life
-            assert await command is Activity.GONE
+        command = asyncio.create_task(drain())
+        await here.happened(lambda event: isinstance(event, DrainRequested))
+        os.kill(started.pids[0], signal.SIGKILL)
+        await here.happened(lambda event: isinstance(event, Depart) or begins_after(first, event))
+        assert seats_in(here.supervisor) == ["a"]
+        here.supervisor.stop(Cause.OPERATOR, 0.0, "the test ends")
+        await here.life
+        assert await command is Activity.GONE
     assert answers == [
         "run run: draining b; workers that handle notices have 60 s to save",
         "run run: b has left; the other nodes continue",
@@ -337,18 +328,13 @@ def test_subscribers_get_events_although_one_of_them_fails(
             plans.append(f"{event.plan.phase} {event.plan.generation}")
 
     async def story() -> Ending:
-        with Scene(endpoint, tmp_path, FAILS_ONCE, broken, record) as here:
-            return await here.supervisor.run()
+        async with Scene(endpoint, tmp_path, FAILS_ONCE, broken, record) as here:
+            return await here.life
 
     assert asyncio.run(story()).outcome is Outcome.FINISHED
     # A plan may come again with other details.
     assert [*dict.fromkeys(plans)] == ["forming 1", "running 1", "forming 2", "running 2", "finished 2"]
     assert "".join(capsys.readouterr()).count("internal error in a report of Connected") == 1
-
-
-def test_records_of_the_event_log_name_attributes_of_their_events() -> None:
-    for kind, (name, *attributes) in event_log._RECORDS.items():
-        assert {*attributes} <= {field.name for field in dataclasses.fields(kind)}, name
 
 
 def test_records_of_the_event_log_contain_all_fields_of_their_events(tmp_path: Path) -> None:

@@ -200,21 +200,20 @@ async def test_without_systemd_nothing_is_sent() -> None:
     service.ended("finished", in_order=True)
 
 
-def test_systemds_variables_are_not_inherited() -> None:
-    given = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
-    assert SystemdNotifier.taken_from(given) == SystemdNotifier("@x", 3.0)
-    assert given == {"HOME": "/"}
-
-
 @pytest.mark.parametrize(
-    "given",
+    ("given", "watchdog_s"),
     [
-        {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"},
-        {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "0"},
-        {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "soon"},
-        {"NOTIFY_SOCKET": "/run/x"},
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({}, None),
     ],
-    ids=str,
+    ids=["ours", "of another process", "zero", "no number", "none"],
 )
-def test_a_watchdog_for_another_process_is_ignored(given: dict[str, str]) -> None:
-    assert SystemdNotifier.taken_from(given) == SystemdNotifier("/run/x", None)
+def test_systemds_variables_are_taken_and_not_inherited(
+    given: dict[str, str], watchdog_s: float | None
+) -> None:
+    environ = {"NOTIFY_SOCKET": "@x", "HOME": "/", **given}
+    assert SystemdNotifier.taken_from(environ) == SystemdNotifier("@x", watchdog_s)
+    assert environ == {"HOME": "/"}

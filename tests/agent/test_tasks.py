@@ -33,7 +33,7 @@ def reads_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
 def asks_slurm_about_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlurmJob, "end", broken)
     meanings = Meanings(("SIGTERM",), "none", 60.0)
-    desk = SignalDesk(meanings, SlurmJob("1", 0), StopSignals(), publish=lambda _: None, end_at_once=broken)
+    desk = SignalDesk(meanings, SlurmJob("1", 0), StopSignals(), publish=lambda _: None)
     supervisor: Any = SimpleNamespace(node=SimpleNamespace(plan=None))
     desk.open()
     desk.attend(supervisor, "n1")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from elastic_agent.agent.reporting.worker_reports import failure_fields
+from elastic_agent.agent.worker_group.endings import failure_fields
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
 from elastic_agent.workers.failure import describe
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 import sys
 from dataclasses import dataclass, field
 
 from elastic_agent.logs import StatusLine, WaitingReporter
+from tests.processes import on_a_terminal
 
 
 @dataclass
@@ -148,30 +146,9 @@ class Screen:
         self.seen.append(self.lines[-1])
 
 
-def run_on_a_terminal() -> str:
-    master, slave = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    with open(master, "rb", buffering=0, closefd=True) as terminal:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], stdin=slave, stdout=slave, stderr=slave, env=environment
-        )
-        os.close(slave)
-        output = b""
-        while True:
-            try:
-                piece = terminal.read(4096)
-            except OSError:  # Linux's way of saying that the other end is closed
-                break
-            if not piece:
-                break
-            output += piece
-        assert process.wait() == 0
-    return output.decode()
-
-
 def test_on_a_terminal_the_status_is_rewritten_below_the_log_lines() -> None:
     screen = Screen()
-    screen.feed(run_on_a_terminal())
+    screen.feed(on_a_terminal(sys.executable, "-c", PROGRAM))
     assert len([line for line in screen.lines if line]) == 2, "the live line left nothing behind"
     assert screen.lines[0].endswith("something happened")
     assert screen.lines[1].endswith("done")
@@ -183,7 +160,7 @@ def test_on_a_terminal_the_status_is_rewritten_below_the_log_lines() -> None:
 
 
 def test_on_a_terminal_levels_are_coloured() -> None:
-    assert "\x1b[32minfo" in run_on_a_terminal()
+    assert "\x1b[32minfo" in on_a_terminal(sys.executable, "-c", PROGRAM)
 
 
 def test_a_status_that_did_not_change_is_not_written_again() -> None:

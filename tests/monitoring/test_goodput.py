@@ -31,16 +31,9 @@ def test_workers_that_report_steps_train_from_their_first_step_on() -> None:
     account.step(125)
     account.workers_ended(130)
     assert account.goodput(130) == Goodput(75, 55)
-
-
-def test_workers_that_end_before_their_first_step_did_not_train_if_others_reported_steps() -> None:
-    account = Account(0)
-    account.workers_started(0)
-    account.step(10)
-    account.workers_ended(20)
-    account.workers_started(20)
-    account.workers_ended(30)
-    assert account.goodput(30) == Goodput(10, 20)
+    account.workers_started(130)
+    account.workers_ended(140)
+    assert account.goodput(140) == Goodput(75, 65), "they ended before their first step"
 
 
 def test_the_time_of_workers_that_did_not_train_does_not_count() -> None:

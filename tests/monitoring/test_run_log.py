@@ -55,8 +55,7 @@ def test_a_generation_ends_with_the_plan_that_forms_the_next_one() -> None:
 
 
 def test_a_generation_that_ended_as_planned_is_no_failure() -> None:
-    log = RunLog()
-    log.see(running(1), 10.0)
+    log = ran()
     assert log.see(Plan(1, 2, Phase.FINISHED, 1, "all workers succeeded", Policy()), 20.0) == Change(
         ended=(1,)
     )
@@ -77,6 +76,15 @@ def test_the_history_of_a_run_that_restarts_for_ever_stays_small() -> None:
 
 
 VICTIM = "worker n0/0: connection closed by peer"
+NOTICED = Failure(FailureKind.WORKER, VICTIM)
+
+
+def ran(*plans: Plan) -> RunLog:
+    """Return a log of generation 1, which began at 10 s, and of these plans, one every 10 s."""
+    log = RunLog()
+    for number, plan in enumerate((running(1), *plans), 1):
+        log.see(plan, 10.0 * number)
+    return log
 
 
 def status(log: RunLog) -> RunStatus:
@@ -85,10 +93,8 @@ def status(log: RunLog) -> RunStatus:
 
 @pytest.mark.parametrize("is_certain", [True, False])
 def test_the_victim_that_was_noticed_first_is_never_named_as_the_cause(is_certain: bool) -> None:
-    log = RunLog()
-    log.see(running(1), 10.0)
-    noticed = forming(2, f"{VICTIM}; n1 lost", Failure(FailureKind.WORKER, VICTIM))
-    log.see(msgspec.structs.replace(noticed, lost=("n1",)), 20.0)
+    noticed = forming(2, f"{VICTIM}; n1 lost", NOTICED)
+    log = ran(msgspec.structs.replace(noticed, lost=("n1",)))
     before = status_text(status(log))
     words = ": workers failed, n1 lost; the root cause is being determined"
     assert before.splitlines()[0].endswith(words)
@@ -103,9 +109,7 @@ def test_the_victim_that_was_noticed_first_is_never_named_as_the_cause(is_certai
 
 
 def test_another_reason_than_the_failure_of_the_last_generation_stays() -> None:
-    log = RunLog()
-    log.see(running(1), 10.0)
-    log.see(forming(2, VICTIM, Failure(FailureKind.WORKER, VICTIM)), 20.0)
+    log = ran(forming(2, VICTIM, NOTICED))
     log.explain(1, RootCause(1, CauseKind.NODE_LOST, "node n1 was lost", node_id="n1"))
     why = "only 1 of at least 2 nodes within 600 s (--join-timeout)"
     failed = forming(2, why, Failure(FailureKind.TOO_FEW, why))
@@ -114,16 +118,10 @@ def test_another_reason_than_the_failure_of_the_last_generation_stays() -> None:
 
 
 def test_the_words_of_a_hang_are_told_once() -> None:
-    log = RunLog()
-    log.see(running(1), 10.0)
-    hang = Failure(
-        FailureKind.HANG,
-        "the workers made no progress for 10 s",
-        detail="worker n0/0 is behind",
-        signature="same",
-    )
+    words, detail = "the workers made no progress for 10 s", "worker n0/0 is behind"
+    hang = Failure(FailureKind.HANG, words, detail=detail, signature="same")
     last = forming(2, hang.words, hang)
-    log.see(last, 20.0)
+    log = ran(last)
     reason = f"the same failure repeated without progress: {hang.words}; remove the cause, then start the run again"
     repeated = msgspec.structs.replace(
         last, phase=Phase.FAILED, reason=reason, budget=Budget(signature="same")
@@ -136,10 +134,8 @@ def test_the_words_of_a_hang_are_told_once() -> None:
 
 def test_a_run_that_used_its_restarts_ends_with_the_root_cause_whatever_its_words() -> None:
     """The words of the plan are those of a victim, with what else was noticed, and may be cut."""
-    log = RunLog()
-    log.see(running(1), 10.0)
-    noticed = forming(2, f"{VICTIM[:20]}…; n1 lost", Failure(FailureKind.WORKER, VICTIM))
-    log.see(noticed, 20.0)
+    noticed = forming(2, f"{VICTIM[:20]}…; n1 lost", NOTICED)
+    log = ran(noticed)
     why = "the only restart is used"
     failed = msgspec.structs.replace(
         noticed, phase=Phase.FAILED, reason=f"{VICTIM[:20]}…; {why}", charged=1, policy=Policy(max_restarts=1)
@@ -154,7 +150,7 @@ def test_a_generation_that_nobody_asked_about_in_time_is_said_to_be_unexplained(
     log = RunLog()
     for number in range(1, 12):
         log.see(running(number), 10.0 * number)
-        log.see(forming(number + 1, VICTIM, Failure(FailureKind.WORKER, VICTIM)), 10.0 * number + 5.0)
+        log.see(forming(number + 1, VICTIM, NOTICED), 10.0 * number + 5.0)
     first = log.generations[0]
     assert not first.is_pending
     assert "not recorded" in first.end_words
@@ -329,7 +325,7 @@ def test_a_machine_that_comes_back_while_the_others_wait_for_it_knows_why_but_no
 def test_a_failure_of_a_later_generation_explains_none_that_ended_unseen() -> None:
     log = RunLog("n1")
     log.see(running(1), 10.0, "i1")
-    later = forming(4, VICTIM, Failure(FailureKind.WORKER, VICTIM))
+    later = forming(4, VICTIM, NOTICED)
     assert log.see(later, 40.0, "i3", was_away=True) == Change(ended=(1,))
     assert (log.generations[0].failed, log.failures) == (False, {})
 

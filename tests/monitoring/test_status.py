@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -56,15 +57,12 @@ def gone_node(name: str, role: str, departed_s: float, note: str) -> NodeStatus:
 
 
 def shown(plan: Plan, *members: Member, leases: Sequence[Lease] = ()) -> RunStatus:
-    return run_status(
-        run_id="r",
-        endpoint="host0:29400",
-        asked_s=1000.0,
-        plan=plan,
-        members={one.incarnation: one for one in members},
-        leases={one.incarnation: one for one in leases},
-        since_s=990.0,
-    )
+    records = {"members": {one.incarnation: one for one in members}}
+    return status_of(plan, **records, leases={one.incarnation: one for one in leases}, since_s=990.0)
+
+
+def status_of(plan: Plan | None, **known: Any) -> RunStatus:
+    return run_status(run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, **known)
 
 
 def report(node: str, step: int, written_s: float, waits: float | None = None) -> NodeReport:
@@ -80,17 +78,6 @@ def rows(status: RunStatus) -> dict[str, str]:
     return {line.split()[0]: line[slice(*column)].strip() for line in lines[1:]}
 
 
-def test_while_the_next_world_forms_the_table_tells_who_has_left_and_who_takes_part() -> None:
-    forming = replace(PLAN, phase=Phase.FORMING, generation=4, reason="b is leaving", leaving=("ib",))
-    assert rows(shown(forming, member("a", State.RUNNING), member("b", State.LEAVING))) == {
-        "a": "in the last world (running)",
-        "b": "leaving",
-    }
-    left = {"a": "joining (ready)", "b": "left"}
-    assert rows(shown(forming, member("a", State.READY), member("b", State.LEFT))) == left
-    assert rows(shown(forming, member("a", State.READY))) == left
-
-
 def test_while_too_few_nodes_have_joined_a_new_run_the_common_causes_are_named() -> None:
     missing = Waiting("waiting for 1 more node (at least 2 required); joined: a (1 worker)", lacks_nodes=True)
     first = replace(PLAN, phase=Phase.FORMING, generation=1, world=None, reason="new run")
@@ -101,7 +88,7 @@ def test_while_too_few_nodes_have_joined_a_new_run_the_common_causes_are_named()
         (replace(first, generation=4, world=WORLD), missing, False),  # the network works: a node was lost
         (PLAN, None, False),
     ):
-        status = run_status(run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, waiting=waiting)
+        status = status_of(plan, waiting=waiting)
         assert ("common causes: an agent that has not started yet" in status_text(status)) is is_named
 
 
@@ -111,11 +98,8 @@ def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() ->
     members = {"ia": member("a", State.RUNNING), "ib": member("b", State.RUNNING)}
 
     def text(plan: Plan, problem: str) -> tuple[RunStatus, str]:
-        status = run_status(
-            run_id="r",
-            endpoint="host0:29400",
-            asked_s=1000.0,
-            plan=plan,
+        status = status_of(
+            plan,
             members=members,
             reports=reports,
             generations=[begun],
@@ -152,7 +136,7 @@ def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() ->
     leaving = replace(PLAN, phase=Phase.FORMING, generation=4, reason="b leaves (SIGINT)", leaving=("ib",))
     assert rows(text(leaving, "")[0])["b"] == "leaving (running)"
     assert rows(text(leaving, "no answer")[0])["b"] == "leaving (unknown)"
-    unread = run_status(run_id="r", endpoint="h", asked_s=1000.0, plan=leaving, problem="no answer")
+    unread = status_of(leaving, problem="no answer")
     assert rows(of_ended_agent(unread)) == {"a": "in the last world", "b": "left 0 s ago: b leaves (SIGINT)"}
     unknown = replace(silent, generation=0, generations=(), nodes=())
     assert "known from before" not in status_text(unknown)
@@ -162,7 +146,7 @@ def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() ->
 
 def test_a_step_has_the_age_of_its_report() -> None:
     reports = [report("a", 60, 1000.0), report("b", 41, 996.5)]
-    status = run_status(run_id="r", endpoint="h:1", asked_s=1000.0, plan=PLAN, reports=reports)
+    status = status_of(PLAN, reports=reports)
     a, b = [line for line in status_text(status).splitlines() if line.startswith(("a ", "b "))]
     assert "  60  " in a
     assert "  41 (3.5 s ago)  " in b
@@ -175,7 +159,7 @@ def test_a_last_collective_has_the_age_of_the_answer_unless_the_workers_are_stil
 
     def column(a: float | None, b: float | None) -> list[str]:
         reports = [in_collective("a", 782, a), in_collective("b", 737, b)]
-        status = run_status(run_id="r", endpoint="h:1", asked_s=1000.0, plan=PLAN, reports=reports)
+        status = status_of(PLAN, reports=reports)
         return re.findall(r"collective 7.*?(?=  |$)", status_text(status), re.MULTILINE)
 
     under_way = ["collective 782 (under way)", "collective 737 (under way)"]
@@ -183,30 +167,38 @@ def test_a_last_collective_has_the_age_of_the_answer_unless_the_workers_are_stil
     assert column(None, None) == under_way
 
 
-def test_a_node_that_has_left_is_not_lost_when_its_lease_is_over() -> None:
-    over = [Lease(f"i{name}", 5.0).revoke("did not renew its lease within 5 s") for name in "ab"]
-    forming = replace(PLAN, phase=Phase.FORMING, generation=4, reason="b is leaving", leaving=("ib",))
-    assert rows(shown(forming, member("a", State.RUNNING), member("b", State.LEFT), leases=over)) == {
-        "a": "lost (running): did not renew its lease within 5 s",
-        "b": "left",
-    }
+LEAVING = replace(PLAN, phase=Phase.FORMING, generation=4, reason="b is leaving", leaving=("ib",))
+ENDED = replace(PLAN, phase=Phase.FAILED, reason="b failed")
+LOST = "lost (running): did not renew its lease within 5 s"
 
 
-def test_the_nodes_of_a_run_that_has_ended_stay_ended_when_their_leases_are_over() -> None:
-    over = [Lease(f"i{name}", 5.0).revoke("did not renew its lease within 5 s") for name in "ab"]
-    failed = replace(PLAN, phase=Phase.FAILED, reason="b failed")
-    status = shown(failed, member("a", State.LEFT), leases=over)
-    assert rows(status) == {"a": "ended", "b": "ended"}
-    assert [(one.role, one.state, one.note) for one in status.nodes] == [("ended", "", "")] * 2
-
-
-def test_a_node_that_was_lost_before_the_end_of_the_run_stays_lost() -> None:
-    over = [Lease("ib", 5.0).revoke("did not renew its lease within 5 s")]
-    failed = replace(PLAN, phase=Phase.FAILED, reason="b lost")
-    assert rows(shown(failed, member("a", State.LEFT), member("b", State.RUNNING), leases=over)) == {
-        "a": "ended",
-        "b": "lost (running): did not renew its lease within 5 s",
-    }
+@pytest.mark.parametrize(
+    ("plan", "members", "silent", "expected"),
+    [
+        (LEAVING, {"a": State.RUNNING, "b": State.LEAVING}, "", ("in the last world (running)", "leaving")),
+        (LEAVING, {"a": State.READY, "b": State.LEFT}, "", ("joining (ready)", "left")),
+        (LEAVING, {"a": State.READY}, "", ("joining (ready)", "left")),
+        (LEAVING, {"a": State.RUNNING, "b": State.LEFT}, "ab", (LOST, "left")),
+        (ENDED, {"a": State.LEFT}, "ab", ("ended", "ended")),
+        (ENDED, {"a": State.LEFT, "b": State.RUNNING}, "b", ("ended", LOST)),
+    ],
+    ids=[
+        "leaves",
+        "has left",
+        "has no record",
+        "others are lost",
+        "the run ended",
+        "was lost before the end",
+    ],
+)
+def test_the_table_tells_who_has_left_or_was_lost_and_who_takes_part(
+    plan: Plan, members: dict[str, State], silent: str, expected: tuple[str, str]
+) -> None:
+    leases = [Lease(f"i{name}", 5.0).revoke("did not renew its lease within 5 s") for name in silent]
+    status = shown(plan, *(member(name, state) for name, state in members.items()), leases=leases)
+    assert rows(status) == dict(zip("ab", expected, strict=True))
+    if expected == ("ended", "ended"):
+        assert [(node.role, node.state, node.note) for node in status.nodes] == [("ended", "", "")] * 2
 
 
 def test_a_node_that_is_gone_keeps_its_row_until_it_comes_back() -> None:
@@ -218,11 +210,8 @@ def test_a_node_that_is_gone_keeps_its_row_until_it_comes_back() -> None:
     plan = replace(PLAN, world=alone, policy=Policy(desired_nodes=3))
 
     def status(*members: Member) -> RunStatus:
-        return run_status(
-            run_id="r",
-            endpoint="host0:29400",
-            asked_s=1000.0,
-            plan=plan,
+        return status_of(
+            plan,
             members={one.incarnation: one for one in members},
             leases={one.incarnation: Lease(one.incarnation, 5.0) for one in members},
             departures=gone,
@@ -242,7 +231,7 @@ def test_a_generation_whose_end_was_not_recorded_neither_runs_nor_lasted_any_tim
     log = RunLog()
     log.recall([GenerationStatus(2, 900.0, nodes=("a", "b"), workers=2)])
     log.see(PLAN, 990.0)
-    status = run_status(run_id="r", endpoint="h", asked_s=1000.0, plan=PLAN, generations=log.generations)
+    status = status_of(PLAN, generations=log.generations)
     earlier, present = status_text(status).split("generations:\n")[1].splitlines()[1:3]
     assert re.match(r"2  \S+ \S+  -        2 nodes, 2 workers  not recorded \(", earlier)
     assert re.match(r"3  \S+ \S+  running  2 nodes, 2 workers  -$", present)
@@ -259,9 +248,7 @@ def test_the_generation_of_a_run_that_has_ended_is_the_last_one_that_ran() -> No
 
     def generation(phase: Phase, *known: GenerationStatus) -> int:
         plan = replace(PLAN, phase=phase, generation=4)
-        return run_status(
-            run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, generations=known
-        ).generation
+        return status_of(plan, generations=known).generation
 
     assert generation(Phase.FAILED, past) == 3
     assert generation(Phase.FORMING, past) == 4
@@ -279,7 +266,7 @@ def stalled(node: str, rank: int, called: int, written_s: float, stalled_s: floa
 
 def test_while_workers_wait_for_each_other_the_status_names_the_one_that_is_the_cause() -> None:
     def status(*reports: NodeReport) -> RunStatus:
-        return run_status(run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=PLAN, reports=reports)
+        return status_of(PLAN, reports=reports)
 
     hanging = status(stalled("a", 0, 7, 990.0, 8.0), stalled("b", 1, 6, 980.0, 8.0))
     assert (
@@ -356,11 +343,8 @@ def test_only_a_node_that_is_ready_joins(
 ) -> None:
     """The record of a node outside the world; one that has left may not have been able to say so in it."""
     drained = [gone_node("c", "left", 995.0, "c is drained")]
-    status = run_status(
-        run_id="r",
-        endpoint="host0:29400",
-        asked_s=1000.0,
-        plan=replace(PLAN, phase=phase, leaving=leaving),
+    status = status_of(
+        replace(PLAN, phase=phase, leaving=leaving),
         members={"ic": member("c", state)},
         leases={"ic": Lease("ic", 5.0)},
         departures=drained if departed else (),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,34 +16,28 @@ import structlog
 from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.transport import Secret, peers
 from elastic_agent.values import Endpoint
-from elastic_agent.web.server import StatusServer, open_status_page
+from elastic_agent.web.server import Runs, open_status_page
 from tests.other_users import OTHER_UID, is_refused, needs_other_users
 from tests.waiting import GUARD_S
+from tests.web.pages import serving
 
 OURS, THEIRS = Secret((b"our secret, which is long",)), Secret((b"their secret, also long",))
 REQUEST = b"GET /api/status HTTP/1.0\r\nHost: localhost\r\n\r\n"
 
 
-class OneRun:
-    """What the page shows."""
+async def status_of(run_id: str) -> RunStatus:
+    return RunStatus(run_id, "host0:29400", 1.0, phase="running")
 
-    def run_ids(self) -> Sequence[str]:
-        return ["mnist"]
 
-    def status(self, run_id: str) -> RunStatus:
-        return RunStatus(run_id, "host0:29400", 1.0, phase="running")
+ONE_RUN = Runs(lambda: ("mnist",), status_of)
 
 
 @contextmanager
 def served(host: str) -> Iterator[int]:
-    """The port of a page at this host."""
-    page = StatusServer(Endpoint(host, 0), OneRun(), OURS)
-    assert page.url.startswith("https:" if host == "0.0.0.0" else "http:")
-    page.start()
-    try:
+    """Yield the port of a page at this host."""
+    with serving(ONE_RUN, host, OURS) as page:
+        assert page.url.startswith("https:" if host == "0.0.0.0" else "http:")
         yield int(page.url.rsplit(":", 1)[1].strip("/"))
-    finally:
-        page.close()
 
 
 def read(port: int, context: ssl.SSLContext | None) -> bytes:
@@ -99,10 +94,14 @@ def test_a_page_that_has_to_refuse_everyone_says_so_at_the_start(
     """inet_diag is a module of the kernel that may be missing: then all sockets are unknown."""
     if not is_told:
         monkeypatch.setattr(peers, "_owner", lambda *_: None)
+
+    async def open_and_close() -> None:
+        page = open_status_page(Endpoint("127.0.0.1", 0), ONE_RUN, OURS)
+        assert page is not None
+        page.close()
+
     with structlog.testing.capture_logs() as logs:
-        page = open_status_page(Endpoint("127.0.0.1", 0), OneRun(), OURS)
-    assert page is not None
-    page.close()
+        asyncio.run(open_and_close())
     (line,) = logs
     assert (line["log_level"], "modprobe tcp_diag" in line["event"]) == (("warning", True), ("info", False))[
         is_told

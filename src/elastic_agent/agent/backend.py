@@ -1,22 +1,17 @@
-"""The rendezvous backend that the settings name, and the run at its endpoint."""
+"""The rendezvous backend that the settings name, and the secret of the run."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from elastic_agent.agent.events import Event, RunAgreed
 from elastic_agent.agent.slurm.nodes import reachable_endpoint
 from elastic_agent.config.secrets import SecretVariables, etcd_access, run_secret
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import ETCD
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
-from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
-from elastic_agent.rendezvous.events import Disconnected
-from elastic_agent.rendezvous.waits import in_time
-from elastic_agent.transport import Secret, StoreLostError, UnreachableError
+from elastic_agent.transport import Secret
 from elastic_agent.transport.c10d import ServeStore
 from elastic_agent.values import Endpoint
 
@@ -30,7 +25,7 @@ def configured_secret(settings: Settings, environ: Mapping[str, str], variable: 
 def configured_backend(
     settings: Settings, variables: SecretVariables, serve: ServeStore
 ) -> RendezvousBackend:
-    """The rendezvous backend that the settings name.
+    """Return the rendezvous backend that the settings name.
 
     Args:
         settings: in force.
@@ -52,23 +47,3 @@ def configured_backend(
         secret=configured_secret(settings, os.environ, variables.secret()),
         serve=serve,
     )
-
-
-REDIAL_S = 0.5
-
-
-async def agree_on_run(backend: RendezvousBackend, fingerprint: str, publish: Callable[[Event], None]) -> str:
-    """The id of this job's run at the endpoint; dials until the store answers.
-
-    Raises:
-        NotAStoreError: something else answers there.
-    """
-    while True:
-        try:
-            run_id = await in_time(backend.agree(fingerprint), 6 * DIAL_TIMEOUT_S)
-        except (UnreachableError, StoreLostError) as error:
-            publish(Disconnected.by(error))
-            await asyncio.sleep(REDIAL_S)
-        else:
-            publish(RunAgreed(run_id))
-            return run_id

@@ -31,7 +31,7 @@ os._exit(0)
 
 
 def count_slots(wanted: str) -> int:
-    """The number of workers for a value that config has validated.
+    """Return the number of workers for a value that config has validated.
 
     Raises:
         UsageError: the machine has none of the requested devices.
@@ -49,7 +49,7 @@ def count_slots(wanted: str) -> int:
 
 
 def likely_slots(wanted: str) -> int | None:
-    """The same without asking torch; None if that is necessary."""
+    """Return the same without asking torch; None if that is necessary."""
     if wanted in ("gpu-or-1", "auto") and not _has_device_files():
         return count_slots(wanted)
     return _without_devices(wanted)
@@ -139,7 +139,7 @@ def _no_answer(returncode: int, complaints: str) -> UsageError:
 
 
 def check_numa_binding(wanted: str | None) -> None:
-    """torch binds each worker to the processors beside its GPU, and ends with an assertion where there is none.
+    """Check that there is a GPU to bind workers to, beside whose processors torch binds them.
 
     Raises:
         UsageError: this machine has no GPU to bind workers to.
@@ -151,10 +151,10 @@ def check_numa_binding(wanted: str | None) -> None:
         )
 
 
-def _at_least_one(count: int, wanted: str, what: str) -> int:
+def _at_least_one(count: int, wanted: str, device: str) -> int:
     if count:
         return count
     raise UsageError(
-        f"--nproc-per-node {wanted}: torch finds no {what} on this machine",
+        f"--nproc-per-node {wanted}: torch finds no {device} on this machine",
         "give a number, or cpu for one worker per CPU",
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from elastic_agent.diagnosis.records import GroupProgress
+from elastic_agent.diagnosis.records import WorkerReport
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Announce, Cause, Depart, Failure, Grace, Notice, Outcome
 from elastic_agent.rendezvous.events import SessionEvent
@@ -159,7 +159,7 @@ class WorkersFailed(AgentEvent):
     generation: int
     failure: Failure
     is_shown: bool = False
-    """The worker wrote to the agent's own standard error, so what it said of its end was seen."""
+    """The worker wrote to the agent's own standard error, so its last output was seen."""
 
 
 @dataclass(frozen=True)
@@ -193,25 +193,10 @@ class WorkersStopping(AgentEvent):
 class WorkerEnd:
     """How one worker ended."""
 
-    slot: int
-    pid: int
-    returncode: int
-    ended_s: float
-    """When its process ended, seconds since 1970."""
-    stopping: bool
-    """Its agent was stopping it by then."""
-    step: int
-    """The last step that it reported by a heartbeat; 0: none."""
+    report: WorkerReport
+    """Its rank is counted from that of the node's first worker."""
     failure: WorkerFailure | None
     """What it wrote about its end; None if that was in order."""
-    origin: str = ""
-    """The exception that led to the one that ended its script, if there is one; a traceback need not show it."""
-    failed_s: float | None = None
-    """When its script ended, or its process without it; None: not known."""
-    progress: tuple[GroupProgress, ...] = ()
-    """Its last collectives, if an exception ended its script or gloo aborted another worker; empty: not known."""
-    stdout: str | None = ""
-    """The file that its output went to; empty: that of its agent. None: it wrote nothing."""
     is_shown: bool = False
     """It wrote to the agent's own standard error."""
 

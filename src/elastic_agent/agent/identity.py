@@ -31,7 +31,7 @@ KEPT_RUNS = 200
 """The node-id locks of this many runs are kept, the newest, and those of all that are in progress."""
 
 LOCK_ATTEMPTS = 100
-"""An agent that sweeps may take away the file that is to be locked, but hardly so often."""
+"""An agent that sweeps may remove the file that is to be locked, but hardly so often."""
 
 Process = tuple[int, int]
 """A process beyond doubt: pid and start time in clock ticks since boot."""
@@ -42,7 +42,7 @@ class IdentityError(Exception):
 
 
 def host_name() -> str:
-    """This machine's short name, in the characters that ids may have."""
+    """Return this machine's short name, in the characters that ids may have."""
     short = socket.gethostname().split(".")[0]
     return re.sub(r"[^A-Za-z0-9._:@+-]", "-", short)[:96] or "node"
 
@@ -60,7 +60,7 @@ class NodeIdLock:
     beside: str = ""
     """The node id of another agent of this machine in the same run, with its process; empty: there is none."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    """Or a record that is late might be written into another file that has got the number of ours."""
+    """Keeps a late record from being written to a descriptor that was closed and given to another file."""
     _released: bool = False
 
     @property
@@ -97,10 +97,11 @@ class NodeIdLock:
             os.close(handle)
 
     def release(self) -> None:
-        """Give the id back."""
+        """Give the id back, unless that was done before."""
         with self._lock:
-            self._released = True
-            os.close(self._handle)
+            if not self._released:
+                self._released = True
+                os.close(self._handle)
 
 
 def acquire_node_id(
@@ -141,7 +142,7 @@ def acquire_node_id(
 
 
 def _holder(folder: Path, node_id: str) -> str:
-    """The process that holds a lock, and since when, in words; empty if none is recorded in this pid namespace."""
+    """Return which process holds a lock, and since when; empty if none is recorded in this pid namespace."""
     try:
         body = json.loads((folder / f"{node_id}.lock").read_bytes())
         agent, namespace = body["agent"], body["namespace"]
@@ -204,7 +205,7 @@ def _last_used_s(folder: Path) -> float:
 
 
 def _proven_gone(handle: int, wait_s: float) -> str | None:
-    """The last holder's incarnation, if none of the processes that it recorded is alive.
+    """Return the last holder's incarnation, if none of the processes that it recorded is alive.
 
     Only processes of this boot, in this pid namespace, can be looked for. Another boot id proves nothing: it may be
     that of another machine, and neither the name nor the machine id of a container identifies its machine.

@@ -7,11 +7,9 @@ import socket
 import sys
 
 from elastic_agent.agent.worker_group.interruptions import StopSignals
-from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config, why_cold
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved
 from elastic_agent.config.secrets import SecretVariables
-from elastic_agent.config.settings import Settings
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.name_lookups import shorten_lookups
@@ -21,10 +19,9 @@ from elastic_agent.transport import StoreLostError
 from elastic_agent.transport.c10d import StoreServers
 from elastic_agent.workers.guard.client import Guard
 
-from .agent import Agent, EndedAtOnceError
-from .backend import configured_backend
-from .devices import check_numa_binding, count_slots, crowding, likely_slots
 from .identity import IdentityError
+from .run_node import run_node
+from .signals import EndedAtOnceError
 from .supervisor import Ending
 
 
@@ -52,7 +49,6 @@ def launch(
     Raises:
         UsageError: the settings are wrong for this machine.
     """
-    settings = resolved.settings
     shorten_lookups()
     adopt_library_loggers()
     try:
@@ -60,46 +56,17 @@ def launch(
     except StoreLostError as error:
         raise UsageError(str(error)) from None
     try:
-        return _run(settings, guard, stores, manager, stop_signals, variables)
+        return _exit_code(run_node(resolved.settings, guard, stores, manager, stop_signals, variables))
+    except IdentityError as error:
+        get_logger().error(str(error))
+        return ExitCode.REFUSED
+    except EndedAtOnceError as error:
+        return 128 + error.signum
     finally:
         stores.close()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # it has no reader, or is closed
                 stream.flush()
-
-
-def _run(
-    settings: Settings,
-    guard: Guard,
-    stores: StoreServers,
-    manager: SystemdNotifier,
-    stop_signals: StopSignals,
-    variables: SecretVariables,
-) -> int:
-    log = get_logger()
-    slots = count_slots(settings.nproc_per_node)
-    check_numa_binding(settings.numa_binding)
-    if (warning := crowding(slots)) is not None:
-        log.warning(warning)
-    if is_warm(settings) and likely_slots(settings.nproc_per_node) is None:
-        guard.keep_warm(spawner_config(settings, slots))
-    if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
-        log.info(f"workers start cold: {reason}")
-    try:
-        backend = configured_backend(settings, variables, stores.serve)
-        agent = Agent(settings, slots, guard, stores, backend, manager, stop_signals)
-        stores.await_ready()
-    except (ValueError, OSError, StoreLostError) as error:
-        # The log directory, the event journal, the entry point for logs; torch cannot be imported.
-        raise UsageError(str(error)) from None
-    try:
-        ending = agent.run()
-    except IdentityError as error:
-        log.error(str(error))
-        return ExitCode.REFUSED
-    except EndedAtOnceError as error:
-        return 128 + error.signum
-    return _exit_code(ending)
 
 
 def _exit_code(ending: Ending) -> int:

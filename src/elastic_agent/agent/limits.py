@@ -19,7 +19,7 @@ TORCH_MB = 500
 
 
 def check_limits(slots: int, *, run_python: bool = True) -> None:
-    """An agent and so many workers have descriptors, processes and, if the workers run Python, memory enough.
+    """Check that an agent and so many workers have enough descriptors, processes and, if they run Python, memory.
 
     Below these numbers the agent would hang, or end with an error that does not name the cause.
 
@@ -40,7 +40,7 @@ def check_limits(slots: int, *, run_python: bool = True) -> None:
 
 
 def check_open_files(slots: int) -> None:
-    """So many workers have descriptors enough (0: the store alone); raises ``UsageError``."""
+    """Check that so many workers have enough descriptors (0: the store alone); raises ``UsageError``."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = AGENT_FILES + FILES_PER_WORKER * slots
     if limit != resource.RLIM_INFINITY and limit < wanted:

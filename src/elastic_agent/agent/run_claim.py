@@ -43,6 +43,9 @@ LONG_PAUSE_S = 1.0
 
 DIAL_TIMEOUT_S = 2.0
 
+ANSWER_S = 1.0
+"""How long reading whether a later life of the job waits may take."""
+
 UNKNOWN_JOB = Job()
 
 
@@ -50,7 +53,7 @@ class RunElsewhereError(Exception):
     """A run of this name is in progress at another endpoint; the message names it."""
 
     def __init__(self, found: ClaimedEndpoint | None, claimed: ClaimedEndpoint) -> None:
-        """``found``: the other endpoint, if it could be read."""
+        """Name the other endpoint, if it could be read (``found``)."""
         super().__init__(found.shown if found is not None else "another endpoint")
         self.is_earlier_life = found is not None and claimed.job.is_later_life_of(found.job)
         """Whether its agents are of an earlier life of the same job."""
@@ -83,7 +86,7 @@ class ClaimedEndpoint:
     def of(
         cls, endpoint: Endpoint | None, backend: str, command: str = "", job: Job = UNKNOWN_JOB
     ) -> ClaimedEndpoint:
-        """The endpoint in these settings; None: a store of this agent's own."""
+        """Return the endpoint in these settings; None: a store of this agent's own."""
         boot = boot_id()
         # Names of files and arguments may be no text.
         writer = without_surrogates(command, "backslashreplace"), os.getpid(), pid_namespace(), job
@@ -96,7 +99,7 @@ class ClaimedEndpoint:
         return cls(str(endpoint), backend, boot, sorted(keys), dial, *writer)
 
     def is_same(self, other: ClaimedEndpoint) -> bool:
-        """Whether both mean the same store."""
+        """Return whether both mean the same store."""
         return not {*self.keys}.isdisjoint(other.keys)
 
     def is_other_command(self, other: ClaimedEndpoint) -> bool:
@@ -112,7 +115,7 @@ class ClaimedEndpoint:
         return self.command != other.command and Path(f"/proc/{other.pid}").exists()
 
     def may_be_in_use(self) -> bool:
-        """Whether the agents that locked it may be alive. A file server keeps a dead machine's locks for a while."""
+        """Return whether the agents that locked it may be alive: a file server keeps locks of the dead for a while."""
         if not self.dial or self.boot == boot_id():
             return True
         host, port = self.dial
@@ -146,6 +149,7 @@ class RunClaim:
         self._handle = handle
         self._folder = folder
         self._job = job
+        self._disk = DiskThread("stop-request")
 
     @classmethod
     def take(cls, folder: Path, claimed: ClaimedEndpoint) -> RunClaim:
@@ -187,21 +191,26 @@ class RunClaim:
 
     @classmethod
     async def await_turn(
-        cls, folder: Path, claimed: ClaimedEndpoint, life_s: float, waits: Callable[[RunElsewhereError], None]
+        cls,
+        folder: Path,
+        claimed: Callable[[], ClaimedEndpoint],
+        life_s: float,
+        waits: Callable[[RunElsewhereError], None],
     ) -> RunClaim:
         """Take part as soon as agents in the way have ended, which may just be ending.
 
         Args:
             folder: as in :meth:`take`, which see for the errors, too.
-            claimed: the endpoint.
+            claimed: gives the endpoint; may block.
             life_s: how long an earlier life of the same job may take to end.
             waits: called once, if there is one.
         """
         began_s, asked, has_waited = time.monotonic(), False, False
         disk = DiskThread("claim")  # not asyncio.to_thread, whose thread would stay
+        endpoint = await asyncio.wrap_future(disk.submit("endpoint", claimed))
         while True:
             try:
-                claim = await asyncio.wrap_future(disk.submit("claim", lambda: cls.take(folder, claimed)))
+                claim = await asyncio.wrap_future(disk.submit("claim", lambda: cls.take(folder, endpoint)))
                 claim.has_waited = has_waited
                 return claim
             except (RunElsewhereError, OtherCommandError) as refusal:
@@ -215,8 +224,15 @@ class RunClaim:
                     raise
             await asyncio.sleep(PAUSE_S if waited_s < PATIENCE_S else LONG_PAUSE_S)
 
+    async def has_successor(self) -> bool:
+        """Return whether a later life of this agent's job waits for its end; False if the disk does not answer."""
+        try:
+            return await self._disk.call_async("stop-request", self.is_to_stop, ANSWER_S)
+        except OSError:
+            return False
+
     def is_to_stop(self) -> bool:
-        """Return whether a later life of this agent's job waits for its end. Raises OSError."""
+        """Return the same; blocks, and raises OSError."""
         request = _stop_request(self._folder)
         return request is not None and request.is_later_life_of(self._job)
 

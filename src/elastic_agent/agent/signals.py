@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from elastic_agent.agent.events import LeaveSignalled
 from elastic_agent.agent.slurm.job import SlurmJob
@@ -23,6 +24,14 @@ _AGAIN = "the same command is started here again"
 
 FIRST_ONE_S = 2.0
 """How long the first agent of a Slurm step may take to publish what a signal means."""
+
+
+class EndedAtOnceError(Exception):
+    """A second signal: the agent exits at once."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"terminated by {signal_name(-signum)}")
+        self.signum = signum
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,6 @@ class SignalDesk:
         stop_signals: StopSignals,
         *,
         publish: Callable[[LeaveSignalled], None],
-        end_at_once: Callable[[], None],
         depending: Callable[[str], Sequence[str]] = lambda node_id: (),
     ) -> None:
         """Prepare; no signal is handled before :meth:`open`.
@@ -56,19 +64,19 @@ class SignalDesk:
             job: the Slurm job that this agent is a task of, if it is.
             stop_signals: those received, among them a notice that came before.
             publish: called when a signal makes this agent leave.
-            end_at_once: called when there is nothing to shut down gracefully, or no time for it.
             depending: gives the nodes that cannot go on without the store of this process, from this node's id.
         """
         self.leave_signals: list[int] = []
         """Signals to leave that have come."""
         self.hosting_on = False
         """The agent's own part is over; it only serves the store to others."""
-        self._stop_signals = stop_signals
+        self.stop_signals = stop_signals
         """Those that are handled here, and those that have come."""
         self._meanings = meanings
         self._job = job
         self._publish = publish
-        self._end_at_once = end_at_once
+        self._main: asyncio.Task[Any] | None = None
+        """Cancelled when there is nothing to shut down gracefully, or no time for it."""
         self._depending = depending
         self._supervisor: Supervisor | None = None
         self._node_id = ""
@@ -78,16 +86,17 @@ class SignalDesk:
         self._log = get_logger()
 
     def open(self) -> None:
-        """Handle signals from now on, in the running loop."""
+        """Handle signals from now on, in the running loop; a second signal to leave cancels the present task."""
         loop = asyncio.get_running_loop()
+        self._main = asyncio.current_task()
         wanted = [(name, self._leave_signalled) for name in self._meanings.leave]
         if self._meanings.notice != NO_SIGNAL:
             wanted.append((self._meanings.notice, self._notice_signalled))
         for name, act in wanted:
             with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: the caller's business
                 loop.add_signal_handler(signal.Signals[name], act, signal.Signals[name])
-                self._stop_signals.handled.add(signal.Signals[name])
-            if act == self._notice_signalled and self._stop_signals.received([signal.Signals[name]]):
+                self.stop_signals.handled.add(signal.Signals[name])
+            if act == self._notice_signalled and self.stop_signals.received([signal.Signals[name]]):
                 act(signal.Signals[name])  # it came before
 
     def close(self) -> None:
@@ -106,7 +115,7 @@ class SignalDesk:
     # -- this node leaves -----------------------------------------------------------------------
 
     def _leave_signalled(self, signum: int) -> None:
-        self._stop_signals.receive(signum)
+        self.stop_signals.receive(signum)
         self.leave_signals.append(int(signum))
         self._publish(LeaveSignalled(f"{signal_name(-signum)} received"))
         if self._supervisor is None or len(self.leave_signals) > 1:
@@ -128,7 +137,8 @@ class SignalDesk:
             f"; this machine hosted the store: {depending} cannot go on until {_AGAIN}" if depending else ""
         )
         self._log.warning(f"{signal_name(-signum)} received: exiting immediately{follows}")
-        self._end_at_once()
+        if self._main is not None:
+            self._main.cancel()
 
     def _leave(self, supervisor: Supervisor, signum: int) -> None:
         depending = names(self._depending(self._node_id))
@@ -141,7 +151,7 @@ class SignalDesk:
         supervisor.drain(f"{signal_name(-signum)} received")
 
     async def _leave_or_give_notice(self, supervisor: Supervisor, job: SlurmJob, signum: int) -> None:
-        """SIGTERM: from scancel, or from a preemption of the job (if it has no --signal)."""
+        """Act on SIGTERM, which comes from scancel, or from a preemption of the job (if it has no --signal)."""
         known = await self._from_the_first(supervisor, job)
         if known is not None and known.ends:
             return
@@ -153,7 +163,7 @@ class SignalDesk:
     # -- the run ends ---------------------------------------------------------------------------
 
     def _notice_signalled(self, signum: int) -> None:
-        self._stop_signals.receive(signum)
+        self.stop_signals.receive(signum)
         self._log.info(f"{signal_name(-signum)} received: stopping the run; its workers get a notice to save")
         self._notice = f"{signal_name(-signum)} on {self._node_id or 'a node'}"
         if self._supervisor is not None:
@@ -166,7 +176,7 @@ class SignalDesk:
             self._tasks.start(self._give_slurms_notice(supervisor, self._job))
 
     async def _give_slurms_notice(self, supervisor: Supervisor, job: SlurmJob) -> None:
-        """With the reason and the deadline that Slurm's controller names."""
+        """Give the notice with the reason and the deadline that Slurm's controller names."""
         known = await self._from_the_first(supervisor, job)
         if known is not None and known.ends:
             return
@@ -177,7 +187,7 @@ class SignalDesk:
         supervisor.stop(cause, end.time_to_save_s(self._meanings.notice_s), self._notice)
 
     async def _from_the_first(self, supervisor: Supervisor, job: SlurmJob) -> Notice | None:
-        """The request of the step's first agent after a signal to all of them; None: no request was read here.
+        """Return the request of the step's first agent after a signal to all of them; None: no request was read here.
 
         So a large job queries Slurm's controller once, not a thousand times at once.
         """

@@ -1,4 +1,4 @@
-"""The state directory as the agent uses it first, and how it says that it cannot."""
+"""The first use of the state directory, and the error if it cannot be used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .identity import acquire_node_id
 
 @contextlib.contextmanager
 def using_state_dir(state_dir: Path) -> Iterator[None]:
-    """For what uses the state directory and no other: report its errors as a wrong ``--state-dir``."""
+    """Report errors of what uses the state directory, and no other, as a wrong ``--state-dir``."""
     try:
         yield
     except OSError as error:
@@ -28,7 +28,7 @@ def using_state_dir(state_dir: Path) -> Iterator[None]:
 def try_state_dir(state_dir: Path) -> None:
     """Take a node id of no run there, and remove what that made; raises ``UsageError``."""
     folder = state_dir / "nodes" / f"=try-{os.getpid()}"
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with using_state_dir(state_dir):
             lock = acquire_node_id(folder, "n")
@@ -39,5 +39,5 @@ def try_state_dir(state_dir: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             (folder / "n.lock").unlink(missing_ok=True)
-            for one in made:
-                one.rmdir()
+            for path in made:
+                path.rmdir()

@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from elastic_agent.agent import events
-from elastic_agent.agent.worker_group.collectives import Collectives
-from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.agent.worker_group.stalls import Progress
+from elastic_agent.agent.worker_group.warm_start import Guards
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.files import with_remedy
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Activity, Cause, Failure, FailureKind, Grace, Notice, Outcome, Plan, World
+from elastic_agent.protocol import (
+    Activity,
+    Cause,
+    Failure,
+    FailureKind,
+    Grace,
+    Notice,
+    Outcome,
+    Plan,
+    Seat,
+    World,
+)
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events as session_events
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
@@ -47,6 +56,8 @@ class Ending:
     failure: Failure | None = None
     plan: Plan | None = None
     """The newest plan that this node knew."""
+    is_requeuer: bool = False
+    """By that plan, this agent is the one that requeues the job."""
 
     def with_remedy(self, remedy: str) -> Ending:
         """Return it with what to do, if the store was not reached."""
@@ -54,88 +65,52 @@ class Ending:
         return replace(self, reason=f"{self.reason}; {remedy}") if is_lacking else self
 
 
-@dataclass(frozen=True)
-class Graces:
-    """Seconds between SIGTERM and SIGKILL."""
-
-    restart_s: float
-    drain_s: float
-    restart_idle_s: float
-    """Before a restart, workers that make no progress for so long are killed earlier."""
-
-    def of(self, grace: Grace) -> float:
-        """The time for this kind of stop."""
-        return {Grace.RESTART: self.restart_s, Grace.DRAIN: self.drain_s, Grace.NONE: 0.0}[grace]
-
-    def idle_s(self, grace: Grace) -> float | None:
-        """How long workers may make no progress in this kind of stop; None: as long as the grace."""
-        return self.restart_idle_s if grace is Grace.RESTART else None
-
-
-@dataclass
-class Parts:
-    """What the supervisor works with; made by the agent."""
-
-    guard: Guard
-    session: Session
-    publish: Callable[[events.Event], None]
-    """Publishes events to the reporters; never raises."""
-    graces: Graces
-    make_workers: Callable[[Guard, World, str, int], tuple[WorkerContext, HeartbeatFile]]
-    """Makes the workers of this incarnation in this world after so many charged restarts; raises OSError if not."""
-    new_guard: Callable[[], Guard]
-    remember: Callable[[Plan], None]
-    """Write the run history to disk, for a new store; returns at once."""
-    write_down: Callable[[str], Awaitable[None]]
-    """Keep on disk the present incarnation and the processes it has; raises OSError if that cannot be done soon."""
-    stop_signals: StopSignals
-    """The signals that make this agent stop, and which of them it has received."""
-    join_timeout_s: float
-    """For how long the store is dialled at most."""
-    hang_timeout_s: float | None
-    """How long the workers may make no progress; 0: for ever; None: by the collectives' own time-outs."""
-    collectives: Collectives = field(default_factory=Collectives)
-    """What workers answer about their collectives."""
-    notice_signal: int | None = None
-    """The signal by which workers that handle it, and no notices, are told to save."""
-    sends_notice_signal: bool = True
-    """Whether they get it from this agent, and not from Slurm."""
+MakeRunner: TypeAlias = Callable[[Guard, Callable[[events.Event], None]], Runner]
+MakeWorkers: TypeAlias = Callable[[Guard, World, str, int], tuple[WorkerContext, HeartbeatFile]]
 
 
 class Supervisor:
     """Runs one node until its part in the run is over."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(
+        self,
+        session: Session,
+        guards: Guards,
+        make_runner: MakeRunner,
+        make_workers: MakeWorkers,
+        *,
+        publish: Callable[[events.Event], None],
+        remember: Callable[[Plan], None],
+        write_down: Callable[[str], Awaitable[None]],
+        join_timeout_s: float,
+    ) -> None:
+        """Prepare; in the event loop.
+
+        Args:
+            session: with the store.
+            guards: the guard process, and those after it.
+            make_runner: makes what runs the workers of this node through a guard, and reports their events.
+            make_workers: makes the workers of an incarnation in a world after so many charged restarts; raises OSError
+                if it cannot.
+            publish: publishes events to the reporters; never raises.
+            remember: writes the run history to disk, for a new store; returns at once.
+            write_down: keeps on disk the present incarnation and the processes it has; raises OSError if that cannot be
+                done soon.
+            join_timeout_s: for how long the store is dialled at most.
+        """
         self.world: World | None = None
         """The world whose workers this node runs or ran last."""
-        self._parts = parts
-        self._publish = parts.publish
-        self._node_id = parts.session.member.node_id
+        self._session, self._guards = session, guards
+        self._make_runner, self._make_workers = make_runner, make_workers
+        self._publish, self._remember, self._write_record = publish, remember, write_down
+        self._node_id = session.member.node_id
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        self._participant = Participant(
-            parts.session,
-            Workers(
-                set_deadline=lambda deadline_s: self._parts.guard.set_deadline(deadline_s),
-                start=self._start_workers,
-                stop=self._stop_workers,
-                notify=self._notify,
-            ),
-            Reporter(announced=parts.publish, rejoins=self._rejoins, departs=self._departs),
-            new_incarnation,
-        )
+        self._participant = self._begin_participant()
         self.node = self._participant.node
         self._perform = self._participant.perform
-        self._requests = StopRequests(
-            self._participant,
-            self._node_id,
-            lambda: self._runner.handles_notices,
-            asyncio.get_running_loop().call_later,
-        )
-        self._store_timeout = StoreTimeout(
-            parts.join_timeout_s,
-            asyncio.get_running_loop().call_later,
-            lambda reason: self._end(Ending(Outcome.UNREACHABLE, reason)),
-        )
+        later = asyncio.get_running_loop().call_later
+        self._requests = StopRequests(self._participant, self._node_id, self._has_handlers, later)
+        self._store_timeout = StoreTimeout(join_timeout_s, later, self._give_up)
         self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
         """Futures of commands that wait for a plan, with their conditions."""
         self._lingerers = 0
@@ -148,10 +123,31 @@ class Supervisor:
         self._held_notice: tuple[Notice, float] | None = None
         """The notice they are to get then, and when they are stopped (CLOCK_BOOTTIME)."""
         self._noticed: int | None = None
-        """The generation whose workers were last told to save and exit."""
-        parts.session.listen(self.session_event)
+        """The generation whose workers last got a notice to save and exit."""
+        session.listen(self.session_event)
         self._last_failure: Failure | None = None
-        self._runner = self._attach_guard(parts.guard)
+        self._runner = self._attach_guard()
+
+    def _begin_participant(self) -> Participant:
+        workers = Workers(
+            set_deadline=lambda deadline_s: self._guards.present.set_deadline(deadline_s),
+            start=self._start_workers,
+            stop=self._stop_workers,
+            notify=self._notify,
+        )
+        reporter = Reporter(announced=self._publish, rejoins=self._rejoins, departs=self._departs)
+        return Participant(self._session, workers, reporter, new_incarnation)
+
+    def _has_handlers(self) -> bool:
+        return self._runner.handles_notices
+
+    def _give_up(self, reason: str) -> None:
+        self._end(Ending(Outcome.UNREACHABLE, reason))
+
+    @property
+    def seat(self) -> Seat | None:
+        """This node's seat in the world whose workers it runs or ran last."""
+        return self.world.seat_of(self.node.incarnation) if self.world is not None else None
 
     @property
     def progress(self) -> Progress | None:
@@ -165,7 +161,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._callback_failed)
         await self._write_down(self.node.incarnation)
-        session = asyncio.create_task(self._parts.session.run())
+        session = asyncio.create_task(self._session.run())
         session.add_done_callback(self._session_ended)
         try:
             ending = await self._ending
@@ -176,19 +172,19 @@ class Supervisor:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(session, *self._tasks, return_exceptions=True)
-            if self._parts.guard.fileno() >= 0:
-                loop.remove_reader(self._parts.guard.fileno())
+            if self._guards.present.fileno() >= 0:
+                loop.remove_reader(self._guards.present.fileno())
             loop.set_exception_handler(None)
 
     def _session_ended(self, task: asyncio.Task[None]) -> None:
-        """It never ends by itself, and without it the agent would wait for ever."""
+        """End with an error: a session never ends by itself, and without it the agent would wait for ever."""
         if self._ending.done():
             return
         error = None if task.cancelled() else task.exception()
         self._ending.set_exception(error or RuntimeError("the session with the store ended unexpectedly"))
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An event was not dealt with to its end: rather no agent than one that waits for ever."""
+        """End with the error of an event that was not handled completely; otherwise the agent might wait for ever."""
         loop.default_exception_handler(context)
         error = context.get("exception")
         if "handle" in context and isinstance(error, Exception) and not self._ending.done():
@@ -196,7 +192,7 @@ class Supervisor:
 
     async def _publish_departure(self) -> None:
         """Publish that this node left, so that no node waits for its lease to expire; not for long."""
-        await self._parts.session.flush(LAST_WORD_S)
+        await self._session.flush(LAST_WORD_S)
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -209,7 +205,7 @@ class Supervisor:
         self._participant.take_in(event)
 
     def _plan_seen(self, plan: Plan) -> None:
-        self._parts.remember(plan)
+        self._remember(plan)
         for test, waiting in self._waiters:
             if not waiting.done() and test(plan):
                 waiting.set_result(plan)
@@ -223,19 +219,19 @@ class Supervisor:
     # -- graceful shutdown ----------------------------------------------------------------------
 
     def drain(self, reason: str, left_s: float | None = None) -> None:
-        """This node is to leave after its workers and all others have saved, for which they get this much time."""
+        """Have this node leave after its workers and all others have saved, for which they get this much time."""
         self._publish(events.DrainRequested(None, reason))
-        self._requests.leave(reason, self._parts.graces.drain_s if left_s is None else left_s)
+        self._requests.leave(reason, self._runner.graces.drain_s if left_s is None else left_s)
 
-    def drain_other(self, node_id: str, left_s: float, words: str) -> None:
-        """Another node is to leave."""
-        self._publish(events.DrainRequested(node_id, words))
-        self._requests.remove(node_id, left_s, words)
+    def drain_other(self, node_id: str, left_s: float, reason: str) -> None:
+        """Have another node leave."""
+        self._publish(events.DrainRequested(node_id, reason))
+        self._requests.remove(node_id, left_s, reason)
 
-    def stop(self, cause: Cause, left_s: float, words: str) -> None:
-        """The whole run is to end after all workers have saved."""
-        self._publish(events.StopRequested(cause, left_s, words))
-        self._requests.end_run(cause, left_s, words)
+    def stop(self, cause: Cause, left_s: float, reason: str) -> None:
+        """Have the whole run end after all workers have saved."""
+        self._publish(events.StopRequested(cause, left_s, reason))
+        self._requests.end_run(cause, left_s, reason)
 
     async def node_left(self, node_id: str) -> Ending | None:
         """Wait until the last worker of a node that is to leave has exited.
@@ -274,7 +270,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _lingering(self) -> Iterator[None]:
-        """While a command waits, this node stays after a stop until no worker of the run is left."""
+        """Keep this node after a stop until no worker of the run is left, while a command waits."""
         self._lingerers += 1
         self.node.linger()
         try:
@@ -285,7 +281,7 @@ class Supervisor:
                 self._perform(self.node.stop_lingering())
 
     async def plan_with(self, test: Callable[[Plan], bool]) -> Plan | None:
-        """The next plan that passes the test; None if this node's part ends before."""
+        """Return the next plan that passes the test; None if this node's part ends before."""
         waiting: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
         waiter = test, waiting
         self._waiters.append(waiter)
@@ -298,42 +294,29 @@ class Supervisor:
 
     # -- workers --------------------------------------------------------------------------------
 
-    def _attach_guard(self, guard: Guard) -> Runner:
-        self._parts.guard = guard
+    def _attach_guard(self) -> Runner:
+        guard = self._guards.present
         asyncio.get_running_loop().add_reader(guard.fileno(), self._guard_readable)
-        parts = self._parts
-        return Runner(
-            guard,
-            self._node_id,
-            self._worker_event,
-            parts.hang_timeout_s,
-            parts.stop_signals,
-            parts.collectives,
-            parts.notice_signal,
-            sends_notice_signal=parts.sends_notice_signal,
-        )
+        return self._make_runner(guard, self._worker_event)
 
     def hang(self, generation: int, failure: Failure) -> None:
-        """The workers of this generation hang."""
+        """Handle a hang of the workers of this generation."""
         self._runner.hang(generation, failure)
 
     def _guard_readable(self) -> None:
-        for event in self._parts.guard.read_events():
+        for event in self._guards.present.read_events():
             if isinstance(event, GuardLost):
                 self._guard_lost(event)
                 return
             self._runner.handle(event)
 
     def _guard_lost(self, event: GuardLost) -> None:
-        """The guard died; its workers died with it (parent-death signal), their children fell to us."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._parts.guard.fileno())
+        """Start another guard; the workers died with theirs (parent-death signal), their children fell to us."""
+        asyncio.get_running_loop().remove_reader(self._guards.present.fileno())
         self._publish(event)
-        self._parts.guard.close()
-        runner = self._runner
-        self._runner = self._attach_guard(self._parts.new_guard())
-        deadline_s = self._parts.session.deadline_s
-        self._parts.guard.set_deadline(deadline_s)
+        self._guards.replace()
+        runner, self._runner = self._runner, self._attach_guard()
+        self._guards.present.set_deadline(self._session.deadline_s)
         failure = Failure(
             FailureKind.WORKER, f"the guard process of {self._node_id} died ({event.returncode})"
         )
@@ -345,9 +328,10 @@ class Supervisor:
         self._recording = self._start_task(self._record_guard(self.node.incarnation))
 
     async def _record_guard(self, incarnation: str) -> None:
-        """Only then may the new guard start workers.
+        """Record the new guard before it starts workers.
 
-        Else a successor would take the end of the old guard for the end of the workers that the new one started.
+        A successor of this agent that finds the old record would take the end of the old guard for the end of the
+        workers that the new one started.
         """
         written = await self._write_down(incarnation)
         if self._recording is not asyncio.current_task():
@@ -355,7 +339,7 @@ class Supervisor:
         self._recording = None
         if not written and incarnation == self.node.incarnation:
             why = "its new guard process could not be recorded in the state directory"
-            self._parts.session.fenced(why, at_deadline=False)
+            self._session.fenced(why, at_deadline=False)
         world, self._held_back = self._held_back, None
         if (
             world is not None
@@ -386,7 +370,7 @@ class Supervisor:
             case events.WorkersCleared(unkillable=unkillable):
                 self._perform(self.node.stopped(unkillable))
             case Fenced():
-                self._parts.session.fenced("the guard killed the workers when the lease expired")
+                self._session.fenced("the guard killed the workers when the lease expired")
 
     # -- actions --------------------------------------------------------------------------------
 
@@ -404,16 +388,8 @@ class Supervisor:
 
     def _stop_workers(self, action: machine.StopWorkers) -> None:
         self._publish(events.WorkersStopping(self.node.generation, action.reason, action.grace))
-        graces = self._parts.graces
-        leaves = action.grace is Grace.DRAIN
-        self._runner.stop(
-            graces.of(action.grace),
-            self._parts.stop_signals.for_workers if leaves else signal.SIGTERM,
-            idle_s=graces.idle_s(action.grace),
-            dump_stacks=action.dump_stacks,
-            may_save=leaves or self._is_in_order(),
-            restarts=action.grace is Grace.RESTART,
-        )
+        may_save = action.grace is Grace.DRAIN or self._is_in_order()
+        self._runner.stop(action.grace, dump_stacks=action.dump_stacks, may_save=may_save)
 
     def _is_in_order(self) -> bool:
         """Return whether the present workers are stopped because nodes leave or join, so that they may all save."""
@@ -432,7 +408,7 @@ class Supervisor:
         self.world = world
         try:
             restarts = self.node.plan.charged if self.node.plan is not None else 0
-            made = self._parts.make_workers(self._parts.guard, world, self.node.incarnation, restarts)
+            made = self._make_workers(self._guards.present, world, self.node.incarnation, restarts)
             self._runner.start(*made)
         except (OSError, ValueError, RuntimeError) as error:
             failure = Failure(
@@ -447,12 +423,14 @@ class Supervisor:
 
     def _departs(self, ending: machine.Depart) -> None:
         self._publish(ending)
-        self._end(Ending(ending.outcome, ending.reason, self._last_failure, self.node.plan))
+        plan = self.node.plan
+        is_requeuer = plan is not None and plan.requeuer == self.node.incarnation
+        self._end(Ending(ending.outcome, ending.reason, self._last_failure, plan, is_requeuer))
 
     async def _write_down(self, incarnation: str) -> bool:
-        """Whether that was possible; otherwise the successor of this agent has to wait after a crash."""
+        """Write the record, and return whether that was possible; else a successor has to wait after a crash."""
         try:
-            await self._parts.write_down(incarnation)
+            await self._write_record(incarnation)
         except OSError as error:
             get_logger().warning(
                 "cannot write the state directory; if this agent is killed, its successor on this node has to wait "
@@ -469,7 +447,7 @@ class Supervisor:
         return task
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
-        """Only an error of our own ends a task by an exception."""
+        """End with the error of a task, which is always one of our own."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._ending.done():
             self._ending.set_exception(error)

@@ -119,11 +119,9 @@ def _serve(resolved: Resolved) -> int:
 @contextlib.contextmanager
 def _page(address: Endpoint | None, secret: Secret | None, runs: HostedRuns) -> Iterator[None]:
     """Serve the status page of all runs, if there is to be one."""
-    from elastic_agent.web.loop_source import LoopSource
-    from elastic_agent.web.server import open_status_page
+    from elastic_agent.web.server import Runs, open_status_page
 
-    source = LoopSource("elastic-agent serve", runs.run_ids, runs.status)
-    page = open_status_page(address, source, secret)
+    page = open_status_page(address, Runs(runs.run_ids, runs.status), secret)
     try:
         yield
     finally:

@@ -121,7 +121,7 @@ class WaitingReporter:
         return self._status is not None and self._status.is_cut
 
     def clear(self) -> None:
-        """The wait is over; the next ``update`` starts a new one."""
+        """End the wait; the next ``update`` starts a new one."""
         self._since_s = None
         if self._status is not None:
             self._status.clear()
@@ -156,7 +156,7 @@ class WaitingReporter:
         return planned_s
 
     def _planned_s(self, since_s: float) -> float:
-        """The next of the planned log times, on the clock."""
+        """Return the next of the planned log times, on the clock."""
         if self._logs_due < len(_LOG_AFTER_S):
             return since_s + _LOG_AFTER_S[self._logs_due]
         return since_s + _LOG_AFTER_S[-1] + (self._logs_due - len(_LOG_AFTER_S) + 1) * _LOG_EVERY_S

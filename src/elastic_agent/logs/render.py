@@ -14,7 +14,7 @@ _CONTEXT_FIELDS = ("run", "node", "generation")
 _ONLY_FOR_PROGRAMS = frozenset(
     {"kind", "cause", "check", "endpoint", "nodes", "world_size", "node_rank", "restarts", "runs"}
 )
-"""Values that programs filter by; for people, the message says the same in words."""
+"""Values that programs filter by; for people, the message contains them."""
 
 _LEVEL_COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "31;1"}
 _LEVEL_WIDTH = 7
@@ -23,7 +23,7 @@ _BLOCK_INDENT = "    "
 
 
 def json_line(fields: Mapping[str, Any]) -> str:
-    """One JSON object: time (ISO 8601, UTC), level, run, node, generation (or null), message, the rest.
+    """Return a JSON object: time (ISO 8601, UTC), level, run, node, generation (or null), message, the rest.
 
     What JSON does not know is written as its text, what no terminal should see as an escape.
     """
@@ -40,7 +40,7 @@ def json_line(fields: Mapping[str, Any]) -> str:
 
 
 def console_line(fields: Mapping[str, Any], *, colours: bool) -> str:
-    """``12:00:00.123 info    [run node g3] message  key=value``; values of several lines follow as blocks."""
+    """Return ``12:00:00.123 info    [run node g3] message  key=value``, then values of several lines as blocks."""
     rest = dict(fields)
     when = datetime.fromtimestamp(rest.pop("time")).astimezone().strftime("%H:%M:%S.%f")[:-3]
     level = str(rest.pop("level"))
@@ -56,13 +56,13 @@ def console_line(fields: Mapping[str, Any], *, colours: bool) -> str:
 
 
 def journal_lines(fields: Mapping[str, Any]) -> str:
-    """The lines of the console, each of which is an entry of systemd's journal, after their priority: ``<4>``."""
+    """Return the lines of the console, each an entry of systemd's journal, after their priority: ``<4>``."""
     priority = _PRIORITIES.get(str(fields["level"]), _PRIORITIES["info"])
     return "\n".join(f"<{priority}>{line}" for line in console_line(fields, colours=False).split("\n"))
 
 
 def _message_with_facts(fields: Mapping[str, Any], *, colours: bool) -> str:
-    """``message  key=value``; values of several lines follow as blocks, and those only for programs are left out."""
+    """Return ``message  key=value``, then values of several lines as blocks, without those only for programs."""
     rest = {key: value for key, value in fields.items() if key not in _ONLY_FOR_PROGRAMS}
     message = escaped(str(rest.pop("event")), keep_lines=True)
     blocks = {key: rest.pop(key) for key in list(rest) if "\n" in str(rest[key])}
@@ -73,10 +73,10 @@ def _message_with_facts(fields: Mapping[str, Any], *, colours: bool) -> str:
 
 def _context(rest: dict[str, Any]) -> str:
     run, node, generation = (rest.pop(name, None) for name in _CONTEXT_FIELDS)
-    words = [str(word) for word in (run, node) if word is not None]
+    names = [str(word) for word in (run, node) if word is not None]
     if generation is not None:
-        words.append(f"g{generation}")
-    return escaped(" ".join(words))
+        names.append(f"g{generation}")
+    return escaped(" ".join(names))
 
 
 def _value(value: object) -> str:

@@ -34,7 +34,7 @@ class _Log:
         self.status: StatusLine | None = None
         self.is_console = False
         self.is_beside = False
-        """The log of a program that has one of its own stands beside it."""
+        """This process is a program with a log of its own, beside which the agent's log is written."""
 
 
 _log = _Log()
@@ -103,12 +103,12 @@ def _processors() -> list[Processor]:
 
 
 def is_console() -> bool:
-    """Return whether the log is for people to read, beside the output of workers; not JSON."""
+    """Return whether the log is for people to read, together with the output of workers; not JSON."""
     return _log.is_console
 
 
 def get_logger(**fields: object) -> BoundLogger:
-    """The agent's logger; ``fields`` go with each of its lines."""
+    """Return the agent's logger; ``fields`` go with each of its lines."""
     logger: BoundLogger
     if _log.is_beside:  # structlog's configuration is the program's
         own = logging.getLogger(_OWN)
@@ -141,12 +141,12 @@ def adopt_library_loggers() -> None:
 
 
 def waiting_reporter(clock: Callable[[], float] = time.monotonic) -> WaitingReporter:
-    """A reporter on this process's log: a live line if the log is read on a terminal, else log lines."""
+    """Return a reporter on this process's log: a live line if that is read on a terminal, else log lines."""
     return WaitingReporter(_log.status, get_logger().info, clock)
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether ``stream`` goes to systemd's journal: ``JOURNAL_STREAM`` names its device and inode."""
+    """Return whether ``stream`` goes to systemd's journal: ``JOURNAL_STREAM`` names its device and inode."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError):  # closed, or no file at all
@@ -176,14 +176,14 @@ def _formatter(render: Processor) -> ProcessorFormatter:
 
 
 def _add_context(_logger: Any, _method: str, fields: EventDict) -> EventDict:
-    """Fields of the call take precedence over it. Not structlog's own context, which is per thread."""
+    """Add the context, over which fields of the call take precedence. structlog's own context is per thread."""
     for name, value in _log.context.items():
         fields.setdefault(name, value)
     return fields
 
 
 def _without_last_newline(_logger: Any, _method: str, fields: EventDict) -> EventDict:
-    """Python's warnings end with one."""
+    """Remove the newline at the end, which Python's warnings have."""
     fields["event"] = fields["event"].rstrip("\n")
     return fields
 

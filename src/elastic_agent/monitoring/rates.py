@@ -23,7 +23,7 @@ class StepRate:
         """The newest rate; None: not known."""
 
     def see(self, generation: int, step: int, now_s: float) -> None:
-        """The newest step of any worker, by a clock that does not jump; 0: none was reported."""
+        """Note the newest step of any worker, by a clock that does not jump; 0: none was reported."""
         if generation != self._generation:
             self._generation, self._begin, self.per_s = generation, None, None
         if step <= 0:

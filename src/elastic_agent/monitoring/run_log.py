@@ -1,4 +1,4 @@
-"""The history of a run as its plans tell it: which generations there were, when, and why they ended. Pure."""
+"""The history of a run from its plans: which generations there were, when, and why they ended. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SYMPTOMS = {
     FailureKind.START: "workers did not start",
     FailureKind.BOOTSTRAP: "workers did not start",
 }
-"""What is certain of a failure before all nodes have reported: the node that noticed it may be a victim of another."""
+"""What is certain of a failure before all nodes have reported: another node may have caused it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RunLog:
     """The generations of one run, from the first plan that was seen, and those that earlier agents have recorded."""
 
     def __init__(self, node_id: str = "") -> None:
-        """``node_id``: of this machine; empty: the log belongs to no node."""
+        """Begin empty; ``node_id``: of this machine; empty: the log belongs to no node."""
         self._node_id = node_id
         self.plan: Plan | None = None
         """The newest."""
@@ -67,7 +67,7 @@ class RunLog:
         self._first: Plan | None = None
         """The first one that was seen."""
         self._ended_before: GenerationStatus | None = None
-        """The generation that it has ended, as far as it tells: not seen here, and perhaps recorded by nobody."""
+        """The generation that it has ended, as far as the plan shows; it was not seen here, and may not be recorded."""
         self._last: World | None = None
         """The newest world that has run."""
         self._departures: dict[str, NodeStatus] = {}
@@ -104,13 +104,13 @@ class RunLog:
         self._forget_stacks()
 
     def _end_unrecorded(self) -> None:
-        """Say of generations whose end nobody recorded what the first plan tells of it, if that is known."""
-        told = self._ended_before
+        """Add what the first plan shows of their end to generations whose end no agent recorded."""
+        earlier = self._ended_before
         for number in self._unrecorded:
             row = self._earlier[number]
             others = [node_id for node_id in row.nodes if node_id != self._node_id]
             more = f"; elastic-agent why on {others[0]} may tell" if others else ""
-            why = f"; {told.end}" if told is not None and told.generation == number else ""
+            why = f"; {earlier.end}" if earlier is not None and earlier.generation == number else ""
             self._earlier[number] = _without_end(row, f"{NOT_RECORDED}{why}{more}")
 
     def _may_precede(self, generation: int) -> bool:
@@ -121,7 +121,7 @@ class RunLog:
         return generation == first.generation and first.phase is not Phase.FORMING
 
     def world(self, generation: int) -> World | None:
-        """The world of one of the last :data:`KEPT_WORLDS` generations."""
+        """Return the world of one of the last :data:`KEPT_WORLDS` generations."""
         return self._worlds.get(generation)
 
     def see(
@@ -175,7 +175,7 @@ class RunLog:
         gone = {
             self._node_id,
             *plan.lost,
-            *(one.node_id for one in world.seats if one.incarnation in plan.leaving),
+            *(seat.node_id for seat in world.seats if seat.incarnation in plan.leaving),
         }
         others = [node_id for node_id in nodes if node_id not in gone]
         more = f"; elastic-agent why on {others[0]} may tell more" if others else ""
@@ -209,11 +209,11 @@ class RunLog:
             self._forget_stacks()
 
     def _end(self, plan: Plan, now_s: float | None, *, is_seen: bool) -> tuple[int, ...]:
-        """``now_s``: None: it is not known when; ``is_seen``: the plan says why."""
+        """Note which generations a plan ends; ``now_s`` None: it is not known when; ``is_seen``: the plan says why."""
         ended = tuple(
             number
-            for number, one in self._generations.items()
-            if one.is_running and (plan.generation > number or plan.phase is not Phase.RUNNING)
+            for number, row in self._generations.items()
+            if row.is_running and (plan.generation > number or plan.phase is not Phase.RUNNING)
         )
         failed, noticed = _is_failure(plan), symptom(plan)
         for number in ended:
@@ -263,9 +263,9 @@ class RunLog:
             del self._departures[next(iter(self._departures))]
 
     def _forget_stacks(self) -> None:
-        for one in [one for one in self.generations if one.stacks][:-KEPT_STACKS]:
-            rows = self._generations if one.generation in self._generations else self._earlier
-            rows[one.generation] = msgspec.structs.replace(one, stacks="")
+        for row in [row for row in self.generations if row.stacks][:-KEPT_STACKS]:
+            rows = self._generations if row.generation in self._generations else self._earlier
+            rows[row.generation] = msgspec.structs.replace(row, stacks="")
 
     def _forget_old(self) -> None:
         while len(self._generations) > KEPT_GENERATIONS:
@@ -286,7 +286,7 @@ def _misses_end(before: Plan | None, plan: Plan) -> bool:
 
 
 def _unseen(row: GenerationStatus, plan: Plan, node_id: str) -> GenerationStatus:
-    """Return a generation that ended while this node was away, with a node that knows more."""
+    """Return a generation that ended while this node was away, with the name of a node that was there."""
     seats = plan.world.seats if plan.world is not None else ()
     stayed = [seat.node_id for seat in seats if seat.node_id in row.nodes and seat.node_id != node_id]
     more = f"; run elastic-agent why on {stayed[0]}" if stayed else ""
@@ -298,7 +298,7 @@ def _without_end(row: GenerationStatus, why: str) -> GenerationStatus:
 
 
 def _departure_reason(node_id: str, plan: Plan, *, is_lost: bool) -> str:
-    """Return why a node is gone as far as that is certain: the failure of another one's worker says nothing of it."""
+    """Return why a node is gone as far as that is certain; a failure of another node's worker is no reason."""
     if plan.failure is not None and plan.failed_node == node_id:
         return plan.failure.summary
     if is_lost:
@@ -307,7 +307,7 @@ def _departure_reason(node_id: str, plan: Plan, *, is_lost: bool) -> str:
 
 
 def symptom(plan: Plan) -> str:
-    """Return what is certain of a failure that ended a generation; empty: the plan says why it ended."""
+    """Return what is certain of a failure that ended a generation; empty: the plan has the reason."""
     failed = _SYMPTOMS.get(plan.failure.kind, "") if plan.failure is not None else ""
     return f"{failed}, {names(plan.lost)} lost" if failed and plan.lost else failed
 
@@ -321,7 +321,7 @@ def broken_connection(plan: Plan) -> str:
 
 
 def _is_failure(plan: Plan) -> bool:
-    """Whether this plan ended a generation because of a failure or the loss of a node."""
+    """Return whether this plan ended a generation because of a failure or the loss of a node."""
     return (
         plan.failure is not None
         or plan.phase is Phase.FAILED

@@ -25,7 +25,7 @@ IN_WORLD = "in the world"
 IN_LAST_WORLD = "in the last world"
 
 UNKNOWN = "unknown"
-"""The phase of a run that had not ended when something was heard of it last, and the state of its workers."""
+"""The phase of a run that had not ended when it was last seen, and the state of its workers."""
 
 
 class GenerationStatus(Struct, frozen=True, omit_defaults=True):
@@ -72,7 +72,7 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     """``in the world``, ``standing by``, ``joining``, ``rejoining``, ``leaving``, ``left``, ``lost``, ``refused`` or,
     after the run, ``ended``; ``in the last world`` while its workers of that world are being stopped."""
     state: str = ""
-    """Of its workers, as the node announced it last; empty where the role says it all."""
+    """Of its workers, as the node announced it last; empty where the role implies it."""
     address: str = ""
     host: str = ""
     workers: int = 0
@@ -180,7 +180,8 @@ def outdated(status: RunStatus) -> RunStatus:
         phase=UNKNOWN,
         since_s=None,
         nodes=tuple(
-            replace(one, state=UNKNOWN) if one.role in (IN_WORLD, "leaving") else one for one in status.nodes
+            replace(node, state=UNKNOWN) if node.role in (IN_WORLD, "leaving") else node
+            for node in status.nodes
         ),
         stragglers=(),
         standstill=None,
@@ -203,9 +204,9 @@ def of_ended_agent(status: RunStatus) -> RunStatus:
     last = status.generations[-1] if status.generations else None
     others = {*last.nodes} - {status.node_id} if status.left and last is not None else set()
 
-    def aged(one: NodeStatus) -> NodeStatus:
-        role = IN_LAST_WORLD if one.role == "left" and one.node_id in others else one.role
-        node = replace(one, role=role, seen_s=None, collectives_s=None)
+    def aged(node: NodeStatus) -> NodeStatus:
+        role = IN_LAST_WORLD if node.role == "left" and node.node_id in others else node.role
+        node = replace(node, role=role, seen_s=None, collectives_s=None)
         if role != "leaving":
             return node
         why = "" if last is not None and last.failed else status.reason
@@ -236,7 +237,7 @@ def run_status(
     goodput: Goodput | None = None,
     problem: str = "",
 ) -> RunStatus:
-    """The status of a run.
+    """Return the status of a run.
 
     Args:
         run_id: the run.
@@ -253,7 +254,7 @@ def run_status(
         goodput: of this agent's node.
         problem: why the store could not be read.
     """
-    nodes = _Nodes(plan, members or {}, leases or {}, {one.node_id: one for one in reports})
+    nodes = _Nodes(plan, members or {}, leases or {}, {report.node_id: report for report in reports})
     status = RunStatus(
         run_id,
         endpoint,
@@ -266,13 +267,13 @@ def run_status(
     )
     if plan is None:
         return _recorded(status, generations)
-    present = [one for one in reports if one.generation == plan.generation]
+    present = [report for report in reports if report.generation == plan.generation]
     known = replace(_planned(status, plan, present, generations), since_s=since_s)
     return outdated(known) if problem else known
 
 
 def _recorded(status: RunStatus, generations: Sequence[GenerationStatus]) -> RunStatus:
-    """The status with what earlier agents have recorded, where no plan is known."""
+    """Return the status with what earlier agents have recorded, where no plan is known."""
     if not generations:
         return status
     last = generations[-1]
@@ -289,7 +290,7 @@ def _recorded(status: RunStatus, generations: Sequence[GenerationStatus]) -> Run
 def _planned(
     status: RunStatus, plan: Plan, present: Sequence[NodeReport], generations: Sequence[GenerationStatus]
 ) -> RunStatus:
-    """The status with what the plan says, and the reports of its generation (``present``)."""
+    """Return the status with what the plan says, and the reports of its generation (``present``)."""
     forms, running = plan.phase is Phase.FORMING, plan.world if plan.phase is Phase.RUNNING else None
     standstill = _standstill(present, running.world_size, status.asked_s) if running is not None else None
     trains = running is not None and standstill is None  # a worker that hangs is not slow
@@ -334,7 +335,7 @@ def _shown_generation(plan: Plan, generations: Sequence[GenerationStatus]) -> in
 
 
 def _standstill(present: Sequence[NodeReport], world_size: int, asked_s: float) -> Standstill | None:
-    since_s = [one.written_s - one.stalled_s for one in present if one.stalled_s is not None]
+    since_s = [report.written_s - report.stalled_s for report in present if report.stalled_s is not None]
     hang = find_standstill(present, world_size) if since_s else None
     # The clocks of the machines may differ: the newest of these times is not too early.
     return (
@@ -358,7 +359,7 @@ class _Nodes:
         self._reports = reports
 
     def all(self, departures: Sequence[NodeStatus]) -> tuple[NodeStatus, ...]:
-        """Nodes of the world by rank, then the others by name, then those that are gone."""
+        """Return the nodes of the world by rank, then the others by name, then those that are gone."""
         plan = self._plan
         seats = plan.world.seats if plan is not None and plan.world is not None else ()
         rows = [self._seated(seat) for seat in seats]
@@ -367,8 +368,8 @@ class _Nodes:
         known = (
             {seat.node_id for seat in seats} if plan is not None and plan.phase is Phase.RUNNING else set()
         )
-        others = sorted(self._members.values(), key=lambda one: (one.node_id, one.incarnation))
-        departed = {one.node_id for one in departures}
+        others = sorted(self._members.values(), key=lambda node: (node.node_id, node.incarnation))
+        departed = {node.node_id for node in departures}
         for member in others:
             has_row = member.node_id in (known if member.state is State.READY else known | departed)
             if member.incarnation not in seated and member.state is not State.LEFT:
@@ -376,7 +377,7 @@ class _Nodes:
                 if row is not None:
                     rows.append(row)
         present = {row.node_id for row in rows}
-        return (*rows, *(one for one in departures if one.node_id not in present))
+        return (*rows, *(node for node in departures if node.node_id not in present))
 
     def _seated(self, seat: Seat) -> NodeStatus:
         plan = self._plan
@@ -407,7 +408,7 @@ class _Nodes:
         return "joining" if member is not None and member.state is State.READY else IN_LAST_WORLD
 
     def _unseated(self, member: Member, *, has_row: bool) -> NodeStatus | None:
-        """``has_row``: the node is in the world, or gone from it, by another record than this one."""
+        """Return the row of a node without a seat; ``has_row``: by another record it has one, or is gone."""
         plan, lease = self._plan, self._leases.get(member.incarnation)
         if lease is None or lease.revoked:
             return None  # an earlier incarnation
@@ -447,7 +448,11 @@ class _Nodes:
     ) -> NodeStatus:
         report = self._reports.get(node_id)
         present = report if report is not None and self._is_present(report) else None
-        steps = [one.step for one in present.workers if one.step is not None] if present is not None else []
+        steps = (
+            [worker.step for worker in present.workers if worker.step is not None]
+            if present is not None
+            else []
+        )
         return NodeStatus(
             node_id,
             role,
@@ -461,7 +466,7 @@ class _Nodes:
             report.written_s if report is not None else None,
             note,
             steps_per_s=present.steps_per_s if present is not None else None,
-            waits=tuple(one.waits for one in present.workers) if present is not None else (),
+            waits=tuple(worker.waits for worker in present.workers) if present is not None else (),
             log_dir=report.log_dir if report is not None else "",
             collectives_s=present.collectives_s if present is not None else None,
         )
@@ -473,7 +478,7 @@ class _Nodes:
 def _last_collective(worker: WorkerReport) -> str:
     if worker.state is not WorkerState.RUNNING:
         return worker.state.value
-    newest: GroupProgress | None = max(worker.progress, key=lambda one: one.enqueued, default=None)
+    newest: GroupProgress | None = max(worker.progress, key=lambda group: group.enqueued, default=None)
     if newest is None or newest.enqueued < 0:
         return ""
     name = newest.last.name if newest.last is not None else "collective"

@@ -22,7 +22,7 @@ Row = tuple[str, ...]
 
 
 def duration(length_s: float) -> str:
-    """A length of time in its two largest units, such as ``2 h 5 min`` or ``12.3 s``."""
+    """Return a length of time in its two largest units, such as ``2 h 5 min`` or ``12.3 s``."""
     if length_s < 60:
         return f"{max(0.0, round(length_s, 2)):.3g} s"
     minutes, seconds = divmod(round(length_s), 60)
@@ -34,28 +34,28 @@ def duration(length_s: float) -> str:
 
 
 def goodput_text(goodput: Goodput) -> str:
-    """One line, such as ``goodput 93 % over 2 h 11 min: training 2 h 2 min``."""
+    """Return one line, such as ``goodput 93 % over 2 h 11 min: training 2 h 2 min``."""
     total = f"goodput {share_text(goodput)} over {duration(round(goodput.total_s, 1))}"
     return f"{total}: {training_text(goodput)}" if goodput.training_s >= 0.05 else total
 
 
 def share_text(goodput: Goodput) -> str:
-    """The share of the training, such as ``93 %``."""
+    """Return the share of the training, such as ``93 %``."""
     return f"{100 * (goodput.share or 0.0):.0f} %"
 
 
 def training_text(goodput: Goodput) -> str:
-    """The time of the training, such as ``training 2 h 2 min``."""
+    """Return the time of the training, such as ``training 2 h 2 min``."""
     return f"training {duration(round(goodput.training_s, 1))}"
 
 
 def standstill_text(standstill: Standstill, now_s: float) -> str:
-    """One line about workers that wait for each other; ``now_s``: seconds since 1970."""
+    """Return one line about workers that wait for each other; ``now_s``: seconds since 1970."""
     return f"no worker has made progress for {duration(now_s - standstill.since_s)}: {standstill.summary}"
 
 
 def problem_text(status: RunStatus) -> str:
-    """One line about a store that does not answer."""
+    """Return one line about a store that does not answer."""
     known = "this is what was known before"
     if status.silent_since_s is None:
         return f"the store at {status.endpoint} cannot be read ({status.problem}); {known}"
@@ -63,7 +63,7 @@ def problem_text(status: RunStatus) -> str:
 
 
 def outage_text(status: RunStatus) -> str:
-    """Since when the store has not answered, and what this means for the workers of this node."""
+    """Return since when the store has not answered, and what this means for the workers of this node."""
     assert status.silent_since_s is not None  # an outage
     since = f"the store at {status.endpoint} has not answered since {_clock(status.silent_since_s)}"
     paused = "training is paused on this machine: " if status.is_paused else ""
@@ -71,7 +71,7 @@ def outage_text(status: RunStatus) -> str:
 
 
 def status_text(status: RunStatus, now_s: float | None = None) -> str:
-    """Several lines; the first one says how the run is.
+    """Return several lines; the first one says how the run is.
 
     Args:
         status: of one run.
@@ -81,7 +81,7 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
     now_s = now_s if now_s is not None and status.is_over else status.asked_s
     lines = [_headline(status, now_s), *_from_before(status)]
     if status.waiting_for and status.phase in ("", "forming"):
-        lines += [one for one in (status.waiting_for, status.common_causes) if one]
+        lines += [line for line in (status.waiting_for, status.common_causes) if line]
     if status.notice:
         lines.append(f"notice: {status.notice}; workers may save and exit")
     if status.standstill is not None:
@@ -114,10 +114,12 @@ def _headline(status: RunStatus, now_s: float) -> str:
         return f"{head} {formed}{f'; {own}: {status.left}' if status.left else ''}"
     since = f" for {duration(now_s - status.since_s)}" if status.since_s is not None else ""
     if status.left and status.phase == UNKNOWN:
-        others = [one.node_id for one in status.nodes if one.role == IN_LAST_WORLD]
-        left = f"node {status.node_id} of this machine left it at {_clock(status.asked_s)} ({status.left})"
+        others = [node.node_id for node in status.nodes if node.role == IN_LAST_WORLD]
+        departed = (
+            f"node {status.node_id} of this machine left it at {_clock(status.asked_s)} ({status.left})"
+        )
         such = f", such as {others[0]}" if others else ""
-        return f"{head} {left}; for its status, run this command on another node{such}"
+        return f"{head} {departed}; for its status, run this command on another node{such}"
     if status.phase == UNKNOWN:
         return f"{head} state unknown; {_known(status)} when the run was last heard of"
     if status.phase == "running":
@@ -130,7 +132,7 @@ def _headline(status: RunStatus, now_s: float) -> str:
 
 
 def _from_before(status: RunStatus) -> list[str]:
-    """Lines if the present status is not known."""
+    """Return lines that say what was known before, if the present status is not known."""
     if _is_outage(status):
         known = f"known from before: {_known(status)}" if status.generation else ""
         return [*filter(None, (status.remedy, known))]
@@ -142,7 +144,7 @@ def _is_outage(status: RunStatus) -> bool:
 
 
 def _known(status: RunStatus) -> str:
-    """What the newest generation did that is known of a run whose present state is not."""
+    """Return what the newest generation did that is known of a run whose present state is not."""
     if status.world_size:
         return f"generation {status.generation} ran with {_size(status)}"
     if status.phase:
@@ -152,8 +154,8 @@ def _known(status: RunStatus) -> str:
 
 
 def _size(status: RunStatus) -> str:
-    """The nodes and workers of the world."""
-    ranks = sum(1 for one in status.nodes if one.first_rank is not None)
+    """Return the nodes and workers of the world."""
+    ranks = sum(1 for node in status.nodes if node.first_rank is not None)
     nodes = ranks or len(status.generations[-1].nodes if status.generations else ())
     shown = (
         f"{nodes} of {status.desired_nodes} desired nodes"
@@ -164,8 +166,8 @@ def _size(status: RunStatus) -> str:
 
 
 def log_dir_lines(nodes: Sequence[NodeStatus]) -> list[str]:
-    """Where the output of the workers is: one line if it is the same folder everywhere."""
-    folders = {one.node_id: one.log_dir for one in nodes if one.log_dir}
+    """Return where the output of the workers is: one line if it is the same folder everywhere."""
+    folders = {node.node_id: node.log_dir for node in nodes if node.log_dir}
     if len({*folders.values()}) == 1:
         return [f"output of the workers on each node: {next(iter(folders.values()))}"]
     return [f"output of the workers on {node}: {folder}" for node, folder in folders.items()]
@@ -188,8 +190,8 @@ _SHOWN_IF_KNOWN = frozenset({"STEPS/S", "WAITS"})
 
 
 def node_table(nodes: Sequence[NodeStatus], now_s: float) -> tuple[Row, list[Row]]:
-    """The names of the columns, and a row for each node; ``-``: not known."""
-    rows = [_node_row(one, now_s) for one in nodes]
+    """Return the names of the columns, and a row for each node; ``-``: not known."""
+    rows = [_node_row(node, now_s) for node in nodes]
     shown = [
         column
         for column, name in enumerate(_HEADER)
@@ -224,8 +226,8 @@ def _node_row(node: NodeStatus, now_s: float) -> Row:
 
 
 def _waits(each: Sequence[float | None]) -> str:
-    """The part of the time in which workers wait in collectives: of the one that waits least, and most."""
-    known = [f"{100 * one:.0f}" for one in each if one is not None]
+    """Return the part of the time in which workers wait in collectives: of the one that waits least, and most."""
+    known = [f"{100 * share:.0f}" for share in each if share is not None]
     if not known:
         return "-"
     least, most = min(known, key=int), max(known, key=int)
@@ -233,11 +235,11 @@ def _waits(each: Sequence[float | None]) -> str:
 
 
 def _collectives(node: NodeStatus, now_s: float) -> str:
-    """What all workers have in common, or each by itself; with its age, as nodes were that far at different times."""
-    known = list(dict.fromkeys(one for one in node.collectives if one))
+    """Return what all workers have in common, or each by itself, with its age, which differs between nodes."""
+    known = list(dict.fromkeys(collective for collective in node.collectives if collective))
     if not known:
         return "-"
-    shown = known[0] if len(known) == 1 else ", ".join(one or "-" for one in node.collectives)
+    shown = known[0] if len(known) == 1 else ", ".join(collective or "-" for collective in node.collectives)
     if node.collectives_s is None or now_s - node.collectives_s < FRESH_S:
         return shown
     return f"{shown}, {duration(now_s - node.collectives_s)} ago"
@@ -247,25 +249,25 @@ def _generations(generations: Sequence[GenerationStatus], phase: str) -> list[st
     shown = generations[-SHOWN_GENERATIONS:]
     left_out = len(generations) - len(shown)
     head = f"generations (the last {len(shown)} of {len(generations)}):" if left_out else "generations:"
-    rows = [generation_row(one, phase) for one in shown]
+    rows = [generation_row(row, phase) for row in shown]
     table = _table(GENERATION_HEADER, [(*row[:-1], _shortened(row[-1])) for row in rows])
-    hint = ["root causes: elastic-agent why"] if any(one.cause for one in shown) else []
+    hint = ["root causes: elastic-agent why"] if any(row.cause for row in shown) else []
     return [head, *table, *hint]
 
 
-def generation_row(one: GenerationStatus, phase: str) -> Row:
-    """What the columns of :data:`GENERATION_HEADER` say of a generation; ``phase``: of the run."""
-    if one.is_running:
+def generation_row(row: GenerationStatus, phase: str) -> Row:
+    """Return what the columns of :data:`GENERATION_HEADER` say of a generation; ``phase``: of the run."""
+    if row.is_running:
         lasted = UNKNOWN if phase == UNKNOWN else "running"
     else:
-        is_known = one.ended_s is not None and not one.began_earlier
-        lasted = duration((one.ended_s or 0.0) - one.began_s) if is_known else "-"
-    world = f"{count(len(one.nodes), 'node')}, {count(one.workers, 'worker')}"
-    return str(one.generation), _began(one), lasted, world, one.end_words or "-"
+        is_known = row.ended_s is not None and not row.began_earlier
+        lasted = duration((row.ended_s or 0.0) - row.began_s) if is_known else "-"
+    world = f"{count(len(row.nodes), 'node')}, {count(row.workers, 'worker')}"
+    return str(row.generation), _began(row), lasted, world, row.end_words or "-"
 
 
-def _began(one: GenerationStatus) -> str:
-    return f"{'before ' if one.began_earlier else ''}{_clock(one.began_s)}"
+def _began(row: GenerationStatus) -> str:
+    return f"{'before ' if row.began_earlier else ''}{_clock(row.began_s)}"
 
 
 def _clock(moment_s: float) -> str:

@@ -67,18 +67,20 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
         still_s = status.asked_s - status.standstill.since_s if status.standstill is not None else 0.0
         text = "How long the workers have waited for each other; 0 while they train."
         yield _single("standstill_seconds", text, still_s)
-    steps: _Values = {(one.node_id,): float(one.step) for one in status.nodes if one.step is not None}
+    steps: _Values = {(node.node_id,): float(node.step) for node in status.nodes if node.step is not None}
     yield _Gauge(
         "training_step", "Newest training step that a worker of the node reported.", ("node",), steps
     )
-    speeds: _Values = {(one.node_id,): one.steps_per_s for one in status.nodes if one.steps_per_s is not None}
+    speeds: _Values = {
+        (node.node_id,): node.steps_per_s for node in status.nodes if node.steps_per_s is not None
+    }
     yield _Gauge(
         "training_steps_per_second", "How fast the training of the node advances.", ("node",), speeds
     )
     waits: _Values = {
-        (one.node_id, str(slot)): share
-        for one in status.nodes
-        for slot, share in enumerate(one.waits)
+        (node.node_id, str(slot)): share
+        for node in status.nodes
+        for slot, share in enumerate(node.waits)
         if share is not None
     }
     yield _Gauge(
@@ -90,7 +92,7 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
     if status.goodput is not None and status.goodput.share is not None:
         text = "Training divided by the whole time of this node, since its agent was started."
         yield _single("goodput_ratio", text, status.goodput.share)
-    seen: _Values = {(one.node_id,): one.seen_s for one in status.nodes if one.seen_s is not None}
+    seen: _Values = {(node.node_id,): node.seen_s for node in status.nodes if node.seen_s is not None}
     yield _Gauge(
         "node_report_time_seconds", "When the node wrote its newest report, Unix time.", ("node",), seen
     )
@@ -98,8 +100,8 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
 
 def _count_roles(status: RunStatus) -> _Values:
     counts: _Values = {("in the world",): 0.0}
-    for one in status.nodes:
-        counts[one.role,] = counts.get((one.role,), 0.0) + 1
+    for node in status.nodes:
+        counts[node.role,] = counts.get((node.role,), 0.0) + 1
     return counts
 
 

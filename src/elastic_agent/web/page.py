@@ -21,18 +21,18 @@ MOST_GENERATIONS = 200
 
 
 def runs_page(statuses: Sequence[RunStatus]) -> bytes:
-    """The list of runs, the newest first."""
+    """Return the list of runs, the newest first."""
     where = count(len(statuses), "run") if statuses else "no run yet"
     return _rendered(where=where, runs=[(status, _age(status)) for status in reversed(statuses)])
 
 
 def problem_page(problem: str) -> bytes:
-    """The page while the status is not known."""
+    """Return the page while the status is not known."""
     return _rendered(where=f"no answer ({problem})")
 
 
 def run_page(status: RunStatus, *, is_named: bool, shows_all: bool) -> bytes:
-    """The page of a run.
+    """Return the page of a run.
 
     Args:
         status: of the run.
@@ -54,7 +54,10 @@ def run_page(status: RunStatus, *, is_named: bool, shows_all: bool) -> bytes:
         logs=status_text.log_dir_lines(nodes)[:FEW_NODES],
         header=header,
         nodes=list(zip(shown, rows, strict=True)),
-        generations=[(one, status_text.generation_row(one, status.phase)) for one in reversed(generations)],
+        generations=[
+            (generation, status_text.generation_row(generation, status.phase))
+            for generation in reversed(generations)
+        ],
         until_s=_until_s(status),
     )
 

@@ -1,20 +1,18 @@
-"""Serves the status of runs over HTTP: a page, JSON and metrics. Read-only.
+"""Serves the status of runs over HTTP: a page, JSON and metrics. Read-only, in the event loop that knows the runs.
 
-Requests are answered in threads of their own, and the status of a run is determined at most once a second, however
-many clients ask.
+The status of a run is determined at most once a second, however many clients ask.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -35,82 +33,109 @@ IDLE_S = 10.0
 CLIENTS = 32
 """How many are served at the same time; the others are turned away."""
 
-HTML = "text/html; charset=utf-8"
+LONGEST_REQUEST = 64 * 1024
+
+HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
+
+HEADERS = (
+    "Server: elastic-agent",
+    "Cache-Control: no-store",
+    "X-Content-Type-Options: nosniff",
+    (
+        "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+        "connect-src 'self'; img-src data:"
+    ),
+    "Connection: close",
+)
 
 MOST_RUNS = 100
 """The metrics and the page contain so many runs, the newest."""
 
 
-class StatusSource(Protocol):
-    """Where a status page has its content from. All methods are called by the threads of clients."""
+@dataclass(frozen=True)
+class Runs:
+    """The runs that are shown."""
 
-    def run_ids(self) -> Sequence[str]:
-        """The runs that are known, the newest last.
-
-        Raises:
-            TimeoutError: the process that knows them does not answer.
-        """
-
-    def status(self, run_id: str) -> RunStatus:
-        """The status of one of them.
-
-        Raises:
-            TimeoutError: the process that knows it does not answer.
-            LookupError: there is no such run.
-        """
+    ids: Callable[[], Sequence[str]]
+    """Gives those that are known, the newest last."""
+    status: Callable[[str], Awaitable[RunStatus]]
+    """Determines the status of one of them; raises LookupError if there is no such run any more."""
 
 
 class StatusServer:
-    """Serves the status of runs until closed."""
+    """Serves the status of runs until closed. For the event loop."""
 
-    def __init__(self, address: Endpoint, source: StatusSource, secret: Secret | None = None) -> None:
-        """Listen, and serve once :meth:`start` is called.
+    def __init__(self, address: Endpoint, runs: Runs, secret: Secret | None = None) -> None:
+        """Listen, and serve from now on.
 
         Args:
             address: where; port 0: any free one.
-            source: of what is shown.
+            runs: what is shown.
             secret: what clients need: in TLS, or on a loopback address to be a process of this user or root; None:
                 nothing.
 
         Raises:
             OSError: the address cannot be used.
         """
-        self._source = source
-        self._lock = threading.Lock()
+        from . import page  # here and not above: most agents serve no page
+
+        self._html = page
+        self._runs = runs
+        self._is_local = _is_loopback(address.host)
+        self._tls = secret.server_context if secret is not None and not self._is_local else None
+        self._is_for_this_user = secret is not None and self._is_local
         self._known: dict[str, tuple[float, RunStatus]] = {}
-        self._http = _Server(address, self, secret)
-        host, scheme = address.host, "https" if self._http.in_tls is not None else "http"
-        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._http.server_port}/"
+        self._determines = asyncio.Lock()
+        self._clients: set[asyncio.Task[None]] = set()
+        host = address.host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, address.port), family=family, backlog=2 * CLIENTS)
+        port, scheme = self._listener.getsockname()[1], "https" if self._tls is not None else "http"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
         """Where to reach it."""
+        self._listener.setblocking(False)
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+        self._accepting.add_done_callback(lambda _: self._listener.close())
+
+    async def _accept(self) -> None:
+        """Accept clients; those that are too many, or not welcome, are turned away before anything is read."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(self._listener)
+            except OSError:  # the client has gone, or this process has no descriptor left for it
+                await asyncio.sleep(FRESH_S)
+                continue
+            if len(self._clients) >= CLIENTS or not self._is_welcome(client):
+                client.close()
+                continue
+            serving = loop.create_task(self._attend(client))
+            self._clients.add(serving)
+            serving.add_done_callback(self._clients.discard)
 
     @property
     def refuses_everyone(self) -> bool:
-        """Whether only processes of this user are to be served, and the kernel does not tell which these are."""
-        if not self._http.is_for_this_user:
+        """Whether only this user is to be served, and the kernel does not report whose a connection is."""
+        if not self._is_for_this_user:
             return False
         with (
-            socket.create_server(
-                (str(self._http.server_address[0]), 0), family=self._http.address_family
-            ) as own,
+            socket.create_server((self._listener.getsockname()[0], 0), family=self._listener.family) as own,
             socket.create_connection(own.getsockname()[:2]),
             own.accept()[0] as accepted,
         ):
-            return not self._http.verify_request(accepted, None)
-
-    def start(self) -> None:
-        """Serve from now on, in threads."""
-        threading.Thread(target=self._http.serve_forever, name="status-page", daemon=True).start()
+            return not self._is_welcome(accepted)
 
     def close(self) -> None:
         """Stop serving; does not wait for clients."""
-        threading.Thread(target=self._http.shutdown, name="status-page-end", daemon=True).start()
-        self._http.server_close()
+        for task in (self._accepting, *self._clients):
+            task.cancel()
 
-    def status(self, run_id: str | None = None) -> RunStatus:
-        """The status of a run, at most :data:`FRESH_S` old; by default of the only one.
+    # -- what is shown --------------------------------------------------------------------------
+
+    async def status(self, run_id: str | None = None) -> RunStatus:
+        """Return the status of a run, at most :data:`FRESH_S` old; by default of the only one.
 
         Raises:
-            TimeoutError: the process that knows it does not answer.
             LookupError: there is no such run, or there are several and none was named; the message says so.
         """
         run_ids = self.run_ids()
@@ -122,37 +147,111 @@ class StatusServer:
             run_id = run_ids[0]
         elif run_id not in run_ids:
             raise LookupError("there is no run of this name here; the page at / lists those that there are")
-        with self._lock:
+        async with self._determines:
             known = self._known.get(run_id)
             if known is not None and time.monotonic() - known[0] < FRESH_S:
                 return known[1]
-            status = self._source.status(run_id)
+            status = await self._runs.status(run_id)
             self._known[run_id] = time.monotonic(), status
             for gone in self._known.keys() - set(run_ids):
                 del self._known[gone]
             return status
 
     def run_ids(self) -> list[str]:
-        """The newest runs, the newest last."""
-        return list(self._source.run_ids())[-MOST_RUNS:]
+        """Return the newest runs, the newest last."""
+        return list(self._runs.ids())[-MOST_RUNS:]
 
-    def statuses(self) -> list[RunStatus]:
-        """Of the newest runs.
-
-        Raises:
-            TimeoutError: the process that knows them does not answer.
-        """
+    async def statuses(self) -> list[RunStatus]:
+        """Return those of the newest runs."""
         found = []
-        for one in self.run_ids():
+        for run_id in self.run_ids():
             try:
-                found.append(self.status(one))
+                found.append(await self.status(run_id))
             except LookupError:
                 continue  # removed meanwhile
         return found
 
+    # -- requests -------------------------------------------------------------------------------
+
+    async def _attend(self, client: socket.socket) -> None:
+        """Answer one request, and close the connection."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(LONGEST_REQUEST)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        writer = None
+        try:
+            async with asyncio.timeout(IDLE_S):
+                transport, _ = await loop.connect_accepted_socket(lambda: protocol, client, ssl=self._tls)
+                writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+                head = await reader.readuntil(b"\r\n\r\n")
+            writer.write(await self._answer(head.decode("latin-1")))
+            await asyncio.wait_for(writer.drain(), IDLE_S)
+        except (OSError, EOFError, asyncio.LimitOverrunError):
+            pass  # it has gone, is slow, or uses another protocol: no error of the agent
+        finally:
+            if writer is not None:  # else asyncio has closed the connection
+                writer.close()
+
+    def _is_welcome(self, client: socket.socket) -> bool:
+        """Return whether to serve this client, of which nothing has been read yet."""
+        try:
+            return not self._is_for_this_user or peer_uid(client) in (os.geteuid(), 0)
+        except OSError:  # it is gone, or the kernel does not answer
+            return False
+
+    async def _answer(self, head: str) -> bytes:
+        request, *lines = head.split("\r\n")
+        method, _, rest = request.partition(" ")
+        target = rest.partition(" ")[0]
+        headers = {
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+        }
+        if method not in ("GET", "HEAD"):
+            code, kind, body = HTTPStatus.NOT_IMPLEMENTED, TEXT, b"this page can only be read\n"
+        elif self._is_local and not _means_this_machine(headers.get("host", "")):
+            code, kind = HTTPStatus.FORBIDDEN, TEXT
+            body = b"this page is served to clients on this machine only\n"
+        else:
+            code, kind, body = await self._content(target)
+        top = (
+            f"HTTP/1.0 {code.value} {code.phrase}",
+            f"Content-Type: {kind}",
+            f"Content-Length: {len(body)}",
+        )
+        shown = body if method != "HEAD" else b""
+        return "\r\n".join((*top, *HEADERS, "", "")).encode() + shown
+
+    async def _content(self, target: str) -> tuple[HTTPStatus, str, bytes]:
+        """Return the answer to a request for this target."""
+        path = target.partition("?")[0]
+        query = _query(target)
+        try:
+            match path:
+                case "/":
+                    return HTTPStatus.OK, HTML, await self._page(query)
+                case "/api/status":
+                    status = await self.status(query.get("run"))
+                    return HTTPStatus.OK, "application/json", msgspec.json.encode(status)
+                case "/metrics":
+                    return HTTPStatus.OK, CONTENT_TYPE, metrics_text(await self.statuses())
+        except LookupError as error:
+            problem = str(error.args[0] if error.args else error)
+            if path == "/":
+                return HTTPStatus.NOT_FOUND, HTML, self._html.problem_page(problem)
+            return HTTPStatus.NOT_FOUND, TEXT, f"{problem}\n".encode(errors="replace")
+        return HTTPStatus.NOT_FOUND, TEXT, b"there is /, /api/status, /metrics\n"
+
+    async def _page(self, query: dict[str, str]) -> bytes:
+        name = query.get("run")
+        if name is None and len(self.run_ids()) != 1:
+            return self._html.runs_page(await self.statuses())
+        return self._html.run_page(
+            await self.status(name), is_named=name is not None, shows_all="all" in query
+        )
+
 
 def open_status_page(
-    address: Endpoint | None, source: StatusSource, secret: Secret | None = None
+    address: Endpoint | None, runs: Runs, secret: Secret | None = None
 ) -> StatusServer | None:
     """Serve the status from now on; None without an address, or if it cannot be used (logged).
 
@@ -162,7 +261,7 @@ def open_status_page(
         return None
     log = get_logger()
     try:
-        page = StatusServer(address, source, secret)
+        page = StatusServer(address, runs, secret)
         refuses_everyone = page.refuses_everyone
     except OSError as error:
         log.warning(
@@ -170,7 +269,6 @@ def open_status_page(
             "continues"
         )
         return None
-    page.start()
     if refuses_everyone:
         log.warning(
             f"the status page at {page.url} refuses everyone, as this kernel does not tell whose a connection is "
@@ -182,142 +280,17 @@ def open_status_page(
     return page
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 2 * CLIENTS
-    block_on_close = False
-
-    def __init__(self, address: Endpoint, source: StatusServer, secret: Secret | None) -> None:
-        self.pages = source
-        self.is_local = _is_loopback(address.host)
-        self.in_tls = secret.server_context if secret is not None and not self.is_local else None
-        self.is_for_this_user = secret is not None and self.is_local
-        self._places = threading.BoundedSemaphore(CLIENTS)
-        if ":" in address.host:
-            self.address_family = socket.AF_INET6
-        super().__init__((address.host, address.port), _Handler)
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; its thread shakes hands, with the first bytes that it reads."""
-        request, address = super().get_request()
-        if self.in_tls is not None:
-            request = self.in_tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-        return request, address
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether to serve this client, which has shown nothing yet."""
-        try:
-            return not self.is_for_this_user or peer_uid(request) in (os.geteuid(), 0)
-        except OSError:  # it is gone, or the kernel does not tell
-            return False
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no error of the agent."""
+def _query(target: str) -> dict[str, str]:
+    try:
+        return {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
+    except ValueError:
+        return {}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = IDLE_S
-    server_version = "elastic-agent"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        """Answer a request."""
-        if self.server.is_local and not self._asks_for_this_machine():
-            self._text(HTTPStatus.FORBIDDEN, "this page is served to clients on this machine only\n")
-            return
-        route = self._routes().get(self.path.partition("?")[0])
-        if route is None:
-            shown = ", ".join(self._routes())
-            self._text(HTTPStatus.NOT_FOUND, f"there is {shown}\n")
-            return
-        try:
-            route()
-        except TimeoutError as error:
-            self._problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        except LookupError as error:
-            self._problem(HTTPStatus.NOT_FOUND, str(error.args[0] if error.args else error))
-
-    do_HEAD = do_GET  # noqa: N815 - http.server looks for this name
-
-    def _routes(self) -> dict[str, Callable[[], None]]:
-        return {
-            "/": self._page,
-            "/api/status": self._status,
-            "/metrics": self._metrics,
-        }
-
-    def _asks_for_this_machine(self) -> bool:
-        """Whether the name in the request is this machine's: a page of another site cannot read the answer then."""
-        host = self.headers.get("Host", "")
-        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-        return _is_loopback(name.strip("[]"))
-
-    def _page(self) -> None:
-        # Here and not above: most agents serve no page.
-        from .page import run_page, runs_page
-
-        pages, query = self.server.pages, self._query()
-        name = query.get("run")
-        if name is None and len(pages.run_ids()) != 1:
-            page = runs_page(pages.statuses())
-        else:
-            page = run_page(pages.status(name), is_named=name is not None, shows_all="all" in query)
-        self._answer(HTTPStatus.OK, HTML, page)
-
-    def _query(self) -> dict[str, str]:
-        try:
-            return {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
-        except ValueError:
-            return {}
-
-    def _status(self) -> None:
-        status = self.server.pages.status(self._query().get("run"))
-        self._answer(HTTPStatus.OK, "application/json", msgspec.json.encode(status))
-
-    def _metrics(self) -> None:
-        self._answer(HTTPStatus.OK, CONTENT_TYPE, metrics_text(self.server.pages.statuses()))
-
-    def _problem(self, status: HTTPStatus, problem: str) -> None:
-        if self.path.partition("?")[0] == "/":
-            from .page import problem_page
-
-            self._answer(status, HTML, problem_page(problem))
-        else:
-            self._text(status, f"{problem}\n")
-
-    def _text(self, status: HTTPStatus, text: str) -> None:
-        self._answer(status, "text/plain; charset=utf-8", text.encode(errors="replace"))
-
-    def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header(
-            "Content-Security-Policy",
-            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-            "connect-src 'self'; img-src data:",
-        )
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
-        """Requests are not logged."""
+def _means_this_machine(host: str) -> bool:
+    """Return whether the name in a request is this machine's: a page of another site cannot read the answer then."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    return _is_loopback(name.strip("[]"))
 
 
 def _is_loopback(host: str) -> bool:

@@ -29,7 +29,7 @@ _RESUME = "to resume it, start it again with this run id"
 
 
 class StoreSilentError(Exception):
-    """The store does not answer, so no other node learns of the command; the message says so."""
+    """The store does not answer, so the command reaches no other node; ``str()`` is the message for the user."""
 
 
 class Commands:
@@ -76,7 +76,7 @@ class Commands:
         self._times = {"drain": drain_s, "stop": stop_s}
 
     async def act(self, command: Command) -> AsyncIterator[Answer]:
-        """The answers to a command, as they become available."""
+        """Yield the answers to a command, as they become available."""
         match command.do:
             case "describe":
                 yield Answer(run_id=self._run_id, node=self._node_id)
@@ -103,7 +103,7 @@ class Commands:
         return tuple(seat.node_id for seat in self._seats())
 
     async def _unless_silent(self, outcome: Coroutine[Any, Any, T]) -> T:
-        """What the command waits for; raises ``StoreSilentError``."""
+        """Return what the command waits for; raises ``StoreSilentError``."""
         task, silent_looks = asyncio.create_task(outcome), 0
         try:
             while not (await asyncio.wait({task}, timeout=LOOK_EVERY_S))[0]:
@@ -119,7 +119,7 @@ class Commands:
             task.cancel()
 
     def _what_remains(self, node: str) -> str:
-        """What the run does without this node."""
+        """Return what the run does without this node."""
         others = {*self._nodes()} - {node}
         plan = self._supervisor.node.plan
         if not others:
@@ -189,7 +189,7 @@ class Commands:
         yield self._end_of_run(await self._unless_silent(self._supervisor.over()), "every node")
 
     def _end_of_run(self, ending: Ending, whose: str) -> Answer:
-        """The last answer where this agent's part is over: whether it is known that the workers have exited."""
+        """Return the last answer when this agent's part is over; it says whether the workers are known to be gone."""
         plan = ending.plan
         if plan is not None and plan.is_terminal and not plan.uncleared:
             resume = f"; {_RESUME}" if plan.phase is Phase.STOPPED else ""

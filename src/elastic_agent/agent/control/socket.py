@@ -121,7 +121,7 @@ class ControlSocket:
 
 
 def _peer(sock: socket.socket) -> int:
-    """The user at the other end."""
+    """Return the user at the other end."""
     _, uid, _ = struct.unpack(
         "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     )
@@ -143,18 +143,18 @@ class AgentAddress:
 
 
 def agents_here() -> list[AgentAddress]:
-    """The agents of this machine that accept commands of this user: the user's own, for root all."""
+    """Return the agents of this machine that accept commands of this user: the user's own, for root all."""
     try:
         listed = Path("/proc/net/unix").read_bytes()
     except OSError:
         return []
     own = os.geteuid()
     found = {AgentAddress(name.decode(), int(uid), int(pid)) for name, uid, pid in _NAME.findall(listed)}
-    return sorted((one for one in found if own in (0, one.uid)), key=lambda one: one.name)
+    return sorted((address for address in found if own in (0, address.uid)), key=lambda address: address.name)
 
 
 async def describe_all(addresses: list[AgentAddress]) -> dict[AgentAddress, Answer]:
-    """Descriptions of these agents, if they answer in time: one that is stopped, or a fake, delays no other."""
+    """Ask these agents to describe themselves; one that is stopped, or a fake, delays no other, and is left out."""
 
     async def query(address: AgentAddress) -> Answer | None:
         try:

@@ -42,26 +42,59 @@ PATIENCE_S = 2.0
 """Shorter waits are not reported."""
 
 
+class _HeldLine:
+    """A line about a generation that forms after a failure, which may also turn out to have ended the run."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._text = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hold(self, text: str, for_s: float) -> None:
+        """Log this line after so long, unless it is dropped before."""
+        self._text = text
+        if for_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(for_s, self.release)
+        else:
+            self.release()
+
+    def release(self) -> None:
+        """Log the line now, if there is one."""
+        text = self._text
+        self.drop()
+        if text:
+            self._log(text)
+
+    def drop(self) -> None:
+        """Do not log the line."""
+        self._text = ""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 class ConsoleReporter:
     """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
 
     def __init__(
         self,
         endpoint: Callable[[], str],
-        read_status: Callable[[], Awaitable[Waiting]],
+        read_status: Callable[[], Awaitable[Waiting]] | None = None,
         how_to_reach: Callable[[Obstacle, bool, Sequence[Seat]], str] = lambda *_: "",
     ) -> None:
         """Prepare; nothing is shown yet.
 
         Args:
             endpoint: gives it as the user wrote it, with the port once that is known.
-            read_status: reads what the coordinator is waiting for.
+            read_status: reads what the coordinator is waiting for, as soon as that is possible.
             how_to_reach: gives what to do about a store that does not answer, from the obstacle, whether it had
                 answered, and the nodes of the last world.
         """
         self._endpoint = endpoint
         self._how_to_reach = how_to_reach
-        self._read_status = read_status
+        self.read_status = read_status
+        self.newest_step: Callable[[], int] = lambda: 0
+        """Gives the newest step that a worker reported; 0: none has."""
         self._log = get_logger()
         self._reporter = waiting_reporter()
         self._timer: asyncio.TimerHandle | None = None
@@ -93,9 +126,7 @@ class ConsoleReporter:
         """What runs with this node, or how the run ended; and the notice to the workers, while they may save."""
         self._leaves = False
         """This node is to leave: no generation forms here."""
-        self._held = ""
-        """A line about a generation that forms after a failure, which may also turn out to have ended the run."""
-        self._release: asyncio.TimerHandle | None = None
+        self._held = _HeldLine(self._log.info)
         self._shown_tail = ""
         """The output of a failed worker that was shown last."""
 
@@ -106,12 +137,13 @@ class ConsoleReporter:
 
     @property
     def remedy(self) -> str:
-        """What to do about a store that does not answer; empty: the reason says it, or the store answers."""
+        """What to do about a store that does not answer; empty: the reason contains it, or the store answers."""
         reason, obstacle = self._problem.reason, self._problem.obstacle
         return self._how_to_reach(obstacle, self._was_connected, self._seats) if reason else ""
 
-    def headline(self, step: int = 0) -> str:
-        """The status in one line; ``step``: the newest that a worker reported, 0: none has."""
+    def headline(self) -> str:
+        """Return the status in one line."""
+        step = self.newest_step()
         world = f"{self._world}, step {step}" if self._world and step else self._world
         waits = self._text if self._timer is not None else ""
         return "; ".join(filter(None, (world, self._notice, waits))) or (
@@ -140,7 +172,7 @@ class ConsoleReporter:
             case events.DrainRequested(node=None):
                 self._leaves = True
             case Depart():
-                self._drop_held()
+                self._held.drop()
 
     # -- the store ------------------------------------------------------------------------------
 
@@ -194,7 +226,7 @@ class ConsoleReporter:
             )
 
     def _lease_lost(self, lost: LeaseLost) -> None:
-        """Log it; if the store does not answer, in the words of that, which say what to do."""
+        """Log it; if the store does not answer, with the causes of that and what to do."""
         causes = self._store_causes() if lost.unanswered and self._dialling else ""
         self._problem.has_ended_lease = bool(causes)
         if not causes:
@@ -209,7 +241,7 @@ class ConsoleReporter:
         self._world = self._notice = ""
 
     def _store_causes(self) -> str:
-        """Return what to do about a store that does not answer, unless the reason says it."""
+        """Return what to do about a store that does not answer, unless the reason contains it."""
         remedy = self.remedy
         since = f"the store has not answered since {self._problem.lost_at}: " if self._was_connected else ""
         return since + remedy if remedy else ""
@@ -243,11 +275,11 @@ class ConsoleReporter:
             self._await_soon(True)
         elif plan.phase is Phase.RUNNING and plan.world is not None:
             self._rest()
-            self._release_held()
+            self._held.release()
             self._running(plan, plan.world, is_changed)
         else:
             self._rest()
-            self._drop_held()
+            self._held.drop()
             log = self._log.error if plan.phase is Phase.FAILED else self._log.info
             verb = "was stopped" if plan.phase is Phase.STOPPED else plan.phase.value
             self._world = f"the run {verb}: {plan.reason}"
@@ -256,29 +288,14 @@ class ConsoleReporter:
 
     def _forming(self, plan: Plan) -> None:
         """Log it now, or after a failure when it is likely that the run continues."""
-        self._release_held()
-        # With a lost node, or a broken connection, the worker that failed may be a victim.
+        self._held.release()
+        # With a lost node, or a broken connection, the failure may be a consequence of another one.
         reason = (symptom(plan) if plan.lost else broken_connection(plan)) or plan.reason
-        self._held = f"forming generation {plan.generation}: {reason}"
-        if plan.failure is None:
-            self._release_held()
-        else:
-            self._release = asyncio.get_running_loop().call_later(PATIENCE_S, self._release_held)
-
-    def _release_held(self) -> None:
-        held = self._held
-        self._drop_held()
-        if held:
-            self._log.info(held)
-
-    def _drop_held(self) -> None:
-        self._held = ""
-        if self._release is not None:
-            self._release.cancel()
-            self._release = None
+        for_s = 0.0 if plan.failure is None else PATIENCE_S
+        self._held.hold(f"forming generation {plan.generation}: {reason}", for_s)
 
     def _new_tail(self, failure: Failure) -> dict[str, str]:
-        """The end of the worker's output, unless it was shown with the failure before."""
+        """Return the end of the worker's output, unless it was shown with the failure before."""
         tail, shown = failure.tail, self._shown_tail
         self._shown_tail = tail or shown
         return {"tail": tail} if tail and tail != shown else {}
@@ -351,7 +368,7 @@ class ConsoleReporter:
         self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
 
     async def _fetch_status(self) -> None:
-        waiting = await self._read_status()
+        waiting = await self.read_status() if self.read_status is not None else Waiting()
         if not self._awaits_status:
             return
         if waiting.reason:
@@ -361,7 +378,9 @@ class ConsoleReporter:
 
     def _lost_causes(self, waiting: Waiting) -> str:
         """Return what to do about nodes that were lost and that the run waits for; empty if there are none."""
-        missing = [words for node_id, words in self._lost.items() if node_id not in waiting.joined]
+        missing = [
+            description for node_id, description in self._lost.items() if node_id not in waiting.joined
+        ]
         if not (missing and waiting.lacks_nodes):
             return ""
         return (
@@ -396,9 +415,9 @@ class ConsoleReporter:
         self._reporter.clear()
 
     def close(self) -> None:
-        """Nothing more is waited for."""
+        """Stop waiting, and give up what is under way."""
         self._rest()
-        self._drop_held()
+        self._held.drop()
         self._tasks.cancel()
 
 

@@ -9,7 +9,7 @@ from elastic_agent.protocol import Seat, World
 
 
 class CopiesWarning:
-    """Warns once, when every worker of this node has said so."""
+    """Warns once, when every worker of this node has reported it."""
 
     def __init__(self, world: Callable[[], World | None], seat: Callable[[], Seat | None]) -> None:
         """Prepare; ``world``: whose workers this node runs, and ``seat``: its own in it."""
@@ -18,7 +18,7 @@ class CopiesWarning:
         self._is_told = False
 
     def __call__(self, slots: Set[int]) -> None:
-        """Take the slots of the workers that have said so; none of the others has made a process group."""
+        """Take the slots of the workers that have reported it; none of the others has made a process group."""
         world, seat = self._world(), self._seat()
         if self._is_told or world is None or seat is None or world.world_size == 1 or len(slots) < seat.slots:
             return

@@ -17,7 +17,7 @@ LIMIT_S = 10.0
 """How long the command may take for one event; then it is killed."""
 
 _ENDS = {Phase.FINISHED: "run_finished", Phase.FAILED: "run_failed", Phase.STOPPED: "run_stopped"}
-_OF_THE_RUN = (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED, Outcome.DRAINED)
+_ENDS_ALONE = (Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.STUCK)
 
 
 class EventCommand:
@@ -27,8 +27,8 @@ class EventCommand:
     the world that is not lost runs it. Before there is a world, each agent does.
     """
 
-    def __init__(self, command: str, run_id: str, node_id: str) -> None:
-        """``command``: for ``/bin/sh -c``."""
+    def __init__(self, command: str | None, run_id: str, node_id: str) -> None:
+        """``command``: for ``/bin/sh -c``; None: there is none, and nothing is done."""
         self._command = command
         self._run_id, self._node_id = run_id, node_id
         self._plan: Plan | None = None
@@ -42,7 +42,7 @@ class EventCommand:
         match event:
             case PlanSeen(plan=plan):
                 self._follow(plan)
-            case events.AgentEnded(outcome=outcome, reason=reason) if outcome not in _OF_THE_RUN:
+            case events.AgentEnded(outcome=outcome, reason=reason) if outcome in _ENDS_ALONE:
                 self._report("node_ended", reason, nodes=[self._node_id])
 
     async def close(self) -> None:
@@ -81,11 +81,12 @@ class EventCommand:
             "generation": 0 if plan is None else plan.generation,
             "restarts": 0 if plan is None else plan.charged,
         }
-        self._tasks.start(self._run(event, (json.dumps(record) + "\n").encode()))
+        if self._command is not None:
+            self._tasks.start(self._run(self._command, event, (json.dumps(record) + "\n").encode()))
 
-    async def _run(self, event: str, line: bytes) -> None:
+    async def _run(self, command: str, event: str, line: bytes) -> None:
         async with self._one_at_a_time:
             try:
-                await run_command(("/bin/sh", "-c", self._command), LIMIT_S, shown=self._command, stdin=line)
+                await run_command(("/bin/sh", "-c", command), LIMIT_S, shown=command, stdin=line)
             except CommandError as error:
                 get_logger().warning(f"the command of --on-event was not told of {event}: {error}")

@@ -50,7 +50,7 @@ class EventLog:
     """Appends events to a file with one write each, so that several agents may share it."""
 
     def __init__(self, path: Path | None, **context: Any) -> None:
-        """``path`` None records nothing; ``context`` goes into every line.
+        """Open the file; ``path`` None: record nothing; ``context`` goes into every line.
 
         Raises:
             OSError: the file cannot be opened for writing.
@@ -107,7 +107,7 @@ class EventLog:
         )
 
     def write(self, event: str, **details: Any) -> None:
-        """One event, stamped with CLOCK_BOOTTIME and the time of day; lost where it cannot be written (disk full)."""
+        """Write an event with CLOCK_BOOTTIME and the time of day; it is lost where it cannot be written (disk full)."""
         if self._handle is None:
             return
         line = {"event": event, "boottime_s": boottime_s(), "time_s": time.time(), **self._context, **details}

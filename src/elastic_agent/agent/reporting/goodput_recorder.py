@@ -26,7 +26,7 @@ class GoodputRecorder:
     """Subscribes to the agent's events and keeps the account of its node."""
 
     def __init__(self, progress: Callable[[], Progress | None]) -> None:
-        """``progress``: of the present workers; None without any."""
+        """Begin without workers; ``progress``: of the present workers; None without any."""
         self._progress = progress
         self._account = Account(time.monotonic())
         self._has_run = False
@@ -62,7 +62,9 @@ class GoodputRecorder:
                 if (
                     self._timer is None or self._account.awaits_step
                 ):  # else: of workers before the present ones
-                    self._last_step = max((one.step for one in workers), default=0) or self._last_step
+                    self._last_step = (
+                        max((end.report.step or 0 for end in workers), default=0) or self._last_step
+                    )
             case events.WorkersSucceeded(trained=trained):
                 self._workers_ended(trained=trained)
                 if not trained and not self.goodput.training_s:

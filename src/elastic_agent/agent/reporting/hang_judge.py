@@ -35,7 +35,7 @@ SHOWN_BLOCKED = 4
 """So many blocked connections of workers on other nodes are logged at once."""
 
 ReportHang = Callable[[int, Failure], None]
-"""Told that the workers of a generation hang."""
+"""Takes a generation whose workers hang, and the failure."""
 
 
 class HangJudge:
@@ -48,12 +48,12 @@ class HangJudge:
         self._report_hang = report_hang
         self._stacks: dict[int, str] = {}
         self._told: dict[tuple[object, ...], float] = {}
-        """How long a stall was when it was logged, by generation, kind and culprits."""
+        """How long a stall had lasted when it was logged, by generation, kind and culprits."""
         self._told_blocked: set[str] = set()
         """Connections that other nodes have reported and that were logged."""
 
     def stacks(self, generation: int) -> str:
-        """Where the workers of a generation that hung were, with their stacks; empty: it did not hang."""
+        """Return where the workers of a generation that hung were, with their stacks; empty: it did not hang."""
         return self._stacks.get(generation, "")
 
     async def judge(self, stall: events.Stalled) -> None:
@@ -63,7 +63,7 @@ class HangJudge:
             return
         within_s = OVER_GATHER_S if stall.is_over else STALL_GATHER_S
         gathered = await self._reports.gather(stall.generation, world, _tells_where, within_s)
-        self._tell_blocked([one for node_id, one in gathered.items() if node_id != self._node_id])
+        self._tell_blocked([report for node_id, report in gathered.items() if node_id != self._node_id])
         hang = find_standstill(gathered.values(), world.world_size)
         if hang is not None:
             self._tell(hang, stall)
@@ -73,7 +73,7 @@ class HangJudge:
         self._stacks = {stall.generation: where}
         get_logger().warning(f"where the workers of generation {stall.generation} are:\n{where}")
         culprits = hang.culprits if hang is not None else ()
-        own = [one for one in culprits if one.node_id == self._node_id]
+        own = [culprit for culprit in culprits if culprit.node_id == self._node_id]
         if culprits and not own:
             await asyncio.sleep(CULPRIT_FIRST_S)
         blamed = culprits[0] if len(culprits) == 1 and culprits[0].node_id else None
@@ -93,7 +93,7 @@ class HangJudge:
 
     def _tell_blocked(self, others: Sequence[NodeReport]) -> None:
         """Log connections that the network blocks: only the node of the worker that connects sees them."""
-        fresh = {line for one in others for line in one.blocked} - self._told_blocked
+        fresh = {line for report in others for line in report.blocked} - self._told_blocked
         shown = sorted(fresh)[:SHOWN_BLOCKED]
         for line in shown:
             get_logger().warning(line)
@@ -107,13 +107,13 @@ class HangJudge:
         if not stall.is_over and stall.stalled_s >= 2 * self._told.get(key, 0.0):
             self._told[key] = stall.stalled_s
             shown = _shown(stall.stalled_s)
-            what = f": {hang.summary_now}" if is_new else ", as told above"
+            description = f": {hang.summary_now}" if is_new else ", as told above"
             get_logger().warning(
-                f"no worker has made progress for {shown} s{what}{self._what_follows(stall)}"
+                f"no worker has made progress for {shown} s{description}{self._what_follows(stall)}"
             )
 
     def _what_follows(self, stall: events.Stalled) -> str:
-        """What happens if the stall lasts, and when, to follow what it is."""
+        """Return what happens if the stall lasts, and when; it follows the description of the stall."""
         if math.isinf(stall.over_at_s):
             return ""
         plan = self._log.plan
@@ -134,11 +134,15 @@ class HangJudge:
 
 
 def _tells_where(report: NodeReport) -> bool:
-    """Whether it stands still, and its workers have answered where they are: their node asks a moment later."""
+    """Return whether its workers make no progress and have answered where they are: they are asked a moment later."""
     return stands_still(report) and all(
-        one.stack or one.line or one.is_silent or not one.progress or one.process_state[:1] in ("T", "t")
-        for one in report.workers
-        if one.state is WorkerState.RUNNING
+        worker.stack
+        or worker.line
+        or worker.is_silent
+        or not worker.progress
+        or worker.process_state[:1] in ("T", "t")
+        for worker in report.workers
+        if worker.state is WorkerState.RUNNING
     )
 
 

@@ -45,32 +45,32 @@ def _log_agent(event: events.Event) -> None:
 
 def _log_notice(event: events.NoticeGiven) -> None:
     log, notice, workers = get_logger(), event.notice, event.workers
-    left = f"{round(notice.left_s, 1):g} s"
+    remaining = f"{round(notice.left_s, 1):g} s"
     after = "then the run ends" if notice.ends else "then a new generation starts"
     if notice.cause not in PROMPT and workers.told == 0:
         log.warning(
             f"{notice.words}: no worker here has asked for notices so far, or handles the notice signal; those that do "
-            f"not get SIGTERM in {left}, then the run ends",
+            f"not get SIGTERM in {remaining}, then the run ends",
             cause=notice.cause.value,
         )
         return
     if workers.told:
-        what = f"all workers have {left} to save and exit, {after}"
+        advice = f"all workers have {remaining} to save and exit, {after}"
     elif workers.told is None:
-        what = f"workers that handle notices have {left} to save and exit, {after}"
+        advice = f"workers that handle notices have {remaining} to save and exit, {after}"
     elif workers.catching:
         handlers = f"{count(workers.catching, 'worker')} handle{'s' * (workers.catching == 1)}"
         handled = "" if workers.stop is signal.SIGINT else f", which {handlers}"
-        what = (
+        advice = (
             f"no worker here handles notices: they get {workers.stop.name}{handled}, {after}; to have all of them "
             "save first, see docs/script.md, Notices"
         )
     else:
-        what = (
+        advice = (
             f"no worker here handles notices or {workers.stop.name}: they end without saving, {after}; to have all of "
             "them save first, see docs/script.md, Notices"
         )
-    log.info(f"{notice.words}: {what}", cause=notice.cause.value)
+    log.info(f"{notice.words}: {advice}", cause=notice.cause.value)
 
 
 def _log_workers(event: events.Event) -> None:
@@ -93,10 +93,10 @@ def _log_workers(event: events.Event) -> None:
 
 def _not_ended(alive: Sequence[Survivor], waited_s: float) -> str:
     """Name the processes of the workers that SIGKILL does not end, and say what can be done."""
-    shown = [_survivor(one) for one in alive[:SHOWN_SURVIVORS]]
+    shown = [_survivor(process) for process in alive[:SHOWN_SURVIVORS]]
     if len(alive) > SHOWN_SURVIVORS:
         shown.append(f"{len(alive) - SHOWN_SURVIVORS} more")
-    foreign = [str(one.pid) for one in alive if one.foreign_user is not None]
+    foreign = [str(process.pid) for process in alive if process.foreign_user is not None]
     remedy = (
         f"to end what this agent may not end: sudo kill -9 {' '.join(foreign)}"
         if foreign
@@ -106,14 +106,14 @@ def _not_ended(alive: Sequence[Survivor], waited_s: float) -> str:
     return f"waiting for processes of the workers that SIGKILL has not ended in {waited_s:g} s: {processes}; {remedy}"
 
 
-def _survivor(one: Survivor) -> str:
-    if one.foreign_user is None:
-        return f"{one.pid} ({one.name}, state {one.state})"
+def _survivor(process: Survivor) -> str:
+    if process.foreign_user is None:
+        return f"{process.pid} ({process.name}, state {process.state})"
     try:
-        user = pwd.getpwuid(one.foreign_user).pw_name
+        user = pwd.getpwuid(process.foreign_user).pw_name
     except KeyError:
-        user = str(one.foreign_user)
-    return f"{one.pid} ({one.name}, state {one.state}, user {user})"
+        user = str(process.foreign_user)
+    return f"{process.pid} ({process.name}, state {process.state}, user {user})"
 
 
 def _log_warm_start(event: events.Event) -> None:

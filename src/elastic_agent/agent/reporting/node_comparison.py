@@ -34,7 +34,7 @@ SHOWN_DIFFERENCES = 8
 
 
 def start_facts(script_args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The arguments of the script and the variables that matter, by the names of facts."""
+    """Return the arguments of the script and the variables that matter, by the names of facts."""
     arguments = without_surrogates(shlex.join(map(str, script_args)))[: 2 * LONGEST_VALUE]
     variables = {f"{VARIABLE}{name}": value for name, value in compared_variables(environ).items()}
     return {ARGUMENTS: arguments, **variables}
@@ -44,7 +44,7 @@ class NodeComparison:
     """Compares the nodes that wait for a world, and those of each world with other nodes than before."""
 
     def __init__(self, log: RunLog, reports: NodeReports, tasks: BackgroundTasks) -> None:
-        """``log``: the plans so far; ``reports``: of all nodes; ``tasks``: runs what waits for the store."""
+        """Prepare; ``log``: the plans so far; ``reports``: of all nodes; ``tasks``: runs what waits for the store."""
         self._log = log
         self._reports = reports
         self._tasks = tasks
@@ -78,7 +78,7 @@ class NodeComparison:
             self._waiting.cancel()
 
     async def _compare_waiting(self) -> None:
-        """A difference may be why no world is formed."""
+        """Compare the nodes that wait, from time to time: a difference may be why no world is formed."""
         while True:
             await asyncio.sleep(self._wait_s)
             self._wait_s *= 2
@@ -86,19 +86,19 @@ class NodeComparison:
             if plan is None or plan.phase is not Phase.FORMING:
                 return
             with contextlib.suppress(TransportError):
-                known = await self._reports.read()
+                known = await self._reports.store.read()
                 self._tell(known, {})
                 if plan.world is None:
                     own = known.view.snapshot.members.get(self._reports.incarnation)
-                    others = await self._reports.read_waiting_runs()
+                    others = await self._reports.store.read_waiting_runs()
                     self._log_lines([] if own is None else _waiting(own, others))
 
     async def _compare_world(self, generation: int, world: World) -> None:
         gathered = await self._reports.gather(generation, world, lambda _: True, FACTS_S)
         with contextlib.suppress(TransportError):
-            known = await self._reports.read()
+            known = await self._reports.store.read()
             # Its own, too: a spare node is not in the world.
-            self._tell(known, self._reports.facts | {node: one.facts for node, one in gathered.items()})
+            self._tell(known, self._reports.facts | {node: report.facts for node, report in gathered.items()})
 
     def _tell(self, known: RunReports, facts: Mapping[str, Mapping[str, str]]) -> None:
         plan = known.view.plan
@@ -117,19 +117,21 @@ class NodeComparison:
 
 def _alive(snapshot: Snapshot) -> list[Member]:
     leases = snapshot.leases
-    alive = [one for name, one in snapshot.members.items() if name in leases and not leases[name].revoked]
-    return sorted(alive, key=lambda one: (one.preferred_rank or 0, one.node_id))
+    alive = [
+        member for name, member in snapshot.members.items() if name in leases and not leases[name].revoked
+    ]
+    return sorted(alive, key=lambda member: (member.preferred_rank or 0, member.node_id))
 
 
 def _waiting(own: Member, runs: Mapping[str, Snapshot]) -> list[str]:
-    """A line for each of the runs that may have been meant to be this one."""
+    """Return a line for each of the runs that may have been meant to be this one."""
     lines: list[str] = []
     for run_id, snapshot in runs.items():
         nodes = _alive(snapshot)
         if not nodes:
             continue
-        is_same = any(one.fingerprint.script == own.fingerprint.script for one in nodes)
-        what, remedy = (
+        is_same = any(member.fingerprint.script == own.fingerprint.script for member in nodes)
+        difference, remedy = (
             ("with the same script", "pass the same --rdzv-id on all machines")
             if is_same
             else (
@@ -137,9 +139,9 @@ def _waiting(own: Member, runs: Mapping[str, Snapshot]) -> list[str]:
                 "copy the same version of the script to all machines, or pass the same --rdzv-id",
             )
         )
-        shown = names(f"{one.node_id} ({one.address})" for one in nodes)
+        shown = names(f"{member.node_id} ({member.address})" for member in nodes)
         lines.append(
-            f"run {run_id} of {shown} waits for nodes at the same endpoint, {what}; if it is to be the same run, "
+            f"run {run_id} of {shown} waits for nodes at the same endpoint, {difference}; if it is to be the same run, "
             f"{remedy}"
         )
     return lines

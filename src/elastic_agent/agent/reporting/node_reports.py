@@ -17,10 +17,10 @@ from elastic_agent.diagnosis.records import NodeReport, WorkerReport
 from elastic_agent.monitoring.rates import StepRate
 from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Seat, State, World
-from elastic_agent.rendezvous.reports import Reports, RunReports
+from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.transport import Snapshot, TransportError
 
-from .worker_reports import ended_worker, present_workers
+from .worker_reports import present_workers
 
 REPORT_EVERY_S = 5.0
 """How often a node reports the progress of its workers, if there was any."""
@@ -61,7 +61,8 @@ class NodeReports:
             tasks: runs what waits for the store.
         """
         self._node_id = node_id
-        self._reports = reports
+        self.store = reports
+        """Access to the reports of all nodes."""
         self._progress = progress
         self._world = world
         self._facts = dict(facts)
@@ -112,13 +113,14 @@ class NodeReports:
         """Report how the workers of a generation ended."""
         world = self._world(event.generation)
         if world is not None:
-            workers = tuple(ended_worker(one, self._first_rank(world)) for one in event.workers)
+            first_rank, reports = self._first_rank(world), (end.report for end in event.workers)
+            workers = tuple(msgspec.structs.replace(end, rank=first_rank + end.rank) for end in reports)
             self._write(event.generation, workers, is_final=True, found=event.facts)
 
     def on_new_store(self) -> None:
         """Write the reports of the last generations to a store that was restarted empty."""
         self._in_lost_store = max(self._own, default=0)
-        self._reports.close()  # the connection to the old one
+        self.store.close()  # the connection to the old one
         self._tasks.start(self._publish())
 
     def on_blocked(self, generation: int, line: str) -> None:
@@ -133,26 +135,10 @@ class NodeReports:
         if known is not None:
             self._keep(msgspec.structs.replace(known, has_read=True))
 
-    async def read(self) -> RunReports:
-        """All that the store holds.
-
-        Raises:
-            TransportError: the store does not answer.
-        """
-        return await self._reports.read()
-
-    async def read_waiting_runs(self) -> Mapping[str, Snapshot]:
-        """Other runs that wait at this endpoint.
-
-        Raises:
-            TransportError: the store does not answer.
-        """
-        return await self._reports.read_waiting_runs()
-
     async def gather(
         self, generation: int, world: World, is_enough: Callable[[NodeReport], bool], within_s: float
     ) -> Mapping[str, NodeReport]:
-        """The reports of the world's nodes on the generation, by node id.
+        """Return the reports of the world's nodes on the generation, by node id.
 
         Args:
             generation: which one.
@@ -166,7 +152,7 @@ class NodeReports:
         while True:
             snapshot = Snapshot()
             with contextlib.suppress(TransportError):
-                known = await self._reports.read()
+                known = await self.store.read()
                 found |= known.of(generation)
                 snapshot = known.view.snapshot
             if generation in self._own:
@@ -185,7 +171,7 @@ class NodeReports:
     def close(self) -> None:
         """Give up the connection."""
         self._stop_timer()
-        self._reports.close()
+        self.store.close()
 
     def _first_rank(self, world: World) -> int:
         return next((seat.first_rank for seat in world.seats if seat.node_id == self._node_id), 0)
@@ -225,7 +211,7 @@ class NodeReports:
 
     async def _publish(self) -> None:
         with contextlib.suppress(TransportError):  # the next report is written over a new connection
-            await self._reports.write(self._node_id, self.own)
+            await self.store.write(self._node_id, self.own)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -234,15 +220,15 @@ class NodeReports:
 
 
 def _asked_s(progress: Progress) -> float | None:
-    """When the workers told how far they are, by the machine's clock; None: they are still there, or not known."""
-    answered_s = min((one.answered_s for one in progress.collectives.values()), default=None)
+    """Return when the workers last answered how far they are, by the machine's clock; None: they stall, or unknown."""
+    answered_s = min((answer.answered_s for answer in progress.collectives.values()), default=None)
     if answered_s is None or progress.stalled_s is not None:
         return None
     return time.time() - (asyncio.get_running_loop().time() - answered_s)
 
 
 def _is_lost(seat: Seat, snapshot: Snapshot, may_register: bool) -> bool:
-    """Whether the store knows that this node will not report any more.
+    """Return whether, by what is in the store, this node will not report any more.
 
     ``may_register``: the store is newer than the seat, so that the node may still have to register there.
     """
@@ -251,8 +237,8 @@ def _is_lost(seat: Seat, snapshot: Snapshot, may_register: bool) -> bool:
         return lease.revoked
     if may_register:  # unless its agent was restarted
         return any(
-            one.node_id == seat.node_id and one.incarnation != seat.incarnation
-            for one in snapshot.members.values()
+            member.node_id == seat.node_id and member.incarnation != seat.incarnation
+            for member in snapshot.members.values()
         )
     return bool(snapshot.members) and (member is None or member.state is not State.LEFT)
 

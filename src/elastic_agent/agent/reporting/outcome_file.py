@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from elastic_agent.agent import events
 from elastic_agent.launch_outcome import FailedWorker, LaunchOutcome
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Seat
+from elastic_agent.protocol import Phase, Plan, Seat, World
+from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.workers.guard.client import Exited, Spawned
 
 
 class OutcomeFile:
     """Follows the workers of this node, and writes the outcome when the agent's part is over."""
 
-    def __init__(self, folder: Path, seat: Callable[[], Seat | None]) -> None:
-        """``folder``: of the launch. ``seat``: in the world whose workers this node runs or ran last."""
+    def __init__(self, folder: Path) -> None:
+        """Write nothing yet; ``folder``: of the launch."""
         self._folder = folder
-        self._seat = seat
+        self._incarnation = ""
+        self._seat: Seat | None = None
+        """Of this node in the newest world."""
         self._generation = 0
         self._ranks = range(0)
         self._exits: list[Exited] = []
@@ -27,8 +29,12 @@ class OutcomeFile:
     def on_event(self, event: events.Event) -> None:
         """Follow the workers of this node."""
         match event:
+            case events.AgentStarted(incarnation=incarnation) | events.Rejoining(incarnation=incarnation):
+                self._incarnation = incarnation
+            case PlanSeen(plan=Plan(phase=Phase.RUNNING, world=World() as world)):
+                self._seat = world.seat_of(self._incarnation)
             case Spawned(generation=generation):
-                seat = self._seat()
+                seat = self._seat
                 self._generation = generation
                 self._ranks = range(seat.first_rank, seat.first_rank + seat.slots) if seat else range(0)
                 self._exits = [exited for exited in self._exits if exited.generation == generation]

@@ -17,6 +17,7 @@ from elastic_agent.agent import events
 from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
+from elastic_agent.diagnosis.cause import RootCause
 from elastic_agent.diagnosis.render import render
 from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.logs import get_logger, is_console
@@ -24,12 +25,11 @@ from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.protocol import Outcome, Phase, Plan, Waiting
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
-from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, PlanSeen, Registered, Renewed
+from elastic_agent.rendezvous.events import Connected, PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
-from elastic_agent.transport import Obstacle, TransportError
+from elastic_agent.transport import TransportError
 from elastic_agent.values import Endpoint
-from elastic_agent.web.loop_source import LoopSource
-from elastic_agent.web.server import StatusServer, open_status_page
+from elastic_agent.web.server import Runs, StatusServer, open_status_page
 from elastic_agent.workers.guard.client import Spawned
 
 from .goodput_recorder import GoodputRecorder
@@ -37,6 +37,7 @@ from .hang_judge import HangJudge
 from .node_comparison import NodeComparison
 from .node_reports import NodeReports
 from .status_files import StatusFiles
+from .store_problem import Outage
 
 GATHER_S = 10.0
 """How long the reports on a failed generation are waited for; not for those of nodes that are lost."""
@@ -55,6 +56,34 @@ SAVED_S = 1.0
 
 SAVE_AFTER_S = 1.0
 """How long after the begin of a generation it is recorded: its workers are being started."""
+
+
+class _ShownOutput:
+    """What users have seen of the output of this node's workers before their end is explained."""
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._tail = ""
+        """The end of the output of a failed worker, which was logged when it failed."""
+        self._workers: dict[int, frozenset[str]] = {}
+        """Workers whose output is shown together with the log, by generation."""
+
+    def take_in(self, event: events.Event) -> None:
+        """Update it from an event."""
+        match event:
+            case events.WorkersFailed(failure=failure):
+                self._tail = failure.tail
+            case events.GenerationEnded(generation=generation, workers=workers):
+                shown = (
+                    f"{self._node_id}/{end.report.slot}" for end in workers if end.is_shown and is_console()
+                )
+                self._workers = {generation: frozenset(shown)}
+
+    def rendered(self, generation: int, cause: RootCause) -> str:
+        """Return the report on a root cause, without output that has been seen."""
+        if (cause.tail_of or cause.worker) in self._workers.get(generation, ()):
+            cause = replace(cause, tail="")
+        return render(cause, shown_tail=self._tail)
 
 
 class RunObserver:
@@ -77,8 +106,7 @@ class RunObserver:
         """Observe from now on what is published.
 
         Args:
-            run_id: the run.
-            node_id: this node.
+            run_id, node_id: which run, and which node of it.
             backend: leads to the store.
             supervisor: runs the workers; told when they hang.
             publisher: publishes what is observed.
@@ -112,20 +140,12 @@ class RunObserver:
         self._last_view = RunReports()
         self._repeated = ""
         """What is logged of an earlier explanation at the end, because the reason of the end names a consequence."""
-        self._shown_tail = ""
-        """The end of the output of this node's failed worker, which was logged when it failed."""
-        self._left = ""
-        self._serves: tuple[str, ...] = ()
-        self._silent_since_s: float | None = None
-        """Since when the store has not answered."""
-        self._why_silent = ""
-        self._was_away = False
-        """This node has lost its lease and seen no plan since."""
+        self._shown = _ShownOutput(node_id)
+        self._left, self._serves = "", tuple[str, ...]()
+        self._outage = Outage()
         self._is_recalled = not goes_on
         """What earlier agents have recorded is known; before that, it must not be replaced by less."""
         self._save_timer: asyncio.TimerHandle | None = None
-        self._seen: dict[int, frozenset[str]] = {}
-        """Workers of this node whose output is beside the log, by generation."""
         self._publisher = publisher
         publisher.subscribe(self._goodput.on_event, first=True)
         publisher.subscribe(self.on_event)
@@ -133,13 +153,18 @@ class RunObserver:
 
     def open_page(self, address: Endpoint | None) -> None:
         """Serve the status page from now on; None: there is to be none."""
-        source = LoopSource("the agent", lambda: (self._run_id,), lambda run_id: self.status())
-        self._page = open_status_page(address, source, self._backend.secret)
+        runs = Runs(lambda: (self._run_id,), lambda run_id: self.status())
+        self._page = open_status_page(address, runs, self._backend.secret)
 
     def on_event(self, event: events.Event) -> None:
         """Take note of it."""
-        self._note_contact(event)
+        self._outage.take_in(event)
+        self._shown.take_in(event)
         match event:
+            case Connected(replaced=True):
+                # Of a store that is gone, in which versions were counted differently.
+                self._last_view = RunReports()
+                self._reports.on_new_store()
             case events.AgentStarted(incarnation=incarnation):
                 self._reports.incarnation = incarnation
                 if not self._is_recalled:
@@ -153,11 +178,7 @@ class RunObserver:
             case events.Stalled():
                 self._reports.on_progress()
                 self._tasks.start(self._judge.judge(event))
-            case events.WorkersFailed(failure=failure):
-                self._shown_tail = failure.tail
-            case events.GenerationEnded(generation=generation, workers=workers):
-                shown = (f"{self._node_id}/{one.slot}" for one in workers if one.is_shown and is_console())
-                self._seen = {generation: frozenset(shown)}
+            case events.GenerationEnded():
                 self._reports.on_ended(event)
 
     def _blocked(self, generation: int, line: str) -> None:
@@ -165,24 +186,9 @@ class RunObserver:
         get_logger().warning(line)
         self._reports.on_blocked(generation, line)
 
-    def _note_contact(self, event: events.Event) -> None:
-        match event:
-            case Disconnected(reason=reason, obstacle=obstacle):
-                self._silent_since_s = self._silent_since_s or time.time()
-                if obstacle is Obstacle.OWN_NETWORK or not self._why_silent:
-                    self._why_silent = reason  # what this machine knows for certain stays
-            case Connected(replaced=True):
-                # Of a store that is gone, in which versions were counted differently.
-                self._last_view = RunReports()
-                self._reports.on_new_store()
-            case LeaseLost():
-                self._was_away = True
-            case Registered() | Renewed() | PlanSeen():  # a store that is full answers, but takes no records
-                self._silent_since_s, self._why_silent = None, ""
-
     def _plan_seen(self, plan: Plan) -> None:
-        change = self._log.see(plan, time.time(), self._reports.incarnation, was_away=self._was_away)
-        self._was_away = False
+        change = self._log.see(plan, time.time(), self._reports.incarnation, was_away=self._outage.was_away)
+        self._outage.was_away = False
         self._comparison.on_plan()
         if plan.phase is Phase.FAILED and not change.ended:
             self._repeated = self._unnamed_cause(plan)
@@ -203,7 +209,7 @@ class RunObserver:
         self._is_recalled = True
 
     def _unnamed_cause(self, plan: Plan) -> str:
-        """The first line of the explanation of the last generation, if the reason why the run failed is another one."""
+        """Return the first line on the last generation's root cause, if the run failed for another reason."""
         last = self._log.last
         slot = plan.failure.slot if plan.failure is not None else None
         if last is None or not last.cause or last.culprit == f"{plan.failed_node}/{slot}":
@@ -215,28 +221,26 @@ class RunObserver:
         world = self._log.world(generation)
         if world is None:
             return
-        gathered = await self._reports.gather(generation, world, lambda one: one.is_final, GATHER_S)
+        gathered = await self._reports.gather(generation, world, lambda report: report.is_final, GATHER_S)
         cause = root_cause(gathered.values(), plan, world)
         if cause is not None:
             self._log.explain(generation, cause, self._judge.stacks(generation))
             is_over = self._log.plan is not None and self._log.plan.is_terminal
             log = get_logger().error if is_over else get_logger().warning
-            if (cause.tail_of or cause.worker) in self._seen.get(generation, ()):
-                cause = replace(cause, tail="")
-            log(f"generation {generation}: {render(cause, shown_tail=self._shown_tail)}")
+            log(f"generation {generation}: {self._shown.rendered(generation, cause)}")
         self._reports.confirm(generation)
         self._save()
 
     # -- the status -----------------------------------------------------------------------------
 
     async def status(self, within_s: float = ANSWER_S) -> RunStatus:
-        """The status of the run, from the store if it answers within this time."""
+        """Return the status of the run, from the store if it answers within this time."""
         problem = ""
         self._reports.refresh()
         try:
-            self._last_view = await asyncio.wait_for(self._reports.read(), within_s)
+            self._last_view = await asyncio.wait_for(self._reports.store.read(), within_s)
         except (TransportError, TimeoutError) as error:
-            problem = self._why_silent or str(error) or f"no answer within {within_s:g} s"
+            problem = self._outage.reason or str(error) or f"no answer within {within_s:g} s"
         return self._status(problem)
 
     def _status(self, problem: str = "") -> RunStatus:
@@ -249,7 +253,7 @@ class RunObserver:
             and seen is not None
             and (plan.phase, plan.generation) == (seen.phase, seen.generation)
         )
-        newest = {one.node_id: one for one in (*self._last_view.reports, *self._reports.own)}
+        newest = {report.node_id: report for report in (*self._last_view.reports, *self._reports.own)}
         status = run_status(
             run_id=self._run_id,
             endpoint=self._backend.shown,
@@ -265,12 +269,13 @@ class RunObserver:
             goodput=self._goodput.goodput,
             problem=problem,
         )
-        is_silent = bool(problem) and self._silent_since_s is not None
+        silent_since_s = self._outage.since_s if problem else None
+        is_silent = silent_since_s is not None
         return replace(
             status,
             node_id=self._node_id,
             left=self._left,
-            silent_since_s=self._silent_since_s if is_silent else None,
+            silent_since_s=silent_since_s,
             is_paused=is_silent and self._takes_part(status) and self._supervisor.progress is None,
             remedy=self._remedy() if is_silent else "",
             serves=self._serves,
@@ -293,17 +298,17 @@ class RunObserver:
             serves: the nodes that cannot go on without the store of this agent.
         """
         has_failed = outcome is Outcome.FAILED
-        left = reason if outcome not in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED) else ""
-        await self.settle(EXPLAINED_S if has_failed else SAVED_S, left, serves)
+        why_left = reason if outcome not in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED) else ""
+        await self.settle(EXPLAINED_S if has_failed else SAVED_S, why_left, serves)
         if has_failed and hosts_readers:
             await self.others_have_read(READ_S)
 
-    async def settle(self, timeout_s: float, left: str = "", serves: Sequence[str] = ()) -> None:
+    async def settle(self, timeout_s: float, why_left: str = "", serves: Sequence[str] = ()) -> None:
         """Wait until the last reports are written and the last failure is explained; not for longer than this.
 
-        ``left``: why this node has left the run; empty: it has not. ``serves``: the nodes that need its store.
+        ``why_left``: why this node has left the run; empty: it has not. ``serves``: the nodes that need its store.
         """
-        self._left, self._serves = left, tuple(serves)
+        self._left, self._serves = why_left, tuple(serves)
         self._comparison.stop()
         self._reports.stop()
         self._stop_timer()
@@ -319,7 +324,7 @@ class RunObserver:
         last = self._log.last
         world = self._log.world(last.generation) if last is not None and last.failed else None
         if world is not None:
-            await self._reports.gather(world.generation, world, lambda one: one.has_read, timeout_s)
+            await self._reports.gather(world.generation, world, lambda report: report.has_read, timeout_s)
 
     def close(self) -> None:
         """Observe no more, and give up whatever is under way."""

@@ -1,7 +1,7 @@
 """Examines this machine at the start of a run, and logs what may keep the run from starting.
 
-What takes milliseconds is looked at in every start: the script's source, gloo's interface, and how long look-ups of
-names take; the endpoint's name only if no generation has started after some seconds, or this node starts alone.
+The script's source is looked at in every start, which takes milliseconds; the endpoint's name only if no generation
+has started after some seconds, or this node starts alone. ``elastic-agent doctor`` looks at everything else.
 """
 
 from __future__ import annotations
@@ -9,22 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from elastic_agent.agent.events import Event, LeaveSignalled, RunAgreed
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.config.settings import Settings
-from elastic_agent.config.value_types import ETCD
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Phase
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
 from elastic_agent.transport import (
     StoreLostError,
-    UnreachableError,
     is_loopback_name,
-    resolve,
     run_abandonable,
 )
 from elastic_agent.values import Endpoint
@@ -43,9 +39,6 @@ ALONE_S = 5.0
 LOOPBACK = "loopback-endpoint"
 """A finding of the doctor's: it cannot know whether all agents run on one machine."""
 
-LOOKUP_S = 1.5
-"""Looking up a name that takes longer is reported. This process gives up after 2 s (`name_lookups`), workers later."""
-
 _HINTS = (b"MASTER_ADDR", b"MASTER_PORT")
 """A script without any of these is not parsed."""
 
@@ -55,18 +48,14 @@ LONGEST_SCRIPT = 2**20
 class StartCheck:
     """Examines this machine once."""
 
-    def __init__(
-        self, settings: Settings, environ: Mapping[str, str], patience_s: float = PATIENCE_S
-    ) -> None:
+    def __init__(self, settings: Settings, patience_s: float = PATIENCE_S) -> None:
         """Begin; in the event loop.
 
         Args:
             settings: those of the run.
-            environ: the environment that workers would inherit.
             patience_s: how long a run may take to start, seconds.
         """
         self._settings = settings
-        self._environ = dict(environ)
         self._patience_s = patience_s
         self._log = get_logger()
         self._problem = ""
@@ -77,11 +66,11 @@ class StartCheck:
         self._tasks = BackgroundTasks()
         self.task = self._tasks.start(self._check_endpoint())
         """For a run that does not start; cancelled when it does."""
-        for check in self._quick_checks():
-            self._tasks.start(check)
+        if settings.nnodes.most > 1 and not (settings.runs_program or settings.runs_module):
+            self._tasks.start(self._check_script(settings.script))
 
     def on_event(self, event: Event) -> None:
-        """A run that has started or ends needs no examination, unless this node may be alone in it by mistake."""
+        """Stop the examination when the run starts or ends, unless this node may be alone in it by mistake."""
         match event:
             case PlanSeen(plan=plan) if plan.phase is not Phase.FORMING or plan.world is not None:
                 self.task.cancel()
@@ -101,39 +90,10 @@ class StartCheck:
 
     # -- at every start -------------------------------------------------------------------------
 
-    def _quick_checks(self) -> Iterable[Coroutine[Any, Any, None]]:
-        settings = self._settings
-        endpoint = settings.rdzv_endpoint
-        if settings.nnodes.most < 2:
-            return
-        if not (settings.runs_program or settings.runs_module):
-            yield self._report(lambda: _script_findings(settings.script))
-        if endpoint is not None and "GLOO_SOCKET_IFNAME" in self._environ:
-            host = endpoint.members[0].host
-            yield self._report(lambda: _interface_findings(self._environ, host))
-        if endpoint is not None and settings.rdzv_backend != ETCD and not is_loopback_name(endpoint.host):
-            yield self._check_lookups(endpoint.host)
-
-    async def _report(self, check: Callable[[], Iterable[Finding]]) -> None:
-        """Log what this check finds, unless it takes too long, or cannot read what it looks at."""
-        with contextlib.suppress(StoreLostError, OSError):  # the workers report what is wrong with the file
-            self._tell(await run_abandonable(check, PREPARATION_S))
-
-    async def _check_lookups(self, host: str) -> None:
-        """Check that names are looked up quickly: workers do so for each connection that they make."""
-        looked_up = host
-        try:
-            addresses = await run_abandonable(lambda: _resolved(host), LOOKUP_S)
-            looked_up = next(iter(addresses), "")
-            if looked_up:
-                await run_abandonable(lambda: _look_up_name(looked_up), LOOKUP_S)
-        except StoreLostError:
-            self._log.warning(
-                f"looking up {looked_up} takes more than {LOOKUP_S:g} s on this machine; the workers wait for it at "
-                "each connection that they make. Remedy: add the machines to /etc/hosts, or repair the name servers "
-                "in /etc/resolv.conf",
-                check="slow-lookup",
-            )
+    async def _check_script(self, script: str) -> None:
+        """Log what the script does that agents do for it, unless it cannot be read: the workers report that."""
+        with contextlib.suppress(StoreLostError, OSError):
+            self._tell(await run_abandonable(lambda: _script_findings(script), PREPARATION_S))
 
     # -- if the run starts on this node alone ---------------------------------------------------
 
@@ -196,26 +156,7 @@ def _script_findings(script: str) -> list[Finding]:
     return list(check_addresses(source, os.path.basename(script)))
 
 
-def _interface_findings(environ: Mapping[str, str], host: str) -> list[Finding]:
-    from elastic_agent.doctor.network import interfaces, route_interface
-    from elastic_agent.doctor.system import check_gloo_interface
-
-    return list(check_gloo_interface(environ, interfaces(), route_interface(host)))
-
-
 def _endpoint_findings(endpoint: Endpoint) -> list[Finding]:
     from elastic_agent.doctor.network import check_endpoint
 
     return list(check_endpoint(endpoint))
-
-
-def _resolved(host: str) -> list[str]:
-    try:
-        return [address for _, address in resolve(host)]
-    except UnreachableError:
-        return []  # the waiting line tells
-
-
-def _look_up_name(address: str) -> None:
-    with contextlib.suppress(OSError):
-        socket.getnameinfo((address, 0), 0)

@@ -55,7 +55,7 @@ class StatusFiles:
         files = all_but_newest(_children(self._folder), 0)
         rows: dict[int, GenerationStatus] = {}
         problems: list[str] = []
-        for _, path in [one for one in files if one[1].suffix == ".json"][:READ_FILES]:
+        for _, path in [file for file in files if file[1].suffix == ".json"][:READ_FILES]:
             try:
                 status = _status_in(path)
             except (OSError, ValueError, RecursionError) as error:
@@ -78,7 +78,7 @@ class StatusFiles:
 
 
 def saved_statuses(state_dir: Path, run_id: str | None = None) -> list[RunStatus]:
-    """The last status of this run, or of all, that agents of this machine saved; the newest first."""
+    """Return the last status of this run, or of all, that agents of this machine saved; the newest first."""
     found: list[RunStatus] = []
     folders = [state_dir / "status" / run_id] if run_id is not None else _children(state_dir / "status")
     for folder in folders:
@@ -86,7 +86,7 @@ def saved_statuses(state_dir: Path, run_id: str | None = None) -> list[RunStatus
             with contextlib.suppress(OSError, ValueError, RecursionError):
                 if path.suffix == ".json":
                     found.append(_status_in(path))
-    return sorted(found, key=lambda one: one.asked_s, reverse=True)
+    return sorted(found, key=lambda status: status.asked_s, reverse=True)
 
 
 def _status_in(path: Path) -> RunStatus:
@@ -97,7 +97,7 @@ def _status_in(path: Path) -> RunStatus:
 
 
 def _known_of(row: GenerationStatus) -> tuple[bool, bool]:
-    """Rank what an agent noted of a generation: one that was killed does not know its end."""
+    """Rank what an agent recorded of a generation: one that was killed has not recorded its end."""
     return row.ended_s is not None, bool(row.cause)
 
 

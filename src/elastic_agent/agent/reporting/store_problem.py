@@ -1,9 +1,11 @@
-"""Why the store does not answer: what of it is worth a warning, and when."""
+"""Why the store does not answer, since when, and what of it is worth a warning."""
 
 from __future__ import annotations
 
 import time
 
+from elastic_agent.agent.events import Event
+from elastic_agent.rendezvous.events import Disconnected, LeaseLost, PlanSeen, Registered, Renewed
 from elastic_agent.transport import Obstacle
 
 PATIENCE_S = 2.0
@@ -13,11 +15,11 @@ _TRANSIENT = (Obstacle.REFUSED, Obstacle.CLOSED)
 """As while the agent there starts or dies; the start check warns of it if it lasts."""
 
 _ANY = (Obstacle.EXPLAINED, Obstacle.OTHER)
-"""Not one problem each: of these, the reason tells them apart."""
+"""Each of these stands for several problems, which differ in the reason."""
 
 
 class StoreProblem:
-    """The present problem, which is to be told once; and another one later, once too."""
+    """The present problem, which is logged once; a later one, too."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -33,18 +35,18 @@ class StoreProblem:
         """The lease of this node ran out because of it."""
 
     def seen(self, reason: str, obstacle: Obstacle, now_s: float) -> None:
-        """An attempt to connect failed; ``now_s`` is on a clock that never goes back."""
+        """Note that an attempt to connect failed; ``now_s`` is on a clock that never goes back."""
         if not self.reason or (self.obstacle in _TRANSIENT and obstacle not in _TRANSIENT):
             self._since_s = now_s
         self.reason, self.obstacle = reason, obstacle
 
     def over(self) -> None:
-        """The store answers."""
+        """Note that the store answers."""
         self.reason = ""
         self._told.clear()
 
     def lost(self) -> None:
-        """The connection to a store that had answered is lost."""
+        """Note that the connection to a store that had answered is lost."""
         self.lost_at, self.is_loss_told = time.strftime("%H:%M:%S"), False
 
     @property
@@ -59,10 +61,33 @@ class StoreProblem:
         )
 
     def due(self, now_s: float) -> str:
-        """The reason, if it is to be told now; from then on it counts as told."""
+        """Return the reason, if it is to be logged now; from then on it counts as logged."""
         has_lasted = self.is_urgent or now_s - self._since_s >= PATIENCE_S
         problem = self.reason if self.obstacle in _ANY else self.obstacle.name
         if not self.reason or not has_lasted or problem in self._told or self.obstacle in _TRANSIENT:
             return ""
         self._told.add(problem)
         return self.reason
+
+
+class Outage:
+    """Since when the store has not answered this agent, for the status of the run."""
+
+    def __init__(self) -> None:
+        self.since_s: float | None = None
+        """Seconds since 1970; None: it answers."""
+        self.reason = ""
+        self.was_away = False
+        """This node has lost its lease and seen no plan since."""
+
+    def take_in(self, event: Event) -> None:
+        """Update it from an event."""
+        match event:
+            case Disconnected(reason=reason, obstacle=obstacle):
+                self.since_s = self.since_s or time.time()
+                if obstacle is Obstacle.OWN_NETWORK or not self.reason:
+                    self.reason = reason  # a cause on this machine is certain, so it is kept
+            case LeaseLost():
+                self.was_away = True
+            case Registered() | Renewed() | PlanSeen():  # a store that is full answers, but takes no records
+                self.since_s, self.reason = None, ""

@@ -36,11 +36,11 @@ class SystemdReporter:
     """Notifies systemd about one agent. Does nothing if no systemd is listening."""
 
     def __init__(self, manager: SystemdNotifier, headline: Callable[[], str]) -> None:
-        """``headline``: the agent's status in one line."""
+        """Notify of nothing yet; ``headline``: the agent's status in one line."""
         self._manager = manager
         self._headline = headline
         self._registered = False
-        """The run knows this node."""
+        """The node is registered with the run."""
         self._runs = False
         """Its workers run."""
         self._hosting = False
@@ -97,7 +97,7 @@ class SystemdReporter:
             self._send_status()
 
     def ended(self, how: str, *, in_order: bool) -> None:
-        """Its part is over, and so is the loop; ``how`` is what remains to be read.
+        """Notify that the agent's part is over, and so is the loop; ``how`` is what remains to be read.
 
         ``in_order``: it ended without an error. For systemd a start that ends before the service is ready is a
         failure, so readiness is reported even for an agent that started after the run was over.
@@ -125,17 +125,17 @@ class SystemdReporter:
 
     def _news(self, headline: str, now_s: float) -> list[str]:
         lines = []
-        words = f"{self._stopping}: {headline}" if self._stopping else headline
-        if words != self._sent_status:
-            self._sent_status = words
-            lines.append(status(words))
+        text = f"{self._stopping}: {headline}" if self._stopping else headline
+        if text != self._sent_status:
+            self._sent_status = text
+            lines.append(status(text))
         if not self._up and self._is_up(now_s):
             self._up = True
             lines.append(READY)
         return lines
 
     def _is_up(self, now_s: float) -> bool:
-        """Its workers run, or it waits for other nodes; not before it is connected to the store."""
+        """Return whether its workers run, or it waits for other nodes; not before it is connected to the store."""
         if not self._registered:
             self._registered_since_s = None
         elif self._registered_since_s is None:

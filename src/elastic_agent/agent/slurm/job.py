@@ -1,7 +1,7 @@
 """The Slurm job that this agent is a task of: when it ends, and how it is put back into the queue.
 
 Slurm's environment variables are read by ``config/sources/slurm.py``. This module uses what only its controller
-knows or does, through ``scontrol`` and ``scancel``.
+knows or does, through ``scontrol``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic_agent.agent.run_command import CommandError, run_command
-from elastic_agent.config.sources.slurm import expand_hosts, is_step
+from elastic_agent.config.sources.slurm import is_step
 
 ASK_TIMEOUT_S = 10.0
 """A busy controller takes long to answer."""
@@ -43,7 +43,7 @@ class JobEnd:
     """Why the controller's answer is missing; empty if it answered."""
 
     def time_to_save_s(self, default_s: float) -> float:
-        """How long workers that get a notice now have: until shortly before the end, if it is known and near."""
+        """Return how long workers that get a notice now have: until shortly before the end, if it is known and near."""
         if self.left_s is None or self.left_s > NEAR_S:
             return default_s
         return self.left_s - min(RESERVE_S, self.left_s / 2)
@@ -65,12 +65,9 @@ class SlurmJob:
     first: bool = True
     """This is the first task of its step. All tasks receive a signal: this one queries what it means."""
 
-    node: str = ""
-    """The node of this task, as Slurm names it."""
-
     @staticmethod
     def from_environment(environ: Mapping[str, str]) -> SlurmJob | None:
-        """The job whose step this process belongs to, if it belongs to one."""
+        """Return the job whose step this process belongs to, if it belongs to one."""
         if not is_step(environ):
             return None
         restarts, end = environ.get("SLURM_RESTART_COUNT", ""), environ.get("SLURM_JOB_END_TIME", "")
@@ -79,11 +76,10 @@ class SlurmJob:
             int(restarts) if restarts.isdecimal() else 0,
             float(end) if end.isdecimal() else None,
             first=environ.get("SLURM_PROCID", "0") == "0",
-            node=environ.get("SLURMD_NODENAME", ""),
         )
 
     async def end(self) -> JobEnd:
-        """How long the job has, as its controller reports it now. Never raises: a notice is useful without it."""
+        """Ask the controller how long the job has. Never raises: a notice is useful without it."""
         try:
             facts = await self._facts()
         except CommandError as error:
@@ -113,23 +109,6 @@ class SlurmJob:
             raise
         return f"scontrol requeue {self.id}"
 
-    async def survivors(self) -> list[str]:
-        """The nodes that are left to the job if Slurm took away the one where its batch script ran; else none.
-
-        That happens to a job of ``sbatch --no-kill``. Nothing ends it any more before its time limit, whatever its
-        steps do. Raises ``CommandError``.
-        """
-        facts = await self._facts()
-        nodes = expand_hosts(facts.get("NodeList", ""))
-        host = facts.get("BatchHost", "")
-        batch = facts.get("BatchFlag", "0") != "0"
-        present = facts.get("JobState") == "RUNNING" and facts.get("Restarts") == str(self.requeues)
-        return nodes if batch and present and host and host not in nodes else []
-
-    async def cancel(self) -> None:
-        """End the job for good, unless it has been requeued meanwhile: then it waits. Raises ``CommandError``."""
-        await run_command(("scancel", "--state=RUNNING", self.id), REQUEUE_TIMEOUT_S)
-
     async def _was_requeued(self) -> bool:
         with contextlib.suppress(CommandError):
             restarts = (await self._facts()).get("Restarts", "")
@@ -137,12 +116,12 @@ class SlurmJob:
         return False
 
     async def _facts(self) -> dict[str, str]:
-        """What the controller knows, with times as seconds since 1970. Of several components: the first."""
+        """Return the controller's record of the job, or its first component, with times as seconds since 1970."""
         return parse_facts(await scontrol("show", "job", "-o", self.id, SLURM_TIME_FORMAT="%s"))
 
 
 def _id_for_scontrol(environ: Mapping[str, str]) -> str:
-    """Which is not always the job's id."""
+    """Return the id that scontrol accepts for the job; for a task of an array, that is ``ARRAY_TASK``."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
     if array and task:
         return (
@@ -164,11 +143,11 @@ async def run_requeue_command(command: str) -> str:
 
 
 def parse_facts(text: str) -> dict[str, str]:
-    """The fields that are used from the first line of ``scontrol show job -o``.
+    """Return the fields that are used from the first line of ``scontrol show job -o``.
 
     The first of each name counts: a comment or a path, which may hold anything, comes later in the line.
     """
     line = text.lstrip().split("\n")[0]
-    names = "JobState|Restarts|BatchFlag|EndTime|PreemptTime|NodeList|BatchHost"
+    names = "Restarts|EndTime|PreemptTime"
     pairs = re.findall(rf" ({names})=(\S*)", line)
     return dict(reversed(pairs))

@@ -1,4 +1,4 @@
-"""What Slurm knows of nodes: where they are reached, and which of a step are missing."""
+"""The nodes of a Slurm step: at which addresses they are reached, and which are missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parse_node(text: str) -> dict[str, str]:
 
 
 def reachable_endpoint(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
-    """The endpoint by the address that Slurm has for it, if its host is a node's name that only Slurm knows.
+    """Return the endpoint by the address that Slurm has for it, if its host is a node's name that only Slurm knows.
 
     Names of nodes need not be host names. Blocks while the controller is queried; unchanged if it does not answer.
     """

@@ -2,7 +2,7 @@
 
 The decision is pure; ``requeue`` carries it out. The job is requeued when it was stopped because its time ran out
 or because another job takes its place, with the training state saved; never when the run finished, failed or was
-stopped by a person. And when it lost the node of its batch script, and the store with it (``rescue``).
+stopped by a person.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Decision:
 
 
 def decide(settings: Settings, job: SlurmJob | None, reason: str, *, is_chosen: bool) -> Decision:
-    """Whether this agent requeues the job, and why (not).
+    """Return whether this agent requeues the job, and why (not).
 
     Args:
         settings: of the run.
@@ -57,7 +57,7 @@ def decide(settings: Settings, job: SlurmJob | None, reason: str, *, is_chosen: 
 
 
 def how_to_resume(settings: Settings, run_id: str, job: SlurmJob | None) -> str:
-    """What a user does to resume a run that was stopped and is not requeued, in one line."""
+    """Return what a user does to resume a run that was stopped and is not requeued, in one line."""
     if job is not None:
         return f"to resume the run, submit the job again with --rdzv-id {run_id}"
     if settings.rdzv_id is None:
@@ -67,7 +67,7 @@ def how_to_resume(settings: Settings, run_id: str, job: SlurmJob | None) -> str:
 
 
 def how_to_join_again(plan: Plan | None, job: SlurmJob | None, where: str) -> str:
-    """What a user does to have a node that has left a run take part again, as a clause; empty: the run is over.
+    """Return what a user does to have a node that has left a run take part again, as a clause; empty: the run is over.
 
     In a Slurm job, another step has another run id and other nodes.
     """
@@ -94,34 +94,3 @@ async def requeue(settings: Settings, job: SlurmJob | None) -> Requeued:
             True, f"cannot requeue {name}: {error}; its state is saved: requeue or submit it again to resume"
         )
     return Requeued(False, f"requeued the job: {did}")
-
-
-# -- a job without its batch script ---------------------------------------------------------------
-
-
-async def rescue(settings: Settings, job: SlurmJob) -> Requeued | None:
-    """Requeue, or else cancel, a job that lost the node of its batch script; None: there is nothing to do here.
-
-    Called when the store does not answer any more, so the surviving agents cannot agree which of them acts: it is the
-    first one in Slurm's order. Slurm may end this process before this returns.
-    """
-    try:
-        survivors = await job.survivors()
-    except CommandError as error:
-        return Requeued(True, f"cannot determine whether job {job.id} lost its batch host: {error}")
-    if job.node not in survivors[:1]:
-        return None
-    return await _requeue_or_cancel(settings, job)
-
-
-async def _requeue_or_cancel(settings: Settings, job: SlurmJob) -> Requeued:
-    lost = f"job {job.id} lost its batch host and with it the rendezvous store"
-    allowed = settings.requeue != "never" and job.requeues < settings.max_requeues
-    done = await requeue(settings, job) if allowed else Requeued(False, "requeueing is not allowed")
-    try:
-        if await job.survivors():
-            await job.cancel()
-            return Requeued(True, f"{lost}: {done.words}; cancelled the job, submit it again to resume")
-    except CommandError as error:
-        return Requeued(True, f"{lost}: {done.words}; cannot cancel it either: {error}")
-    return Requeued(done.failed, f"{lost}: {done.words}")

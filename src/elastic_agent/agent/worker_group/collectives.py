@@ -26,12 +26,12 @@ LAST_OF_GROUP = 4
 """So many collectives of each group are known of a worker whose script was ended by an exception."""
 
 SAMPLES = 60
-"""How many of the last answers tell for which part of the time a worker waits."""
+"""From how many of the last answers the part of the time in which a worker waits is computed."""
 
 LEAST_SAMPLES = 12
 
 SAME_PLACE_S = 8.0
-"""After so long at the same place nothing progresses: what a worker does then tells nothing about its speed."""
+"""After so long at the same place nothing progresses: what a worker does then is no measure of its speed."""
 
 
 class _Group(GroupProgress, frozen=True):
@@ -85,7 +85,7 @@ class WorkerCollectives:
     asked: int = 0
     """How many questions it has been asked since its last answer."""
     is_last: bool = False
-    """It has told this when an exception ended its script, or when it was asked because another worker had ended."""
+    """It sent this when an exception ended its script, or when it was asked because another worker had ended."""
     samples: tuple[bool, ...] = ()
     """Of its last answers while there was progress: whether it waited in a collective."""
 
@@ -102,7 +102,7 @@ class WorkerCollectives:
     @property
     def position(self) -> tuple[tuple[str, int, int, int], ...]:
         """What changes with every step of training."""
-        return tuple((one.group, one.enqueued, one.started, one.completed) for one in self.groups)
+        return tuple((group.group, group.enqueued, group.started, group.completed) for group in self.groups)
 
 
 class Collectives:
@@ -161,11 +161,13 @@ class Collectives:
         return self._without_step - self._workers.keys()
 
     def last_of(self, slot: int, pid: int) -> tuple[GroupProgress, ...]:
-        """The last collectives of a worker when its script or another worker ended; empty: not known."""
+        """Return the last collectives of a worker when its script or another worker ended; empty: not known."""
         known = self._workers.get(slot)
         if known is None or known.pid != pid or not known.is_last:
             return ()
-        return tuple(msgspec.structs.replace(one, recent=one.recent[-LAST_OF_GROUP:]) for one in known.groups)
+        return tuple(
+            msgspec.structs.replace(group, recent=group.recent[-LAST_OF_GROUP:]) for group in known.groups
+        )
 
     def ask(self, *, details: bool) -> None:
         """Ask all workers; what they answer is found in :attr:`workers` soon."""
@@ -174,7 +176,7 @@ class Collectives:
             self._workers[slot] = replace(self._workers[slot], asked=self._workers[slot].asked + 1)
 
     def ask_at_the_end(self) -> None:
-        """The generation ends, and the last collectives of the workers that are left may tell why."""
+        """Ask the remaining workers for their last collectives, which may show why the generation ends."""
         self._is_ending = True
         self.ask(details=True)
 
@@ -207,7 +209,7 @@ class Collectives:
 def _updated(known: WorkerCollectives, answer: _Answer, now_s: float) -> WorkerCollectives:
     if known.is_last:  # an answer that follows may be of a thread that reports the exception
         return known
-    groups = tuple(_progress(one, answer) for one in (answer.groups or ())[:_MOST_GROUPS])
+    groups = tuple(_progress(group, answer) for group in (answer.groups or ())[:_MOST_GROUPS])
     fresh = WorkerCollectives(
         answer.pid,
         groups,
@@ -217,8 +219,8 @@ def _updated(known: WorkerCollectives, answer: _Answer, now_s: float) -> WorkerC
         plain(answer.handles),
         plain(answer.raised_at),
     )
-    waits = [one for one in answer.groups or () if one.enqueued > max(one.completed, 0)]
-    timeouts = [one.timeout_s for one in waits if one.timeout_s > 0]
+    waits = [group for group in answer.groups or () if group.enqueued > max(group.completed, 0)]
+    timeouts = [group.timeout_s for group in waits if group.timeout_s > 0]
     fresh = replace(fresh, timeout_s=min(timeouts, default=0.0), since_s=now_s, answered_s=now_s)
     fresh = replace(fresh, samples=_sampled(known, bool(waits), answer.details, now_s))
     if answer.is_last:
@@ -236,10 +238,12 @@ def _sampled(known: WorkerCollectives, is_waiting: bool, is_detailed: bool, now_
     return (*known.samples, is_waiting)[-SAMPLES:]
 
 
-def _progress(one: _Group, answer: _Answer) -> GroupProgress:
-    last = next((call for call in one.recent if call.serial == one.enqueued), None)
+def _progress(group: _Group, answer: _Answer) -> GroupProgress:
+    last = next((call for call in group.recent if call.serial == group.enqueued), None)
     # gloo counts a collective that failed as completed.
-    is_where_it_is = (answer.is_last and answer.waits_in != "") or one.enqueued > max(one.completed, 0)
+    is_where_it_is = (answer.is_last and answer.waits_in != "") or group.enqueued > max(group.completed, 0)
     if last is not None and is_where_it_is:
         last = msgspec.structs.replace(last, line=answer.line)
-    return GroupProgress(one.group, one.enqueued, one.started, one.completed, last, one.ranks, one.recent)
+    return GroupProgress(
+        group.group, group.enqueued, group.started, group.completed, last, group.ranks, group.recent
+    )

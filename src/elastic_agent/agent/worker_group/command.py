@@ -24,8 +24,8 @@ LOCAL_RANK_MACRO = "${local_rank}"
 
 
 def worker_command(settings: Settings, slot: int) -> tuple[str, ...]:
-    """Program and arguments for the worker in ``slot``, as torchrun would start it."""
-    arguments = tuple(one.replace(LOCAL_RANK_MACRO, str(slot)) for one in settings.script_args)
+    """Return program and arguments for the worker in ``slot``, as torchrun would start it."""
+    arguments = tuple(argument.replace(LOCAL_RANK_MACRO, str(slot)) for argument in settings.script_args)
     if settings.runs_program:
         return (settings.script, *arguments)
     python = settings.python_exec or sys.executable
@@ -49,15 +49,15 @@ def command_on_this_machine(settings: Settings) -> str:
 
 def job_of(settings: Settings, scheduled: SlurmJob | None) -> Job:
     """Return what the run is started for. Folders do not count: they may differ between machines."""
-    words = (os.path.basename(settings.script), *settings.script_args)
-    digest = hashlib.sha256(b"\0".join(map(os.fsencode, words))).hexdigest()[:32]
+    arguments = (os.path.basename(settings.script), *settings.script_args)
+    digest = hashlib.sha256(b"\0".join(map(os.fsencode, arguments))).hexdigest()[:32]
     if scheduled is None:
         return Job((digest,))
     return Job((digest,), scheduled.id, scheduled.requeues)
 
 
 def job_fingerprint(settings: Settings) -> str:
-    """Distinguishes jobs that share an endpoint without a run id, by the script's name and content.
+    """Return what distinguishes jobs that share an endpoint without a run id, by the script's name and content.
 
     The same script gives the same fingerprint on every machine, wherever it lies there.
     """
@@ -66,12 +66,12 @@ def job_fingerprint(settings: Settings) -> str:
         try:
             digest.update(Path(settings.script).read_bytes())
         except OSError:
-            digest.update(b"-")  # a program found on PATH, say
+            digest.update(b"-")  # for example a program found on PATH
     return digest.hexdigest()[:32]
 
 
 def fingerprint(settings: Settings) -> Fingerprint:
-    """Script, Python, torch and package version of this node."""
+    """Return script, Python, torch and package version of this node."""
     try:
         torch_version = version("torch")
     except PackageNotFoundError:

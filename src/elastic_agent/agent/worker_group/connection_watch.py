@@ -46,7 +46,7 @@ class ConnectionWatch:
     def __init__(
         self, node_id: str, world: Callable[[], World | None], report: Callable[[int, str], None]
     ) -> None:
-        """``world``: the one whose workers run; ``report``: takes the generation, and what is blocked, in a line."""
+        """Prepare; ``world``: whose workers run; ``report``: takes the generation, and what is blocked, in a line."""
         self._node_id = node_id
         self._world = world
         self._report = report
@@ -82,8 +82,8 @@ class ConnectionWatch:
         loop, generation = asyncio.get_running_loop(), self._generation
 
         def look() -> None:
-            found = [_blocked(slot, one) for slot, one in reader.read()]
-            blocked = {one for one in found if one is not None}
+            found = [_blocked(slot, connection) for slot, connection in reader.read()]
+            blocked = {connection for connection in found if connection is not None}
             with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
                 loop.call_soon_threadsafe(self._seen, generation, blocked, reader)
 
@@ -93,21 +93,22 @@ class ConnectionWatch:
         if generation != self._generation:
             return
         now_s = time.monotonic()
-        self._since_s = {one: self._since_s.get(one, now_s) for one in blocked}
-        for one, since_s in self._since_s.items():
-            if one.is_connected or now_s - since_s >= BLOCKED_S:
-                self._tell(one, now_s - since_s)
+        self._since_s = {connection: self._since_s.get(connection, now_s) for connection in blocked}
+        for connection, since_s in self._since_s.items():
+            if connection.is_connected or now_s - since_s >= BLOCKED_S:
+                self._tell(connection, now_s - since_s)
         self._wait(reader)
 
-    def _tell(self, one: _Blocked, for_s: float) -> None:
-        node = self._node_at(one.host)
-        if (one.host, one.is_connected) in self._told or not (node or _is_internal(one)):
+    def _tell(self, connection: _Blocked, for_s: float) -> None:
+        node = self._node_at(connection.host)
+        if (connection.host, connection.is_connected) in self._told or not (node or _is_internal(connection)):
             return
-        self._told.add((one.host, one.is_connected))
-        peer = f"{node} ({one.host})" if node else one.host
-        worker = f"{self._node_id}/{one.slot}"
+        self._told.add((connection.host, connection.is_connected))
+        peer = f"{node} ({connection.host})" if node else connection.host
+        worker = f"{self._node_id}/{connection.slot}"
         self._report(
-            self._generation, blocked_words(worker, peer, one.port, None if one.is_connected else for_s)
+            self._generation,
+            blocked_words(worker, peer, connection.port, None if connection.is_connected else for_s),
         )
 
     def _node_at(self, host: str) -> str:
@@ -133,15 +134,19 @@ def blocked_words(worker_id: str, peer: str, port: int, tried_s: float | None) -
     )
 
 
-def _blocked(slot: int, one: TcpSocket) -> _Blocked | None:
-    if one.state == SYN_SENT:
-        return _Blocked(slot, one.remote_host, one.remote_port, is_connected=False)
-    if one.state == ESTABLISHED and one.unacknowledged and one.retransmits >= RETRANSMITS:
-        return _Blocked(slot, one.remote_host, one.remote_port, is_connected=True)
+def _blocked(slot: int, connection: TcpSocket) -> _Blocked | None:
+    if connection.state == SYN_SENT:
+        return _Blocked(slot, connection.remote_host, connection.remote_port, is_connected=False)
+    if (
+        connection.state == ESTABLISHED
+        and connection.unacknowledged
+        and connection.retransmits >= RETRANSMITS
+    ):
+        return _Blocked(slot, connection.remote_host, connection.remote_port, is_connected=True)
     return None
 
 
-def _is_internal(one: _Blocked) -> bool:
-    """Whether it may be another worker on an address that its node did not announce, and not some service."""
-    address = ipaddress.ip_address(one.host)
-    return one.port >= 1024 and address.is_private
+def _is_internal(connection: _Blocked) -> bool:
+    """Return whether it may be another worker on an address that its node did not announce, and not some service."""
+    address = ipaddress.ip_address(connection.host)
+    return connection.port >= 1024 and address.is_private

@@ -17,7 +17,7 @@ from elastic_agent.logs import get_logger
 LARGEST_MESSAGE = 256 * 1024
 
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of the sender, as the kernel tells them."""
+"""Process, user and group of the sender, from the kernel."""
 
 
 class WorkerDatagrams:
@@ -80,7 +80,7 @@ class WorkerDatagrams:
 
 
 def _is_own(ancillary: list[tuple[int, int, bytes]]) -> bool:
-    """Whether a process of this user, or of root, has sent it."""
+    """Return whether a process of this user, or of root, has sent it."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) >= _CREDENTIALS.size:
             return _CREDENTIALS.unpack(data[: _CREDENTIALS.size])[1] in (os.geteuid(), 0)

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import filterfalse
+from typing import Any
 
 from elastic_agent.agent import events
-from elastic_agent.diagnosis.records import GroupProgress
+from elastic_agent.diagnosis.known_errors import known_error
+from elastic_agent.diagnosis.records import GroupProgress, WorkerReport, WorkerState
 from elastic_agent.diagnosis.signals import ending
 from elastic_agent.exit_note import Note
 from elastic_agent.linux import boottime_s
@@ -23,6 +25,7 @@ from elastic_agent.printable import plain
 from elastic_agent.protocol import count
 from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from elastic_agent.workers.context import WorkerContext
+from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import Exited
 
 ENDED_BY_STOP = (0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
@@ -48,7 +51,7 @@ class Left:
 
 def report_endings(
     context: WorkerContext,
-    left: Mapping[int, Left],
+    left_behind: Mapping[int, Left],
     stopped_s: float | None,
     report: Callable[[events.GenerationEnded], None],
     after_s: float = 0.0,
@@ -57,7 +60,7 @@ def report_endings(
 
     Args:
         context: the workers, all of which have ended; their files may be read for some seconds yet.
-        left: what the workers left, by slot.
+        left_behind: what the workers left, by slot.
         stopped_s: when the agent began to stop them (CLOCK_BOOTTIME); None: it did not.
         report: publishes the event.
         after_s: how long to leave the processors to other work before.
@@ -67,10 +70,10 @@ def report_endings(
 
     def read() -> None:
         ends = tuple(
-            _worker_end(context, one, left.get(slot, Left()), stopped_s, offset_s)
-            for slot, one in sorted(context.exits.items())
+            _worker_end(context, exit_, left_behind.get(slot, Left()), stopped_s, offset_s)
+            for slot, exit_ in sorted(context.exits.items())
         )
-        failed = any(one.failure is not None for one in ends)
+        failed = any(end.failure is not None for end in ends)
         found = context.machine_facts() if failed else {}
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
             loop.call_soon_threadsafe(report, events.GenerationEnded(context.generation, ends, found))
@@ -80,9 +83,10 @@ def report_endings(
 
 def has_not_saved(end: events.WorkerEnd, signum: signal.Signals | None) -> bool:
     """Return whether a worker that got this signal failed, or was killed, instead of ending because of it."""
-    if signum is None or not end.stopping or end.returncode == 128 + signum:
+    returncode, was_stopped = end.report.returncode, end.report.state is WorkerState.STOPPED
+    if signum is None or not was_stopped or returncode == 128 + signum:
         return False
-    return end.failure is not None or end.returncode not in (0, -signum)
+    return end.failure is not None or returncode not in (0, -signum)
 
 
 def warn_of_unsaved(node_id: str, ends: Iterable[events.WorkerEnd], signum: signal.Signals | None) -> None:
@@ -94,7 +98,8 @@ def warn_of_unsaved(node_id: str, ends: Iterable[events.WorkerEnd], signum: sign
     error = f": {end.failure.message}" if end.failure is not None and end.failure.message else ""
     who = f"it and {count(others, 'other worker')} of this node" if others else "it"
     get_logger().warning(
-        f"worker {node_id}/{end.slot} {ending(end.returncode)} after {signum.name}{error}; {who} may not have saved"
+        f"worker {node_id}/{end.report.slot} {ending(end.report.returncode or 0)} after {signum.name}{error}; {who} "
+        "may not have saved"
     )
 
 
@@ -115,34 +120,67 @@ def log_cleanup(report: SweepReport) -> None:
 
 
 def _worker_end(
-    context: WorkerContext, exit_: Exited, left: Left, stopped_s: float | None, offset_s: float
+    context: WorkerContext, exit_: Exited, left_behind: Left, stopped_s: float | None, offset_s: float
 ) -> events.WorkerEnd:
-    note = valid_note(left.note, exit_)
+    note = valid_note(left_behind.note, exit_)
     failed_s = _failed_s(exit_, note)
     exit_ = _by_itself(exit_, note, failed_s, stopped_s)
-    errors = tuple(plain(one)[:_LONGEST_ERROR] for one in note.errors) if note is not None else ()
+    errors = tuple(plain(error)[:_LONGEST_ERROR] for error in note.errors) if note is not None else ()
     failure = None
     if exit_.returncode != 0:
-        words = context.final_output(exit_.slot)
-        failure = context.failure(exit_, words, "" if words.no_room else noted_error(note))
+        output = context.final_output(exit_.slot)
+        failure = context.failure(exit_, output, "" if output.no_room else noted_error(note))
     # A worker may have failed just before its agent stopped it because of what this caused elsewhere. That SIGINT ended
     # it shows that its last exception was the KeyboardInterrupt.
     if failure is not None and exit_.stopping and exit_.returncode in ENDED_BY_STOP:
         failure = failure if failure.message and exit_.returncode != -signal.SIGINT else None
-    return events.WorkerEnd(
+    stdout = next(filterfalse(_is_empty, (context.stdouts[exit_.slot], context.stderrs[exit_.slot])), None)
+    report = WorkerReport(
         exit_.slot,
+        exit_.slot,
+        _state(exit_, failure),
         exit_.pid,
         exit_.returncode,
         exit_.at_boottime_s + offset_s,
-        exit_.stopping,
-        left.step,
-        failure,
-        errors[-1] if len(errors) > 1 else "",
-        failed_s + offset_s,
-        left.progress,
-        next(filterfalse(_is_empty, (context.stdouts[exit_.slot], context.stderrs[exit_.slot])), None),
-        context.shows_stderr(exit_.slot),
+        stdout=stdout and stdout[:512],
+        step=left_behind.step or None,
+        progress=left_behind.progress,
+        origin=errors[-1] if len(errors) > 1 else "",
+        failed_s=failed_s + offset_s,
+        **(failure_fields(failure) if failure is not None else {}),
     )
+    return events.WorkerEnd(report, failure, context.shows_stderr(exit_.slot))
+
+
+def _state(exit_: Exited, failure: WorkerFailure | None) -> WorkerState:
+    if exit_.stopping:
+        return WorkerState.STOPPED
+    return WorkerState.SUCCEEDED if failure is None else WorkerState.FAILED
+
+
+def failure_fields(failure: WorkerFailure) -> dict[str, Any]:
+    """Return what a report contains of a worker's failure."""
+    error = _error(failure)
+    found = failure.recognised if error == failure.message else known_error(error)
+    return {
+        "error": error[:512],
+        "last_line": failure.last_line,
+        "tail": failure.tail[-4096:],
+        "signature": failure.signature,
+        "line": failure.line,
+        "known": found.name if found is not None else "",
+        "reason": found.reason.name if found is not None and found.reason is not None else "",
+        "evidence": found.evidence if found is not None else "",
+        "peer": found.peer[:512] if found is not None else "",
+        "peer_rank": found.rank if found is not None else None,
+    }
+
+
+def _error(failure: WorkerFailure) -> str:
+    """Return its error; if that is missing because the disk of its output is full, the full disk."""
+    if failure.message or not failure.no_room:
+        return failure.message
+    return f"no space for its output: {failure.no_room}"
 
 
 def _is_empty(path: str) -> bool:
@@ -150,12 +188,12 @@ def _is_empty(path: str) -> bool:
 
 
 def valid_note(note: Note | None, exit_: Exited) -> Note | None:
-    """The note of a worker, unless it cannot be of this end: user code may have written anything there."""
+    """Return the note of a worker, unless it cannot be of this end: user code may have written anything there."""
     return note if note is not None and 0 < note.at_boottime_s <= exit_.at_boottime_s else None
 
 
 def noted_error(note: Note | None) -> str:
-    """The error that ended the script, in one line; empty if none did, or that is not known."""
+    """Return the error that ended the script, in one line; empty if none did, or that is not known."""
     return plain(note.errors[0])[:_LONGEST_ERROR] if note is not None and note.errors else ""
 
 
@@ -166,8 +204,10 @@ def _failed_s(exit_: Exited, note: Note | None) -> float:
 
 
 def _by_itself(exit_: Exited, note: Note | None, failed_s: float, stopped_s: float | None) -> Exited:
-    """A worker that had failed before the agent began to stop it, or whose script had ended in order before it was
-    killed: as it would have ended without that.
+    """Return the end as it would have been without the agent's stop, if the script had ended before.
+
+    That holds for a worker that had failed before the agent began to stop it, and for one whose script had ended in
+    order before it was killed.
     """
     if exit_.stopping and exit_.returncode == -signal.SIGKILL and note is not None and note.code == 0:
         return dataclasses.replace(exit_, returncode=0)

@@ -32,7 +32,7 @@ class RunFacts:
 def worker_environment(
     inherited: Mapping[str, str], facts: RunFacts, world: World, seat: Seat, slot: int
 ) -> dict[str, str]:
-    """The variables the agent sets for the worker in ``slot`` (to be laid over the inherited ones)."""
+    """Return the variables the agent sets for the worker in ``slot`` (to be laid over the inherited ones)."""
     first_role_rank, role_size = role_ranks(world, seat)
     env = {
         "RANK": str(seat.first_rank + slot),
@@ -74,7 +74,7 @@ def worker_environment(
 
 
 def _slurm_share(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
-    """This worker's part of the processors of a Slurm task, which runs the agent and so all workers of the node.
+    """Return this worker's part of the processors of a Slurm task, which runs the agent and so all workers of the node.
 
     Libraries such as LightlyTrain take SLURM_CPUS_PER_TASK for the processors of one worker, and start as many data
     loaders.
@@ -86,15 +86,15 @@ def _slurm_share(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
 
 
 def role_ranks(world: World, seat: Seat) -> tuple[int, int]:
-    """The first rank of the node's workers among those of the same role, and how many those are."""
-    same = [one for one in world.seats if one.role == seat.role]
-    before = sum(one.slots for one in same if one.first_rank < seat.first_rank)
-    return before, sum(one.slots for one in same)
+    """Return the first rank of the node's workers among those of the same role, and how many those are."""
+    same = [other for other in world.seats if other.role == seat.role]
+    before = sum(other.slots for other in same if other.first_rank < seat.first_rank)
+    return before, sum(other.slots for other in same)
 
 
 def _virtual_local_rank(inherited: Mapping[str, str], slot: int) -> dict[str, str]:
-    """Every worker sees its own GPU as device 0, under LOCAL_RANK 0."""
+    """Return what shows every worker its own GPU as device 0, under LOCAL_RANK 0."""
     visible = inherited.get("CUDA_VISIBLE_DEVICES", "")
-    devices = [one.strip() for one in visible.split(",") if one.strip()]
+    devices = [name.strip() for name in visible.split(",") if name.strip()]
     device = devices[slot] if slot < len(devices) else str(slot)
     return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": device}

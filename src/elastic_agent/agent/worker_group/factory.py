@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from string import Template
 from typing import TYPE_CHECKING
@@ -17,13 +16,14 @@ from elastic_agent.config.sources.slurm import is_step
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.config.values import StreamChoice
 from elastic_agent.logs import adopt_library_loggers
-from elastic_agent.protocol import Seat, World
+from elastic_agent.protocol import World
 from elastic_agent.transport import interface_of
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.facts import Started
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from elastic_agent.workers.output.streams import Streams
+from elastic_agent.workers.spawner.curated import current_folder
 
 from .command import worker_command
 from .environment import RunFacts, worker_environment
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # it is imported late, for the options that need it
 
 
 def line_prefixes(settings: Settings, envs: dict[int, dict[str, str]]) -> dict[int, str] | None:
-    """What stands before each worker's lines on the console, from the user's template."""
+    """Return what stands before each worker's lines on the console, from the user's template."""
     if settings.log_line_prefix_template is None:
         return None
     template = Template(settings.log_line_prefix_template)
@@ -48,7 +48,7 @@ def line_prefixes(settings: Settings, envs: dict[int, dict[str, str]]) -> dict[i
 
 
 def logs_specs(settings: Settings, slots: int) -> GenerationLogs | LogsSpecs:
-    """Where the workers' output goes.
+    """Return where the workers' output goes.
 
     Raises:
         ValueError: the log directory cannot be used, or there is no such ``torchrun.logs_specs`` entry point.
@@ -80,7 +80,7 @@ def _plugged_in(
     """Return the user's own kind of logs, a subclass of torch's, with what torch would give it."""
     found = list(entry_points(group="torchrun.logs_specs", name=name))
     if not found:
-        known = ", ".join(sorted(one.name for one in entry_points(group="torchrun.logs_specs"))) or "none"
+        known = ", ".join(sorted(entry.name for entry in entry_points(group="torchrun.logs_specs"))) or "none"
         raise ValueError(
             f"--logs-specs {name}: no such entry point in torchrun.logs_specs; installed: {known}"
         )
@@ -101,7 +101,7 @@ def _by_slot(choice: StreamChoice, slots: int) -> dict[int, Streams]:
 
 
 def numa_options(binding: str | None) -> NumaOptions | None:
-    """torch's form of ``--numa-binding``; it imports torch if there is one, so call it before a run is joined."""
+    """Return torch's form of ``--numa-binding``; imports torch if there is one: call it before a run is joined."""
     if binding is None:
         return None
     from torch.numa.binding import AffinityMode, NumaOptions
@@ -111,7 +111,7 @@ def numa_options(binding: str | None) -> NumaOptions | None:
 
 
 def signals_to_ignore(settings: Settings, environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Signals that must not end a worker which has no handler for them.
+    """Return the signals that must not end a worker which has no handler for them.
 
     Slurm sends the notice signal to every process of a step, not to the agents alone, where it finds them by their
     parents (proctrack/linuxproc). A worker that died of it could not save. SIGTERM is not among them: it is also what
@@ -122,24 +122,35 @@ def signals_to_ignore(settings: Settings, environ: Mapping[str, str]) -> tuple[i
     return (int(signal.Signals[settings.notice_signal]),)
 
 
-@dataclass(frozen=True)
 class WorkerFactory:
-    """Makes the workers of this node in one run, generation by generation."""
+    """Makes the workers of this node, generation by generation."""
 
-    settings: Settings
-    run_id: str
-    logs: GenerationLogs | LogsSpecs
-    closer: BackgroundCloser
-    asked_by: str | None = None
-    """Where workers introduce themselves to be asked for their progress."""
-    folder: str = ""
-    """The working directory when the run began; empty: not known."""
-    numa_options: NumaOptions | None = None
+    def __init__(self, settings: Settings, slots: int) -> None:
+        """Prepare for so many workers.
+
+        Raises:
+            OSError, ValueError: the log directory cannot be used, or there is no such kind of logs.
+        """
+        self._settings = settings
+        self._slots = slots
+        self._logs = logs_specs(settings, slots)
+        self._closer = BackgroundCloser()
+        self._folder = current_folder() or ""
+        """The working directory when the agent began; empty: not known."""
+        self._numa_options = numa_options(settings.numa_binding)
 
     def make(
-        self, guard: Guard, world: World, incarnation: str, restarts: int
+        self, guard: Guard, world: World, incarnation: str, restarts: int, run_id: str, asked_by: str | None
     ) -> tuple[WorkerContext, HeartbeatFile]:
-        """The workers of this node in ``world``, not started yet, and their heartbeat file.
+        """Return the workers of this node in ``world``, not started yet, and their heartbeat file.
+
+        Args:
+            guard: starts them.
+            world: which this incarnation has a seat in.
+            incarnation: of this node.
+            restarts: those that were charged so far.
+            run_id: the run.
+            asked_by: where workers introduce themselves to be asked for their progress; None: nowhere.
 
         Raises:
             OSError: the log files or the heartbeat file cannot be made.
@@ -148,7 +159,18 @@ class WorkerFactory:
         assert seat is not None  # only seated nodes start
         heartbeats = make_heartbeat_file(seat.slots)
         try:
-            facts = self._facts(world, seat, heartbeats.path, restarts)
+            facts = RunFacts(
+                run_id=run_id,
+                role=self._settings.role,
+                restarts=restarts,
+                max_restarts=self._settings.max_restarts,
+                first_generation=world.generation == 1,
+                heartbeat_file=heartbeats.path,
+                stacks_signal=STACKS_SIGNAL,
+                asked_by=asked_by,
+                gloo_interface=interface_of(seat.address),
+                virtual_local_rank=self._settings.virtual_local_rank,
+            )
             envs = {
                 slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)
             }
@@ -157,22 +179,23 @@ class WorkerFactory:
             heartbeats.close()
             raise
 
-    def _facts(self, world: World, seat: Seat, heartbeat_file: str, restarts: int) -> RunFacts:
-        return RunFacts(
-            run_id=self.run_id,
-            role=self.settings.role,
-            restarts=restarts,
-            max_restarts=self.settings.max_restarts,
-            first_generation=world.generation == 1,
-            heartbeat_file=heartbeat_file,
-            stacks_signal=STACKS_SIGNAL,
-            asked_by=self.asked_by,
-            gloo_interface=interface_of(seat.address),
-            virtual_local_rank=self.settings.virtual_local_rank,
-        )
+    def log_dir(self, run_id: str) -> str:
+        """Return where the output of the run's workers is; empty: in no file of ours."""
+        choices = self._settings.redirects, self._settings.tee
+        has_files = any(choice.of(slot) for choice in choices for slot in range(self._slots))
+        logs = self._logs
+        if not has_files or not isinstance(logs, GenerationLogs) or logs.root_log_dir == os.devnull:
+            return ""
+        return os.path.join(os.path.abspath(logs.root_log_dir), run_id)
+
+    def close(self, patience_s: float) -> None:
+        """Wait until the last lines of output are written, not for longer than this."""
+        self._closer.drain_closing(patience_s)
+        if isinstance(self._logs, GenerationLogs):
+            self._logs.close()
 
     def _context(self, guard: Guard, world: World, envs: dict[int, dict[str, str]]) -> WorkerContext:
-        settings = self.settings
+        settings = self._settings
         commands = {slot: worker_command(settings, slot) for slot in envs}
         return WorkerContext(
             guard,
@@ -181,18 +204,18 @@ class WorkerFactory:
             commands[0][0],
             {slot: command[1:] for slot, command in commands.items()},
             envs,
-            self.logs,
-            self.closer,
+            self._logs,
+            self._closer,
             log_line_prefixes=line_prefixes(settings, envs),
             duplicate_stdout_filters=settings.duplicate_stdout_filters,
             duplicate_stderr_filters=settings.duplicate_stderr_filters,
-            numa_options=self.numa_options,
+            numa_options=self._numa_options,
             warm=is_warm(settings),
             warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
             ignored_signals=signals_to_ignore(settings, os.environ),
             startup_hook=not settings.runs_program,
             started=Started(
-                self.folder,
+                self._folder,
                 "" if settings.runs_program else commands[0][0],
                 len({seat.address for seat in world.seats}) - 1,
             ),

@@ -14,7 +14,7 @@ IN_MEMORY = "/dev/shm"
 
 
 def make_heartbeat_file(slots: int, folder: str = IN_MEMORY) -> HeartbeatFile:
-    """The file of a new generation with so many workers: in ``folder``, else in the directory for temporary files.
+    """Make the file of a generation with so many workers, in ``folder`` or else the directory for temporary files.
 
     Raises:
         OSError: there is no room in either; the message names both.
@@ -47,8 +47,8 @@ def sweep_heartbeat_files(folder: str = IN_MEMORY) -> None:
     folders = {folder}
     with contextlib.suppress(OSError):
         folders.add(tempfile.gettempdir())
-    for one in folders:
-        for path in _own_files(one):
+    for directory in folders:
+        for path in _own_files(directory):
             with contextlib.suppress(OSError):
                 _remove_if_abandoned(path)
 

@@ -31,7 +31,7 @@ class StopSignals:
         self._received: set[int] = set()
 
     def catch_early(self, name: str) -> None:
-        """From now on, and until it gets another handler, the signal is noted instead of ending this process.
+        """Note the signal instead of being ended by it, until it gets another handler.
 
         For a notice that comes while the agent still starts.
         """
@@ -39,11 +39,11 @@ class StopSignals:
             signal.signal(signal.Signals[name], lambda signum, frame: self.receive(signum))
 
     def receive(self, signum: int) -> None:
-        """The agent has received it."""
+        """Note that the agent has received it."""
         self._received.add(int(signum))
 
     def received(self, signums: Iterable[int]) -> bool:
-        """Whether the agent has received one of these."""
+        """Return whether the agent has received one of these."""
         return not self._received.isdisjoint(signums)
 
     @property
@@ -56,13 +56,13 @@ class Interruptions:
     """Which of the workers of one generation were reached by such signals."""
 
     def __init__(self, signals: StopSignals, ignored: Collection[int]) -> None:
-        """``ignored``: the signals that the workers began with ignored."""
+        """Begin with no signals; ``ignored``: those that the workers began with ignored."""
         self._signals = signals
         self._ignored = frozenset(ignored)
         self._reached: dict[int, set[int]] = {}
 
     def guard_received(self, signum: int, pids: Mapping[int, int | None]) -> None:
-        """The guard received this signal; the workers of these slots run, or have just ended (None).
+        """Note that the guard received this signal; the workers of these slots run, or have just ended (None).
 
         Whether a process that is gone ignored it cannot be seen any more: its initial setting is used then.
         """
@@ -74,7 +74,7 @@ class Interruptions:
                 self._reached.setdefault(slot, set()).add(signum)
 
     def suspects(self, slot: int, returncode: int) -> frozenset[int]:
-        """The signals that may have ended the worker."""
+        """Return the signals that may have ended the worker."""
         found = set(self._reached.get(slot, ()))
         if -returncode in self._signals.handled:
             found.add(-returncode)

@@ -21,7 +21,7 @@ from elastic_agent.agent import events
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s, catches, is_frozen
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import PROMPT, Failure, FailureKind, Notice
+from elastic_agent.protocol import PROMPT, Failure, FailureKind, Grace, Notice
 from elastic_agent.workers.cleanup.generation import CLEANUP_LIMIT_S, Cleanup
 from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from elastic_agent.workers.context import WorkerContext
@@ -33,7 +33,7 @@ from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 from .collectives import Collectives
 from .endings import RESTART_S, Left, log_cleanup, noted_error, report_endings, valid_note, warn_of_unsaved
 from .interruptions import SPREAD_S, Interruptions, StopSignals
-from .running_workers import RunningWorkers
+from .running_workers import Graces, RunningWorkers
 from .stalls import Progress, StallWatch
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
@@ -46,10 +46,10 @@ FINAL_OUTPUT_S = 2.0
 """How long reading a failed worker's files may take."""
 
 SHOWN_S = 1.0
-"""For so long the end of workers is reported later because a terminal has not taken their last lines yet."""
+"""How much later the end of workers is reported if a terminal has not taken their last lines yet."""
 
 ANSWERED_S = 0.02
-"""For so long the others of a worker that aborted may tell their last collectives before they are stopped."""
+"""How long the other workers may send their last collectives when one has aborted, before they are stopped."""
 
 STACKS_TIME_S = 0.3
 """How long workers get to write their stacks before they are stopped."""
@@ -65,6 +65,7 @@ class Runner:
         guard: Guard,
         node_id: str,
         report: Callable[[events.Event], None],
+        graces: Graces,
         hang_timeout_s: float | None,
         stop_signals: StopSignals,
         collectives: Collectives | None = None,
@@ -72,10 +73,23 @@ class Runner:
         *,
         sends_notice_signal: bool = True,
     ) -> None:
-        """Run nothing yet; each event is passed to ``report``. The rest is as in ``supervisor.Parts``."""
+        """Run nothing yet.
+
+        Args:
+            guard: starts and stops workers.
+            node_id: this node.
+            report: takes each event.
+            graces: how long workers get to end.
+            hang_timeout_s: how long they may make no progress; 0: for ever; None: by the collectives' own time-outs.
+            stop_signals: the signals that make this agent stop, and which of them it has received.
+            collectives: what workers answer about their collectives.
+            notice_signal: by which workers that handle it, and no notices, are told to save.
+            sends_notice_signal: they get it from this agent, and not from Slurm.
+        """
         self._guard = guard
         self._node_id = node_id
         self._report = report
+        self.graces = graces
         self._hang_timeout_s = hang_timeout_s
         self._collectives = collectives if collectives is not None else Collectives()
         self._stop_signals = stop_signals
@@ -105,7 +119,7 @@ class Runner:
         pids = {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}
         steps = {slot: running.heartbeats.read(slot)[1] for slot in pids}
         stalled_s = running.stalls.stalled_s if running.stalls is not None else None
-        answers = {slot: one for slot, one in self._collectives.workers.items() if slot in pids}
+        answers = {slot: answer for slot, answer in self._collectives.workers.items() if slot in pids}
         return Progress(running.generation, pids, steps, dict(running.exited), answers, stalled_s)
 
     def start(self, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
@@ -123,24 +137,16 @@ class Runner:
         interruptions = Interruptions(self._stop_signals, context.ignored_signals)
         self._running = RunningWorkers(context, heartbeats, cleanup, interruptions)
 
-    def stop(
-        self,
-        grace_s: float,
-        signum: signal.Signals = signal.SIGTERM,
-        *,
-        idle_s: float | None = None,
-        dump_stacks: bool = False,
-        may_save: bool = False,
-        restarts: bool = False,
-    ) -> None:
-        """Send the signal, and SIGKILL after ``grace_s``; ``WorkersCleared`` follows when nothing is left.
+    def stop(self, grace: Grace, *, dump_stacks: bool = False, may_save: bool = False) -> None:
+        """Send the signal, and SIGKILL after the grace; ``WorkersCleared`` follows when nothing is left.
 
-        With ``idle_s``, SIGKILL also when the workers have made no progress for so long. A guard that is frozen itself
-        is killed: then its end follows. ``may_save``: nothing has failed, so that a worker that does now is reported.
-        ``restarts``: one has, and this node goes on with the next workers.
+        Before a restart, SIGKILL comes also when the workers make no progress. A guard that is frozen itself is killed:
+        then its end follows. ``may_save``: nothing has failed, so that a worker that does now is reported.
         """
+        grace_s, idle_s = self.graces.of(grace), self.graces.idle_s(grace)
+        signum = self._stop_signals.for_workers if grace is Grace.DRAIN else signal.SIGTERM
         if self._running is not None:
-            self._running.stopping, self._running.restarts = True, restarts
+            self._running.stopping, self._running.restarts = True, grace is Grace.RESTART
             if self._running.stopped_s is None:
                 self._running.stopped_s = boottime_s()
                 if may_save and grace_s > 0 and not self._running.failed and self._running.pids:
@@ -176,12 +182,12 @@ class Runner:
             return events.Notified(is_delivered=False)
         running.heartbeats.notify(notice.serial, notice.cause.value, int(stopped_s * 1e9))
         alive = {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}
-        told = [self._tell(running, slot, pid, notice) for slot, pid in alive.items()]
-        if not told:
+        handling = [self._tell(running, slot, pid, notice) for slot, pid in alive.items()]
+        if not handling:
             return events.Notified(is_delivered=True)
         stop = self._stop_signals.for_workers
         catching = sum(catches(pid, stop) for pid in alive.values())
-        return events.Notified(True, sum(told), stop, catching)
+        return events.Notified(True, sum(handling), stop, catching)
 
     def _tell(self, running: RunningWorkers, slot: int, pid: int, notice: Notice) -> bool:
         """Send the notice signal to a worker that handles it, and no notices; return whether it handles either."""
@@ -202,31 +208,32 @@ class Runner:
         running = self._running
         return running is not None and any(running.heartbeats.handles_notices(slot) for slot in running.pids)
 
-    @staticmethod
-    def _stop_watching(running: RunningWorkers) -> None:
+    def _stop_watching(self, running: RunningWorkers) -> None:
         if running.stalls is not None:
             running.stalls.stop()
+        if self._notice_poll_timer is not None:
+            self._notice_poll_timer.cancel()
+            self._notice_poll_timer = None
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _cancel_notice_poll(self) -> None:
-        if self._notice_poll_timer is not None:
-            self._notice_poll_timer.cancel()
-            self._notice_poll_timer = None
-
     def _stacks(self) -> bool:
-        """Have the workers that support it, and have not told where they are, write the stacks of their threads."""
+        """Have the workers that support it, and have not sent where they are, write the stacks of their threads."""
         running = self._running
         if running is None:
             return False
-        told = {slot for slot, one in self._collectives.workers.items() if one.stack and not one.is_silent}
+        answered = {
+            slot
+            for slot, answer in self._collectives.workers.items()
+            if answer.stack and not answer.is_silent
+        }
         able = {
             slot: pid
             for slot, pid in running.pids.items()
-            if slot not in {*running.exited, *told} and catches(pid, STACKS_SIGNAL)
+            if slot not in {*running.exited, *answered} and catches(pid, STACKS_SIGNAL)
         }
         if not able:
             return False
@@ -240,10 +247,9 @@ class Runner:
         return True
 
     def abandon(self, lost: guard_events.GuardLost) -> None:
-        """The guard is gone, and the workers with it: drop what belonged to them."""
+        """Drop what belonged to the workers, which are gone with their guard."""
         running, self._running = self._running, None
         self._cancel_timer()
-        self._cancel_notice_poll()
         if running is not None:
             self._stop_watching(running)
             running.context.handle(lost)
@@ -255,7 +261,7 @@ class Runner:
     # -- events of the guard --------------------------------------------------------------------
 
     def handle(self, event: guard_events.GuardEvent) -> None:
-        """One message of the guard."""
+        """Handle a message of the guard."""
         if self._running is not None:
             self._running.context.handle(event)
         match event:
@@ -322,7 +328,7 @@ class Runner:
             asyncio.get_running_loop().call_later(SPREAD_S, self._release, running, event, suspects)
 
     def _release(self, running: RunningWorkers, event: guard_events.Exited, suspects: frozenset[int]) -> None:
-        """By now the agent has received the signal too, or never will."""
+        """Judge an end that was held back: by now the agent has received the signal too, or never will."""
         if self._running is not running or running.stopping or running.failed:
             return
         running.held.remove(event)
@@ -332,12 +338,12 @@ class Runner:
             self._classify(running, event)
 
     def _classify(self, running: RunningWorkers, event: guard_events.Exited) -> None:
-        """The cause of the worker's end is the worker itself, or an error that it encountered."""
+        """Judge an end whose cause is the worker itself, or an error that it encountered."""
         if event.returncode == 0:
             self._end_if_all_have(running)
         else:
             running.failed = True
-            first = next((one for one in running.held if one.returncode != 0), event)
+            first = next((end for end in running.held if end.returncode != 0), event)
             self._read_final_output(running, first)
 
     def _left(self, running: RunningWorkers, event: guard_events.Exited) -> None:
@@ -357,7 +363,7 @@ class Runner:
     def _report_interrupted(
         self, running: RunningWorkers, event: guard_events.Exited, suspects: frozenset[int]
     ) -> None:
-        """The worker ended because its node is to stop: neither a failure nor a success."""
+        """Report a worker that ended because its node is to stop: neither a failure nor a success."""
         name = signal_name(-min(suspects))
         how = (
             f"was terminated by {name}"
@@ -375,7 +381,7 @@ class Runner:
         self._report(events.WorkersInterrupted(event.generation, failure))
 
     def _look_for_late_signals(self, running: RunningWorkers) -> None:
-        """A worker may end sooner than the guard and the agent receive the signal that ended it."""
+        """Report an end by a signal that the guard and the agent received later than the worker."""
         for slot, event in running.exited.items():
             suspects = running.interruptions.suspects(slot, event.returncode)
             if not running.heartbeats.left(slot) and self._stop_signals.received(suspects):
@@ -408,25 +414,25 @@ class Runner:
             answered_s += ANSWERED_S
 
         def read() -> None:
-            words = context.final_output(slot)
+            output = context.final_output(slot)
             context.show_output(SHOWN_S)
             with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
-                loop.call_soon_threadsafe(loop.call_at, answered_s, deliver, words)
+                loop.call_soon_threadsafe(loop.call_at, answered_s, deliver, output)
 
-        def deliver(words: FinalOutput) -> None:
+        def deliver(output: FinalOutput) -> None:
             late.cancel()
             if self._running is running and not running.reported:
                 running.reported = True
-                failure = self._failure(running, event, words)
+                failure = self._failure(running, event, output)
                 is_shown = running.context.shows_stderr(event.slot)
                 self._report(events.WorkersFailed(event.generation, failure, is_shown))
 
         late = loop.call_later(FINAL_OUTPUT_S, deliver, NOTHING_READ)
         threading.Thread(target=read, name="final-output", daemon=True).start()
 
-    def _failure(self, running: RunningWorkers, event: guard_events.Exited, words: FinalOutput) -> Failure:
+    def _failure(self, running: RunningWorkers, event: guard_events.Exited, output: FinalOutput) -> Failure:
         note = valid_note(running.heartbeats.note(event.slot), event)
-        reported = running.context.failure(event, words, "" if words.no_room else noted_error(note))
+        reported = running.context.failure(event, output, "" if output.no_room else noted_error(note))
         return Failure(
             FailureKind.WORKER,
             reported.summary(self._node_id)[:512],
@@ -439,7 +445,7 @@ class Runner:
         )
 
     def _progressed(self, running: RunningWorkers, slot: int) -> bool:
-        """Whether the worker has reported a step that no earlier generation reached, or heartbeats without steps."""
+        """Return whether the worker reported a step that no earlier generation reached, or heartbeats without steps."""
         beats, step = running.heartbeats.read(slot)
         return step > self._highest_step if step else bool(beats)
 
@@ -447,7 +453,7 @@ class Runner:
         self, running: RunningWorkers, then: Callable[[], None] = lambda: None, after_s: float = 0.0
     ) -> None:
         cells = running.heartbeats
-        left = {
+        left_behind = {
             slot: Left(
                 cells.read(slot)[1],
                 cells.note(slot),
@@ -459,11 +465,11 @@ class Runner:
 
         def ended(event: events.GenerationEnded) -> None:
             self._report(event)
-            ends = [end for end in event.workers if end.slot not in saved]
+            ends = [end for end in event.workers if end.report.slot not in saved]
             warn_of_unsaved(self._node_id, ends, running.saves_on)
             then()
 
-        report_endings(running.context, left, running.stopped_s, ended, after_s)
+        report_endings(running.context, left_behind, running.stopped_s, ended, after_s)
 
     def _close_heartbeats(self, running: RunningWorkers) -> None:
         steps = [step for _, step in map(running.heartbeats.read, running.pids)]
@@ -505,7 +511,7 @@ class Runner:
         running.cleanup.clear(from_thread, unkillable)
 
     def _all_gone(self, running: RunningWorkers, unkillable: tuple[int, ...]) -> None:
-        """Nothing is left of these workers: report it when their last lines are shown."""
+        """Report that nothing is left of these workers, when their last lines are shown."""
         if self._running is not running:
             return  # the guard was lost meanwhile, or this was reported before
         loop = asyncio.get_running_loop()
@@ -522,13 +528,12 @@ class Runner:
         running.context.close_later(closed)
 
     def _report_gone(self, running: RunningWorkers, unkillable: tuple[int, ...]) -> None:
-        """The next workers may start."""
+        """Report that nothing is left of these workers: the next ones may start."""
         if self._running is not running:
             return
         self._running = None
         self._stop_watching(running)
         self._cancel_timer()
-        self._cancel_notice_poll()
         if running.succeeding and not running.stopping and not running.interrupted:
             self._look_for_late_signals(running)
         ended_early = running.interrupted or any(map(running.heartbeats.left, running.exited))
@@ -550,7 +555,7 @@ class Runner:
         """Report that the workers are gone; before that, that one has not saved: the agent may exit afterwards."""
         cleared = events.WorkersCleared(unkillable)
         expected = (0, -(running.saves_on or 0))
-        if running.saves_on is None or all(one.returncode in expected for one in running.exited.values()):
+        if running.saves_on is None or all(end.returncode in expected for end in running.exited.values()):
             self._report_endings(running, after_s=RESTART_S if running.restarts else 0.0)
             self._report(cleared)
             return
@@ -572,12 +577,12 @@ class Runner:
         return {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}
 
     def hang(self, generation: int, failure: Failure) -> None:
-        """The workers of this generation hang."""
+        """Report a hang of the workers of this generation."""
         running = self._running
         if running is None or running.generation != generation or self._watched(running) is None:
             return
         running.failed = True
-        progressed = any(self._progressed(running, one) for one in running.pids)
+        progressed = any(self._progressed(running, slot) for slot in running.pids)
         failure = msgspec.structs.replace(failure, progressed=progressed)
         self._report(events.WorkersFailed(generation, failure))
 

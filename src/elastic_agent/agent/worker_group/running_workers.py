@@ -7,12 +7,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.protocol import Grace
 from elastic_agent.workers.cleanup.generation import Cleanup
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard import client as guard_events
 
 from .interruptions import Interruptions
 from .stalls import StallWatch
+
+
+@dataclass(frozen=True)
+class Graces:
+    """Seconds between SIGTERM and SIGKILL."""
+
+    restart_s: float
+    drain_s: float
+    restart_idle_s: float
+    """Before a restart, workers that make no progress for so long are killed earlier."""
+
+    def of(self, grace: Grace) -> float:
+        """Return the time for this kind of stop."""
+        return {Grace.RESTART: self.restart_s, Grace.DRAIN: self.drain_s, Grace.NONE: 0.0}[grace]
+
+    def idle_s(self, grace: Grace) -> float | None:
+        """Return how long workers may make no progress in this kind of stop; None: as long as the grace."""
+        return self.restart_idle_s if grace is Grace.RESTART else None
 
 
 @dataclass

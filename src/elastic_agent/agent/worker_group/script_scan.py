@@ -47,7 +47,7 @@ class _Change:
 
 
 def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapping[str, str]) -> str | None:
-    """Why a worker that has imported torch already would not be as good; None if there is no reason.
+    """Return why a worker that has imported torch already would not be as good; None if there is no reason.
 
     Args:
         script: the file or folder, or the module.
@@ -58,7 +58,7 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
     for file in _files_that_run(script, is_module, folder):
         tree = _parsed(file)
         name = os.path.basename(file)
-        change = next((one for one in _changes_before_torch(tree) if one.has_effect(environ)), None)
+        change = next((change for change in _changes_before_torch(tree) if change.has_effect(environ)), None)
         if change is not None:
             return change.why_cold(name)
         if any(_imports(node, _TITLES) for node in ast.walk(tree)):
@@ -141,7 +141,7 @@ def _package_of(file: str, folder: str) -> str:
 
 
 def _files_that_run(script: str, is_module: bool, folder: str) -> Iterator[str]:
-    """The script itself; of a module also the packages around it, found as runpy finds them."""
+    """Yield the script itself; of a module also the packages around it, found as runpy finds them."""
     if not is_module:
         yield os.path.join(script, "__main__.py") if os.path.isdir(script) else script
         return
@@ -160,7 +160,7 @@ def _files_that_run(script: str, is_module: bool, folder: str) -> Iterator[str]:
 
 
 def _changes_before_torch(tree: ast.Module) -> Iterator[_Change]:
-    """In the order of the source; a function that is defined before may be called before."""
+    """Yield the changes in the order of the source; a function that is defined before may be called before."""
     for node, in_function in _in_order(tree):
         if _imports(node, "torch") and not in_function:
             return
@@ -175,7 +175,7 @@ def _in_order(node: ast.AST, in_function: bool = False) -> Iterator[tuple[ast.AS
 
 def _imports(node: ast.AST, module: str) -> bool:
     if isinstance(node, ast.Import):
-        return any(one.name.partition(".")[0] == module for one in node.names)
+        return any(alias.name.partition(".")[0] == module for alias in node.names)
     return isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == module
 
 
@@ -198,8 +198,8 @@ def _settings(node: ast.AST) -> Iterator[_Change]:
                 yield from _item_set(target, None)
         case ast.Call(func=ast.Attribute(value=of, attr=method), args=arguments, keywords=keywords):
             if _is_environ(of) and method == "update":
-                for one in arguments:
-                    yield from _all_set(one)
+                for argument in arguments:
+                    yield from _all_set(argument)
                 yield from _all_named(keywords, node.lineno)
             elif len(arguments) == 2 and (method == "putenv" or (_is_environ(of) and method == "setdefault")):
                 key, value = arguments
@@ -233,8 +233,8 @@ def _all_set(mapping: ast.expr) -> Iterator[_Change]:
 
 
 def _all_named(keywords: list[ast.keyword], line: int) -> Iterator[_Change]:
-    for one in keywords:
-        yield from _set(ast.Constant(one.arg), one.value, line)
+    for keyword in keywords:
+        yield from _set(ast.Constant(keyword.arg), keyword.value, line)
 
 
 def _set(key: ast.expr, value: ast.expr | None, line: int, *, if_missing: bool = False) -> Iterator[_Change]:

@@ -99,7 +99,7 @@ class StallWatch:
         self._has_progressed = False
         self._tell_after_s = self._tells_first_s
         self._over_again_s = 0.0
-        """A stall that was told to be over and is no hang is told again after it has lasted for so long."""
+        """A stall that was reported as over and is no hang is reported again after it has lasted for so long."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -167,12 +167,15 @@ class StallWatch:
 
     def _limit(self) -> tuple[float, str]:
         """Return the time-out, of several the one that ends first, and its name."""
-        waiting = [one for one in self._collectives.workers.values() if is_waiting(one)]
-        own_s = min((one.timeout_s for one in waiting if one.timeout_s > 0), default=0.0) * SHARE_OF_TIMEOUT
+        waiting = [worker for worker in self._collectives.workers.values() if is_waiting(worker)]
+        own_s = (
+            min((worker.timeout_s for worker in waiting if worker.timeout_s > 0), default=0.0)
+            * SHARE_OF_TIMEOUT
+        )
         if self._limit_s == 0:
             return math.inf, ""
         limits = (own_s, _OWN_LIMIT), (self._limit_s or 0.0, f"--hang-timeout {self._limit_s or 0:g}")
-        return min((one for one in limits if one[0] > 0), default=(math.inf, ""))
+        return min((limit for limit in limits if limit[0] > 0), default=(math.inf, ""))
 
     @property
     def _pause_s(self) -> float:
@@ -203,11 +206,11 @@ class StallWatch:
         self._look()
 
 
-def _has_begun(one: WorkerCollectives) -> bool:
-    """Whether it has called a collective, so that its process group is there."""
-    return any(group.enqueued > 0 or group.started > 0 or group.completed > 0 for group in one.groups)
+def _has_begun(worker: WorkerCollectives) -> bool:
+    """Return whether it has called a collective, so that its process group is there."""
+    return any(group.enqueued > 0 or group.started > 0 or group.completed > 0 for group in worker.groups)
 
 
-def is_waiting(one: WorkerCollectives) -> bool:
-    """Whether the worker waits in a collective, or did when it was last asked."""
-    return bool(one.waits_in) or any(group.enqueued > max(group.completed, 0) for group in one.groups)
+def is_waiting(worker: WorkerCollectives) -> bool:
+    """Return whether the worker waits in a collective, or did when it was last asked."""
+    return bool(worker.waits_in) or any(group.enqueued > max(group.completed, 0) for group in worker.groups)

@@ -1,25 +1,30 @@
-"""Whether workers can be started warm, and the configuration of their spawner."""
+"""Starts the guard, and with it the spawner of warm workers, if workers can be started warm."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from elastic_agent.agent.devices import likely_slots
 from elastic_agent.config.settings import Settings
-from elastic_agent.workers.guard.client import Guard, SpawnerConfig
+from elastic_agent.linux import start_ticks
+from elastic_agent.workers.guard.client import Guard, SpawnerConfig, kill_orphans
 
 from .script_scan import curated_imports, needs_own_python
 
 PATIENCE_SHARE = 2 / 3
 """Of the start time-out: how long a generation waits for a spawner that still imports, before it starts cold."""
 
+ORPHANS_S = 2.0
+"""How long processes may take to end whose guard has died."""
+
 
 def libraries_environment(inherited: Mapping[str, str], slots: int) -> dict[str, str]:
-    """What libraries read when they are loaded; the same for every worker of a node with ``slots`` workers.
+    """Return what libraries read when they are loaded; the same for every worker of a node with ``slots`` workers.
 
     Here, not with the rest of a worker's environment: warm workers have imported torch before they get that.
     """
@@ -30,7 +35,7 @@ def libraries_environment(inherited: Mapping[str, str], slots: int) -> dict[str,
 
 
 def why_cold(settings: Settings) -> str | None:
-    """Why workers are started cold although warm ones are configured; None when they are not."""
+    """Return why workers are started cold although warm ones are configured; None when they are not."""
     if settings.runs_program:
         return "--no-python runs a program other than Python"
     if settings.python_exec not in (None, sys.executable):
@@ -47,13 +52,13 @@ def why_cold(settings: Settings) -> str | None:
 
 @cache
 def _script_needs_own_python(script: str, is_module: bool, folder: str, nproc_per_node: str) -> str | None:
-    """Evaluated once per agent, as its spawner is made once: a script that changes is not read again."""
+    """Read the script, once per agent, as its spawner is made once: a script that changes is not read again."""
     environ = {**os.environ, **libraries_environment(os.environ, likely_slots(nproc_per_node) or 1)}
     return needs_own_python(script, is_module=is_module, folder=folder, environ=environ)
 
 
 def is_warm(settings: Settings) -> bool:
-    """Whether workers are to be forked from a spawner."""
+    """Return whether workers are to be forked from a spawner."""
     return settings.worker_start == "warm" and why_cold(settings) is None
 
 
@@ -76,8 +81,43 @@ def start_guard(settings: Settings) -> tuple[Guard, socket.socket | None]:
     return guard, ours
 
 
+def start_next_guard(settings: Settings, slots: int, spared_pid: int | None) -> Guard:
+    """Start a guard after one that has died; kill what that has left, but for the process ``spared_pid``."""
+    # The loop, and so the lease, waits for it.
+    kill_orphans(min(ORPHANS_S, settings.lease_ttl / 4), spared_pid)
+    guard = Guard.start()
+    if is_warm(settings):
+        guard.keep_warm(spawner_config(settings, slots))
+    return guard
+
+
+class Guards:
+    """The guard process of this node, and the one after it if it dies."""
+
+    def __init__(self, first: Guard, start_next: Callable[[], Guard]) -> None:
+        """Begin with a guard that runs; ``start_next`` starts one after it has died."""
+        self.present = first
+        self._start_next = start_next
+
+    def replace(self) -> None:
+        """Start the next guard."""
+        self.present.close()
+        self.present = self._start_next()
+
+    @property
+    def processes(self) -> list[tuple[int, int]]:
+        """What must be gone before a successor of this agent starts workers: the guard, which all workers end with."""
+        ticks = start_ticks(self.present.pid)
+        return [(self.present.pid, ticks)] if ticks is not None else []
+
+    def close(self) -> None:
+        """End the present guard, and with it all workers."""
+        with contextlib.suppress(OSError, ValueError):
+            self.present.close()
+
+
 def spawner_config(settings: Settings, slots: int) -> SpawnerConfig:
-    """The spawner for ``slots`` workers."""
+    """Return the spawner for ``slots`` workers."""
     python = settings.python_exec or sys.executable
     environment = libraries_environment(os.environ, slots)
     folder = _first_on_path(settings)
@@ -86,7 +126,7 @@ def spawner_config(settings: Settings, slots: int) -> SpawnerConfig:
 
 
 def _first_on_path(settings: Settings) -> str:
-    """What ``sys.path[0]`` is in the workers."""
+    """Return what ``sys.path[0]`` is in the workers."""
     try:
         if settings.runs_module:
             return os.getcwd()

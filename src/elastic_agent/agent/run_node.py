@@ -1,0 +1,223 @@
+"""The life of one node's agent, from its settings to the end of its part in the run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+from elastic_agent.agent import events
+from elastic_agent.agent.reporting.console import ConsoleReporter
+from elastic_agent.agent.reporting.event_log import EventLog
+from elastic_agent.agent.reporting.log_lines import log_event
+from elastic_agent.agent.reporting.outcome_file import OutcomeFile
+from elastic_agent.agent.reporting.start_check import StartCheck
+from elastic_agent.agent.reporting.systemd import SystemdReporter
+from elastic_agent.agent.slurm.job import SlurmJob
+from elastic_agent.agent.slurm.requeue import decide, how_to_join_again, how_to_resume, requeue
+from elastic_agent.agent.worker_group.factory import WorkerFactory
+from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
+from elastic_agent.agent.worker_group.interruptions import StopSignals
+from elastic_agent.agent.worker_group.warm_start import (
+    ORPHANS_S,
+    Guards,
+    is_warm,
+    spawner_config,
+    start_next_guard,
+    why_cold,
+)
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.secrets import SecretVariables
+from elastic_agent.config.settings import Settings
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol import Outcome
+from elastic_agent.rendezvous.backends.base import RendezvousBackend
+from elastic_agent.rendezvous.waits import in_time
+from elastic_agent.sd_notify import SystemdNotifier
+from elastic_agent.transport import StoreLostError, TransportError
+from elastic_agent.transport.c10d import StoreServers
+from elastic_agent.worker_variables import LAUNCH_FOLDER
+from elastic_agent.workers.guard.client import Guard, kill_orphans
+
+from .backend import configured_backend
+from .devices import check_numa_binding, count_slots, crowding, likely_slots
+from .find_run import FoundRun, find_run
+from .identity import IdentityError
+from .local_node import LocalNode
+from .signals import EndedAtOnceError, Meanings, SignalDesk
+from .supervisor import Ending
+from .take_part import take_part
+
+RELEASE_S = 5.0
+"""How long to try to remove a finished run's name from the store, if it was agreed for the job."""
+
+OUTPUT_PATIENCE_S = 5.0
+"""How long writing the last lines of workers' output may take at the end."""
+
+
+def run_node(
+    settings: Settings,
+    guard: Guard,
+    stores: StoreServers,
+    manager: SystemdNotifier,
+    stop_signals: StopSignals,
+    variables: SecretVariables,
+) -> Ending:
+    """Run this node until its part in the run is over; then nothing of its agent is left.
+
+    Args:
+        settings: in force.
+        guard: was started already, so that it is up by the time the world is agreed.
+        stores: serves this agent's stores.
+        manager: systemd, if that has started this process.
+        stop_signals: which came since this process began.
+        variables: taken out of the environment before the guard was started.
+
+    Raises:
+        EndedAtOnceError: a second signal came.
+        IdentityError: the node id cannot be taken.
+        UsageError: the settings are wrong for this machine, or torch cannot be imported.
+    """
+    slots = _count_workers(settings, guard)
+    guards = Guards(guard, lambda: start_next_guard(settings, slots, stores.pid))
+    with ExitStack() as closing:  # in reverse order, when the loop has ended
+        try:
+            backend = configured_backend(settings, variables, stores.serve)
+            event_log = EventLog(settings.event_journal)
+            workers = WorkerFactory(settings, slots)
+            stores.await_ready()
+        except (ValueError, OSError, StoreLostError) as error:
+            raise UsageError(str(error)) from None
+        closing.callback(event_log.close)
+        held = closing.enter_context(ExitStack())
+        closing.callback(sweep_heartbeat_files)
+        closing.callback(workers.close, OUTPUT_PATIENCE_S)
+        closing.callback(kill_orphans, ORPHANS_S)
+        closing.callback(guards.close)
+        node = _local_node(settings, slots, backend, guards, workers, event_log, stop_signals)
+        systemd = SystemdReporter(manager, node.console.headline)
+        node.publish.subscribe(systemd.on_event)
+        ending = asyncio.run(_live(node, systemd, held))
+        in_order = ending.outcome in (Outcome.FINISHED, Outcome.DRAINED, Outcome.STOPPED)
+        systemd.ended(f"{ending.outcome.value}: {ending.reason}", in_order=in_order)
+        return ending
+
+
+def _count_workers(settings: Settings, guard: Guard) -> int:
+    """Return how many workers this node runs, and start their spawner if only now that number is known."""
+    log = get_logger()
+    slots = count_slots(settings.nproc_per_node)
+    check_numa_binding(settings.numa_binding)
+    if (warning := crowding(slots)) is not None:
+        log.warning(warning)
+    if is_warm(settings) and likely_slots(settings.nproc_per_node) is None:
+        guard.keep_warm(spawner_config(settings, slots))
+    if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
+        log.info(f"workers start cold: {reason}")
+    return slots
+
+
+def _local_node(
+    settings: Settings,
+    slots: int,
+    backend: RendezvousBackend,
+    guards: Guards,
+    workers: WorkerFactory,
+    event_log: EventLog,
+    stop_signals: StopSignals,
+) -> LocalNode:
+    """Return this node, with what shows and records its events."""
+    scheduled = SlurmJob.from_environment(os.environ)
+    publish = events.Publisher(log_event, event_log.on_event)
+    if folder := os.environ.get(LAUNCH_FOLDER):
+        publish.subscribe(OutcomeFile(Path(folder)).on_event)
+    depending = backend.depending if scheduled is None else lambda node_id: ()
+    meanings = Meanings(settings.signals_to_handle, settings.notice_signal, settings.notice_time)
+    return LocalNode(
+        settings,
+        slots,
+        scheduled,
+        backend,
+        guards,
+        workers,
+        publish,
+        event_log,
+        ConsoleReporter(lambda: backend.shown, how_to_reach=backend.how_to_reach),
+        SignalDesk(meanings, scheduled, stop_signals, publish=publish, depending=depending),
+        depending,
+    )
+
+
+async def _live(node: LocalNode, systemd: SystemdReporter, held: ExitStack) -> Ending:
+    try:
+        async with AsyncExitStack() as closing:
+            node.signals.open()
+            closing.callback(node.signals.close)
+            closing.push_async_callback(node.backend.leave)
+            node.publish.subscribe(node.console.on_event)
+            closing.callback(node.console.close)
+            start_check = StartCheck(node.settings)
+            node.publish.subscribe(start_check.on_event)
+            closing.callback(start_check.close)
+            systemd.start()
+            run = await find_run(node, start_check.close)
+            if isinstance(run, Ending):
+                node.publish(events.NotStarted(run.reason))
+                return run
+            held.callback(run.claim.release)
+            ending = (await take_part(node, run, held)).with_remedy(node.console.remedy)
+            await _end(node, run, ending)
+            return ending
+    except IdentityError as error:
+        node.publish(events.NotStarted(str(error)))
+        raise
+    except asyncio.CancelledError:
+        if node.signals.leave_signals:
+            raise EndedAtOnceError(node.signals.leave_signals[-1]) from None
+        raise
+
+
+# -- the end of its part -------------------------------------------------------------------------
+
+
+async def _end(node: LocalNode, run: FoundRun, ending: Ending) -> None:
+    """Serve the store to others as long as they need it, and requeue the job."""
+    if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
+        with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
+            await in_time(node.backend.release(), RELEASE_S)
+    if ending.outcome is Outcome.DRAINED:
+        follows = how_to_join_again(ending.plan, node.scheduled, "here")
+        get_logger().info(f"this node has left the run: {ending.reason}{follows}")
+    await _host_on(node)
+    node.backend.run_ended()
+    await _requeue(node, run, ending)
+
+
+async def _host_on(node: LocalNode) -> None:
+    """Keep serving the store, if this node hosts it, until no run needs it any more."""
+    node.signals.hosting_on = True
+    while True:
+        runs, nodes = tuple(node.backend.busy_with), node.depending(node.console.node_id)
+        node.publish(events.Hosting(runs, tuple(nodes)))
+        if not runs:
+            return
+        await node.backend.changed()
+
+
+async def _requeue(node: LocalNode, run: FoundRun, ending: Ending) -> None:
+    """Requeue the job, if it is to be requeued and this agent is the one to do it; else say how to resume the run."""
+    plan = ending.plan if ending.outcome is Outcome.STOPPED else None
+    reason = plan.notice.cause.value if plan is not None and plan.notice is not None else ""
+    decision = decide(node.settings, node.scheduled, reason, is_chosen=ending.is_requeuer)
+    if decision.why:
+        get_logger().info(decision.why)
+    if decision.act:
+        node.publish(await requeue(node.settings, node.scheduled))
+    if plan is None or (plan.world is None and plan.generation < 2):
+        return
+    is_continued = node.scheduled is not None and await run.claim.has_successor()
+    if not (decision.requeued or is_continued):
+        how = how_to_resume(node.settings, run.id, node.scheduled)
+        get_logger().info(f"{how}: it goes on from the last checkpoint that the script has written")

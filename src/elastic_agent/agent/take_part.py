@@ -1,0 +1,279 @@
+"""Takes part in a run: this node's session with the store, its workers, and what its users see and command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
+
+from elastic_agent.agent import events
+from elastic_agent.agent.control.commands import Commands
+from elastic_agent.agent.control.socket import ControlSocket
+from elastic_agent.agent.reporting.copies import CopiesWarning
+from elastic_agent.agent.reporting.event_command import EventCommand
+from elastic_agent.agent.reporting.node_comparison import start_facts
+from elastic_agent.agent.reporting.run_observer import RunObserver
+from elastic_agent.agent.slurm.nodes import with_missing_nodes
+from elastic_agent.agent.slurm.requeue import how_to_join_again
+from elastic_agent.agent.worker_group.collectives import Collectives
+from elastic_agent.agent.worker_group.command import fingerprint
+from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
+from elastic_agent.agent.worker_group.runner import Runner
+from elastic_agent.agent.worker_group.running_workers import Graces
+from elastic_agent.config.value_types import NO_SIGNAL
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol import RECORD_VERSION, Cause, History, Member, Outcome, Plan, State, Waiting
+from elastic_agent.rendezvous.disk_thread import DiskThread
+from elastic_agent.rendezvous.session import Session
+from elastic_agent.values import new_incarnation
+from elastic_agent.workers.guard.client import Guard
+
+from .find_run import FoundRun, recall
+from .identity import NodeIdLock, acquire_node_id, prune_node_ids
+from .local_node import LocalNode
+from .state_dir import using_state_dir
+from .supervisor import Ending, Supervisor
+from .tasks import BackgroundTasks
+
+RECORD_TIMEOUT_S = 1.0
+"""How long the disk may take to take the record of this node's processes."""
+
+LOOK_EVERY_S = 2.0
+"""How often an agent in a scheduler's job looks whether a later life of the job waits for its end."""
+
+LAST_ANSWERS_S = 2.0
+"""How long sending the last answers to ``drain`` and ``stop`` may take."""
+
+
+async def take_part(node: LocalNode, run: FoundRun, held: ExitStack) -> Ending:
+    """Take part until that is over; with a derived node id that turns out to be taken elsewhere, try the next one.
+
+    What other agents may have when nothing of this one is left is given back by ``held``; the node id of a node that
+    was drained at once.
+
+    Raises:
+        IdentityError: the node id cannot be taken.
+        UsageError: the state directory cannot be used.
+    """
+    refused: frozenset[str] = frozenset()
+    sweep_heartbeat_files()
+    held.callback(prune_node_ids, node.settings.state_dir / "nodes")
+    while True:
+        with using_state_dir(node.settings.state_dir):
+            lock = acquire_node_id(node.folder(run.id), node.settings.node_id, refused)
+        held.callback(lock.release)
+        node.is_called(lock.node_id)
+        if lock.warning and not refused:
+            get_logger().warning(lock.warning)
+        ending = await _take_part_as(node, run, lock)
+        if ending.outcome is Outcome.DRAINED:
+            lock.release()  # another agent may be started under it, also while this one hosts on
+        if lock.explicit or ending.outcome is not Outcome.NODE_ID_HELD:
+            return ending
+        get_logger().info(f"{ending.reason}; trying the next free node id")
+        refused |= {lock.node_id}
+        lock.release()
+
+
+async def _take_part_as(node: LocalNode, run: FoundRun, lock: NodeIdLock) -> Ending:
+    """Take part under this node id."""
+    history = await recall(node, run.id)
+    incarnation = new_incarnation()
+    session = Session(
+        node.backend,
+        _member_record(node, lock, incarnation),
+        node.settings.lease_ttl,
+        node.settings.local_addr,
+    )
+    session.history = history
+    async with AsyncExitStack() as closing:
+        collectives = Collectives(lambda slots: warn_of_copies(slots))
+        collectives.open()
+        supervisor = _supervisor(node, run, lock, session, collectives)
+        warn_of_copies = CopiesWarning(lambda: supervisor.world, lambda: supervisor.seat)
+        observer = _observer(node, run, lock, supervisor, history)
+        command = EventCommand(node.settings.on_event, run.id, lock.node_id)
+        node.publish.subscribe(command.on_event)
+        node.publish(events.AgentStarted(incarnation, os.getpid(), node.slots))
+        node.console.read_status = partial(_status, session)
+        node.console.newest_step = partial(_newest_step, supervisor)
+        node.signals.attend(supervisor, lock.node_id)
+        control = await _listen(_commands(node, run, lock, supervisor, observer))
+        if control is not None:
+            closing.push_async_callback(control.close, LAST_ANSWERS_S)
+        closing.callback(collectives.close)
+        closing.callback(observer.close)
+        observer.open_page(node.settings.status_port)
+        tasks = BackgroundTasks()
+        closing.callback(tasks.cancel)
+        if node.scheduled is not None:
+            tasks.start(_stop_for_next_life(node, run, supervisor))
+        ending = _with_own_part(node, await supervisor.run(), supervisor, history)
+        await observer.conclude(
+            ending.outcome,
+            ending.reason,
+            hosts_readers=node.backend.is_host,
+            serves=node.depending(lock.node_id),
+        )
+    node.publish(events.AgentEnded(ending.outcome, ending.reason))
+    node.publish.unsubscribe(command.on_event)
+    await command.close()
+    return ending
+
+
+# -- the parts ------------------------------------------------------------------------------------
+
+
+def _member_record(node: LocalNode, lock: NodeIdLock, incarnation: str) -> Member:
+    """Return the first record of this incarnation."""
+    settings = node.settings
+    return Member(
+        version=RECORD_VERSION,
+        node_id=lock.node_id,
+        incarnation=incarnation,
+        address=settings.local_addr or "127.0.0.1",  # the session puts the right one in when connected
+        slots=node.slots,
+        state=State.READY,
+        generation=0,
+        policy=node.policy,
+        stop_s=max(settings.restart_grace, settings.shutdown_timeout),
+        replaces=(lock.predecessor,) if lock.predecessor else (),
+        preferred_rank=settings.node_rank,
+        role=settings.role,
+        fingerprint=fingerprint(settings),
+    )
+
+
+def _supervisor(
+    node: LocalNode, run: FoundRun, lock: NodeIdLock, session: Session, collectives: Collectives
+) -> Supervisor:
+    settings, disk = node.settings, DiskThread("node-record")
+    graces = Graces(settings.restart_grace, settings.shutdown_timeout, settings.restart_idle)
+    name = settings.notice_signal
+
+    def make_runner(guard: Guard, report: events.Subscriber) -> Runner:
+        return Runner(
+            guard,
+            lock.node_id,
+            report,
+            graces,
+            settings.hang_timeout,
+            node.signals.stop_signals,
+            collectives,
+            None if name == NO_SIGNAL else int(signal.Signals[name]),
+            sends_notice_signal=node.scheduled is None,
+        )
+
+    async def write_down(incarnation: str) -> None:
+        record = partial(lock.record, incarnation, node.guards.processes)
+        await disk.call_async("seat", record, RECORD_TIMEOUT_S)
+
+    return Supervisor(
+        session,
+        node.guards,
+        make_runner,
+        partial(node.workers.make, run_id=run.id, asked_by=collectives.address),
+        publish=node.publish,
+        remember=node.backend.remember,
+        write_down=write_down,
+        join_timeout_s=settings.join_timeout,
+    )
+
+
+def _observer(
+    node: LocalNode, run: FoundRun, lock: NodeIdLock, supervisor: Supervisor, history: History | None
+) -> RunObserver:
+    return RunObserver(
+        run.id,
+        lock.node_id,
+        node.backend,
+        supervisor,
+        node.publish,
+        node.settings.state_dir,
+        goes_on=history is not None and node.job.continues(history),
+        facts=start_facts(node.settings.script_args, os.environ),
+        log_dir=node.workers.log_dir(run.id),
+        remedy=lambda: node.console.remedy,
+    )
+
+
+def _commands(
+    node: LocalNode, run: FoundRun, lock: NodeIdLock, supervisor: Supervisor, observer: RunObserver
+) -> Commands:
+    def store_problem() -> str:
+        problem = node.console.last_problem
+        return problem and f"the store at {node.backend.shown} does not answer: {problem}"
+
+    return Commands(
+        supervisor,
+        run.id,
+        lock.node_id,
+        node.settings.shutdown_timeout,
+        node.settings.notice_time,
+        hosts_store=lambda: bool(node.backend.busy_with),
+        depending=lambda: node.depending(lock.node_id),
+        is_at_store=node.backend.is_at_store,
+        store_problem=store_problem,
+        status=observer.status,
+        join_again=how_to_join_again(None, node.scheduled, "there"),
+    )
+
+
+async def _listen(commands: Commands) -> ControlSocket | None:
+    """Carry out what users of this machine command."""
+    try:
+        return await ControlSocket.open(commands.act)
+    except OSError as error:
+        get_logger().warning(
+            "control socket unavailable: elastic-agent status, why, drain and stop will not work for this agent",
+            reason=str(error),
+        )
+        return None
+
+
+async def _status(session: Session) -> Waiting:
+    return with_missing_nodes(await session.status(), os.environ)
+
+
+def _newest_step(supervisor: Supervisor) -> int:
+    progress = supervisor.progress
+    return max(progress.steps.values(), default=0) if progress is not None else 0
+
+
+async def _stop_for_next_life(node: LocalNode, run: FoundRun, supervisor: Supervisor) -> None:
+    """Stop the run when the scheduler has started the job again: that start waits for the end of this one."""
+    while not await run.claim.has_successor():
+        await asyncio.sleep(LOOK_EVERY_S)
+    reason = f"job {node.job.scheduled} was started again"
+    get_logger().info(f"{reason}: stopping the run here; its workers get a notice to save")
+    supervisor.stop(Cause.OPERATOR, node.settings.notice_time, reason)
+
+
+# -- what the outcome means here ------------------------------------------------------------------
+
+
+def _with_own_part(
+    node: LocalNode, ending: Ending, supervisor: Supervisor, history: History | None
+) -> Ending:
+    """Return a refusal in place of a success of workers that ran something else than this node was given."""
+    plan = ending.plan
+    if ending.outcome is not Outcome.FINISHED or plan is None or supervisor.world is not None:
+        return ending
+    difference = node.job.difference(plan.policy.job)
+    if (not difference and _is_news(node, plan, history)) or node.policy.skips(plan.history()):
+        return ending
+    when = difference or " before this agent was started"
+    reason = f"the run finished{when}; what this agent was given was not run: start it again in a minute"
+    return Ending(Outcome.REFUSED, reason, plan=plan)
+
+
+def _is_news(node: LocalNode, plan: Plan, history: History | None) -> bool:
+    """Return whether no agent of this machine had ended with this outcome when this one began to take part.
+
+    If this agent's own store reports the outcome, then the one before it was killed, and this one ends for it.
+    """
+    if history is None or node.backend.is_host:
+        return True
+    return (history.outcome, history.generation) != (plan.phase, plan.generation)
