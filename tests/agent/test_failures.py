@@ -133,3 +133,32 @@ def test_the_stacks_of_a_hang_are_shown_once_with_their_generation_and_no_frame_
     assert "elastic_agent/integrations" not in log
     (root_cause,) = [line for line in log.splitlines() if "generation 1: root cause: " in line]
     assert root_cause.count("/1 (rank 1)") == 1, "the worker is named once"
+
+
+TRAINS = """
+    import os, torch
+    weights = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], 0.1)
+    for _ in range(int(os.environ["{steps}"])):
+        weights.sum().backward()
+        optimizer.step()
+    raise ValueError("bad label")
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "starts"),
+    [
+        pytest.param("ELASTIC_AGENT_GENERATION", 4, id="each time after more steps"),
+        pytest.param("LOCAL_WORLD_SIZE", 3, id="each time after one step"),
+    ],
+)
+@pytest.mark.prove
+def test_the_same_error_ends_a_run_only_if_it_gets_no_further_by_its_optimizer_steps(
+    steps: str, starts: int, tmp_path: Path
+) -> None:
+    code, log = run(
+        tmp_path, TRAINS.replace("{steps}", steps), "--max-restarts", "3", "--restart-backoff", "0"
+    )
+    assert code == 1
+    assert len(set(re.findall(r"generation (\d+): 1 node, 1 worker", log))) == starts, log

@@ -370,3 +370,35 @@ def answer_all(other: socket.socket, words: bytes) -> None:
             connection, _ = other.accept()
             connection.sendall(words)
             connection.close()
+
+
+TRAINS = """
+import select, sys, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+while not select.select([sys.stdin], [], [], 0.005)[0]:
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_the_steps_of_a_script_that_reports_none_are_counted(start: str, run: Agents) -> None:
+    run.script.write_text(TRAINS)
+    agent = run.start("alone", "--nnodes", "1", "--worker-start", start)
+
+    def counted() -> int | None:
+        done = elastic_agent("status", RUN_ID, "--json", "--state-dir", str(run.state_dir))
+        if done.returncode != 0:
+            return None
+        [node] = json.loads(done.stdout)["nodes"]
+        assert node.get("step") is None
+        return node.get("optimizer_steps")
+
+    first = wait_for("the first counted steps", counted)
+    wait_for("more counted steps", lambda: (counted() or 0) > first)
+    shown = elastic_agent("status", RUN_ID, "--state-dir", str(run.state_dir)).stdout
+    assert re.search(r"alone .* running +\d+ counted", shown), shown
+    agent.communicate("end\n")
+    assert agent.returncode == 0

@@ -107,7 +107,8 @@ def _is_hidden(address: tuple[str, int], port: int) -> bool:
 
 def test_what_is_passed_on_is_sent_at_once(store: BootstrapStore) -> None:
     """Else a small answer waits up to 40 ms for the other end to acknowledge the one before."""
-    client(store).set("key", "value")
+    dialled = client(store)
+    dialled.set("key", "value")
     port = store.address.port
     of_relay = [
         connection.fd
@@ -119,6 +120,7 @@ def test_what_is_passed_on_is_sent_at_once(store: BootstrapStore) -> None:
     for descriptor in of_relay:
         with socket.socket(fileno=os.dup(descriptor)) as sock:
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert dialled.get("key") == b"value"
 
 
 def test_many_workers_use_it_at_once(store: BootstrapStore) -> None:

@@ -239,7 +239,7 @@ async def _status(session: Session) -> Waiting:
 
 def _newest_step(supervisor: Supervisor) -> int:
     progress = supervisor.progress
-    return max(progress.steps.values(), default=0) if progress is not None else 0
+    return progress.newest_step if progress is not None else 0
 
 
 async def _stop_for_next_life(node: LocalNode, run: FoundRun, supervisor: Supervisor) -> None:

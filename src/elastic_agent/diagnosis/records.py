@@ -87,6 +87,8 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """The same for the same error at the same place in the script."""
     step: Count | None = None
     """The last step it reported with a heartbeat."""
+    optimizer_steps: Count | None = None
+    """The optimizer steps that were counted since its start; None: none, or not known."""
     progress: tuple[GroupProgress, ...] = ()
     process_state: Annotated[str, Meta(max_length=8)] = ""
     """As in /proc/PID/status: R, S, D, T …; empty: not known."""

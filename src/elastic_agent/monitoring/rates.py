@@ -17,15 +17,18 @@ class StepRate:
     """Steps per second of one generation, between two looks."""
 
     def __init__(self) -> None:
-        self._generation = 0
+        self._of = 0, False
         self._begin: tuple[int, float] | None = None
         self.per_s: float | None = None
         """The newest rate; None: not known."""
 
-    def see(self, generation: int, step: int, now_s: float) -> None:
-        """Note the newest step of any worker, by a clock that does not jump; 0: none was reported."""
-        if generation != self._generation:
-            self._generation, self._begin, self.per_s = generation, None, None
+    def see(self, generation: int, step: int, now_s: float, *, is_counted: bool = False) -> None:
+        """Note the newest step of any worker, by a clock that does not jump; 0: none is known.
+
+        ``is_counted``: it is a number of optimizer steps, unrelated to the steps that workers report.
+        """
+        if (generation, is_counted) != self._of or step <= 0:
+            self._of, self._begin, self.per_s = (generation, is_counted), None, None
         if step <= 0:
             return
         if self._begin is None:

@@ -96,6 +96,8 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     collectives_s: float | None = None
     """When its workers were in their last collectives, by its own clock; seconds since 1970. None: they still are, or
     it is not known."""
+    optimizer_steps: int | None = None
+    """The most optimizer steps that were counted of one of its workers since the worker's start; None: not known."""
 
 
 class Standstill(Struct, frozen=True, omit_defaults=True):
@@ -448,11 +450,7 @@ class _Nodes:
     ) -> NodeStatus:
         report = self._reports.get(node_id)
         present = report if report is not None and self._is_present(report) else None
-        steps = (
-            [worker.step for worker in present.workers if worker.step is not None]
-            if present is not None
-            else []
-        )
+        workers = present.workers if present is not None else ()
         return NodeStatus(
             node_id,
             role,
@@ -461,14 +459,15 @@ class _Nodes:
             report.host if report is not None else "",
             slots,
             rank,
-            max(steps, default=None),
-            tuple(map(_last_collective, present.workers)) if present is not None else (),
+            max((worker.step for worker in workers if worker.step is not None), default=None),
+            tuple(map(_last_collective, workers)),
             report.written_s if report is not None else None,
             note,
             steps_per_s=present.steps_per_s if present is not None else None,
-            waits=tuple(worker.waits for worker in present.workers) if present is not None else (),
+            waits=tuple(worker.waits for worker in workers),
             log_dir=report.log_dir if report is not None else "",
             collectives_s=present.collectives_s if present is not None else None,
+            optimizer_steps=max((worker.optimizer_steps or 0 for worker in workers), default=0) or None,
         )
 
     def _is_present(self, report: NodeReport) -> bool:

@@ -215,14 +215,20 @@ def _node_row(node: NodeStatus, now_s: float) -> Row:
     if node.note:
         state = f"{state}: {node.note}"
     seen = f"{duration(now_s - node.seen_s)} ago" if node.seen_s is not None else "-"
-    step = "-" if node.step is None else str(node.step)
-    if node.step is not None and node.seen_s is not None and now_s - node.seen_s >= FRESH_S:
+    step = _step(node)
+    if step != "-" and node.seen_s is not None and now_s - node.seen_s >= FRESH_S:
         step = f"{step} ({seen})"  # nodes that train together reported at different times
     speed = "-" if node.steps_per_s is None else f"{node.steps_per_s:.3g}"
     return (
         *(node.node_id, node.address, ranks, state, step, speed, _waits(node.waits)),
         *(_collectives(node, now_s), seen),
     )
+
+
+def _step(node: NodeStatus) -> str:
+    if node.step is not None:
+        return str(node.step)
+    return "-" if node.optimizer_steps is None else f"{node.optimizer_steps} counted"
 
 
 def _waits(each: Sequence[float | None]) -> str:

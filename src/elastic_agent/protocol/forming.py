@@ -302,7 +302,7 @@ def _cost(plan: Plan) -> str:
     """Return what a charged failure means for the budget, in words."""
     forgiven, most = plan.budget.forgiven, plan.policy.max_restarts
     cost = f"restart {plan.charged - forgiven} of {most}"
-    return f"{cost}, {count(forgiven, 'earlier node')} forgiven" if forgiven else cost
+    return f"{cost}, {count(forgiven, 'earlier one')} forgiven" if forgiven else cost
 
 
 def _losses(now: ClusterView, nodes: int) -> dict[str, int]:

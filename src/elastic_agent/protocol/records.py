@@ -132,7 +132,7 @@ class Failure(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     """The same for the same error at the same place in the script. Empty if the error is not known well enough, or if
     another attempt may well cure it."""
     progressed: bool = False
-    """Workers of the node had reported a heartbeat in this generation."""
+    """A worker of the node had got further than in earlier generations; see :mod:`.budget`."""
     stalled_s: Seconds = 0.0
     """For a hang: how long the worker had made no progress when it was noticed."""
     error: Text = ""

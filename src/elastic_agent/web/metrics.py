@@ -71,6 +71,14 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
     yield _Gauge(
         "training_step", "Newest training step that a worker of the node reported.", ("node",), steps
     )
+    counts: _Values = {
+        (node.node_id,): float(node.optimizer_steps)
+        for node in status.nodes
+        if node.optimizer_steps is not None
+    }
+    yield _Gauge(
+        "optimizer_steps", "Optimizer steps of a worker of the node since its start.", ("node",), counts
+    )
     speeds: _Values = {
         (node.node_id,): node.steps_per_s for node in status.nodes if node.steps_per_s is not None
     }

@@ -89,6 +89,8 @@ class GoodputRecorder:
         progress = self._progress()
         step = max(progress.steps.values(), default=0) if progress is not None else 0
         if step <= 0:
+            if progress is not None and progress.newest_step:  # counted; not a step of the whole training
+                self._account.step(now_s)
             return
         # Not the highest: that may be of an earlier training of the script, such as a fold.
         reached, is_first = self._last_step, self._account.awaits_step

@@ -94,9 +94,9 @@ class NodeReports:
         if progress is None or world is None:
             return
         workers = present_workers(progress, self._first_rank(world))
-        self._rate.see(
-            progress.generation, max(progress.steps.values(), default=0), asyncio.get_running_loop().time()
-        )
+        is_counted = not any(progress.steps.values())
+        now_s = asyncio.get_running_loop().time()
+        self._rate.see(progress.generation, progress.newest_step, now_s, is_counted=is_counted)
         known = self._own.get(progress.generation)
         if known is None or (not known.is_final and _is_news(known, workers, progress)):
             self._write(

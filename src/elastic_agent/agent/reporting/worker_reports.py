@@ -34,6 +34,7 @@ def _running(progress: Progress, slot: int, first_rank: int) -> WorkerReport:
         WorkerState.RUNNING,
         pid,
         step=progress.steps.get(slot) or None,
+        optimizer_steps=progress.optimizer_steps.get(slot) or None,
         progress=known.groups,
         process_state=process.state if process is not None else "",
         stack=known.stack,

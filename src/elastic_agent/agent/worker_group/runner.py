@@ -96,7 +96,7 @@ class Runner:
         self._notice_signal = notice_signal
         self._sends_notice_signal = sends_notice_signal
         self._running: RunningWorkers | None = None
-        self._highest_step = 0
+        self._highest_step = self._most_optimizer_steps = 0
         """That a worker of an earlier generation reported by its heartbeats."""
         self._wants_cold = self._starts_cold = False
         """A worker of an earlier generation was not what a cold one would be; later ones start cold."""
@@ -120,7 +120,8 @@ class Runner:
         steps = {slot: running.heartbeats.read(slot)[1] for slot in pids}
         stalled_s = running.stalls.stalled_s if running.stalls is not None else None
         answers = {slot: answer for slot, answer in self._collectives.workers.items() if slot in pids}
-        return Progress(running.generation, pids, steps, dict(running.exited), answers, stalled_s)
+        counts = {slot: running.heartbeats.optimizer_steps(slot) for slot in pids}
+        return Progress(running.generation, pids, steps, dict(running.exited), answers, stalled_s, counts)
 
     def start(self, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         """Have the guard start the workers; ``Spawned`` or ``WorkersFailed`` follows."""
@@ -445,8 +446,13 @@ class Runner:
         )
 
     def _progressed(self, running: RunningWorkers, slot: int) -> bool:
-        """Return whether the worker reported a step that no earlier generation reached, or heartbeats without steps."""
+        """Return whether the worker reported a step that no earlier generation reached, or heartbeats without steps.
+
+        If it reported neither: whether it made more optimizer steps than any earlier generation.
+        """
         beats, step = running.heartbeats.read(slot)
+        if not step and not beats:
+            return running.heartbeats.optimizer_steps(slot) > self._most_optimizer_steps
         return step > self._highest_step if step else bool(beats)
 
     def _report_endings(
@@ -474,6 +480,8 @@ class Runner:
     def _close_heartbeats(self, running: RunningWorkers) -> None:
         steps = [step for _, step in map(running.heartbeats.read, running.pids)]
         self._highest_step = max(self._highest_step, *steps, 0)
+        counts = map(running.heartbeats.optimizer_steps, running.pids)
+        self._most_optimizer_steps = max(self._most_optimizer_steps, *counts, 0)
         self._wants_cold |= any(map(running.heartbeats.wants_cold, running.pids))
         running.heartbeats.close()
 

@@ -59,6 +59,13 @@ class Progress:
     """How far those are that have made a process group."""
     stalled_s: float | None = None
     """For how long none has made progress; None: not long."""
+    optimizer_steps: Mapping[int, int] = field(default_factory=dict)
+    """The steps that were counted of each since its start; 0: none, or not known."""
+
+    @property
+    def newest_step(self) -> int:
+        """The highest step that a worker reported, or else the highest count of optimizer steps; 0: none is known."""
+        return max(self.steps.values(), default=0) or max(self.optimizer_steps.values(), default=0)
 
 
 class StallWatch:
@@ -132,7 +139,8 @@ class StallWatch:
         cells = {slot: self._heartbeats.read(slot) for slot in alive}
         silent = self._silent({slot: beats for slot, (beats, _) in cells.items()}, now_s)
         workers = self._collectives.workers
-        position = [(slot, workers[slot].position) for slot in sorted(workers)], cells
+        counts = [self._heartbeats.optimizer_steps(slot) for slot in alive]
+        position = [(slot, workers[slot].position) for slot in sorted(workers)], cells, counts
         if position != self._position:
             self._position, self._since_s = position, now_s
             self._over_again_s = 0.0
