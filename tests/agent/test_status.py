@@ -337,9 +337,9 @@ def test_without_an_agent_and_a_saved_status_there_is_one_clear_line(tmp_path: P
 
 def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
     for words, expected in (
-        (("status", "--frob"), "expected at most one run id, --json, --watch, --state-dir or --user"),
-        (("why", "one", "two"), "expected at most one run id, --json, --generation, --state-dir or --user"),
-        (("why", "--generation", "x"), 'why: --generation: got "x"; expected a number'),
+        (("status", "--frob"), 'status: unknown option "--frob"; expected --'),
+        (("why", "one", "two"), 'why: got "one two"; expected at most one run id'),
+        (("why", "--generation", "x"), 'why: --generation: got "x"'),
     ):
         done = elastic_agent(*words)
         assert (done.returncode, done.stderr.count("\n")) == (ExitCode.USAGE, 1)

@@ -107,6 +107,24 @@ def test_worker_without_the_client_may_start_one_with_it(cells: HeartbeatFile) -
     assert cells.read(SLOT) == (1, 5)
 
 
+def test_heartbeats_of_a_worker_forked_by_a_non_worker_count(cells: HeartbeatFile) -> None:
+    """What a process that keeps the client imported, to fork workers quickly, relies on."""
+    script = f"""
+        import os
+        from elastic_agent import client
+
+        child = os.fork()
+        if child == 0:
+            os.environ.update({under_agent(cells)!r})
+            client.heartbeat(9)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+    """
+    run_script(script, {})
+    assert cells.read(SLOT) == (1, 9)
+
+
 def test_killed_workers_cell_can_be_taken_over(cells: HeartbeatFile) -> None:
     with running(BEAT_ON_REQUEST, under_agent(cells)) as killed:
         killed.ask("1")

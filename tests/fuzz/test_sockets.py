@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 import random
 import socket
 from collections.abc import AsyncIterator, Coroutine
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,7 +17,9 @@ import msgspec
 from elastic_agent.agent.control import socket as control
 from elastic_agent.agent.control.socket import Answer, Command, ControlSocket, command
 from elastic_agent.agent.worker_group.collectives import Collectives
-from elastic_agent.web.server import _Handler
+from elastic_agent.monitoring.status import RunStatus
+from elastic_agent.values import Endpoint
+from elastic_agent.web.server import Runs, StatusServer
 from elastic_agent.workers.guard.messages import LineBuffer, encode
 
 from .damage import fuzzed
@@ -144,29 +144,33 @@ async def report(data: bytes) -> None:
     datagrams.close()
 
 
-class Pages:
-    """Of one run."""
+async def _status(run_id: str) -> RunStatus:
+    return statuses()[1]
 
-    def status(self, run_id: str | None) -> object:
-        if run_id not in (None, "run"):
-            raise LookupError("there is no run of this name here")
-        return statuses()[1]
 
-    def run_ids(self) -> list[str]:
-        return ["run"]
-
-    def statuses(self) -> list[object]:
-        return list(statuses())
+async def request(data: bytes) -> bytes:
+    """Return the answer of a status page to a client that sends these bytes and no more."""
+    page = StatusServer(Endpoint("127.0.0.1", 0), Runs(lambda: ["run"], _status))
+    client, accepted = socket.socketpair()
+    with client:
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(BlockingIOError):  # longer than a request can be
+            client.send(data)
+        client.shutdown(socket.SHUT_WR)
+        accepted.setblocking(False)
+        await page._attend(accepted)
+        answer = bytearray()
+        with contextlib.suppress(ConnectionResetError):
+            while more := await loop.sock_recv(client, 65536):
+                answer += more
+    page.close()
+    return bytes(answer)
 
 
 @fuzzed(*REQUESTS)
 def test_request_for_a_page(data: bytes) -> None:
-    sent = bytearray()
-    connection = SimpleNamespace(
-        makefile=lambda *_: io.BytesIO(data), sendall=sent.extend, settimeout=lambda _: None
-    )
-    _Handler(connection, ("127.0.0.1", 1), SimpleNamespace(is_local=True, pages=Pages()))  # type: ignore[arg-type]
-    head = bytes(sent).partition(b"\r\n\r\n")[0]
+    head = asyncio.run(request(data)).partition(b"\r\n\r\n")[0]
     if head.startswith(b"HTTP/"):
         assert b"\n" not in head.replace(b"\r\n", b""), "a header of the answer has a line of the client's"
     assert b" 500 " not in head[:20]

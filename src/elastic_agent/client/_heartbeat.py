@@ -13,7 +13,8 @@ from elastic_agent.worker_variables import HEARTBEAT, SLOT
 class Pulse:
     """One process's line to its agent: a cell to count in, or a scratch cell that is not read.
 
-    It is connected when the client is imported under an agent, else by the first beat.
+    It is connected when the client is imported under an agent, else by the first beat, so that a process
+    which imports the client first and becomes a worker later (by fork) is served too.
     """
 
     __slots__ = ("_beats", "_words")
@@ -55,8 +56,12 @@ class Pulse:
         return words if words is not None else self._connect_or_warn()
 
     def forked(self) -> None:
-        """Release the cell in the child of a fork, whose calls are no progress of the worker."""
-        self._words = _scratch()
+        """Release the cell in the child of a fork, whose calls are no progress of the worker.
+
+        A parent that is no worker itself has none; its child may yet become one.
+        """
+        if self._words is not None or HEARTBEAT in os.environ:
+            self._words = _scratch()
 
     def _connect_or_warn(self) -> memoryview:
         try:

@@ -4,8 +4,8 @@ The budget is a bucket of ``max_restarts``. A charged failure takes one out; eac
 one back. Progress is time in which the whole world ran, counted by the coordinator's clock as lengths of time, never
 as dates, and kept in the plan, so that it outlives coordinators, stores and requeues. A generation that ended within
 :data:`PROGRESS_S` (or a window, if that is shorter) made none, unless the node that failed says that a worker got
-further than before: by its steps, by heartbeats without steps, or by its optimizer steps. What was counted since the plan was written last is lost with its
-coordinator: then failures are forgiven later, never sooner.
+further than before: by its steps, by heartbeats without steps, or by its optimizer steps. What was counted since the
+plan was written last is lost with its coordinator: then failures are forgiven later, never sooner.
 
 Failures that follow each other without progress are a crash loop: its restarts pause for longer and longer, and one
 that repeats the failure before it, the same error at the same place, ends the run.
