@@ -32,6 +32,9 @@ UNKNOWN_CODE = 255
 WANTS_COLD = 7
 """The word of a worker's cell in the heartbeat file by which it asks for a cold start next time."""
 
+OPTIMIZER_STEPS = 8
+"""The word with the optimizer steps that were counted since the worker's start; 0: none, or not known."""
+
 _HEAD_BYTES = 8
 _MOST_LINES = 3
 _MOST_LINKS = 20

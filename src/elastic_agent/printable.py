@@ -26,7 +26,7 @@ _UNSAFE_IN_JSON = re.compile(rf"[\x7f-\x9f\u2028\u2029\ud800-\udfff{_DIRECTION}]
 
 
 def plain(text: str) -> str:
-    """Keep only what there is to read: no colours, no controls but tabs and newlines, surrogates as `\udcff`."""
+    """Keep only what there is to read: no colours, no controls but tabs and newlines, surrogates as `\\udcff`."""
     lines = "\n".join(without_surrogates(text, "backslashreplace").splitlines())
     return _UNSAFE.sub("", _SEQUENCES.sub("", lines))
 

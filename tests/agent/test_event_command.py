@@ -12,6 +12,7 @@ import pytest
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.event_command import EventCommand
+from elastic_agent.linux import all_processes
 from elastic_agent.protocol import (
     RECORD_VERSION,
     Address,
@@ -23,6 +24,7 @@ from elastic_agent.protocol import (
     World,
 )
 from elastic_agent.rendezvous.events import PlanSeen
+from tests.waiting import wait_for
 
 from .support import elastic_agent
 
@@ -50,12 +52,29 @@ def ended(plan: Plan, phase: Phase, **changes: Any) -> Plan:
     return after(plan, phase=phase, reason=f"the run {phase}", **changes)
 
 
+def in_group(group: int) -> list[int]:
+    return [process.pid for process in all_processes() if process.group == group and not process.dead]
+
+
+def left(plan: Plan, node: str) -> Plan:
+    return after(plan, leaving=(f"{node}-1",))
+
+
+NEXT = after(
+    lost(RUNNING, "a", "b", "c"),
+    phase=Phase.RUNNING,
+    lost=(),
+    world=World(2, SEATS, Address("127.0.0.1", 2), "a"),
+)
+STOPPED_LATER = ended(after(RUNNING, phase=Phase.FORMING, generation=2), Phase.STOPPED)
+
+
 def told(folder: Path, node: str, *happened: Plan | events.AgentEnded) -> list[dict[str, Any]]:
     """Return what the command of this node gets when these things happen."""
     path = folder / f"{node}.jsonl"
 
     async def follow() -> None:
-        command = EventCommand(f"cat >> {path}", "run-1", node)
+        command = EventCommand(f"cat >> {path}", "run-1", lambda: node)
         for event in happened:
             command.on_event(PlanSeen(event) if isinstance(event, Plan) else event)
         await command.close()
@@ -78,6 +97,16 @@ def told(folder: Path, node: str, *happened: Plan | events.AgentEnded) -> list[d
             [lost(RUNNING, "a", "b"), ended(lost(RUNNING, "a", "b"), Phase.FAILED)],
             {"c": [("node_lost", ["a", "b"]), ("run_failed", [])]},
             id="too few are left",
+        ),
+        pytest.param(
+            [lost(RUNNING, "a", "b", "c"), NEXT, ended(NEXT, Phase.FINISHED)],
+            {"a": [("run_finished", [])]},
+            id="all are lost, come back and finish",
+        ),
+        pytest.param(
+            [left(RUNNING, "a"), after(left(RUNNING, "a"), phase=Phase.FORMING, leaving=()), STOPPED_LATER],
+            {"b": [("run_stopped", [])]},
+            id="the first machine has left, and the run is stopped before the next world",
         ),
         pytest.param(
             [ended(RUNNING, Phase.FAILED, failed_node="b")], {"a": [("run_failed", ["b"])]}, id="a failed run"
@@ -132,23 +161,22 @@ def test_a_run_tells_its_end_and_no_command_changes_it(
     assert logged in done.stderr
 
 
-def test_a_command_that_hangs_is_ended_and_the_next_event_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "rest",
+    [pytest.param("exec sleep 1000", id="hangs"), pytest.param("sleep 1000 &", id="leaves a process behind")],
+)
+def test_a_command_is_ended_with_what_it_started_after_its_time(
+    rest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("elastic_agent.agent.reporting.event_command.LIMIT_S", 0.5)
+    monkeypatch.setattr("elastic_agent.agent.reporting.event_command.LIMIT_S", 2.0)
 
     async def follow() -> None:
-        command = EventCommand(
-            f"cd {tmp_path}; cat >> told; grep -q run_ told || exec sleep 1000", "run-1", "a"
-        )
+        command = EventCommand(f"echo $$ > {tmp_path}/pid; {rest}", "run-1", lambda: "a")
         command.on_event(PlanSeen(RUNNING))
-        command.on_event(PlanSeen(lost(RUNNING, "b")))
-        command.on_event(PlanSeen(ended(lost(RUNNING, "b"), Phase.FAILED)))
+        command.on_event(PlanSeen(ended(RUNNING, Phase.FINISHED)))
         await command.close()
 
     asyncio.run(follow())
-    assert "was not told of node_lost: " in "".join(capsys.readouterr())
-    assert [json.loads(line)["event"] for line in (tmp_path / "told").read_text().splitlines()] == [
-        "node_lost",
-        "run_failed",
-    ]
+    assert "did not complete within 2 s" in "".join(capsys.readouterr())
+    group = int((tmp_path / "pid").read_text())
+    wait_for("the end of all that it started", lambda: not in_group(group))

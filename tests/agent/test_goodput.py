@@ -18,21 +18,24 @@ from elastic_agent.workers.guard.client import Spawned
     [([310], 1, True), ([310, 12], 2, False), ([310, 40], 3, True), ([310, 40], 40, False)],
     ids=["lost", "another fold", "another fold, lost", "another fold, resumed"],
 )
+@pytest.mark.parametrize("counted", [0, 3], ids=["", "after optimizer steps"])
 def test_steps_are_compared_with_the_last_of_the_training_that_was_interrupted(
-    last: list[int], first: int, is_told: bool, capsys: pytest.CaptureFixture[str]
+    last: list[int], first: int, is_told: bool, counted: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step = 0
+    step = steps_made = 0
 
     async def play() -> None:
-        nonlocal step
-        recorder = GoodputRecorder(lambda: Progress(1, {0: 2}, {0: step}))
+        nonlocal step, steps_made
+        recorder = GoodputRecorder(lambda: Progress(1, {0: 2}, {0: step}, optimizer_steps={0: steps_made}))
         step = last[0]
         recorder.on_event(Spawned(1, {0: 2}))
         step = last[-1]
         recorder.on_event(events.WorkersStopping(1, "a worker failed", Grace.RESTART))
         recorder.on_event(events.WorkersCleared())
-        step = first
+        step, steps_made = 0, counted
         recorder.on_event(Spawned(2, {0: 3}))
+        step = first
+        recorder.on_event(events.WorkersStopping(2, "the run stops", Grace.DRAIN))
         recorder.close()
 
     asyncio.run(play())

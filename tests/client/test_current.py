@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -151,6 +152,15 @@ def test_values_from_the_launcher_are_immutable(environment: pytest.MonkeyPatch)
     with pytest.raises(AttributeError, match="checkpoint"):
         me.checkpoint = "x"  # type: ignore[attr-defined]
     assert me == client.current()
+
+
+def test_workers_compare_by_value_and_can_be_pickled(environment: pytest.MonkeyPatch) -> None:
+    me = client.current()
+    copy = pickle.loads(pickle.dumps(me))
+    assert copy == me
+    assert hash(copy) == hash(me)
+    environment.setenv("ELASTIC_AGENT_RUN_ID", "other")
+    assert client.current() != me
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,3 @@ def heeded(cluster: Cluster, generation: int) -> bool:
     """Whether an agent said that workers of this generation look at notices (its second word that they run)."""
     said = [one for one in cluster.journal("state") if one["generation"] == generation]
     return any(one.get("handles_notices") for one in said)
-
-
-# -- what is typed wrongly ----------------------------------------------------------------------

@@ -9,21 +9,27 @@ from pathlib import Path
 
 import msgspec
 
-from elastic_agent.agent import run_claim
+from elastic_agent.agent import identity, run_claim
 from elastic_agent.agent.reporting.status_files import saved_statuses
 from elastic_agent.agent.worker_group.script_scan import curated_imports, needs_own_python
 from elastic_agent.client._cells import SLOT_BYTES, HeartbeatFile
 from elastic_agent.doctor.interpreter import Installed, decoded
 from elastic_agent.doctor.script import check_source
+from elastic_agent.integrations import trainings
 from elastic_agent.integrations.transformers.position import saved
 from elastic_agent.linux import boot_id, pid_namespace
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.printable import escaped
+from elastic_agent.protocol import History
+from elastic_agent.rendezvous.backends.c10d.job_files import _run_in
+from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.testing.records import Lines
 from elastic_agent.workers.failure import describe
 from elastic_agent.workers.output.tee import Follower
+from tests.loop_thread import in_loop
 
 from .damage import check_shown, fuzzed
-from .samples import TRACEBACK, statuses
+from .samples import TRACEBACK, record_samples, statuses
 
 SCRIPT = b"""\
 import os, sys
@@ -80,6 +86,25 @@ def test_status(tmp_path: Path, data: bytes) -> None:
         check_shown(escaped(status_text(status, 1.7e9), keep_lines=True))
 
 
+@fuzzed(*record_samples()[History])
+def test_history(tmp_path: Path, data: bytes) -> None:
+    written(tmp_path / f"runs/run.run/{7:016d}-{8:016d}-11.json", data)
+    in_loop(RunHistoryStore(tmp_path).load("run"))
+
+
+@fuzzed(b'{"run_id":"run-9040f03a"}')
+def test_job(tmp_path: Path, data: bytes) -> None:
+    _run_in(written(tmp_path / "job.json", data))
+
+
+@fuzzed(as_json(IDENTITY))
+def test_identity(tmp_path: Path, data: bytes) -> None:
+    path = written(tmp_path / "n0.lock", data)
+    check_shown(identity._holder(tmp_path, "n0"))
+    with path.open("rb") as file:
+        identity._proven_gone(file.fileno(), 0.0)
+
+
 @fuzzed(as_json(ENDPOINT))
 def test_claim(tmp_path: Path, data: bytes) -> None:
     own = run_claim.ClaimedEndpoint("n0:29400", "c10d", boot_id(), ["c10d n0:29400"], [])
@@ -94,6 +119,11 @@ def test_claim(tmp_path: Path, data: bytes) -> None:
 def test_stop_request(tmp_path: Path, data: bytes) -> None:
     written(tmp_path / run_claim.STOP_FILE, data)
     run_claim._stop_request(tmp_path)
+
+
+@fuzzed(b'{"boottime_s":9.5,"kind":"step","loss":0.5}\n{"boottime_s":9.25,"kind":"save"}\n')
+def test_records(tmp_path: Path, data: bytes) -> None:
+    Lines(written(tmp_path / "records.jsonl", data)).all()
 
 
 @fuzzed(as_json({"message": ERROR}), as_json({"message": "boom"}))
@@ -130,6 +160,12 @@ def test_heartbeats(tmp_path: Path, data: bytes) -> None:
 def test_trainer_state(tmp_path: Path, data: bytes) -> None:
     written(tmp_path / "trainer_state.json", data)
     saved(tmp_path)
+
+
+@fuzzed(b'{"several": false, "ended": true, "checkpoints": {"/c/a.ckpt": [12, 3], "/c/b.ckpt": [7, 4]}}')
+def test_trainings(tmp_path: Path, data: bytes) -> None:
+    written(tmp_path / "trainings.json", data)
+    trainings.read(os.fspath(tmp_path))
 
 
 @fuzzed(SCRIPT, nested=False)  # very deep sources leave Python's own parser unusable, which pytest needs

@@ -145,6 +145,34 @@ CASES = {
         """,
         0,
     ),
+    "many threads with optimizers of their own": (
+        """
+        import sys, threading
+        sys.setswitchinterval(1e-6)
+        weights = [torch.zeros(1, requires_grad=True) for _ in range(40)]
+        for weight in weights:
+            weight.grad = torch.ones(1)
+        def train(own):
+            optimizers = [optim.SGD([weight], 0.1) for weight in own]
+            for _ in range(12):
+                [optimizer.step() for optimizer in optimizers]
+        threads = [threading.Thread(target=train, args=(weights[number::4],)) for number in range(4)]
+        [thread.start() for thread in threads], [thread.join() for thread in threads]
+        """,
+        None,
+    ),
+    "a step that is compiled with the rest, and never again": (
+        """
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        def step():
+            losses(), optimizer.step()
+        step = torch.compile(step, backend="eager")
+        for batch in range(12):
+            step()
+            torch._dynamo.config.error_on_recompile = batch > 2
+        """,
+        None,
+    ),
     "a forked process that trains, too": (
         """
         import os
@@ -161,7 +189,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("script", "steps"), CASES.values(), ids=CASES.keys())
-def test_steps_are_counted_as_the_script_makes_them(script: str, steps: int, tmp_path: Path) -> None:
+def test_steps_are_counted_as_the_script_makes_them(script: str, steps: int | None, tmp_path: Path) -> None:
     cells = HeartbeatFile.create(tmp_path, SLOT + 1)
     try:
         done = subprocess.run(
@@ -172,7 +200,48 @@ def test_steps_are_counted_as_the_script_makes_them(script: str, steps: int, tmp
             timeout=300,
         )
         assert done.returncode == 0, done.stderr
-        assert cells.optimizer_steps(SLOT) == steps
+        assert steps is None or cells.optimizer_steps(SLOT) == steps
+        assert "compile" in script or done.stderr == ""
         assert cells.read(SLOT) == (0, 0), "nothing else was reported for the script"
     finally:
         cells.close()
+
+
+CHILD = """
+import os
+optimizer = optim.SGD(model.parameters(), 0.1)
+losses(), optimizer.step()
+if not (child := os.fork()):
+    from elastic_agent import client
+    client.heartbeat(8), client.notice()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_child_may_report_heartbeats_after_steps_of_a_worker_that_reports_none(tmp_path: Path) -> None:
+    cells = HeartbeatFile.create(tmp_path, SLOT + 1)
+    try:
+        subprocess.run(
+            [sys.executable, "-c", BEGIN + CHILD],
+            env=launched({**under_agent(cells), "ELASTIC_AGENT_PROGRESS": "nobody"}),
+            check=True,
+            timeout=300,
+        )
+        assert (cells.read(SLOT), cells.optimizer_steps(SLOT)) == ((1, 8), 1)
+        assert cells.handles_notices(SLOT)
+    finally:
+        cells.close()
+
+
+def test_a_worker_without_its_file_trains_as_if_nothing_were_counted(tmp_path: Path) -> None:
+    cells = HeartbeatFile.create(tmp_path, SLOT + 1)
+    cells.close()
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + textwrap.dedent(CASES["SGD"][0])],
+        env=launched({**under_agent(cells), "ELASTIC_AGENT_PROGRESS": "nobody"}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -90,7 +90,7 @@ NO_PROGRESS: dict[str, tuple[float, Callable[[Table], None], Callable[[Table], N
     "before the first failure": (WINDOW_S, lambda table: table.wait(5 * WINDOW_S), lambda table: None),
     "turned off": (0.0, lambda table: None, lambda table: table.wait(5 * WINDOW_S)),
     "a pause of the coordinator": (WINDOW_S, lambda table: None, pause),
-    "a new coordinator forgives too early": (WINDOW_S, lambda table: None, change_often),
+    "a change of coordinator": (WINDOW_S, lambda table: None, change_often),
 }
 
 

@@ -186,6 +186,27 @@ def test_many_runs_leave_nothing_in_the_store(tmp_path: Path) -> None:
         wait_for("an empty list of runs", lambda: store.listed == [])
 
 
+def test_a_long_run_is_removed_with_all_its_generations(tmp_path: Path) -> None:
+    with served(tmp_path) as store:
+        QuickNode(store, "short").run()
+        removed(store, "short")
+        before = store.keys
+        node = QuickNode(store, "long")
+        node.register()
+        for _ in range(30):
+            while (plan := node.hear()).phase is not Phase.RUNNING:
+                node.say(State.READY, plan.generation)
+            node.say(State.RUNNING, plan.generation)
+            node.say(State.READY, plan.generation + 1)  # it dropped out
+        kept = store.keys - before
+        node.train()
+        assert node.hear().phase is Phase.FINISHED
+        node.say(State.LEFT, 32)
+        removed(store, "long")
+        assert kept > 16
+        wait_for("as few keys as before", lambda: store.keys == before)
+
+
 def test_nodes_of_a_kept_run_read_only_its_outcome(tmp_path: Path) -> None:
     with served(tmp_path, keep_over_s=600.0) as store:
         QuickNode(store, "run").run()

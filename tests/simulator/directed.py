@@ -282,6 +282,25 @@ class Script(Faults):
         assert isinstance(store, Etcd)
         return store
 
+    def pause(self, node: str, for_s: float) -> None:
+        """Let the whole machine stand still."""
+        machine = self.node(node).machine
+        self.cluster.story(machine.name, "pauses for {} s", for_s)
+        machine.pause()
+        self._undo_after(for_s, machine.resume)
+
+    def stick(self, node: str) -> None:
+        """The next workers cannot be killed in time."""
+        self.node(node).unkillable_stops = 1
+
+    def drain_other(self, node: str, leaver: str, left_s: float = 10.0) -> None:
+        """A user at one node has another leave."""
+        for holder in self.cluster.holders:
+            holder.wanted &= holder.node_id != leaver
+        self.cluster.told_to_leave.add(leaver)
+        agent = self.agent(node)
+        agent.process.do(agent.asking.drain_other, leaver, left_s)
+
     def depose(self) -> None:
         """The leader key vanishes under its holder."""
         self.etcd().vacate("is lost")

@@ -57,6 +57,13 @@ SCENARIOS = (
         quiet_s=10.0,
     ),
     _in_etcd(
+        "coordinator dies before it announces a plan",
+        "A plan counts from when it is written.",
+        at(2.9, "when", None, "plan written", "with_leader", "crash", back_s=8.0),
+        at(3.0, "fail", "n1"),
+        end="finished, generation 3, 0 charged",
+    ),
+    _in_etcd(
         "news are lost",
         "A coordinator reads everything again now and then.",
         at(3.0, "lose_hints", for_s=30.0),

@@ -112,12 +112,34 @@ MEMBERSHIP = (
         mutants={"ready-before-stopped": "safety 2 (ready only when stopped)"},
     ),
     Directed(
+        name="machine pauses as a whole",
+        rule="Workers that wake past their deadline are killed before they do anything.",
+        steps=(at(3.0, "pause", "n1", for_s=6.0),),
+        end="finished, generation 3, 0 charged",
+    ),
+    Directed(
+        name="all processes die",
+        rule="Generations never repeat, though every process was killed.",
+        steps=(
+            *(at(3.0, "crash", node, back_s=0.5) for node in ("n0", "n1", "n2")),
+            at(3.0, "lose_store", back_s=0.2),
+        ),
+        end="finished, generation 2, 0 charged",
+        mutants={"generation-reused": "safety 1"},
+    ),
+    Directed(
         name="only pairs of nodes",
         rule="Only worlds of allowed sizes are sealed.",
         policy={"node_counts": (2,)},
         steps=(at(3.0, "crash", "n1"),),
         end="finished, generation 2, 0 charged",
         mutants={"any-size": "notices: only worlds of allowed sizes"},
+    ),
+    Directed(
+        name="a node whose workers cannot be killed",
+        rule="It does not keep the others from a world.",
+        steps=(at(0.0, "stick", "n1"), at(3.0, "fail", "n0")),
+        end="finished, generation 2, 0 charged",
     ),
 )
 
@@ -129,6 +151,14 @@ GRACEFUL = (
         universe=NOTICES,
         end="finished, generation 2, 0 charged",
         mutants={"any-leaver-stops": "notices: no stop without a request"},
+        quiet_s=20.0,
+    ),
+    Directed(
+        name="another node is drained",
+        rule="A leaving node gets no seat, counts as gone when its workers have exited, and its request counts once.",
+        steps=(at(8.0, "drain_other", "n0", "n1"), at(8.2, "fail", "n2")),
+        universe=NOTICES,
+        end="finished, generation 2, 0 charged",
         quiet_s=20.0,
     ),
     Directed(
@@ -198,6 +228,14 @@ GRACEFUL = (
         end="stopped, generation 2, 0 charged",
         mutants={"only-requester-repeats-stop": ""},
         quiet_s=30.0,
+    ),
+    Directed(
+        name="all nodes are drained",
+        rule="A run that all nodes are asked to leave is stopped.",
+        steps=tuple(at(8.0, "drain", node) for node in ("n0", "n1", "n2")),
+        universe=NOTICES,
+        end="stopped, generation 1, 0 charged",
+        quiet_s=20.0,
     ),
     Directed(
         name="stopped and taken up again",

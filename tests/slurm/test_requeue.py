@@ -98,33 +98,6 @@ def test_a_job_at_max_requeues_is_not_requeued(slurm: Slurm, folder: Path) -> No
     job.wait_said("not requeueing the job: it has been requeued 0 times, and --max-requeues is 0")
 
 
-def without_its_first_node(slurm: Slurm, folder: Path, *options: str) -> Job:
-    """The elastic job on all nodes, when the one with its batch script and the store has failed.
-
-    The other nodes' agents have acted and ended. After that, the daemons of Slurm would try for half a minute to report
-    to the lost node that the step is over.
-    """
-    job = started(slurm, folder, "--nodes=3", *options, ELASTIC_AGENT_JOIN_TIMEOUT="2")
-    slurm.lose_node("n0")
-    slurm.give_up("n0")
-    job.wait("the agents of the other nodes to end", lambda: not job.processes())
-    slurm.connect_node("n0")
-    return job
-
-
-def test_a_job_that_lost_the_node_of_its_batch_script_is_requeued(slurm: Slurm, folder: Path) -> None:
-    """Slurm would leave it running, without any training, until its time limit."""
-    job = without_its_first_node(slurm, folder)
-    assert job.wait_state("PENDING", "FAILED", "CANCELLED") == "PENDING"
-    assert job.facts()["Restarts"] == "1"
-
-
-def test_a_lost_job_that_may_not_be_requeued_is_cancelled(slurm: Slurm, folder: Path) -> None:
-    job = without_its_first_node(slurm, folder, "--no-requeue")
-    assert job.wait_state("CANCELLED", "FAILED", "PENDING") == "CANCELLED"
-    job.wait("the processes of the job to end", lambda: not job.processes())
-
-
 def test_a_failed_run_is_not_requeued(slurm: Slurm, folder: Path) -> None:
     script = folder / "elastic.sbatch"
     script.write_text(ELASTIC.read_text().replace("train.py", "failing.py"))

@@ -386,7 +386,7 @@ def test_many_hints_are_read_together_and_none_is_lost_by_a_timeout(scene: Scene
 
 def test_every_call_detects_that_the_store_is_gone(scene_to_lose: Scene) -> None:
     scene = scene_to_lose
-    wait, node = scene.hints(), scene.joined("a")
+    wait, node, coordinator = scene.hints(), scene.joined("a"), scene.coordinator()
     assert wait(PATIENCE_S) == ["a"]
     waiting = [
         beside(lambda: node.next_plan(0, 10 * PATIENCE_S)),
@@ -398,6 +398,9 @@ def test_every_call_detects_that_the_store_is_gone(scene_to_lose: Scene) -> None
         node.read_plan,
         lambda: node.write(member("a", state=State.LEFT)),
         lambda: node.renew(lease("a"), lease("a").renewed()),
+        lambda: coordinator.publish(plan(1)),
+        lambda: coordinator.revoke(lease("a")),
+        lambda: coordinator.read(None),
     ):
         with pytest.raises(StoreLostError) as caught:
             call()

@@ -256,3 +256,20 @@ def test_a_process_stuck_in_the_kernel_does_not_delay_the_others(freezer: Path) 
         (freezer / "freezer.state").write_text("THAWED")
         assert process.ended()
     guard.close()
+
+
+def test_what_a_worker_that_exited_before_the_stop_has_left_in_its_group_gets_sigterm(
+    driver: Driver, news: News
+) -> None:
+    code = """
+        import os, sys, time
+        if os.fork():
+            os._exit(0)
+        open(sys.argv[1], "w").write("left\\n")
+        time.sleep(1000)
+    """
+    driver.guard.spawn(1, [python(0, code, str(news.path))])
+    assert news.line() == "left"
+    driver.until(Exited)
+    driver.guard.stop(LONG_S)
+    driver.until(Stopped)

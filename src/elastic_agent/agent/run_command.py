@@ -25,7 +25,8 @@ async def run_command(
 
     Args:
         words: the command.
-        timeout_s: after so long it is killed, with everything in its session.
+        timeout_s: after so long it is killed. Processes of its session that it leaves behind are killed, too; it has
+            not ended while one of them holds its output.
         shown: what an error calls the command; by default its words.
         stdin: what it reads from standard input.
         variables: more of its environment.
@@ -52,10 +53,10 @@ async def run_command(
     except TimeoutError:
         raise CommandError(f"{shown!r} did not complete within {timeout_s:g} s") from None
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        # Its children may have outlived it, and hold the pipes.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
     if process.returncode != 0:
         output_line = _one_line(stderr) or _one_line(output) or "no output"
         raise CommandError(f"{shown!r} failed with exit code {process.returncode}: {output_line}")

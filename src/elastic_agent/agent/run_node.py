@@ -10,6 +10,7 @@ from pathlib import Path
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.console import ConsoleReporter
+from elastic_agent.agent.reporting.event_command import EventCommand
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.outcome_file import OutcomeFile
@@ -167,8 +168,11 @@ async def _live(node: LocalNode, systemd: SystemdReporter, held: ExitStack) -> E
                 node.publish(events.NotStarted(run.reason))
                 return run
             held.callback(run.claim.release)
+            command = EventCommand(node.settings.on_event, run.id, lambda: node.console.node_id)
+            node.publish.subscribe(command.on_event)
             ending = (await take_part(node, run, held)).with_remedy(node.console.remedy)
             await _end(node, run, ending)
+            await command.close()  # not before a job is requeued, for which there may be little time
             return ending
     except IdentityError as error:
         node.publish(events.NotStarted(str(error)))

@@ -12,7 +12,6 @@ from elastic_agent.agent import events
 from elastic_agent.agent.control.commands import Commands
 from elastic_agent.agent.control.socket import ControlSocket
 from elastic_agent.agent.reporting.copies import CopiesWarning
-from elastic_agent.agent.reporting.event_command import EventCommand
 from elastic_agent.agent.reporting.node_comparison import start_facts
 from elastic_agent.agent.reporting.run_observer import RunObserver
 from elastic_agent.agent.slurm.nodes import with_missing_nodes
@@ -94,8 +93,6 @@ async def _take_part_as(node: LocalNode, run: FoundRun, lock: NodeIdLock) -> End
         supervisor = _supervisor(node, run, lock, session, collectives)
         warn_of_copies = CopiesWarning(lambda: supervisor.world, lambda: supervisor.seat)
         observer = _observer(node, run, lock, supervisor, history)
-        command = EventCommand(node.settings.on_event, run.id, lock.node_id)
-        node.publish.subscribe(command.on_event)
         node.publish(events.AgentStarted(incarnation, os.getpid(), node.slots))
         node.console.read_status = partial(_status, session)
         node.console.newest_step = partial(_newest_step, supervisor)
@@ -118,8 +115,6 @@ async def _take_part_as(node: LocalNode, run: FoundRun, lock: NodeIdLock) -> End
             serves=node.depending(lock.node_id),
         )
     node.publish(events.AgentEnded(ending.outcome, ending.reason))
-    node.publish.unsubscribe(command.on_event)
-    await command.close()
     return ending
 
 
@@ -239,7 +234,7 @@ async def _status(session: Session) -> Waiting:
 
 def _newest_step(supervisor: Supervisor) -> int:
     progress = supervisor.progress
-    return progress.newest_step if progress is not None else 0
+    return max(progress.steps.values(), default=0) if progress is not None else 0
 
 
 async def _stop_for_next_life(node: LocalNode, run: FoundRun, supervisor: Supervisor) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_agent.config.builder import usage_error
 from elastic_agent.config.errors import BadValueError, HelpRequested, UsageError, did_you_mean, quoted
 from elastic_agent.config.sources.command_line import Parser
-from elastic_agent.config.value_types import Kind
+from elastic_agent.config.value_types import TEXT, Kind
 from elastic_agent.printable import escaped
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CommandParser(Parser):
 
     def select_agents(self) -> None:
         """Accept the options that select agents of this machine."""
-        self.add("--run")
+        self.add("--run", TEXT)
         self.add("--user", USER)
 
     def read(self, argv: Sequence[str]) -> Namespace:

@@ -109,14 +109,6 @@ def report_step(step: int) -> None:
     _pulse.report(step)
 
 
-def count_optimizer_steps(steps: int) -> None:
-    """Say how many optimizer steps this worker has made since its start; 0: that is not known.
-
-    For elastic-agent's own count, which is shown where a script reports no steps.
-    """
-    _pulse.count_optimizer_steps(steps)
-
-
 def notice() -> Notice | None:
     """Return the notice that all workers of this world are going to be stopped, why and by when; None if there is none.
 

@@ -31,7 +31,7 @@ import mmap
 import os
 
 from elastic_agent.client._notice import CAUSE, CAUSES, DEADLINE_NS, LEFT, LOOKS, NOTICE
-from elastic_agent.exit_note import CELL_BYTES, NOTE_BYTES, WANTS_COLD, Note, read_note
+from elastic_agent.exit_note import CELL_BYTES, NOTE_BYTES, OPTIMIZER_STEPS, WANTS_COLD, Note, read_note
 
 PREFIX, SUFFIX = "elastic-agent.", ".beat"
 """The beginning and the end of a file's name; what stands between them is random."""
@@ -42,7 +42,6 @@ WORD_BYTES = 8
 CELL_WORDS = CELL_BYTES // WORD_BYTES
 BEATS = 0
 STEP = 1
-OPTIMIZER_STEPS = 8
 
 _ENOSPC = 28  # errno is one more module to load
 _AGENT_LOCK = 1 << 40

@@ -45,10 +45,6 @@ class Pulse:
         except (TypeError, ValueError) as error:
             raise type(error)(f"heartbeat: step={step!r}; expected a 64-bit integer") from None
 
-    def count_optimizer_steps(self, steps: int) -> None:
-        """Say how many optimizer steps this process has made; 0: that is not known."""
-        self.words[8] = steps
-
     @property
     def words(self) -> memoryview:
         """This process's cell, see :mod:`elastic_agent.client._cells`; or a scratch of the same size."""

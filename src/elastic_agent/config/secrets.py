@@ -107,7 +107,10 @@ def _parsed(data: bytes, source: str) -> tuple[bytes, ...]:
 
 
 def etcd_access(settings: Settings, password: str) -> EtcdAccess:
-    """Return the access to etcd; ``password``: from the environment. Raises ``UsageError``: it cannot be read."""
+    """Return the access to etcd; ``password``: from the environment.
+
+    Raises ``UsageError``: it cannot be read, or is missing.
+    """
     if settings.etcd_password_file is not None:
         try:
             password = settings.etcd_password_file.read_text(encoding="utf-8").rstrip("\n")

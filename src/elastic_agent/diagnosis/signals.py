@@ -31,7 +31,10 @@ REMEDIES = {
 
 
 def signal_name(returncode: int | None) -> str:
-    """Return the name of the signal that ended a process with this code, or a child of its shell; empty if none did."""
+    """Return the name of the signal that ended a process with this code; empty if none did.
+
+    Or that ended the child of a shell, which reports it by a code of its own.
+    """
     if returncode is None or 0 <= returncode <= _SHELL_BASE:
         return ""
     number = -returncode if returncode < 0 else returncode - _SHELL_BASE

@@ -10,13 +10,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import mmap
 import os
 import socket
 import sys
-from collections.abc import Callable
 
+from elastic_agent.exit_note import CELL_BYTES, OPTIMIZER_STEPS
 from elastic_agent.integrations.collectives import private_names
-from elastic_agent.worker_variables import GENERATION, PROGRESS, SLOT
+from elastic_agent.worker_variables import GENERATION, HEARTBEAT, PROGRESS, SLOT
 
 __all__ = ["install"]
 
@@ -59,17 +60,18 @@ class _Count:
         """Steps that every optimizer has made."""
         self._behind = 0
         """How many optimizers have made no more."""
-        self._is_known = True
+        self._shown = 0
+        self._cell = _cell_of_this_worker()
+        """Where the agent reads the count; None: nowhere, or the count is not known."""
         self._is_checked = False
         """Whether the worker has a process group, and so is not alone."""
-        self._publish: Callable[[int], None] | None = None
 
     def begin(self, optimizer: object) -> None:
         """Remember which optimizer steps; within the step of another one, that one is meant."""
         self._stepping = id(optimizer)
 
     def end_step(self, optimizer: object) -> None:
-        """Count the step, once."""
+        """Count the step, once. Never raises: the script's training goes on whatever is known of it."""
         key = id(optimizer)
         if self._stepping != key:
             return
@@ -78,31 +80,32 @@ class _Count:
             return
         steps = self._steps.get(key, 0) + 1
         self._first = self._first or key
-        if self._is_known:
-            self._count(key, steps)
-        if not self._is_checked and key == self._first:
-            self._is_checked = self._check_group(steps)
+        try:
+            if self._cell is not None:
+                self._count(key, steps)
+            if not self._is_checked and key == self._first:
+                self._is_checked = self._check_group(steps)
+        except Exception:
+            self._cell = None
 
     def _count(self, key: int, steps: int) -> None:
         is_late = steps == 1 and self._fewest > FEW
         self._steps[key] = steps
         if is_late or steps > FEW * (self._fewest + 1):
-            self._is_known = False
             self._show(0)
+            self._cell = None
             return
         self._behind -= steps == self._fewest + 1
         if steps == 1 or not self._behind:
-            self._fewest = min(self._steps.values())
-            self._behind = sum(made == self._fewest for made in self._steps.values())
-            self._show(self._fewest)
+            made = [*self._steps.values()]  # at once: other threads may step other optimizers
+            self._fewest = min(made)
+            self._behind = made.count(self._fewest)
+            self._show(max(self._shown, self._fewest))
 
     def _show(self, steps: int) -> None:
-        if self._publish is None:
-            # Here, as the first process that imports it takes the cell: that should be the one that trains.
-            from elastic_agent.client import count_optimizer_steps
-
-            self._publish = count_optimizer_steps
-        self._publish(steps)
+        self._shown = steps
+        if self._cell is not None:
+            self._cell[OPTIMIZER_STEPS] = steps
 
     def _check_group(self, steps: int) -> bool:
         """Tell the agent if there is no process group at the last of a few steps; return whether that is known."""
@@ -139,6 +142,21 @@ class _Count:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.bind("")
             sender.sendto(json.dumps(message).encode(), socket.MSG_DONTWAIT, "\0" + self._address)
+
+
+def _cell_of_this_worker() -> memoryview | None:
+    """Return this worker's cell of its heartbeat file, without claiming it; None if it cannot be opened.
+
+    The client claims it for the process that reports heartbeats, which may be a child of this one.
+    """
+    try:
+        slot = int(os.environ[SLOT])
+        fd = os.open(os.environ[HEARTBEAT], os.O_RDWR | os.O_CLOEXEC)
+        words = memoryview(mmap.mmap(fd, os.fstat(fd).st_size)).cast("q")
+        # Not closed: that would give up a claim that this process makes later.
+        return words[slot * CELL_BYTES // 8 :][: CELL_BYTES // 8]
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def _has_had_children() -> bool:

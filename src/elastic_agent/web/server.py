@@ -86,6 +86,9 @@ class StatusServer:
         self._is_for_this_user = secret is not None and self._is_local
         self._known: dict[str, tuple[float, RunStatus]] = {}
         self._determines = asyncio.Lock()
+        self._written: dict[str, tuple[float, tuple[HTTPStatus, str, bytes]]] = {}
+        """Answers, and when they were written, by the target of the request."""
+        self._writes = asyncio.Lock()
         self._clients: set[asyncio.Task[None]] = set()
         host = address.host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -184,13 +187,16 @@ class StatusServer:
                 transport, _ = await loop.connect_accepted_socket(lambda: protocol, client, ssl=self._tls)
                 writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                 head = await reader.readuntil(b"\r\n\r\n")
-            writer.write(await self._answer(head.decode("latin-1")))
-            await asyncio.wait_for(writer.drain(), IDLE_S)
+            async with asyncio.timeout(IDLE_S):
+                writer.write(await self._answer(head.decode("latin-1")))
+            async with asyncio.timeout(IDLE_S):
+                writer.close()
+                await writer.wait_closed()
         except (OSError, EOFError, asyncio.LimitOverrunError):
             pass  # it has gone, is slow, or uses another protocol: no error of the agent
         finally:
             if writer is not None:  # else asyncio has closed the connection
-                writer.close()
+                writer.transport.abort()
 
     def _is_welcome(self, client: socket.socket) -> bool:
         """Return whether to serve this client, of which nothing has been read yet."""
@@ -212,7 +218,7 @@ class StatusServer:
             code, kind = HTTPStatus.FORBIDDEN, TEXT
             body = b"this page is served to clients on this machine only\n"
         else:
-            code, kind, body = await self._content(target)
+            code, kind, body = await self._recent_content(target)
         top = (
             f"HTTP/1.0 {code.value} {code.phrase}",
             f"Content-Type: {kind}",
@@ -220,6 +226,24 @@ class StatusServer:
         )
         shown = body if method != "HEAD" else b""
         return "\r\n".join((*top, *HEADERS, "", "")).encode() + shown
+
+    async def _recent_content(self, target: str) -> tuple[HTTPStatus, str, bytes]:
+        """Return the answer to a request for this target, at most :data:`FRESH_S` old.
+
+        A page of a thousand nodes takes 0.1 s to write, in the loop that renews the lease.
+        """
+        async with self._writes:
+            known = self._written.get(target)
+            if known is not None and time.monotonic() - known[0] < FRESH_S:
+                return known[1]
+            self._written = {
+                other: (at_s, content)
+                for other, (at_s, content) in self._written.items()
+                if time.monotonic() - at_s < FRESH_S
+            }
+            content = await self._content(target)
+            self._written[target] = time.monotonic(), content
+            return content
 
     async def _content(self, target: str) -> tuple[HTTPStatus, str, bytes]:
         """Return the answer to a request for this target."""
@@ -259,11 +283,13 @@ def open_status_page(
     """
     if address is None:
         return None
-    log = get_logger()
+    log, page = get_logger(), None
     try:
         page = StatusServer(address, runs, secret)
         refuses_everyone = page.refuses_everyone
     except OSError as error:
+        if page is not None:
+            page.close()
         log.warning(
             f"no status page: --status-port {address} cannot be used: {error.strerror or error}; everything else "
             "continues"

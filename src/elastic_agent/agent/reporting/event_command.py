@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 
 from elastic_agent.agent import events
 from elastic_agent.agent.run_command import CommandError, run_command
@@ -27,13 +28,15 @@ class EventCommand:
     the world that is not lost runs it. Before there is a world, each agent does.
     """
 
-    def __init__(self, command: str | None, run_id: str, node_id: str) -> None:
-        """``command``: for ``/bin/sh -c``; None: there is none, and nothing is done."""
+    def __init__(self, command: str | None, run_id: str, node_id: Callable[[], str]) -> None:
+        """``command``: for ``/bin/sh -c``; None: nothing is done. ``node_id``: gives the id of this node in the run."""
         self._command = command
-        self._run_id, self._node_id = run_id, node_id
+        self._run_id, self._get_node_id = run_id, node_id
         self._plan: Plan | None = None
-        self._lost: tuple[int, frozenset[str]] = (0, frozenset())
-        """The nodes that were reported as lost before this generation was sealed, and its number."""
+        self._lost: frozenset[str] = frozenset()
+        """The nodes of the plan's world that were lost since it was sealed."""
+        self._left: frozenset[str] = frozenset()
+        """Those that were told to leave."""
         self._tasks = BackgroundTasks()
         self._one_at_a_time = asyncio.Lock()
 
@@ -43,18 +46,22 @@ class EventCommand:
             case PlanSeen(plan=plan):
                 self._follow(plan)
             case events.AgentEnded(outcome=outcome, reason=reason) if outcome in _ENDS_ALONE:
-                self._report("node_ended", reason, nodes=[self._node_id])
+                self._report("node_ended", reason, nodes=[self._get_node_id()])
 
     async def close(self) -> None:
-        """Wait until the command has got all events, as long as that takes for two."""
-        await self._tasks.settle(2 * LIMIT_S)
+        """Wait until the command has got all events, as long as that takes for three at most."""
+        await self._tasks.settle(3 * LIMIT_S)
         self._tasks.cancel()
 
     def _follow(self, plan: Plan) -> None:
         before, self._plan = self._plan, plan
-        known = self._lost[1] if self._lost[0] == plan.generation else frozenset()
-        new = frozenset(plan.lost) - known
-        self._lost = (plan.generation, known | new)
+        if before is None or before.world != plan.world:
+            self._lost = self._left = frozenset()
+        new = frozenset(plan.lost) - self._lost
+        self._lost |= new
+        if plan.world is not None:
+            leaving = (seat.node_id for seat in plan.world.seats if seat.incarnation in plan.leaving)
+            self._left |= frozenset(leaving)
         if before is None or before.is_terminal or not self._is_reporter(plan):
             return  # what was over when this agent came, others have reported
         if new:
@@ -66,15 +73,16 @@ class EventCommand:
     def _is_reporter(self, plan: Plan) -> bool:
         if plan.world is None:
             return True
-        present = [seat.node_id for seat in plan.world.seats if seat.node_id not in self._lost[1]]
-        return present[:1] == [self._node_id]
+        gone = self._lost | self._left
+        present = [seat.node_id for seat in plan.world.seats if seat.node_id not in gone]
+        return present[:1] == [self._get_node_id()]
 
     def _report(self, event: str, reason: str, nodes: list[str]) -> None:
         plan = self._plan
         record = {
             "event": event,
             "run": self._run_id,
-            "reported_by": self._node_id,
+            "reported_by": self._get_node_id(),
             "time_s": time.time(),
             "reason": reason,
             "nodes": nodes,

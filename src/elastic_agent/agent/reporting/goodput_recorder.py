@@ -32,6 +32,8 @@ class GoodputRecorder:
         self._has_run = False
         """Workers ran, and the account has not been logged since."""
         self._timer: asyncio.TimerHandle | None = None
+        self._awaits_report = False
+        """Workers run, and none has reported a step."""
         self._last_step = 0
         """The newest that the last workers of this agent had reported when it was read, or when they ended."""
 
@@ -49,6 +51,7 @@ class GoodputRecorder:
             case Spawned():
                 self._has_run = True
                 self._account.workers_started(time.monotonic())
+                self._awaits_report = True
                 self._look()
             case (
                 events.WorkersStopping()
@@ -59,9 +62,7 @@ class GoodputRecorder:
             ):
                 self._workers_ended()
             case events.GenerationEnded(workers=workers):
-                if (
-                    self._timer is None or self._account.awaits_step
-                ):  # else: of workers before the present ones
+                if self._timer is None or self._awaits_report:  # else: of workers before the present ones
                     self._last_step = (
                         max((end.report.step or 0 for end in workers), default=0) or self._last_step
                     )
@@ -93,7 +94,8 @@ class GoodputRecorder:
                 self._account.step(now_s)
             return
         # Not the highest: that may be of an earlier training of the script, such as a fold.
-        reached, is_first = self._last_step, self._account.awaits_step
+        reached, is_first = self._last_step, self._awaits_report
+        self._awaits_report = False
         self._account.step(now_s)
         self._last_step = step
         if is_first and reached >= max(LOST_FACTOR * step, LEAST_LOST_STEPS):

@@ -125,7 +125,7 @@ class StartCheck:
 
     async def _tell_of(self, endpoint: Endpoint) -> None:
         """Report an endpoint that means another machine here than elsewhere, or none."""
-        with contextlib.suppress(StoreLostError):  # look-ups that take this long were reported
+        with contextlib.suppress(StoreLostError):  # a name server that does not answer: doctor looks into it
             found = await run_abandonable(lambda: _endpoint_findings(endpoint), PREPARATION_S)
             errors = [finding for finding in found if finding.severity == "error"]
             if any(finding.check == LOOPBACK for finding in errors) and await self._loopback_is_meant():

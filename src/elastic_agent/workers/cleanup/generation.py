@@ -84,7 +84,7 @@ class Cleanup:
 
     def _inspect(self) -> None:
         if self._sweep.has_unseen:
-            self._sweep.note({process.pid for process in linux.descendants(self._guard_pid)})
+            self._sweep.note(linux.family(self._guard_pid))
 
     def _cleared(self, unkillable: set[int], until_s: float) -> SweepReport:
         for file in self._files:
