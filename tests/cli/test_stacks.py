@@ -137,5 +137,6 @@ def test_of_several_runs_one_has_to_be_named() -> None:
     with worker(runs[0], "n1/0", subprocess.PIPE), worker(runs[1], "n1/0", subprocess.PIPE):
         refused = refusal("stacks")
         assert elastic_agent("stacks", runs[0]).returncode == 0
-    assert f"this machine has workers of several runs ({', '.join(runs)})" in refused
+    assert "this machine has workers of several runs (" in refused
+    assert all(run in refused for run in runs)  # and others that run on this machine
     assert "select one with elastic-agent stacks RUN" in refused

@@ -78,19 +78,18 @@ class _Count:
         self._stepping = 0
         if os.getpid() != self._worker:
             return
-        steps = self._steps.get(key, 0) + 1
+        steps = self._steps[key] = self._steps.get(key, 0) + 1
         self._first = self._first or key
         try:
             if self._cell is not None:
-                self._count(key, steps)
+                self._count(steps)
             if not self._is_checked and key == self._first:
                 self._is_checked = self._check_group(steps)
         except Exception:
             self._cell = None
 
-    def _count(self, key: int, steps: int) -> None:
+    def _count(self, steps: int) -> None:
         is_late = steps == 1 and self._fewest > FEW
-        self._steps[key] = steps
         if is_late or steps > FEW * (self._fewest + 1):
             self._show(0)
             self._cell = None
