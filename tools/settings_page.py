@@ -14,7 +14,8 @@ _HEAD = """\
 <!-- Made by: python tools/settings_page.py > docs/settings.md (a test compares them) -->
 
 All settings of elastic-agent. `elastic-agent settings [OPTIONS]` prints the effective settings and the source of
-each value as a settings file, or as JSON with `--json`.
+each value as a settings file, or as JSON with `--json`. `elastic-agent init [OPTIONS]` writes a settings file to start
+from, with what the options say and every other setting as a comment. `elastic-agent -h` lists what is used most.
 
 ## Sources
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -12,6 +13,22 @@ from elastic_agent.exit_codes import MEANINGS, ExitCode
 from elastic_agent.worker_variables import PREFIX
 
 _INDENT = 26
+_FEW_LETTERS = 20
+
+_USED_MOST = frozenset(
+    {
+        "nnodes",
+        "desired_nodes",
+        "nproc_per_node",
+        "rdzv_endpoint",
+        "rdzv_id",
+        "max_restarts",
+        "secret_file",
+        "status_port",
+        "on_event",
+        "config",
+    }
+)
 
 _HEAD = """\
 Usage: elastic-agent [run] [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]
@@ -70,6 +87,20 @@ def help_page(width: int | None = None) -> str:
     return "\n".join(parts)
 
 
+def short_page(width: int | None = None) -> str:
+    """Return the commands, the options that are used most, and where the others are explained."""
+    columns = min(width or shutil.get_terminal_size((110, 24)).columns, 110)
+    parts = [help_head(), "Options that are used most\n"]
+    for spec in (spec for spec in specs() if spec.name in _USED_MOST):
+        meaning = f"{_beginning(spec.help)} [default: {spec.shown_default}]"
+        parts.append(_folded(f"  {spec.flag} {spec.kind.metavar}", meaning, columns, indent=_INDENT))
+    parts += [
+        "",
+        "All options and the exit codes: elastic-agent --help; of a command: elastic-agent COMMAND --help",
+    ]
+    return "\n".join(parts)
+
+
 def serve_page(names: Sequence[str], width: int | None = None) -> str:
     """Return the page of ``serve``, which has only the settings of these names."""
     columns = min(width or shutil.get_terminal_size((110, 24)).columns, 110)
@@ -85,6 +116,12 @@ def serve_page(names: Sequence[str], width: int | None = None) -> str:
         for code in (ExitCode.FINISHED, ExitCode.USAGE, ExitCode.NO_STORE, ExitCode.INTERNAL)
     ]
     return "\n".join(parts)
+
+
+def _beginning(text: str) -> str:
+    """Return the first sentence, and the second one if the first is a few words only."""
+    first, *rest = re.split(r"(?<=\.) (?=[A-Z])", text)
+    return first if len(first) > _FEW_LETTERS or not rest else f"{first} {rest[0]}"
 
 
 def _entry(spec: Spec, columns: int) -> str:

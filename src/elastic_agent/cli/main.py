@@ -15,6 +15,7 @@ from typing import TextIO
 from elastic_agent.config.errors import (
     HelpRequested,
     MissingScriptError,
+    ShortHelpRequested,
     UsageError,
     VersionRequested,
     nearest,
@@ -36,6 +37,11 @@ COMMANDS = {
     "serve": ("serve", "[OPTIONS]", "host the rendezvous store on a machine that does not train"),
     "doctor": ("doctor", "[OPTIONS] [SCRIPT]", "examine the machines of a run before it starts"),
     "chaos": ("chaos", "[OPTIONS] -- SCRIPT", "test a script with faults on a simulated cluster"),
+    "init": (
+        "init",
+        "[OPTIONS] [SCRIPT]",
+        "write a settings file to start from, with a comment for each setting",
+    ),
     "settings": ("settings", "[OPTIONS] [--json]", "print the effective settings and the source of each"),
     "status": ("status", "[RUN]", "show the status of a run: nodes, workers, restarts, history"),
     "why": ("status", "[RUN]", "print why the generations of a run failed"),
@@ -120,7 +126,10 @@ def _answer(argv: list[str]) -> int:
         _print_error(f"{error}{meant}")
         return ExitCode.USAGE
     except HelpRequested as requested:
-        print(*requested.args or (_general_help(),), flush=True)
+        print(
+            *requested.args or (_general_help(is_short=isinstance(requested, ShortHelpRequested)),),
+            flush=True,
+        )
         return ExitCode.FINISHED
     except VersionRequested:
         return _command("version")(())
@@ -132,10 +141,10 @@ def _command(name: str) -> Command:
     return command
 
 
-def _general_help() -> str:
-    from elastic_agent.cli.help import help_page
+def _general_help(*, is_short: bool) -> str:
+    from elastic_agent.cli.help import help_page, short_page
 
-    return help_page()
+    return short_page() if is_short else help_page()
 
 
 def _print_short_help() -> None:
@@ -143,7 +152,10 @@ def _print_short_help() -> None:
     from elastic_agent.cli.help import help_head
 
     with contextlib.suppress(OSError):
-        print(f"{help_head()}\nOptions and exit codes: elastic-agent --help\n", file=sys.stderr)
+        print(
+            f"{help_head()}\nOptions that are used most: elastic-agent -h; all: elastic-agent --help",
+            file=sys.stderr,
+        )
 
 
 def _mistyped_command(argv: list[str]) -> str:

@@ -46,17 +46,11 @@ def settings(argv: Sequence[str]) -> int:
 def as_toml(resolved: Resolved) -> str:
     """Return the settings in force as a settings file; each line has a comment with the value's source."""
     lines = [f"# note: {note.text}" for note in resolved.notes]
-    entries: list[tuple[str, str]] = []
-    if resolved.settings.script:
-        arguments = ", ".join(_toml_text(argument) for argument in resolved.settings.script_args)
-        entries = [
-            (f"script = {_toml_text(resolved.settings.script)}", f"# {resolved.sources['script']}"),
-            (f"script_args = [{arguments}]", f"# {resolved.sources['script_args']}"),
-        ]
-    lines += _aligned(entries)
+    sources = (f"# {resolved.sources[name]}" for name in ("script", "script_args"))
+    lines += _aligned([*zip(as_toml_script(resolved), sources, strict=False)])
     for group in GROUPS:
         members = [spec for spec in specs() if spec.group == group]
-        lines += ["", f"# {group}", *_aligned([_toml_entry(spec, resolved) for spec in members])]
+        lines += ["", f"# {group}", *_aligned([as_toml_entry(spec, resolved) for spec in members])]
     return "\n".join(lines).lstrip("\n")
 
 
@@ -79,7 +73,19 @@ def as_json(resolved: Resolved) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def _toml_entry(spec: Spec, resolved: Resolved) -> tuple[str, str]:
+def as_toml_script(resolved: Resolved) -> list[str]:
+    """Return the lines of a settings file for the script and its arguments; none without a script."""
+    if not resolved.settings.script:
+        return []
+    arguments = ", ".join(map(_toml_text, resolved.settings.script_args))
+    return [f"script = {_toml_text(resolved.settings.script)}", f"script_args = [{arguments}]"]
+
+
+def as_toml_entry(spec: Spec, resolved: Resolved) -> tuple[str, str]:
+    """Return the line of a settings file for a setting, and a comment with its source.
+
+    A setting without a value is a comment that ends with ``=``.
+    """
     value = getattr(resolved.settings, spec.name)
     source = resolved.sources[spec.name]
     comment = f"# {source}"

@@ -36,6 +36,10 @@ class HelpRequested(Exception):  # noqa: N818 - not an error
     """The command line has ``--help`` or ``-h``; the argument is the command's page, if it has its own."""
 
 
+class ShortHelpRequested(HelpRequested):
+    """The command line has ``-h``."""
+
+
 class VersionRequested(Exception):  # noqa: N818 - not an error
     """The command line has ``--version``."""
 

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
 
-from elastic_agent.config.errors import HelpRequested, UsageError, VersionRequested, did_you_mean, quoted
+from elastic_agent.config.errors import (
+    HelpRequested,
+    ShortHelpRequested,
+    UsageError,
+    VersionRequested,
+    did_you_mean,
+    quoted,
+)
 from elastic_agent.config.settings import Spec, spec_by_name, specs
 from elastic_agent.config.sources.base import Given, Layer, Source
 
@@ -78,7 +85,8 @@ def parse_command_line(
         parser.add_argument(switch, dest=switch, action="store_true")
     for option in values:
         parser.add_argument(option, dest=option)
-    parser.add_argument(*_spellings(HELP, "-h"), action=_Raise, nargs=0, error=HelpRequested)
+    parser.add_argument(*_spellings(HELP), action=_Raise, nargs=0, error=HelpRequested)
+    parser.add_argument("-h", action=_Raise, nargs=0, error=ShortHelpRequested)
     parser.add_argument(*_spellings(VERSION), action=_Raise, nargs=0, error=VersionRequested)
     parser.add_argument("training_script").required = False
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER).required = False

@@ -1,0 +1,58 @@
+"""``elastic-agent init``: the settings file that it writes, and the short help."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from .support import elastic_agent
+
+
+def effective(*argv: str) -> dict[str, object]:
+    done = elastic_agent("settings", "--json", *argv)
+    assert done.returncode == 0, done.stderr
+    entries = json.loads(done.stdout)["settings"]
+    return {name: entry["value"] for name, entry in entries.items() if name != "config"}
+
+
+def test_the_file_has_what_was_given_and_every_default_as_a_comment(tmp_path: Path) -> None:
+    path, given = (
+        tmp_path / "lab.toml",
+        ("--nnodes", "1:4", "--rdzv-endpoint", "lab1:29400", "--lease-ttl", "3"),
+    )
+    done = elastic_agent("init", "--output", str(path), *given)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"elastic-agent --config {path}" in done.stdout
+    assert effective("--config", str(path)) == effective(*given)
+    text = path.read_text()
+    path.write_text(re.sub(r"(?m)^# (\w+ = [^#]*[^ #])$", r"\1", text).replace('"train.py"', f'"{__file__}"'))
+    assert path.read_text() != text
+    assert effective("--config", str(path)) == effective(*given), "a default is not written as it is"
+
+
+def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text("max_restarts = 7\n")
+    done = elastic_agent("init", "--output", str(path))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "exists; name another file" in done.stderr
+    assert path.read_text() == "max_restarts = 7\n"
+
+
+def test_the_script_and_its_arguments_are_in_the_file(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    done = elastic_agent("init", "--output", "-", str(script), "--name", 'a "b"')
+    assert done.returncode == 0
+    assert f'script = "{script}"\nscript_args = ["--name", "a \\"b\\""]\n' in done.stdout
+
+
+def test_the_short_help_fits_on_a_screen_and_names_the_whole_one() -> None:
+    short, whole = elastic_agent("-h"), elastic_agent("--help")
+    assert (short.returncode, whole.returncode) == (0, 0)
+    assert len(short.stdout.splitlines()) <= 60 < len(whole.stdout.splitlines())
+    assert "elastic-agent --help" in short.stdout
+    listed = set(re.findall(r"(?m)^  (--[\w-]+)", short.stdout))
+    assert len(listed) == 10
+    assert listed <= set(re.findall(r"--[\w-]+", whole.stdout))
