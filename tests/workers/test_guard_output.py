@@ -80,6 +80,9 @@ def test_blocked_output_is_queued_without_blocking() -> None:
         sink.put(b"x" * 65536)
     assert not sink.finish(0.05)
     os.close(read_end)
+    # Only then: its thread would write what is left to the next file of this number.
+    assert sink._writer is not None
+    assert sink._writer.ended(PATIENCE_S)
     os.close(write_end)
 
 

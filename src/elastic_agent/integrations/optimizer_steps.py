@@ -14,6 +14,7 @@ import mmap
 import os
 import socket
 import sys
+from typing import cast
 
 from elastic_agent.exit_note import CELL_BYTES, OPTIMIZER_STEPS
 from elastic_agent.integrations.collectives import private_names
@@ -61,8 +62,9 @@ class _Count:
         self._behind = 0
         """How many optimizers have made no more."""
         self._shown = 0
-        self._cell = _cell_of_this_worker()
-        """Where the agent reads the count; None: nowhere, or the count is not known."""
+        self._cell: memoryview[int] | None = None
+        """The place where the agent reads the count; None: before the first step, or if the count is not known."""
+        self._is_known = True
         self._is_checked = False
         """Whether the worker has a process group, and so is not alone."""
 
@@ -81,18 +83,18 @@ class _Count:
         steps = self._steps[key] = self._steps.get(key, 0) + 1
         self._first = self._first or key
         try:
-            if self._cell is not None:
+            if self._is_known:
                 self._count(steps)
             if not self._is_checked and key == self._first:
                 self._is_checked = self._check_group(steps)
         except Exception:
-            self._cell = None
+            self._is_known = False
 
     def _count(self, steps: int) -> None:
         is_late = steps == 1 and self._fewest > FEW
         if is_late or steps > FEW * (self._fewest + 1):
             self._show(0)
-            self._cell = None
+            self._is_known = False
             return
         self._behind -= steps == self._fewest + 1
         if steps == 1 or not self._behind:
@@ -102,6 +104,8 @@ class _Count:
             self._show(max(self._shown, self._fewest))
 
     def _show(self, steps: int) -> None:
+        if not self._shown:  # here: scripts without an optimizer have no use for it
+            self._cell = _cell_of_this_worker()
         self._shown = steps
         if self._cell is not None:
             self._cell[OPTIMIZER_STEPS] = steps
@@ -143,19 +147,34 @@ class _Count:
             sender.sendto(json.dumps(message).encode(), socket.MSG_DONTWAIT, "\0" + self._address)
 
 
-def _cell_of_this_worker() -> memoryview | None:
-    """Return this worker's cell of its heartbeat file, without claiming it; None if it cannot be opened.
+def _cell_of_this_worker() -> memoryview[int] | None:
+    """Return this worker's cell of its heartbeat file, without claiming it; None if that cannot be had.
 
-    The client claims it for the process that reports heartbeats, which may be a child of this one.
+    The client claims it for the process that reports heartbeats, which may be a child of this one. The claim is a lock
+    that a process gives up when it closes the file, so where the client is, its cell is taken. No descriptor is left.
     """
+    client = sys.modules.get("elastic_agent.client")
+    if client is not None:
+        return cast("memoryview[int] | None", client._pulse._words)
+    import ctypes
+
     try:
         slot = int(os.environ[SLOT])
         fd = os.open(os.environ[HEARTBEAT], os.O_RDWR | os.O_CLOEXEC)
-        words = memoryview(mmap.mmap(fd, os.fstat(fd).st_size)).cast("q")
-        # Not closed: that would give up a claim that this process makes later.
-        return words[slot * CELL_BYTES // 8 :][: CELL_BYTES // 8]
     except (OSError, KeyError, ValueError):
         return None
+    try:
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+        size = os.fstat(fd).st_size
+        start = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    finally:
+        os.close(fd)
+    if start in (None, ctypes.c_void_p(-1).value) or (slot + 1) * CELL_BYTES > size:
+        return None
+    cell = (ctypes.c_char * CELL_BYTES).from_address(start + slot * CELL_BYTES)
+    return memoryview(cell).cast("B").cast("q")
 
 
 def _has_had_children() -> bool:

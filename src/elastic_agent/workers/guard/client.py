@@ -247,7 +247,6 @@ class Guard:
         self._lines = LineBuffer()
         self._unsent = b""
         self._generation = 0
-        self._active = False
         self._lost = False
         self._closed = False
 
@@ -300,14 +299,9 @@ class Guard:
         """Start the workers of `generation`; answered by `Spawned` or `SpawnFailed`.
 
         A spawner that still imports is awaited for `warm_patience_s`, then they start cold.
-        The guard refuses without a deadline in the future. Raises RuntimeError while an earlier generation
-        has not been reported `Stopped`.
+        The guard refuses without a deadline in the future, and while an earlier generation has not been reported
+        `Stopped`.
         """
-        if self._active:
-            raise RuntimeError(
-                f"cannot start generation {generation}: generation {self._generation} is not stopped yet"
-            )
-        self._active = True
         self._generation = generation
         payload = encode({"launches": [asdict(launch) for launch in launches]})
         os.ftruncate(self._memory_fd, MAILBOX_OFFSET + len(payload))
@@ -387,7 +381,6 @@ class Guard:
             pids = {int(slot): pid for slot, pid in message["pids"].items()}
             return Spawned(message["generation"], pids)
         if kind == "stopped":
-            self._active = False
             return Stopped(message["generation"], tuple(message["unkillable"]))
         if kind == "stop_delayed":
             alive = tuple(Survivor(**fields) for fields in message["alive"])
