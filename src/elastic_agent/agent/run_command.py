@@ -8,6 +8,9 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
+CLOSE_S = 2.0
+"""How long the pipes of a command that has ended may take to close."""
+
 
 class CommandError(Exception):
     """A command failed. ``str()`` is one line: what was seen, and what to do."""
@@ -56,7 +59,8 @@ async def run_command(
         # Its children may have outlived it, and hold the pipes.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        with contextlib.suppress(TimeoutError):  # a process in another session may hold the pipes for longer
+            await asyncio.wait_for(process.communicate(), CLOSE_S)
     if process.returncode != 0:
         output_line = _one_line(stderr) or _one_line(output) or "no output"
         raise CommandError(f"{shown!r} failed with exit code {process.returncode}: {output_line}")
