@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.event_command import EventCommand
-from elastic_agent.linux import all_processes
+from elastic_agent.linux import all_processes, read_process
 from elastic_agent.protocol import (
     RECORD_VERSION,
     Address,
@@ -180,3 +182,20 @@ def test_a_command_is_ended_with_what_it_started_after_its_time(
     assert "did not complete within 2 s" in "".join(capsys.readouterr())
     group = int((tmp_path / "pid").read_text())
     wait_for("the end of all that it started", lambda: not in_group(group))
+
+
+def test_what_a_command_leaves_running_when_it_succeeds_goes_on(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+
+    async def follow() -> None:
+        command = EventCommand(f"sleep 1000 > /dev/null 2>&1 & echo $! > {pid_file}", "run-1", lambda: "a")
+        command.on_event(PlanSeen(RUNNING))
+        command.on_event(PlanSeen(ended(RUNNING, Phase.FINISHED)))
+        await command.close()
+
+    asyncio.run(follow())
+    pid = int(pid_file.read_text())
+    process = read_process(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert process is not None
+    assert not process.dead

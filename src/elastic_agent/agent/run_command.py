@@ -28,8 +28,8 @@ async def run_command(
 
     Args:
         words: the command.
-        timeout_s: after so long it is killed. Processes of its session that it leaves behind are killed, too; it has
-            not ended while one of them holds its output.
+        timeout_s: after so long it is killed, with everything in its process group. It has not ended while a process
+            that it started holds its output.
         shown: what an error calls the command; by default its words.
         stdin: what it reads from standard input.
         variables: more of its environment.
@@ -54,17 +54,23 @@ async def run_command(
     try:
         output, stderr = await asyncio.wait_for(process.communicate(stdin or None), timeout_s)
     except TimeoutError:
+        await _kill(process)
         raise CommandError(f"{shown!r} did not complete within {timeout_s:g} s") from None
-    finally:
-        # Its children may have outlived it, and hold the pipes.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):  # a process in another session may hold the pipes for longer
-            await asyncio.wait_for(process.communicate(), CLOSE_S)
+    except asyncio.CancelledError:
+        await _kill(process)
+        raise
     if process.returncode != 0:
         output_line = _one_line(stderr) or _one_line(output) or "no output"
         raise CommandError(f"{shown!r} failed with exit code {process.returncode}: {output_line}")
     return output.decode(errors="replace")
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill the command's process group, also if only what it started is left of it, and close its pipes."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):  # a process in another session may hold the pipes for longer
+        await asyncio.wait_for(process.communicate(), CLOSE_S)
 
 
 def _one_line(output: bytes) -> str:

@@ -124,14 +124,9 @@ class RunObserver:
         self._log = RunLog(node_id)
         self._tasks = BackgroundTasks()
         self._goodput = GoodputRecorder(lambda: supervisor.progress)
+        reports, world = Reports(backend.connect_reports), self._log.world
         self._reports = NodeReports(
-            node_id,
-            Reports(backend.connect_reports),
-            lambda: supervisor.progress,
-            self._log.world,
-            facts,
-            log_dir,
-            self._tasks,
+            node_id, reports, lambda: supervisor.progress, world, facts, log_dir, self._tasks
         )
         self._comparison = NodeComparison(self._log, self._reports, self._tasks)
         self._judge = HangJudge(node_id, self._log, self._reports, supervisor.hang)

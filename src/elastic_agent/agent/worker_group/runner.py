@@ -33,7 +33,7 @@ from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 from .collectives import Collectives
 from .endings import RESTART_S, Left, log_cleanup, noted_error, report_endings, valid_note, warn_of_unsaved
 from .interruptions import SPREAD_S, Interruptions, StopSignals
-from .running_workers import Graces, RunningWorkers
+from .running_workers import Graces, ReachedSteps, RunningWorkers
 from .stalls import Progress, StallWatch
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
@@ -96,7 +96,7 @@ class Runner:
         self._notice_signal = notice_signal
         self._sends_notice_signal = sends_notice_signal
         self._running: RunningWorkers | None = None
-        self._highest_step = self._most_optimizer_steps = 0
+        self._reached = ReachedSteps()
         """That a worker of an earlier generation reported by its heartbeats."""
         self._wants_cold = self._starts_cold = False
         """A worker of an earlier generation was not what a cold one would be; later ones start cold."""
@@ -442,18 +442,8 @@ class Runner:
             returncode=event.returncode,
             signature=reported.signature,
             error=reported.message[:512],
-            progressed=any(self._progressed(running, slot) for slot in running.pids),
+            progressed=self._reached.is_passed_by(running),
         )
-
-    def _progressed(self, running: RunningWorkers, slot: int) -> bool:
-        """Return whether the worker reported a step that no earlier generation reached, or heartbeats without steps.
-
-        If it reported neither: whether it made more optimizer steps than any earlier generation.
-        """
-        beats, step = running.heartbeats.read(slot)
-        if not step and not beats:
-            return running.heartbeats.optimizer_steps(slot) > self._most_optimizer_steps
-        return step > self._highest_step if step else bool(beats)
 
     def _report_endings(
         self, running: RunningWorkers, then: Callable[[], None] = lambda: None, after_s: float = 0.0
@@ -478,10 +468,7 @@ class Runner:
         report_endings(running.context, left_behind, running.stopped_s, ended, after_s)
 
     def _close_heartbeats(self, running: RunningWorkers) -> None:
-        steps = [step for _, step in map(running.heartbeats.read, running.pids)]
-        self._highest_step = max(self._highest_step, *steps, 0)
-        counts = map(running.heartbeats.optimizer_steps, running.pids)
-        self._most_optimizer_steps = max(self._most_optimizer_steps, *counts, 0)
+        self._reached.take_in(running)
         self._wants_cold |= any(map(running.heartbeats.wants_cold, running.pids))
         running.heartbeats.close()
 
@@ -590,8 +577,7 @@ class Runner:
         if running is None or running.generation != generation or self._watched(running) is None:
             return
         running.failed = True
-        progressed = any(self._progressed(running, slot) for slot in running.pids)
-        failure = msgspec.structs.replace(failure, progressed=progressed)
+        failure = msgspec.structs.replace(failure, progressed=self._reached.is_passed_by(running))
         self._report(events.WorkersFailed(generation, failure))
 
     def _poll_notice_handling(self, pause_s: float) -> None:

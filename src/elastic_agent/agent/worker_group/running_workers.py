@@ -78,3 +78,29 @@ class RunningWorkers:
     def exited(self) -> Mapping[int, guard_events.Exited]:
         """How workers ended, by slot."""
         return self.context.exits
+
+
+class ReachedSteps:
+    """How far the workers of earlier generations got, on this node."""
+
+    def __init__(self) -> None:
+        self._step = self._optimizer_steps = 0
+
+    def take_in(self, workers: RunningWorkers) -> None:
+        """Count these workers among the earlier ones; they have ended."""
+        cells = workers.heartbeats
+        self._step = max(self._step, *(cells.read(slot)[1] for slot in workers.pids), 0)
+        self._optimizer_steps = max(self._optimizer_steps, *map(cells.optimizer_steps, workers.pids), 0)
+
+    def is_passed_by(self, workers: RunningWorkers) -> bool:
+        """Return whether one of these workers got further, by its steps or by heartbeats without steps.
+
+        A worker that reports neither did if it made more optimizer steps.
+        """
+        for slot in workers.pids:
+            beats, step = workers.heartbeats.read(slot)
+            if step > self._step if step else bool(beats):
+                return True
+            if not step and workers.heartbeats.optimizer_steps(slot) > self._optimizer_steps:
+                return True
+        return False
