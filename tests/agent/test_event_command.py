@@ -180,8 +180,9 @@ def test_a_command_is_ended_with_what_it_started_after_its_time(
 
     asyncio.run(follow())
     assert "did not complete within 2 s" in "".join(capsys.readouterr())
-    group = int((tmp_path / "pid").read_text())
-    wait_for("the end of all that it started", lambda: not in_group(group))
+    # A stalled machine may end it before it has begun.
+    groups = [int(path.read_text() or 0) for path in tmp_path.glob("pid")]
+    wait_for("the end of all that it started", lambda: not any(map(in_group, filter(None, groups))))
 
 
 def test_what_a_command_leaves_running_when_it_succeeds_goes_on(tmp_path: Path) -> None:

@@ -42,3 +42,19 @@ def test_steps_are_compared_with_the_last_of_the_training_that_was_interrupted(
     told = "".join(capsys.readouterr())
     assert told.count("training began again") == is_told
     assert (f"at step {first}, although it had reached step {last[-1]}: unless" in told) is is_told
+
+
+def test_workers_whose_steps_are_counted_only_at_their_end_have_trained_since_their_start() -> None:
+    """When the first step was is not known then; a script may take no longer than a second."""
+    steps_made = 0
+
+    async def play() -> GoodputRecorder:
+        nonlocal steps_made
+        recorder = GoodputRecorder(lambda: Progress(1, {0: 2}, {0: 0}, optimizer_steps={0: steps_made}))
+        recorder.on_event(Spawned(1, {0: 2}))
+        steps_made = 1
+        recorder.on_event(events.WorkersSucceeded(1))
+        recorder.close()
+        return recorder
+
+    assert asyncio.run(play()).goodput.training_s > 0

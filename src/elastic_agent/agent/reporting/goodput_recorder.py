@@ -83,15 +83,16 @@ class GoodputRecorder:
 
     def _look(self) -> None:
         """Read the steps of the workers, and again after a while."""
-        self._read_step(time.monotonic())
+        now_s, progress = time.monotonic(), self._progress()
+        if progress is not None and progress.newest_step:
+            self._account.step(now_s)
+        self._read_step(now_s)
         self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
     def _read_step(self, now_s: float) -> None:
         progress = self._progress()
         step = max(progress.steps.values(), default=0) if progress is not None else 0
         if step <= 0:
-            if progress is not None and progress.newest_step:  # counted; not a step of the whole training
-                self._account.step(now_s)
             return
         # Not the highest: that may be of an earlier training of the script, such as a fold.
         reached, is_first = self._last_step, self._awaits_report
