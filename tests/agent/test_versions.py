@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from torch.distributed import TCPStore
 
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import encode
@@ -15,7 +14,7 @@ from elastic_agent.values import Endpoint
 from tests.agent.support import elastic_agent
 from tests.loop_thread import Blocking, in_loop
 from tests.names import unique
-from tests.transport.support import PATIENCE_S, life_keys, plan
+from tests.transport.support import PATIENCE_S, life_keys, plan, torchs_server
 
 
 def refused(endpoint: str, run_id: str, folder: Path) -> str:
@@ -48,7 +47,7 @@ def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) ->
 
 
 def test_an_agent_ends_if_another_version_created_the_store(tmp_path: Path) -> None:
-    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    server = torchs_server()
     server.set("elastic-agent/1/id", "0123456789abcdef")
     endpoint = f"127.0.0.1:{server.port}"
     said = refused(endpoint, unique("run"), tmp_path)

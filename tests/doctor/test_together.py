@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
 
 from elastic_agent.agent.doctor_request import doctor_request
 from elastic_agent.config.settings import Settings
@@ -35,6 +34,7 @@ from elastic_agent.transport import Secret, c10d
 from elastic_agent.values import Endpoint, PortRange
 from tests.loop_thread import in_loop
 from tests.ports import free_port
+from tests.transport.support import torchs_server
 from tests.waiting import GUARD_S
 
 
@@ -125,7 +125,7 @@ def test_machines_of_a_run_with_a_secret_meet_and_one_without_it_is_told() -> No
 
 
 def test_a_store_that_another_version_created_is_reported_at_once() -> None:
-    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    server = torchs_server()
     server.set("elastic-agent/1/id", "0123456789abcdef")
     endpoint = Endpoint("127.0.0.1", server.port)
     request = Request(machine="m", endpoint=endpoint, python=sys.executable, environ={})

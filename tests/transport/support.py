@@ -253,17 +253,13 @@ class _Insider:
         in_loop(self._table.delete([key.removeprefix(self._table.root)]))
 
 
-class RawClient(TCPStore):
-    """A client that writes past every check. What it has written is there for the clients of other connections."""
+class TorchStore(TCPStore):
+    """Torch's client. What it has written is there for the clients of other connections."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, hosts: bool = False) -> None:
+        """Connect to a store, or host it."""
         patience = timedelta(seconds=PATIENCE_S)
-        super().__init__(endpoint.host, endpoint.port, None, False, patience, wait_for_workers=False)
-        self._endpoint = endpoint
-
-    def list_keys(self) -> list[str]:
-        """Asked by another process: torch holds Python's lock meanwhile, which a relay of this one needs."""
-        return in_another_process(_keys, self._endpoint)
+        super().__init__(endpoint.host, endpoint.port, None, hosts, patience, wait_for_workers=False)
 
     def set(self, key: str, value: bytes | str) -> None:
         super().set(key, value)  # type: ignore[arg-type]  # the stubs know only text
@@ -272,6 +268,27 @@ class RawClient(TCPStore):
     def append(self, key: str, value: bytes | str) -> None:
         super().append(key, value)  # type: ignore[arg-type]
         self.check([key])
+
+    def queue_push(self, queue: str, item: bytes | str) -> None:
+        super().queue_push(queue, item)  # type: ignore[arg-type]
+        self.check([queue])
+
+
+def torchs_server() -> TorchStore:
+    """Host a store in this process, as torchrun does."""
+    return TorchStore(Endpoint("127.0.0.1", 0), hosts=True)
+
+
+class RawClient(TorchStore):
+    """A client that writes past every check."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self._endpoint = endpoint
+
+    def list_keys(self) -> list[str]:
+        """Asked by another process: torch holds Python's lock meanwhile, which a relay of this one needs."""
+        return in_another_process(_keys, self._endpoint)
 
 
 def _keys(endpoint: Endpoint) -> list[str]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import resource
 import socket
 import subprocess
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
 
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import (
@@ -23,7 +21,17 @@ from elastic_agent.transport.c10d import connection, host
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 
-from .support import PATIENCE_S, C10dScene, beside, free_endpoint, member, peers, program, says
+from .support import (
+    PATIENCE_S,
+    C10dScene,
+    beside,
+    free_endpoint,
+    member,
+    peers,
+    program,
+    says,
+    torchs_server,
+)
 from .test_addresses import needs_ipv6
 
 SILENT_S = 0.5
@@ -92,7 +100,7 @@ def test_a_program_that_has_the_port_and_takes_no_connection_is_named() -> None:
 
 def test_a_torchrun_store_at_the_endpoint_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BIRTH_S", 0.1)
-    theirs = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
+    theirs = torchs_server()
     theirs.set("torch.rendezvous.none", "state")
     error = why_not(Endpoint("127.0.0.1", theirs.port))
     assert isinstance(error, NotAStoreError)
