@@ -24,6 +24,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MCL_CURRENT = 1
 _TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 _TFD_TIMER_ABSTIME = 1
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
 _CPUCLOCK_SCHED = 2
 """The kind of clock in the number of another process's clock, as clock_getcpuclockid(3) makes it."""
 
@@ -99,6 +101,13 @@ def lock_memory() -> bool:
     in time. Not for future memory: a refusal of the system would then end the process.
     """
     return bool(_libc.mlockall(_MCL_CURRENT) == 0)
+
+
+def punch_hole(fd: int, start: int, length: int) -> None:
+    """Give back the space of a part of a file, which reads as zeros from then on. Raises OSError."""
+    mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+    done = _libc.fallocate(fd, mode, ctypes.c_int64(start), ctypes.c_int64(length))
+    _check(done, "the file system cannot make holes in files")
 
 
 class _Timespec(ctypes.Structure):

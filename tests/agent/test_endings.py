@@ -143,7 +143,6 @@ class Context:
 
     def __init__(self, exit_: Exited, stderr: str) -> None:
         self.exits = {exit_.slot: exit_}
-        self.stdouts = self.stderrs = {exit_.slot: ""}
         self._stderr = stderr
 
     def final_output(self, slot: int) -> FinalOutput:
@@ -151,6 +150,9 @@ class Context:
 
     def failure(self, event: Exited, words: FinalOutput, noted: str = "") -> WorkerFailure:
         return describe(event.slot, event.returncode, "", self._stderr, noted=noted)
+
+    def output_file(self, slot: int) -> str:
+        return ""
 
     def shows_stderr(self, slot: int) -> bool:
         return True

@@ -63,7 +63,7 @@ def test_an_odd_error_file_costs_one_restart(tmp_path: Path, script: str, said: 
 SAYS_WHY_ON_STDOUT = "import os, sys; print('no such device'); sys.exit(3 * int(os.environ['LOCAL_RANK']))"
 SAYS_WHY_ON_STDERR = "import sys; print('no such device', file=sys.stderr); sys.exit(3)"
 TWO, ALL_FILES = ("--nproc-per-node", "2"), ("--redirects", "3")
-READ = r"read the end of the output of worker \S+/{},(?:\\n)? +\S+/{}.log,"
+READ = r"elastic-agent logs \S+/{} \(the end of its output; on \S+(?:\\n)? +\S+/{}.log\)"
 
 
 @pytest.mark.prove
@@ -73,20 +73,21 @@ READ = r"read the end of the output of worker \S+/{},(?:\\n)? +\S+/{}.log,"
         (
             SAYS_WHY_ON_STDOUT,
             (*TWO, "--local-ranks-filter", "0"),
-            r"output of worker \S+/1 was not kept \(--local-ranks-filter\); start with --redirects 3",
+            READ.format(1, "output"),
         ),
+        (SAYS_WHY_ON_STDOUT, TWO, READ.format(1, "output")),
         (SAYS_WHY_ON_STDOUT, (*TWO, *ALL_FILES), READ.format(1, "stdout")),
         (SAYS_WHY_ON_STDERR, ALL_FILES, READ.format(0, "stderr")),
         ("import sys; sys.exit(3)", ALL_FILES, "exited with code 3"),
     ],
-    ids=["not kept", "on stdout", "on stderr", "silent"],
+    ids=["not shown", "on the console", "on stdout", "on stderr", "silent"],
 )
 def test_a_file_is_recommended_for_reading_if_there_is_output_in_it(
     tmp_path: Path, script: str, options: tuple[str, ...], advice: str
 ) -> None:
     _, log = run(tmp_path, script, "--max-restarts", "0", "--log-dir", str(tmp_path / "logs"), *options)
     assert re.search(advice, log), log
-    assert ("read the end" in log) == advice.startswith("read the end")
+    assert ("elastic-agent logs" in log) == advice.startswith("elastic-agent logs")
 
 
 BAD = "import sys; print('step 1', file=sys.stderr)\nraise ValueError('bad label')  # here"

@@ -184,22 +184,6 @@ def test_variables_of_torch_without_an_option_are_read(shell: Shell) -> None:
     assert settings.log_line_prefix_template == "[${rank}] "
 
 
-@pytest.mark.parametrize(
-    ("words", "is_told"),
-    [
-        (["--log-dir", "logs"], True),
-        (["--log-dir", "logs", "--tee", "3"], False),
-        (["--log-dir", "logs", "--redirects", "0:3"], False),
-        ([], False),
-    ],
-)
-def test_a_folder_for_files_that_are_not_written_is_told(
-    shell: Shell, words: list[str], is_told: bool
-) -> None:
-    told = [note.text for note in shell.load(words).notes if note.level == "info"]
-    assert any("--redirects 3 or --tee 3 writes files below /" in text for text in told) is is_told
-
-
 WORKER = {
     "ELASTIC_AGENT_RUN_ID": "outer",
     "ELASTIC_AGENT_NODE_ID": "outer-node",

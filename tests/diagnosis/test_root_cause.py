@@ -103,15 +103,18 @@ def test_a_warning_that_torch_logs_in_every_run_is_no_cause(returncode: int, wha
 @pytest.mark.parametrize(
     ("stdout", "where"),
     [
-        ("/logs/0/stdout.log", ", /logs/0/stdout.log, on "),
-        ("", ", beside the log of its agent on .*terminal.*journal.*; --tee 3 keeps it in a file"),
+        ("/logs/0/output.log", r"elastic-agent logs n0/0 \(.*on host0: /logs/0/output.log\)"),
+        (
+            "",
+            "output of worker n0/0 was beside the log of its agent on .*, in no file; --log-dir DIR keeps it",
+        ),
     ],
     ids=["in a file", "with the agent's"],
 )
 def test_output_that_is_to_be_read_is_said_to_be_where_it_is(stdout: str, where: str) -> None:
     exits = replace(worker(0, 0, End(3, 0.0, ""), 1e9), stdout=stdout)
     cause = found([report(0, exits)])
-    assert re.search(f"read the end of the output of worker n0/0{where}", cause.next_step), cause.next_step
+    assert re.search(where, cause.next_step), cause.next_step
 
 
 def test_a_rank_that_waits_for_something_else_is_named() -> None:

@@ -30,11 +30,11 @@ class Kind:
 
 FAILING = (
     Kind("exception", "an exception in the script", "expected 128 features", LINE),
-    Kind("exit-3", "sys.exit(3)", "exited with code 3", "read the end of the output"),
+    Kind("exit-3", "sys.exit(3)", "exited with code 3", "elastic-agent logs b/1"),
     Kind("exit-0", "a worker leaves early with code 0", "exited with code 0 while other workers", "same number of batches"),
     Kind("sigkill", "SIGKILL to a worker", "was killed by SIGKILL", "dmesg"),
     Kind("sigsegv", "a crash in native code", "was killed by SIGSEGV", "stack"),
-    Kind("sigabrt", "an abort in native code", "was killed by SIGABRT", "remedy|read the end of the output"),
+    Kind("sigabrt", "an abort in native code", "was killed by SIGABRT", "remedy|elastic-agent logs b/1"),
     Kind("sigterm", "SIGTERM to a worker", "was terminated by SIGTERM", "to the agent"),
     Kind("disk-full", "a disk is full", r"No space left on device", "free space on that disk"),
     Kind("not-shared", "checkpoints are not shared", "No such file .*only-on-a", "storage that every machine mounts"),

@@ -185,11 +185,17 @@ class Driver:
 class StandIn:
     """A small agent (`standin.py`) in a process of its own, to be frozen and killed."""
 
-    def __init__(self, **popen: Any) -> None:
+    def __init__(self, stdout: int = subprocess.DEVNULL, **popen: Any) -> None:
         script = Path(__file__).with_name("standin.py")
+        self._line, theirs = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **popen
+            [sys.executable, str(script), str(theirs)],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            pass_fds=(theirs,),
+            **popen,
         )
+        os.close(theirs)
         self.events: list[dict[str, Any]] = []
         self._rest = b""
         self.guard_pid: int = self.until("standin")["guard"]
@@ -216,12 +222,11 @@ class StandIn:
 
     def until(self, name: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The next event of that name."""
-        assert self.process.stdout is not None
         while True:
             while b"\n" not in self._rest:
-                ready = select.select((self.process.stdout,), (), (), timeout_s)[0]
+                ready = select.select((self._line,), (), (), timeout_s)[0]
                 assert ready, f"no {name}, only {self.events}"
-                data = os.read(self.process.stdout.fileno(), 1 << 20)
+                data = os.read(self._line, 1 << 20)
                 assert data, f"the agent ended before {name}, after {self.events}"
                 self._rest += data
             line, _, self._rest = self._rest.partition(b"\n")
@@ -240,10 +245,10 @@ class StandIn:
             guard.close()
         self.process.kill()
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            with suppress(BrokenPipeError):
-                stream.close()
+        os.close(self._line)
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
 
 
 @contextmanager

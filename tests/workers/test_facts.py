@@ -146,7 +146,7 @@ def test_a_limit_of_a_process_is_named_where_memory_is_missing(option: str) -> N
         known = {"address_space": limit, "memory_available": "19.5 GB of 25.3 GB available"}
         stderr = f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n{error}\n'
         found = describe(0, 1, "", stderr, facts=known).summary("n1")
-        assert f"({limit}; remedy: raise th" in found
+        assert found.endswith(f"({limit})")
         assert "25.3 GB" not in found
 
 

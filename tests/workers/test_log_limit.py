@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent import linux
 from elastic_agent.workers.output import log_limit
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from elastic_agent.workers.output.log_limit import LogLimit
@@ -128,7 +129,7 @@ def test_files_of_a_generation_are_limited_when_the_next_begins(path: Path, writ
 def test_a_file_system_without_holes_is_reported_once(
     path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(log_limit, "_FALLOC_FL_PUNCH_HOLE", 0x4000)  # no such operation
+    monkeypatch.setattr(linux, "_FALLOC_FL_PUNCH_HOLE", 0x4000)  # no such operation
     writer.write(2 * LIMIT // LINE_BYTES)
     os.fsync(os.open(path, os.O_RDONLY))
     limit = LogLimit(LIMIT, check_every_s=1000)

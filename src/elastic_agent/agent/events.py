@@ -158,8 +158,6 @@ class WorkersFailed(AgentEvent):
 
     generation: int
     failure: Failure
-    is_shown: bool = False
-    """The worker wrote to the agent's own standard error, so its last output was seen."""
 
 
 @dataclass(frozen=True)

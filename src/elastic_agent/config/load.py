@@ -159,14 +159,6 @@ def _note_options_without_effect(builder: SettingsBuilder) -> None:
     for spec in specs():
         if spec.no_effect and builder.is_given(spec.name):
             builder.note(f"{builder.sources[spec.name]} has no effect: {spec.no_effect}")
-    writes_files = any(
-        builder.values[name] != default_of(name) for name in ("redirects", "tee", "logs_specs")
-    )
-    if builder.is_given("log_dir") and not (builder.is_site_default("log_dir") or writes_files):
-        builder.note(
-            "output is on the console; --redirects 3 or --tee 3 writes files below "
-            f"{builder.values['log_dir']}"
-        )
 
 
 _HARDLY_OF_A_SCRIPT = ("nnodes", "nproc_per_node", "rdzv_endpoint", "rdzv_backend", "rdzv_id", "max_restarts")

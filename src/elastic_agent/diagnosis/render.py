@@ -48,8 +48,8 @@ def described(cause: RootCause) -> str:
     return f"{who}{'' if what.startswith(_VERBS) else ':'} {what}{_folded(cause)}"
 
 
-def render(cause: RootCause, shown_tail: str = "") -> str:
-    """Return the report, without the generation; without the tail if this one was shown already."""
+def render(cause: RootCause) -> str:
+    """Return the report, without the generation."""
     lines = [headline(cause)]
     lines += _item("meaning", cause.meaning)
     lines += _item("remedy", cause.remedy)
@@ -57,8 +57,7 @@ def render(cause: RootCause, shown_tail: str = "") -> str:
     for number, other in enumerate(cause.others):
         lines += _item("others" if not number else "", other)
     room = min(_TAIL_LINES, MOST_LINES - len(lines) - 1)
-    is_shown = bool(shown_tail) and _last_line(cause.tail) == _last_line(shown_tail)
-    tail = own_frames(cause.tail, room) if not is_shown else []
+    tail = own_frames(cause.tail, room)
     if tail and room > 1:
         of = f" of worker {cause.tail_of}" if cause.tail_of else ""
         kind = "traceback" if any(mark in cause.tail for mark in _TRACEBACKS) else "last output"
@@ -110,11 +109,6 @@ def _whole_frames(lines: list[str]) -> list[str]:
     if not any(line.startswith(_FRAME) for line in lines):
         return lines
     return list(itertools.dropwhile(lambda line: line.startswith("    "), lines))
-
-
-def _last_line(text: str) -> str:
-    """Return the last line with text: the error itself, if the text is a traceback."""
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _who(cause: RootCause) -> str:

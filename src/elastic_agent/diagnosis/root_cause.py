@@ -245,17 +245,12 @@ def _with_fact(first: Verdict) -> str:
 def _next_step(first: Verdict) -> str:
     if (first.worker.tail and first.kind is CauseKind.EXCEPTION) or first.worker.stdout is None:
         return ""
-    if first.worker.stdout == os.devnull:
-        return (
-            f"the output of worker {first.id} was not kept (--local-ranks-filter); start with --redirects 3 and "
-            "--log-dir DIR, and read its files there"
+    if first.worker.stdout in ("", os.devnull):
+        seen = (
+            "not kept" if first.worker.stdout else f"beside the log of its agent on {first.host}, in no file"
         )
-    if not first.worker.stdout:
-        return (
-            f"read the end of the output of worker {first.id}, beside the log of its agent on {first.host} (in its "
-            "terminal, or the journal of its service); --tee 3 keeps it in a file, too"
-        )
-    return f"read the end of the output of worker {first.id}, {first.worker.stdout}, on {first.host}"
+        return f"the output of worker {first.id} was {seen}; --log-dir DIR keeps it, without --logs-specs"
+    return f"elastic-agent logs {first.id} (the end of its output; on {first.host}: {first.worker.stdout})"
 
 
 def _exited_early(first: Verdict, consequences: list[Verdict], verdicts: list[Verdict]) -> RootCause:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import stat
 import sys
 import threading
 import time
@@ -77,6 +78,7 @@ class WorkerContext:
         ignored_signals: Which signals they begin with ignored.
         startup_hook: Whether cold workers adapt frameworks, too (`guard.spawn.with_startup_hook`).
         started: How they are started, for explanations.
+        kept_bytes: What the file may take in which output to the console is kept; 0: there is no limit.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class WorkerContext:
         ignored_signals: tuple[int, ...] = (),
         startup_hook: bool = False,
         started: facts.Started = facts.UNKNOWN,
+        kept_bytes: int = 0,
     ) -> None:
         self.generation = generation
         self._program = program
@@ -119,6 +122,9 @@ class WorkerContext:
         self._exits: dict[int, Exited] = {}
         logs = logs_specs.reify(self._envs)
         self.stdouts, self.stderrs = logs.stdouts, logs.stderrs
+        self.kept: Mapping[int, str] = getattr(logs, "kept", {})  # not in torch's
+        """By local rank, the file in which output to the console is kept."""
+        self._kept_bytes = kept_bytes
         self._error_files = logs.error_files
         headers = {slot: f"[{name}{slot}]:" for slot in args} | dict(log_line_prefixes or {})
         self._filtered: list[TextIO] = []
@@ -156,6 +162,18 @@ class WorkerContext:
     def shows_stderr(self, slot: int) -> bool:
         """Return whether this worker writes to the agent's own standard error."""
         return not self.stderrs[slot]
+
+    def output_file(self, slot: int) -> str | None:
+        """Return the file in which the worker's output is; empty: that of the agent. None: it wrote nothing.
+
+        May block as long as a file system hangs.
+        """
+        kept = self.kept.get(slot, "")
+        for path in (self.stdouts[slot] or _regular_file(1), self.stderrs[slot]):
+            path = kept if kept and path in ("", os.devnull) else path
+            if os.path.getsize(path) if os.path.isfile(path) else path != kept or not kept:
+                return path
+        return None
 
     def final_output(self, slot: int) -> FinalOutput:
         """Return what is known of the end of a worker: its files, and facts. May block as long as a file system
@@ -207,6 +225,8 @@ class WorkerContext:
             env={**os.environ, **{name: str(value) for name, value in self._envs[slot].items()}},
             stdout=self.stdouts[slot] or None,
             stderr=self.stderrs[slot] or None,
+            kept=self.kept.get(slot),
+            kept_bytes=self._kept_bytes,
             warm=self.warm,
             ignored=self.ignored_signals,
             startup_hook=self._startup_hook,
@@ -249,6 +269,14 @@ class WorkerContext:
         for file in self._filtered:
             file.close()
         closed()
+
+
+def _regular_file(fd: int) -> str:
+    """Return the file behind this process's own descriptor; empty if it is none."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+    except OSError:
+        return ""
 
 
 def _contains_one_of(filters: Sequence[str]) -> Callable[[str], bool]:

@@ -110,18 +110,17 @@ class WorkerFailure:
         return f"{known if len(known) <= room else known[:room] + '…'} ({hint})"
 
     def _hint(self) -> str:
-        """Return what is known of the end besides the error."""
+        """Return what was observed besides the error. Its meaning and the remedy are told with the root cause."""
         if self.was_out_of_memory:
             limit = self.facts.get("memory_limit")
             return f"out of memory: the limit is {limit}" if limit else "out of memory"
         if self.recognised is None:
             return "" if self.message else MEANINGS.get(self.signal_name, "")
         if self.recognised.reason is not None:
-            return f"possibly {self.recognised.reason.meaning}; remedy: {self.recognised.remedy}"
+            return f"possibly {self.recognised.reason.meaning}"
         if self.recognised.nature in CAUSES:
             known = self.recognised.explanation
-            observed = known.observed(self.facts) if known is not None else ""
-            return f"{observed}{'; ' if observed else ''}remedy: {self.recognised.remedy}"
+            return known.observed(self.facts) if known is not None else ""
         return self.recognised.meaning
 
 

@@ -13,7 +13,6 @@ from elastic_agent.monitoring.run_log import broken_connection, symptom
 from elastic_agent.monitoring.status import join_causes
 from elastic_agent.protocol import (
     Depart,
-    Failure,
     Growth,
     Phase,
     Plan,
@@ -127,8 +126,6 @@ class ConsoleReporter:
         self._leaves = False
         """This node is to leave: no generation forms here."""
         self._held = _HeldLine(self._log.info)
-        self._shown_tail = ""
-        """The output of a failed worker that was shown last."""
 
     @property
     def last_problem(self) -> str:
@@ -166,8 +163,9 @@ class ConsoleReporter:
                 self._lease_lost(event)
             case events.Hosting(runs=runs, nodes=nodes) if runs:
                 self._hosting(runs, nodes)
-            case events.WorkersFailed(failure=failure, is_shown=is_shown):
-                tail = {} if is_shown and is_console() else self._new_tail(failure)
+            case events.WorkersFailed(failure=failure):
+                # People read it where the worker wrote it, or with the root cause.
+                tail = {"tail": failure.tail} if failure.tail and not is_console() else {}
                 self._log.error(failure.summary, kind=failure.kind.value, **tail)
             case events.DrainRequested(node=None):
                 self._leaves = True
@@ -293,12 +291,6 @@ class ConsoleReporter:
         reason = (symptom(plan) if plan.lost else broken_connection(plan)) or plan.reason
         for_s = 0.0 if plan.failure is None else PATIENCE_S
         self._held.hold(f"forming generation {plan.generation}: {reason}", for_s)
-
-    def _new_tail(self, failure: Failure) -> dict[str, str]:
-        """Return the end of the worker's output, unless it was shown with the failure before."""
-        tail, shown = failure.tail, self._shown_tail
-        self._shown_tail = tail or shown
-        return {"tail": tail} if tail and tail != shown else {}
 
     def _running(self, plan: Plan, world: World, is_changed: bool) -> None:
         self._seats = world.seats

@@ -63,27 +63,23 @@ class _ShownOutput:
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
-        self._tail = ""
-        """The end of the output of a failed worker, which was logged when it failed."""
-        self._workers: dict[int, frozenset[str]] = {}
-        """Workers whose output is shown together with the log, by generation."""
+        self._seen: set[tuple[int, str]] = set()
+        """By generation: workers that print beside the log; for programs, the one whose failure was logged with its
+        output."""
 
     def take_in(self, event: events.Event) -> None:
         """Update it from an event."""
         match event:
-            case events.WorkersFailed(failure=failure):
-                self._tail = failure.tail
-            case events.GenerationEnded(generation=generation, workers=workers):
-                shown = (
-                    f"{self._node_id}/{end.report.slot}" for end in workers if end.is_shown and is_console()
-                )
-                self._workers = {generation: frozenset(shown)}
+            case events.WorkersFailed(generation=generation, failure=failure) if not is_console():
+                self._seen = {(generation, f"{self._node_id}/{failure.slot}")}
+            case events.GenerationEnded(generation=generation, workers=workers) if is_console():
+                shown = [end.report.slot for end in workers if end.is_shown]
+                self._seen = {(generation, f"{self._node_id}/{slot}") for slot in shown}
 
     def rendered(self, generation: int, cause: RootCause) -> str:
         """Return the report on a root cause, without output that has been seen."""
-        if (cause.tail_of or cause.worker) in self._workers.get(generation, ()):
-            cause = replace(cause, tail="")
-        return render(cause, shown_tail=self._tail)
+        is_seen = (generation, cause.tail_of or cause.worker) in self._seen
+        return render(replace(cause, tail="") if is_seen else cause)
 
 
 class RunObserver:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import filterfalse
 from typing import Any
 
 from elastic_agent.agent import events
@@ -134,7 +132,7 @@ def _worker_end(
     # it shows that its last exception was the KeyboardInterrupt.
     if failure is not None and exit_.stopping and exit_.returncode in ENDED_BY_STOP:
         failure = failure if failure.message and exit_.returncode != -signal.SIGINT else None
-    stdout = next(filterfalse(_is_empty, (context.stdouts[exit_.slot], context.stderrs[exit_.slot])), None)
+    stdout = context.output_file(exit_.slot)
     report = WorkerReport(
         exit_.slot,
         exit_.slot,
@@ -181,10 +179,6 @@ def _error(failure: WorkerFailure) -> str:
     if failure.message or not failure.no_room:
         return failure.message
     return f"no space for its output: {failure.no_room}"
-
-
-def _is_empty(path: str) -> bool:
-    return os.path.isfile(path) and not os.path.getsize(path)
 
 
 def valid_note(note: Note | None, exit_: Exited) -> Note | None:

@@ -21,6 +21,7 @@ from elastic_agent.transport import interface_of
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.facts import Started
 from elastic_agent.workers.guard.client import Guard
+from elastic_agent.workers.output.folders import run_folder
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from elastic_agent.workers.output.streams import Streams
 from elastic_agent.workers.spawner.curated import current_folder
@@ -34,6 +35,11 @@ from .warm_start import PATIENCE_SHARE, is_warm
 if TYPE_CHECKING:  # it is imported late, for the options that need it
     from torch.distributed.elastic.multiprocessing import LogsSpecs
     from torch.numa.binding import NumaOptions
+
+
+REDIRECTED_BYTES = 1024**3
+KEPT_BYTES = 16 * 1024**2
+"""What a worker's files may take without --log-limit: of --redirects and --tee, and of what the console shows."""
 
 
 def line_prefixes(settings: Settings, envs: dict[int, dict[str, str]]) -> dict[int, str] | None:
@@ -65,7 +71,7 @@ def logs_specs(settings: Settings, slots: int) -> GenerationLogs | LogsSpecs:
         tee,
         shown,
         settings.keep_generations,
-        limit_bytes=settings.log_limit,
+        limit_bytes=REDIRECTED_BYTES if settings.log_limit is None else settings.log_limit,
         keep_runs=None if named else settings.keep_runs,
     )
 
@@ -132,7 +138,6 @@ class WorkerFactory:
             OSError, ValueError: the log directory cannot be used, or there is no such kind of logs.
         """
         self._settings = settings
-        self._slots = slots
         self._logs = logs_specs(settings, slots)
         self._closer = BackgroundCloser()
         self._folder = current_folder() or ""
@@ -181,12 +186,10 @@ class WorkerFactory:
 
     def log_dir(self, run_id: str) -> str:
         """Return where the output of the run's workers is; empty: in no file of ours."""
-        choices = self._settings.redirects, self._settings.tee
-        has_files = any(choice.of(slot) for choice in choices for slot in range(self._slots))
         logs = self._logs
-        if not has_files or not isinstance(logs, GenerationLogs) or logs.root_log_dir == os.devnull:
+        if not isinstance(logs, GenerationLogs) or logs.root_log_dir == os.devnull:
             return ""
-        return os.path.join(os.path.abspath(logs.root_log_dir), run_id)
+        return str(run_folder(logs.root_log_dir, run_id))
 
     def close(self, patience_s: float) -> None:
         """Wait until the last lines of output are written, not for longer than this."""
@@ -219,4 +222,5 @@ class WorkerFactory:
                 "" if settings.runs_program else commands[0][0],
                 len({seat.address for seat in world.seats}) - 1,
             ),
+            kept_bytes=KEPT_BYTES if settings.log_limit is None else settings.log_limit,
         )

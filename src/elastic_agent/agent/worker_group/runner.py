@@ -425,8 +425,7 @@ class Runner:
             if self._running is running and not running.reported:
                 running.reported = True
                 failure = self._failure(running, event, output)
-                is_shown = running.context.shows_stderr(event.slot)
-                self._report(events.WorkersFailed(event.generation, failure, is_shown))
+                self._report(events.WorkersFailed(event.generation, failure))
 
         late = loop.call_later(FINAL_OUTPUT_S, deliver, NOTHING_READ)
         threading.Thread(target=read, name="final-output", daemon=True).start()

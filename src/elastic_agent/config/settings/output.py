@@ -78,11 +78,12 @@ class OutputSettings:
         "Number of runs without --rdzv-id whose output is kept in the default log directory. Output of "
         "runs with --rdzv-id, or in a directory given by --log-dir, is never removed.",
     )
-    log_limit: int = setting(
+    log_limit: int | None = setting(
         value_types.SIZE,
-        "1G",
-        "Maximum size of each worker's stdout or stderr file. Of larger output, the first third and the "
-        "end are kept. 0: no limit.",
+        None,
+        "Maximum size of each file of a worker's output: output.log, which has what it prints on the console, "
+        "and those of --redirects and --tee. Of larger output, the first third and the end are kept. 0: no limit.",
+        shown_default="16M for output.log, 1G for others",
     )
     logs_specs: str | None = setting(
         value_types.TEXT,

@@ -12,7 +12,7 @@ to the agent, which is a subreaper too.
 
 One loop, standard library only. Nothing in it may block: not the socket to an agent that does
 not read, not a terminal that is stopped, not a file system that hangs: workers open their own log files, the
-agent reads them, and a thread of its own writes to a stderr that is a file.
+agent reads them, and threads of its own write to a stderr that is a file, and to the files in which it keeps output.
 
 Run as `python workers/guard/__main__.py SOCKET_FD MEMORY_FD AGENT_PID KILL_PATIENCE_S [STORES_FD]`, or with `-m`, by
 `client.Guard`; STORES_FD is for the spawner.
@@ -31,10 +31,10 @@ if not __package__:  # run by path, without site-packages: let the package be fo
     sys.path.append(os.path.abspath(__file__).rsplit(os.sep, 4)[0])
 
 from elastic_agent import linux
-from elastic_agent.workers.guard import relay
 from elastic_agent.workers.guard.generation import DONE, KILLING, Generation
 from elastic_agent.workers.guard.loop import Channel, Loop
 from elastic_agent.workers.guard.messages import DEADLINE_BYTES, MAILBOX_OFFSET, NO_SLOT, decode
+from elastic_agent.workers.guard.relay import Console
 from elastic_agent.workers.guard.spawn import LaunchSpec
 
 TYPE_CHECKING = False
@@ -95,8 +95,7 @@ class GuardProcess:
         self._memory_fd = memory_fd
         self._lease = Lease(memory_fd)
         self._loop.add(self._lease.fileno(), self._lease.timer_fired)
-        self._sink = relay.open_sink(2)
-        self._relays = relay.Relays(self._loop, self._sink)
+        self._console = Console(self._loop)
         self._kill_patience_s = kill_patience_s
         self._abandoned: set[tuple[int, int]] = set()
         self._generation: Generation | None = None
@@ -142,11 +141,11 @@ class GuardProcess:
                 self._loop.dispatch(fd)
             self._enforce_deadline()
             self._reap()
-            self._relays.balance()
+            self._console.balance()
             self._tick()
         if self._pool is not None:
             self._pool.kill()
-        self._sink.finish(_LAST_OUTPUT_S)
+        self._console.finish(_LAST_OUTPUT_S)
 
     def _timeout_s(self) -> float | None:
         clocks = (self._generation, self._pool)
@@ -159,6 +158,7 @@ class GuardProcess:
             self._pool.tick()
         if self._generation is not None:
             self._generation.tick()
+            self._generation.report_read()
             if self._generation.phase == DONE:
                 self._generation = None
 
@@ -259,7 +259,7 @@ class GuardProcess:
             self._generation = Generation(
                 number,
                 self._loop,
-                self._relays,
+                self._console,
                 self._channel.send,
                 self._kill_patience_s,
                 self._abandoned,

@@ -36,7 +36,9 @@ class Launch:
 
     `env` is its whole environment. A path for `stdout` or `stderr` is appended to, and created if need be;
     None is the guard's own stream, which for stderr passes through the guard so that its last 8 KiB are
-    known. `os.devnull` as `stderr` means: not shown, last 8 KiB known all the same. `argv[0]` is searched
+    known. `os.devnull` as `stderr` means: not shown, last 8 KiB known all the same. With `kept`, stdout passes through
+    the guard, too, unless its own is a file, and what passes is kept in this file, of which the first third
+    and the end stay when it grows beyond `kept_bytes` (0: all of it stays). `argv[0]` is searched
     in `env`'s PATH. `warm`: fork it from the spawner, if there is one (`Guard.keep_warm`); then `argv` must be
     `(PYTHON, "-u", SCRIPT, ...)` or `(PYTHON, "-u", "-m", MODULE, ...)` with the spawner's Python. It begins with the
     signals in `ignored` ignored, and with all others as any program does. With
@@ -48,6 +50,8 @@ class Launch:
     env: dict[str, str]
     stdout: str | None = None
     stderr: str | None = None
+    kept: str | None = None
+    kept_bytes: int = 0
     warm: bool = False
     ignored: tuple[int, ...] = ()
     startup_hook: bool = False
@@ -84,8 +88,8 @@ class Exited:
     failed first.
 
     `returncode` is negative for a signal; `stderr_tail` is empty when it is 0, and when stderr went to a file, which
-    is not read here. `stopping`: the guard was stopping or killing the generation by then, so this is no failure of
-    the worker's own.
+    is not read here; it has stdout in it, too, if both are the same open file. `stopping`: the guard was stopping or
+    killing the generation by then, so this is no failure of the worker's own.
     """
 
     generation: int

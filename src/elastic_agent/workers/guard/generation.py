@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elastic_agent.linux import Process
     from elastic_agent.workers.guard.loop import Loop
     from elastic_agent.workers.guard.messages import Message
-    from elastic_agent.workers.guard.relay import Relay, Relays
+    from elastic_agent.workers.guard.relay import Channels, Console
     from elastic_agent.workers.guard.spawn import LaunchSpec
     from elastic_agent.workers.guard.warm import Standby, WarmPool
 
@@ -39,7 +39,7 @@ _SCANS_AT_ONCE = 20
 class Worker:
     """A worker process that has not been reaped."""
 
-    __slots__ = ("pid", "pidfd", "relay", "slot", "start_fd")
+    __slots__ = ("channels", "pid", "pidfd", "slot", "start_fd")
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class Worker:
         pid: int,
         pidfd: int | None,
         start_fd: int,
-        relay: Relay | None,
+        channels: Channels,
     ) -> None:
         self.slot = slot
         self.pid = pid
         self.pidfd = pidfd
         self.start_fd: int | None = start_fd
-        self.relay = relay
+        self.channels = channels
 
 
 class Generation:
@@ -68,7 +68,7 @@ class Generation:
         self,
         number: int,
         loop: Loop,
-        relays: Relays,
+        console: Console,
         report: Callable[[Message], None],
         kill_patience_s: float,
         abandoned: set[tuple[int, int]],
@@ -78,7 +78,7 @@ class Generation:
         self.number = number
         self.phase = RUNNING
         self._loop = loop
-        self._relays = relays
+        self._console = console
         self._report_now = report
         self._kill_patience_s = kill_patience_s
         self._abandoned = abandoned
@@ -89,6 +89,9 @@ class Generation:
         self._pids: dict[int, int] = {}
         self._starting = True
         self._held_reports: list[Message] = []
+        self._unread: list[tuple[Worker, Message]] = []
+        """Ends of workers whose output the reader of stdout has not taken: without the guard, they would not have
+        ended."""
         self._kill_at = 0.0
         self._progress: Progress | None = None
         self._next_look = 0.0
@@ -146,22 +149,20 @@ class Generation:
     def _hand_over(self, launch: LaunchSpec, standby: Standby) -> None:
         from elastic_agent.workers.guard import warm  # loaded already, where there are standbys
 
-        relay = self._relays.open(launch.stderr)
+        channels = self._console.open(launch)
         try:
-            start_fd = warm.hand_over(standby, launch, relay.worker_fd if relay else None)
+            start_fd = warm.hand_over(standby, launch, channels.fds)
         finally:
-            if relay is not None:
-                relay.started()
-        self._add_worker(Worker(launch.slot, standby.pid, standby.pidfd, start_fd, relay))
+            channels.started()
+        self._add_worker(Worker(launch.slot, standby.pid, standby.pidfd, start_fd, channels))
 
     def _fork(self, launch: LaunchSpec) -> None:
-        relay = self._relays.open(launch.stderr)
+        channels = self._console.open(launch)
         try:
-            pid, start_fd = spawn.fork_worker(launch, relay.worker_fd if relay else None)
+            pid, start_fd = spawn.fork_worker(launch, channels.fds)
         finally:
-            if relay is not None:
-                relay.started()
-        self._add_worker(Worker(launch.slot, pid, spawn.open_pidfd(pid), start_fd, relay))
+            channels.started()
+        self._add_worker(Worker(launch.slot, pid, spawn.open_pidfd(pid), start_fd, channels))
 
     def _add_worker(self, worker: Worker) -> None:
         self._workers[worker.pid] = worker
@@ -243,23 +244,35 @@ class Generation:
         if worker.pidfd is not None:
             self._loop.remove(worker.pidfd)
             os.close(worker.pidfd)
-        if worker.relay is not None:
-            worker.relay.drain()
+        returncode = os.waitstatus_to_exitcode(status)
+        waits = returncode == 0 and self.phase == RUNNING and not worker.channels.is_taken()
+        if not waits:
+            worker.channels.drain()
         if self._pids.get(worker.slot) != pid:  # it never became a worker
             return
-        returncode = os.waitstatus_to_exitcode(status)
-        self._report(
-            {
-                "event": "exited",
-                "generation": self.number,
-                "slot": worker.slot,
-                "pid": pid,
-                "returncode": returncode,
-                "at_boottime_s": at_boottime_s,
-                "stopping": self.phase != RUNNING,
-                "stderr_tail": worker.relay.tail if worker.relay is not None and returncode != 0 else "",
-            }
-        )
+        message: Message = {
+            "event": "exited",
+            "generation": self.number,
+            "slot": worker.slot,
+            "pid": pid,
+            "returncode": returncode,
+            "at_boottime_s": at_boottime_s,
+            "stopping": self.phase != RUNNING,
+            "stderr_tail": worker.channels.tail if returncode != 0 else "",
+        }
+        if waits:
+            self._unread.append((worker, message))
+        else:
+            self._report(message)
+
+    def report_read(self) -> None:
+        """Report the ends that waited for the reader of stdout, if it has taken all, or the generation is stopped."""
+        unread, self._unread = self._unread, []
+        for worker, message in unread:
+            if self.phase == RUNNING and not worker.channels.is_taken():
+                self._unread.append((worker, message))
+            else:
+                self._report(message)
 
     def after_reaping(self, childless: bool, news: bool) -> None:
         """Call when the guard has reaped what there was.
@@ -421,7 +434,8 @@ class Generation:
                 if fd is not None:
                     self._loop.remove(fd)
                     os.close(fd)
-        self._relays.close_all()
+        self.report_read()
+        self._console.close_all()
         self._report({"event": "stopped", "generation": self.number, "unkillable": unkillable})
 
 

@@ -1,19 +1,27 @@
-"""Passing the workers' stderr on to the guard's own, without ever blocking, and keeping its end.
+"""Passing what the workers print on to the guard's own stdout and stderr, without ever blocking, and keeping it.
 
-A worker whose stderr goes to no file writes into a pipe (a pseudo-terminal when the guard's stderr is a
-terminal, so that `isatty` stays true). When the guard's stderr is not read, the guard stops reading those pipes:
-the workers then block in their own writes, as they would without the guard.
+A worker whose output goes to no file writes into a pipe (a pseudo-terminal when the guard's own stream is a
+terminal, so that `isatty` stays true). When the guard's stream is not read, the guard stops reading those pipes:
+the workers then block in their own writes, as they would without the guard. If both of its streams are the same open
+file, both of a worker are one pipe, so that their order stays exact.
+
+A stdout that is a file is left to the workers: what they write there may be their result, and they must see that the
+disk is full.
 """
 
 from __future__ import annotations
 
 import _thread
+import contextlib
 import errno
+import fcntl
 import os
 import select
 import stat
+import termios
 import time
 
+from elastic_agent.workers.guard.kept_output import KeptOutputs
 from elastic_agent.workers.guard.loop import WRITABLE
 from elastic_agent.workers.guard.messages import TAIL_BYTES
 
@@ -21,7 +29,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_agent.workers.guard.kept_output import KeptOutput
     from elastic_agent.workers.guard.loop import Loop
+    from elastic_agent.workers.guard.spawn import LaunchSpec
 
 _CHUNK_BYTES = 64 * 1024
 _DRAIN_BYTES = 1024 * 1024
@@ -42,10 +52,16 @@ class Sink:
         self._writer = writer
         self.fd = fd
         self.is_terminal = os.isatty(fd)
+        self.has_no_reader = False
 
     @property
     def blocked(self) -> bool:
         return bool(self._backlog)
+
+    @property
+    def notices_errors(self) -> bool:
+        """Errors are not left to a thread, where they would come too late to be the worker's."""
+        return self._writer is None
 
     def put(self, data: bytes) -> None:
         """Write `data`, or what the descriptor takes of it now and the rest with a later `flush`.
@@ -62,8 +78,9 @@ class Sink:
                 written = self._write(bytes(self._backlog[:_CHUNK_BYTES]))
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
                 self._backlog.clear()  # the reader is gone for good
+                self.has_no_reader = error.errno in (errno.EPIPE, errno.ECONNRESET)
                 return
             del self._backlog[:written]
 
@@ -93,7 +110,9 @@ def open_sink(fd: int) -> Sink:
         own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a pipe without a reader
-            return Sink(len, fd)
+            sink = Sink(len, fd)
+            sink.has_no_reader = True
+            return sink
         return _threaded_sink(fd)  # another user's
     return Sink(lambda data: os.write(own, data), own)
 
@@ -137,14 +156,16 @@ class _Writer:
 
 
 class Relay:
-    """One worker's stderr on its way to a sink (None: kept as the tail only)."""
+    """One worker's output on its way to a sink (None: not shown), and to the file in which it is kept."""
 
-    def __init__(self, sink: Sink | None) -> None:
+    def __init__(self, sink: Sink | None, kept: KeptOutput | None) -> None:
         self._sink = sink
+        self._kept = kept
         self._tail = bytearray()
         self._closed = False
-        # The second end becomes the worker's stderr.
+        # The second end becomes the worker's stream.
         self.read_fd, self.worker_fd = _open_channel(sink is not None and sink.is_terminal, sink)
+        self._is_terminal = os.isatty(self.read_fd)
         os.set_blocking(self.read_fd, False)
 
     @property
@@ -169,9 +190,15 @@ class Relay:
                 return
             taken += len(data)
 
+    @property
+    def is_held_up(self) -> bool:
+        """True if the sink does not take more now."""
+        return self._sink is not None and self._sink.blocked
+
     def close(self) -> None:
-        self._closed = True
-        os.close(self.read_fd)
+        if not self._closed:
+            self._closed = True
+            os.close(self.read_fd)
 
     def _read(self) -> bytes | None:
         try:
@@ -182,7 +209,11 @@ class Relay:
             return b""
         self._tail += data
         del self._tail[:-TAIL_BYTES]
-        if self._sink is not None and data:
+        if data and self._kept is not None:
+            self._kept.put(data)
+        if data and self._sink is not None:
+            if self._is_terminal:  # which may have been resized
+                _copy_size(self._sink.fd, self.read_fd)
             self._sink.put(data)
         return data
 
@@ -198,35 +229,36 @@ def _open_channel(terminal: bool, sink: Sink | None) -> tuple[int, int]:
 
 def _open_terminal(like_fd: int) -> tuple[int, int]:
     """Open a pseudo-terminal of the same size that changes nothing of what passes."""
-    import fcntl
-    import termios
     import tty
 
     master, slave = os.openpty()
     tty.setraw(slave)
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, fcntl.ioctl(like_fd, termios.TIOCGWINSZ, b"\0" * 8))
+    _copy_size(like_fd, slave)
     return master, slave
 
 
-class Relays:
-    """All relays of a generation, watched by the loop while the sink takes their output."""
+def _copy_size(from_fd: int, to_fd: int) -> None:
+    with contextlib.suppress(OSError):  # the terminal is gone
+        fcntl.ioctl(to_fd, termios.TIOCSWINSZ, fcntl.ioctl(from_fd, termios.TIOCGWINSZ, b"\0" * 8))
 
-    def __init__(self, loop: Loop, sink: Sink) -> None:
+
+class Relays:
+    """All relays of a generation to one sink (None: not shown), watched by the loop while that takes their output.
+
+    `ends_writers`: a worker that writes when the sink has no reader any more gets the error that it would get without
+    the guard.
+    """
+
+    def __init__(self, loop: Loop, sink: Sink | None, *, ends_writers: bool = False) -> None:
         self._loop = loop
-        self._sink = sink
+        self.sink = sink
+        self._ends_writers = ends_writers
         self._relays: list[Relay] = []
         self._held_up = False
 
-    def open(self, stderr: str | None) -> Relay | None:
-        """Return a relay for a worker with this `stderr` in its launch; None when its stderr is to go there
-        directly."""
-        if stderr == os.devnull:
-            # Not printed, but the end of a failed worker's stderr is needed for its error.
-            relay = Relay(None)
-        elif stderr is None:
-            relay = Relay(self._sink)
-        else:
-            return None
+    def open(self, kept: KeptOutput | None) -> Relay:
+        """Return a relay for a worker."""
+        relay = Relay(self.sink, kept)
         self._relays.append(relay)
         if not self._held_up:
             self._watch(relay)
@@ -234,7 +266,11 @@ class Relays:
 
     def balance(self) -> None:
         """Hold up or resume reading, as the sink demands. Call after every round of the loop."""
-        sink = self._sink
+        sink = self.sink
+        if sink is None:
+            return
+        if self._ends_writers and sink.has_no_reader:
+            self.close_all()
         if sink.blocked == self._held_up:
             return
         self._held_up = sink.blocked
@@ -259,7 +295,101 @@ class Relays:
         self._loop.add(relay.read_fd, lambda: self._ready(relay))
 
     def _ready(self, relay: Relay) -> None:
-        if not self._sink.blocked and not relay.pump():
+        if not relay.is_held_up and not relay.pump():
             self._loop.remove(relay.read_fd)
             relay.close()
             self._relays.remove(relay)
+
+
+class Channels:
+    """What one worker gets as stdout and stderr from the guard; None: it has the guard's own, or a file."""
+
+    def __init__(self, stdout: Relay | None, stderr: Relay | None) -> None:
+        self._stdout, self._stderr = stdout, stderr
+        self._relays = {relay for relay in (stdout, stderr) if relay is not None}
+
+    @property
+    def fds(self) -> dict[int, int]:
+        """The worker's ends, by the descriptors that they become."""
+        ends = {1: self._stdout, 2: self._stderr}
+        return {fd: relay.worker_fd for fd, relay in ends.items() if relay is not None}
+
+    @property
+    def tail(self) -> str:
+        """The end of what it wrote to stderr, and to stdout if that is the same file."""
+        return self._stderr.tail if self._stderr is not None else ""
+
+    def is_taken(self) -> bool:
+        """Pass on what the reader of stdout takes now; return whether that is all."""
+        if self._stdout is not None and not self._stdout.is_held_up:
+            self.drain()
+        return self._stdout is None or not self._stdout.is_held_up
+
+    def started(self) -> None:
+        """Call after the fork."""
+        for relay in self._relays:
+            relay.started()
+
+    def drain(self) -> None:
+        """Pass on all that is there now."""
+        for relay in self._relays:
+            relay.drain()
+
+
+class Console:
+    """The guard's own stdout and stderr: there goes what workers print, unless their launches name files."""
+
+    def __init__(self, loop: Loop) -> None:
+        stderr = open_sink(2)
+        shared = stderr if _is_same_file(1, 2) else None
+        stdout = (shared or open_sink(1)) if _fails_without_reader_only(1) else None
+        self._hidden = Relays(loop, None)
+        self._stdout = Relays(loop, stdout, ends_writers=True) if stdout and stdout.notices_errors else None
+        self._stderr = self._stdout if self._stdout and stdout is stderr else Relays(loop, stderr)
+        self._all = {relays for relays in (self._hidden, self._stdout, self._stderr) if relays is not None}
+        self._kept_outputs = KeptOutputs()
+        self._kept: list[KeptOutput] = []
+
+    def open(self, launch: LaunchSpec) -> Channels:
+        """Return the channels of a worker."""
+        kept = None
+        if launch.kept is not None:
+            kept = self._kept_outputs.open(launch.kept, launch.kept_bytes)
+            self._kept.append(kept)
+        # Without a file, too: the end of a failed worker's stderr is needed for its error.
+        stderr = {None: self._stderr, os.devnull: self._hidden}.get(launch.stderr)
+        stdout = {None: self._stdout, os.devnull: self._hidden}.get(launch.stdout) if kept else None
+        opened = {relays: relays.open(kept) for relays in {stdout, stderr} if relays is not None}
+        return Channels(opened[stdout] if stdout else None, opened[stderr] if stderr else None)
+
+    def balance(self) -> None:
+        """Hold up or resume reading. Call after every round of the loop."""
+        for relays in self._all:
+            relays.balance()
+
+    def close_all(self) -> None:
+        """Pass on what is left; call when no writer is left."""
+        for relays in self._all:
+            relays.close_all()
+        for kept in self._kept:
+            kept.close()
+        self._kept.clear()
+
+    def finish(self, patience_s: float) -> None:
+        """Wait until everything is written, at most `patience_s`."""
+        ends = time.monotonic() + patience_s
+        for sink in (relays.sink for relays in self._all if relays.sink is not None):
+            sink.finish(max(0.0, ends - time.monotonic()))
+        self._kept_outputs.finish(max(0.0, ends - time.monotonic()))
+
+
+def _fails_without_reader_only(fd: int) -> bool:
+    """Return whether a worker gets no error from writing to it but that it has no reader: to no disk, nor /dev/full."""
+    known = os.fstat(fd)
+    is_null = known.st_rdev == os.stat(os.devnull).st_rdev
+    return stat.S_ISFIFO(known.st_mode) or stat.S_ISSOCK(known.st_mode) or os.isatty(fd) or is_null
+
+
+def _is_same_file(fd: int, other_fd: int) -> bool:
+    flags = {fcntl.fcntl(each, fcntl.F_GETFL) for each in (fd, other_fd)}
+    return len(flags) == 1 and os.path.samestat(os.fstat(fd), os.fstat(other_fd))

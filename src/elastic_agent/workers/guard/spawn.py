@@ -33,6 +33,8 @@ class LaunchSpec:
     env: dict[str, str]
     stdout: str | None
     stderr: str | None
+    kept: str | None
+    kept_bytes: int
     warm: bool
     ignored: list[int]
     startup_hook: bool
@@ -50,12 +52,12 @@ def with_startup_hook(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": f"{STARTUP_HOOK}{os.pathsep}{path}" if path else STARTUP_HOOK}
 
 
-def fork_worker(launch: LaunchSpec, stderr_fd: int | None) -> tuple[int, int]:
+def fork_worker(launch: LaunchSpec, streams: Mapping[int, int]) -> tuple[int, int]:
     """Start a worker; returns its pid and a non-blocking descriptor with the result of the start.
 
     The descriptor reads as end-of-file once the program runs (or the child died), or holds an error
-    message. `stderr_fd` becomes the worker's stderr unless the launch names a file. Raises OSError when it
-    cannot fork.
+    message. `streams` become the worker's stdout and stderr, by their descriptors there; the launch names the
+    files of the others. Raises OSError when it cannot fork.
     """
     guard_pid = os.getpid()
     error_read, error_write = os.pipe()
@@ -66,7 +68,7 @@ def fork_worker(launch: LaunchSpec, stderr_fd: int | None) -> tuple[int, int]:
     try:
         pid = os.fork()
         if pid == 0:
-            _become_worker(launch, stderr_fd, guard_pid, error_write)
+            _become_worker(launch, streams, guard_pid, error_write)
     except OSError:
         os.close(error_read)
         raise
@@ -119,21 +121,19 @@ def read_start_error(fd: int) -> str | None:
         return ""
 
 
-def _become_worker(launch: LaunchSpec, stderr_fd: int | None, guard_pid: int, error_fd: int) -> NoReturn:
+def _become_worker(launch: LaunchSpec, streams: Mapping[int, int], guard_pid: int, error_fd: int) -> NoReturn:
     doing = "prepare"
     try:
         os.setsid()
         linux.set_parent_death_signal(signal.SIGKILL)
         if os.getppid() != guard_pid:  # it died before the line above
             os._exit(127)
-        doing = f"open {launch.stdout!r}"
-        if launch.stdout is not None:
-            _redirect(launch.stdout, 1)
-        doing = f"open {launch.stderr!r}"
-        if stderr_fd is not None:
-            os.dup2(stderr_fd, 2)
-        elif launch.stderr is not None:
-            _redirect(launch.stderr, 2)
+        for fd, path in ((1, launch.stdout), (2, launch.stderr)):
+            doing = f"open {path!r}"
+            if fd in streams:
+                os.dup2(streams[fd], fd)
+            elif path is not None:
+                _redirect(path, fd)
         doing = f"start {launch.argv[0]!r}"
         _restore_signals(ignored=launch.ignored)
         env = with_startup_hook(launch.env) if launch.startup_hook else launch.env

@@ -18,7 +18,7 @@ from elastic_agent.workers.guard import spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from elastic_agent.linux import Process
@@ -312,8 +312,8 @@ class WarmPool:
         standby.line.close()
 
 
-def hand_over(standby: Standby, launch: LaunchSpec, stderr_fd: int | None) -> int:
-    """Send the standby the worker to become; returns a descriptor like `fork_worker`'s.
+def hand_over(standby: Standby, launch: LaunchSpec, streams: Mapping[int, int]) -> int:
+    """Send the standby the worker to become; takes and returns what `fork_worker` does.
 
     Raises OSError when the standby is dead.
     """
@@ -321,8 +321,8 @@ def hand_over(standby: Standby, launch: LaunchSpec, stderr_fd: int | None) -> in
     try:
         os.write(memory, json.dumps(vars(launch)).encode())
         os.lseek(memory, 0, os.SEEK_SET)
-        message = json.dumps({"stderr": stderr_fd is not None}).encode()
-        fds = [memory] if stderr_fd is None else [memory, stderr_fd]
+        message = json.dumps({"streams": list(streams)}).encode()
+        fds = [memory, *streams.values()]
         standby.line.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
     finally:
         os.close(memory)

@@ -1,6 +1,6 @@
 """The places of workers' output and error files: a directory per generation, node and slot.
 
-    <log_dir>/<run id>/<generation>/<node id>/<slot>/{stdout.log,stderr.log,error.json}
+    <log_dir>/<run id>/<generation>/<node id>/<slot>/{output.log,stdout.log,stderr.log,error.json}
     <log_dir>/<run id>/<generation>/<node id>/filtered_{stdout,stderr}.log
     <log_dir>/<run id>/latest -> <generation>
     <log_dir>/latest -> <run id>
@@ -34,7 +34,8 @@ class GenerationLogs:
         local_ranks_filter: The local ranks whose output is shown; that of others goes to files only, or
             nowhere when it is not redirected. None or empty: all.
         keep_generations: How many generations' directories are kept for a run, this one included.
-        limit_bytes: What a file of a worker's output may take; 0: there is no limit.
+        limit_bytes: What a file of a worker's redirected output may take; 0: there is no limit. The guard limits the
+            file in which the console's output is kept.
         keep_runs: How many directories of runs without --rdzv-id are kept; None: all, as this run was named.
 
     Raises:
@@ -74,7 +75,7 @@ class GenerationLogs:
                 env["TORCHELASTIC_ERROR_FILE"] = ""
             console = dict.fromkeys(envs, _CONSOLE)
             nowhere = dict.fromkeys(envs, os.devnull)
-            return Destinations(console, dict(console), {}, {}, nowhere, os.devnull, os.devnull)
+            return Destinations(console, dict(console), {}, {}, nowhere, os.devnull, os.devnull, {})
         node_directory = self._make_node_directory(envs[0])
         for slot, env in envs.items():
             (node_directory / str(slot)).mkdir()
@@ -89,6 +90,11 @@ class GenerationLogs:
             error_files={slot: env["TORCHELASTIC_ERROR_FILE"] for slot, env in envs.items()},
             filtered_stdout=str(node_directory / "filtered_stdout.log"),
             filtered_stderr=str(node_directory / "filtered_stderr.log"),
+            kept={
+                slot: str(node_directory / str(slot) / "output.log")
+                for slot in envs
+                if {stdouts[slot], stderrs[slot]} & {_CONSOLE, os.devnull}
+            },
         )
         if self._limit is not None:
             written = {

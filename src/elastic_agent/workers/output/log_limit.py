@@ -6,15 +6,14 @@ so a file keeps its length, and its middle becomes a hole, which takes no space 
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import queue
 import threading
 from collections.abc import Collection
 
-PARTS = 3
-"""The beginning, the end and what is written until the next hole: each has as much of the limit."""
+from elastic_agent import linux
+from elastic_agent.workers.guard.kept_output import CUT_HERE, PARTS
 
 CHECK_EVERY_S = 5.0
 """A file may exceed its limit by what a worker writes in this time, as long as it runs."""
@@ -23,12 +22,8 @@ CLOSE_S = 5.0
 """The longest time that the last check may take."""
 
 _STAT_BLOCK_BYTES = 512
-_FALLOC_FL_KEEP_SIZE = 1
-_FALLOC_FL_PUNCH_HOLE = 2
-_CUT_HERE = b"\n[elastic-agent: output was removed here, see --log-limit]\n"
 
 logger = logging.getLogger(__name__)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LogLimit:
@@ -102,14 +97,7 @@ def take_out_middle(path: str, limit_bytes: int) -> None:
     # Not with O_APPEND, which would make the write below an append.
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        _punch_hole(handle, part_bytes, end - part_bytes)
-        os.pwrite(handle, _CUT_HERE[: end - part_bytes], part_bytes)
+        linux.punch_hole(handle, part_bytes, end - part_bytes)
+        os.pwrite(handle, CUT_HERE[: end - part_bytes], part_bytes)
     finally:
         os.close(handle)
-
-
-def _punch_hole(handle: int, start: int, length: int) -> None:
-    mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
-    if _libc.fallocate(handle, mode, ctypes.c_int64(start), ctypes.c_int64(length)):
-        code = ctypes.get_errno()
-        raise OSError(code, f"the file system cannot make holes in files ({os.strerror(code)})")

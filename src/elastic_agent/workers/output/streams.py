@@ -19,7 +19,8 @@ class Streams(IntFlag):
 class Destinations:
     """The destinations of the output of the workers of one generation, by local rank, as in torch's `LogsDest`.
 
-    A path "" is the console. `tee_stdouts` and `tee_stderrs` are those of the files that the console shows, too.
+    A path "" is the console. `tee_stdouts` and `tee_stderrs` are those of the files that the console shows, too. What
+    goes to the console, or would if it were shown, is also `kept` in these files.
     """
 
     stdouts: dict[int, str]
@@ -29,3 +30,4 @@ class Destinations:
     error_files: dict[int, str]
     filtered_stdout: str
     filtered_stderr: str
+    kept: dict[int, str]

@@ -258,12 +258,13 @@ def _prepare(
 ) -> PythonProgram:
     with open(fds[0], "rb") as file:
         launch = json.loads(file.read())
-    if message["stderr"]:
-        os.dup2(fds[1], 2)
-        os.close(fds[1])
+    streams = dict(zip(message["streams"], fds[1:], strict=True))
     for name, fd in (("stdout", 1), ("stderr", 2)):
         path = launch[name]
-        if path is not None and not (name == "stderr" and message["stderr"]):
+        if fd in streams:
+            os.dup2(streams[fd], fd)
+            os.close(streams[fd])
+        elif path is not None:
             doing(f"open {path!r}")
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             os.dup2(opened, fd)
