@@ -18,6 +18,7 @@ from elastic_agent.agent.reporting.run_observer import RunObserver
 from elastic_agent.agent.reporting.status_files import saved_statuses
 from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.tasks import BackgroundTasks
+from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
@@ -62,6 +63,7 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path) -> RunObserver:
         node_id,
         cast(RendezvousBackend, backend),
         cast(Supervisor, SimpleNamespace(progress=None, hang=None)),
+        Collectives(),
         events.Publisher(),
         state_dir,
         goes_on=False,

@@ -9,13 +9,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.agent.control.commands import Commands
-from elastic_agent.agent.control.socket import Command
+from elastic_agent.agent.control.socket import Answer, Command
 from elastic_agent.agent.events import (
     DrainRequested,
     Event,
@@ -264,7 +264,14 @@ def commands_to(supervisor: Supervisor) -> Commands:
         is_at_store=lambda seat: False,
         store_problem=lambda: "",
         status=status,
+        ask=lambda question, node_id: nothing(),
     )
+
+
+async def nothing() -> AsyncGenerator[Answer]:
+    """Answers of nodes that are not asked."""
+    return
+    yield
 
 
 def begins_after(generation: int, event: Event) -> bool:

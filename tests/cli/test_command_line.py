@@ -147,11 +147,6 @@ def test_settings_rejects_what_run_would_reject() -> None:
     assert "requires a rendezvous endpoint" in refusal("settings", "--nnodes", "1:4")
 
 
-def test_stacks_without_a_worker_is_an_error() -> None:
-    assert "no running worker of run no-such-run of user" in refusal("stacks", "no-such-run")
-    assert "Usage: elastic-agent stacks" in elastic_agent("stacks", "--help").stdout
-
-
 @pytest.mark.parametrize(
     ("argv", "answer"),
     [

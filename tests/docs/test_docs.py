@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent.worker_group.environment import RunFacts, worker_environment
-from elastic_agent.cli import chaos, control, doctor, secret, status
+from elastic_agent.cli import chaos, control, doctor, secret, status, workers
 from elastic_agent.cli.help import help_page
 from elastic_agent.cli.main import COMMANDS, main
 from elastic_agent.config.settings import specs
@@ -154,7 +154,11 @@ def test_options_that_are_named_exist(page: str) -> None:
             r"--[a-z]+", control.OPTIONS_PAGE + doctor.DOCTOR_PAGE + status.STATUS_PAGE + status.WHY_PAGE
         )
     )
-    ours |= {*re.findall(r"--[a-z]+(?:-[a-z]+)*", chaos.PAGE + secret.PAGE)}
+    ours |= {
+        *re.findall(
+            r"--[a-z]+(?:-[a-z]+)*", chaos.PAGE + secret.PAGE + workers.LOGS_PAGE + workers.STACKS_PAGE
+        )
+    }
     ours |= {flag.replace("-", "_").replace("__", "--", 1) for flag in ours}
     unknown = []
     for words in words_in_code(page):

@@ -8,14 +8,14 @@ import json
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 from unittest import mock
 
 import msgspec
 
 from elastic_agent.agent.control import socket as control
-from elastic_agent.agent.control.socket import Answer, Command, ControlSocket, command
+from elastic_agent.agent.control.socket import Answer, Command, ControlSocket, Question, command
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.values import Endpoint
@@ -87,7 +87,10 @@ def lines_of(*messages: msgspec.Struct) -> bytes:
     return b"".join(msgspec.json.encode(message) + b"\n" for message in messages)
 
 
-@fuzzed(lines_of(Command("describe")), lines_of(Command("drain", "n0", 5.0, "by hand")))
+ASK = Command("ask", "n0", question=Question("logs", 1, 2, 20, known={"/logs/000001/n0/0/stdout.log": 7}))
+
+
+@fuzzed(lines_of(Command("describe")), lines_of(Command("drain", "n0", 5.0, "by hand")), lines_of(ASK))
 def test_command(data: bytes) -> None:
     run_loudly(converse(data))
 
@@ -95,7 +98,7 @@ def test_command(data: bytes) -> None:
 async def converse(data: bytes) -> None:
     """Send a control socket these bytes; its answers are well-formed."""
 
-    async def act(_: Command) -> AsyncIterator[Answer]:
+    async def act(_: Command) -> AsyncGenerator[Answer]:
         yield Answer("done")
 
     writer = Writer()

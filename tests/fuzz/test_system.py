@@ -12,7 +12,7 @@ from elastic_agent.agent.control import socket as control
 from elastic_agent.diagnosis.known_errors import known_error, possible_error, readable
 from elastic_agent.logs.render import console_line, journal_lines, json_line
 from elastic_agent.printable import escaped, json_text, plain, without_surrogates
-from elastic_agent.workers import facts, find_workers
+from elastic_agent.workers import facts
 from elastic_agent.workers.failure import describe
 
 from .damage import always, check_shown, fuzzed
@@ -62,9 +62,8 @@ def test_name_of_a_process(data: bytes) -> None:
 
 @fuzzed(ENVIRON)
 def test_environment_of_a_process(data: bytes) -> None:
-    with reading(data), mock.patch.object(find_workers, "processes_of", always((1,))):
+    with reading(data):
         linux.environment(1)
-        list(find_workers._marked(0))
 
 
 @fuzzed(UNIX)

@@ -13,10 +13,8 @@ import pytest
 
 from elastic_agent import linux
 from elastic_agent.testing.node import freeze
-from elastic_agent.workers.find_workers import find_workers
 from tests.names import unique
 from tests.processes import CUT_NAME, TAKE_A_CUT_NAME, process_with_a_cut_name
-from tests.waiting import GUARD_S
 
 MARKS = {
     "ELASTIC_AGENT_RUN_ID": unique("cut"),
@@ -46,18 +44,6 @@ def test_a_processs_name_state_and_parent_are_known(pid: int) -> None:
 def test_the_signal_handlers_of_a_process_are_known(pid: int) -> None:
     assert linux.catches(pid, signal.SIGUSR1)
     assert not linux.catches(pid, signal.SIGUSR2)
-
-
-def test_a_worker_process_is_found(pid: int) -> None:
-    (worker,) = find_workers(os.geteuid(), MARKS["ELASTIC_AGENT_RUN_ID"])
-    assert (worker.pid, worker.worker_id) == (pid, "n1/0")
-
-
-def test_the_stacks_of_a_worker_can_be_requested(pid: int) -> None:
-    command = [sys.executable, "-m", "elastic_agent", "stacks", MARKS["ELASTIC_AGENT_RUN_ID"]]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GUARD_S)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert f"pid {pid}  requested" in told.stdout
 
 
 def test_exited_processes_are_not_listed() -> None:

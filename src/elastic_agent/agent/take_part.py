@@ -92,7 +92,7 @@ async def _take_part_as(node: LocalNode, run: FoundRun, lock: NodeIdLock) -> End
         collectives.open()
         supervisor = _supervisor(node, run, lock, session, collectives)
         warn_of_copies = CopiesWarning(lambda: supervisor.world, lambda: supervisor.seat)
-        observer = _observer(node, run, lock, supervisor, history)
+        observer = _observer(node, run, lock, supervisor, collectives, history)
         node.publish(events.AgentStarted(incarnation, os.getpid(), node.slots))
         node.console.read_status = partial(_status, session)
         node.console.newest_step = partial(_newest_step, supervisor)
@@ -105,6 +105,8 @@ async def _take_part_as(node: LocalNode, run: FoundRun, lock: NodeIdLock) -> End
         observer.open_page(node.settings.status_port)
         tasks = BackgroundTasks()
         closing.callback(tasks.cancel)
+        tasks.start(observer.questions.serve())
+        closing.callback(observer.questions.close)
         if node.scheduled is not None:
             tasks.start(_stop_for_next_life(node, run, supervisor))
         ending = _with_own_part(node, await supervisor.run(), supervisor, history)
@@ -178,13 +180,19 @@ def _supervisor(
 
 
 def _observer(
-    node: LocalNode, run: FoundRun, lock: NodeIdLock, supervisor: Supervisor, history: History | None
+    node: LocalNode,
+    run: FoundRun,
+    lock: NodeIdLock,
+    supervisor: Supervisor,
+    collectives: Collectives,
+    history: History | None,
 ) -> RunObserver:
     return RunObserver(
         run.id,
         lock.node_id,
         node.backend,
         supervisor,
+        collectives,
         node.publish,
         node.settings.state_dir,
         goes_on=history is not None and node.job.continues(history),
@@ -212,6 +220,7 @@ def _commands(
         is_at_store=node.backend.is_at_store,
         store_problem=store_problem,
         status=observer.status,
+        ask=observer.questions.ask,
         join_again=how_to_join_again(None, node.scheduled, "there"),
     )
 

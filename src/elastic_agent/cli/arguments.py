@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 from argparse import ArgumentError, Namespace
 from collections.abc import Iterable, Sequence
@@ -112,6 +113,15 @@ async def agents_of(run_id: str | None, uid: int | None) -> dict[AgentAddress, A
 
     found = await describe_all([address for address in agents_here() if uid in (None, address.uid)])
     return {address: answer for address, answer in found.items() if run_id in (None, answer.run_id)}
+
+
+HOW_TO_ASK = "run the command on a machine of the run, as the user who runs the agents, or as root"
+
+
+def no_agent(given: Namespace) -> str:
+    """Return that no agent of this user, or of the run that is given, answers."""
+    whose = f"of run {escaped(given.run)} " if given.run else ""
+    return f"no running agent {whose}found on this machine for this user ({name_of(os.geteuid())})"
 
 
 def check_one_run(command: str, run_ids: Iterable[str], *, of: str, select: str) -> None:

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from elastic_agent.cli.arguments import CommandParser, agents_of, check_one_run, name_of
+from elastic_agent.cli.arguments import HOW_TO_ASK, CommandParser, agents_of, check_one_run, name_of, no_agent
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.value_types import seconds
 from elastic_agent.exit_codes import ExitCode
@@ -96,11 +96,7 @@ async def _carry_out(do: str, given: Namespace) -> int:
 def _choose(do: str, given: Namespace, found: dict[AgentAddress, Answer]) -> AgentAddress:
     """Return the agent to send the command to: the node's own if it is here, else any of the run."""
     if not found:
-        whose = f"of run {given.run} " if given.run else ""
-        raise UsageError(
-            f"{do}: no running agent {whose}found on this machine for this user; run the command on a "
-            "machine of the run, as the user who runs the agents, or as root"
-        )
+        raise UsageError(f"{do}: {no_agent(given)}; {HOW_TO_ASK}")
     users = {address.uid for address in found}
     if len(users) > 1:  # any user can pretend to run an agent of any run
         listed = ", ".join(sorted(map(name_of, users)))

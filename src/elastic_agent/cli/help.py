@@ -38,9 +38,8 @@ Run one agent per machine, with the same command on every machine:
 
     elastic-agent --rdzv-endpoint HOST:29400 --nnodes 1:4 train.py
 
-The agents agree on the participating nodes and start the workers. When a worker fails, or a machine is lost, joins or
-leaves, they restart all workers, and the script resumes from its last checkpoint. Every torchrun option is accepted,
-with dashes or underscores. To run a script that has the name of a command: elastic-agent run ./settings
+When a worker fails, or a machine is lost, joins or leaves, the agents restart all workers, and the script resumes from
+its last checkpoint. torchrun's options are accepted. To run a script named as a command: elastic-agent run ./settings
 """
 
 _SERVE_HEAD = """\

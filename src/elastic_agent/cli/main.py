@@ -47,7 +47,8 @@ COMMANDS = {
     "why": ("status", "[RUN]", "print why the generations of a run failed"),
     "drain": ("control", "[NODE]", "gracefully remove a node from its run"),
     "stop": ("control", "", "gracefully shut down a run on all nodes"),
-    "stacks": ("stacks", "[RUN]", "dump the Python stacks of this machine's workers"),
+    "logs": ("workers", "[NODE[/SLOT]]", "print what the workers have written, on all machines"),
+    "stacks": ("workers", "[RUN]", "print the Python stacks of the workers"),
     "secret": (
         "secret",
         "[FILE]",

@@ -64,7 +64,7 @@ class Reports:
             TransportError: the store does not answer.
         """
         data = encode_bulletin(reports)
-        await self._call(lambda records: records.write_report(node_id, data))
+        await self.call(lambda records: records.write_report(node_id, data))
 
     async def read(self) -> RunReports:
         """Return all that the store holds about the run.
@@ -72,7 +72,7 @@ class Reports:
         Raises:
             TransportError: the store does not answer.
         """
-        return run_reports(await self._call(lambda records: records.read_run()))
+        return run_reports(await self.call(lambda records: records.read_run()))
 
     async def read_waiting_runs(self) -> Mapping[str, Snapshot]:
         """Return other runs that wait at this endpoint; see :class:`ReportRecords`.
@@ -80,9 +80,10 @@ class Reports:
         Raises:
             TransportError: the store does not answer.
         """
-        return await self._call(lambda records: records.read_waiting_runs())
+        return await self.call(lambda records: records.read_waiting_runs())
 
-    async def _call(self, work: Callable[[ReportRecords], Coroutine[Any, Any, T]]) -> T:
+    async def call(self, work: Callable[[ReportRecords], Coroutine[Any, Any, T]]) -> T:
+        """Carry out ``work`` on the connection; raises ``TransportError`` if the store does not answer."""
         async with self._one_at_a_time:
             try:
                 if self._records is None:
@@ -91,6 +92,11 @@ class Reports:
             except (TransportError, asyncio.CancelledError):
                 self.close()
                 raise
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the last call was answered."""
+        return self._records is not None
 
     def close(self) -> None:
         """Give up the connection, whatever is under way on it; the next call dials again."""

@@ -9,6 +9,8 @@ Keys, all below the root of the table:
     r/<run>/ended                   of the last life: generation, outcome, what else the next has to know (etcd only)
     r/<run>/leader                  the coordinator (etcd only)
     r/<run>/report/<node>           the node's newest reports (see :mod:`elastic_agent.diagnosis.records`)
+    r/<run>/asked/<node>            what a user asks the node about its workers (see agent/reporting/questions.py)
+    r/<run>/told/<question>         its answer
     r/<run>/<life>/m/<incarnation>  member record          r/<run>/<life>/l/<incarnation>  lease
     r/<run>/<life>/plan/<version>   a plan (see :mod:`.plans`)
     r/<run>/<life>/latest           newest plan version    r/<run>/<life>/part/<digest>    part of a plan, by content

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from elastic_agent.protocol import Phase
 
 from .base import RunView, Snapshot
@@ -74,6 +76,30 @@ class ReportRecords:
             if life is not None and plan is not None and plan.phase is Phase.FORMING and plan.world is None:
                 found[run_id] = await life.records.read(None)
         return found
+
+    async def read_notes(self, names: Collection[str]) -> dict[str, bytes]:
+        """Return the notes of these names that are there: what users ask, and what nodes answer."""
+        found = await self._table.read([self._run.folder + name for name in names])
+        return {key.removeprefix(self._run.folder): data for key, data in found.items()}
+
+    async def write_note(self, name: str, data: bytes, lasts_s: float) -> None:
+        """Write a note; after ``lasts_s`` seconds the store may remove it, so its name must not be used again."""
+        await self._table.put(self._run.folder + name, data, lasts_s)
+
+    async def change_notes(
+        self, names: Collection[str], change: Callable[[str, bytes | None], bytes]
+    ) -> None:
+        """Replace each note by what ``change`` makes of it, also while others do so."""
+        for name in names:
+            key, stored = self._run.folder + name, (await self.read_notes([name])).get(name)
+            while (found := await self._table.swap(key, stored, change(name, stored))) != change(
+                name, stored
+            ):
+                stored = found
+
+    async def remove_notes(self, names: Collection[str]) -> None:
+        """Remove the notes of these names."""
+        await self._table.delete([self._run.folder + name for name in names])
 
     def close(self) -> None:
         """Close the connection; never blocks."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from elastic_agent.agent.supervisor import Ending, Supervisor
 from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.protocol import Cause, Outcome, Phase, Seat, names
 
-from .socket import Answer, Command
+from .socket import Answer, Command, Question
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ class Commands:
         is_at_store: Callable[[Seat], bool],
         store_problem: Callable[[], str],
         status: Callable[[], Awaitable[RunStatus]],
+        ask: Callable[[Question, str | None], AsyncGenerator[Answer]],
         join_again: str = "",
     ) -> None:
         """Serve commands.
@@ -62,6 +64,7 @@ class Commands:
             is_at_store: whether a node is on the machine of the store.
             store_problem: why the store does not answer, in words; empty: it does.
             status: determines the status of the run.
+            ask: asks nodes about their workers.
             join_again: what to do to have a node that has left join again, as a clause.
         """
         self._supervisor = supervisor
@@ -72,16 +75,21 @@ class Commands:
         self._is_at_store = is_at_store
         self._store_problem = store_problem
         self._status = status
+        self._ask = ask
         self._join_again = join_again
         self._times = {"drain": drain_s, "stop": stop_s}
 
-    async def act(self, command: Command) -> AsyncIterator[Answer]:
+    async def act(self, command: Command) -> AsyncGenerator[Answer]:
         """Yield the answers to a command, as they become available."""
         match command.do:
             case "describe":
                 yield Answer(run_id=self._run_id, node=self._node_id)
             case "status":
                 yield Answer(run_id=self._run_id, node=self._node_id, status=await self._status())
+            case "ask" if command.question is not None:
+                async with aclosing(self._ask(command.question, command.node)) as answers:
+                    async for answer in answers:
+                        yield answer
             case "drain" | "stop" as do:
                 try:
                     async for answer in self._drain(command) if do == "drain" else self._stop(command):

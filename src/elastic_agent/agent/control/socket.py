@@ -12,7 +12,7 @@ import re
 import secrets
 import socket
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from elastic_agent.monitoring.status import RunStatus
-from elastic_agent.protocol import Name, Seconds
+from elastic_agent.protocol import Count, Generation, Name, Seconds
 
 LONGEST_LINE = 16 * 1024
 """Of a command, bytes."""
@@ -37,21 +37,39 @@ _NAME = re.compile(rb" @(elastic-agent/([0-9]{1,10})/([0-9]{1,10})-[0-9a-f]{1,32
 """Our sockets in /proc/net/unix. Other programs' names may hold any bytes."""
 
 
+class Question(Struct, frozen=True, omit_defaults=True):
+    """What a user wants to know of workers; also the record by which another agent is asked."""
+
+    do: Annotated[str, Meta(max_length=32)]
+    """logs or stacks."""
+    slot: Count | None = None
+    """logs: of which worker of a node; None: of all."""
+    generation: Generation | None = None
+    """logs: of which one; None: of the newest."""
+    lines: Count = 0
+    follows: bool = False
+    """logs: what is new is asked for again and again."""
+    known: dict[str, Count] = {}
+    """logs: what was told before; see `workers/output/read_output.py`."""
+    id: Name = "-"
+
+
 class Command(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A request of a user of this machine."""
 
     do: Annotated[str, Meta(max_length=32)]
-    """describe, status, drain or stop."""
+    """describe, status, ask, drain or stop."""
     node: Name | None = None
-    """drain: the node that is to leave; None: that of the agent that receives this."""
+    """drain: the node that is to leave; None: that of the agent that receives this. ask: which one; None: all."""
     left_s: Seconds | None = None
     """How long workers have to save; None: by the agent's settings."""
     words: Annotated[str, Meta(max_length=256)] = ""
     """The origin of the command, in words."""
+    question: Question | None = None
 
 
 class Answer(Struct, frozen=True, omit_defaults=True):
-    """The agent's answer; the last one has ``done``."""
+    """The agent's answer; the last one has ``done``. Also the record by which another agent answers a question."""
 
     text: str = ""
     done: bool = True
@@ -62,9 +80,13 @@ class Answer(Struct, frozen=True, omit_defaults=True):
     node: str = ""
     status: RunStatus | None = None
     """status: of the run."""
+    output: dict[str, str] = {}
+    """ask: what workers have written, by worker."""
+    known: dict[str, Count] = {}
+    """ask: how much of that is known now, by file."""
 
 
-Act = Callable[[Command], AsyncIterator[Answer]]
+Act = Callable[[Command], AsyncGenerator[Answer]]
 
 
 class ControlSocket:
@@ -115,9 +137,10 @@ class ControlSocket:
         except (msgspec.ValidationError, RecursionError) as error:
             writer.write(msgspec.json.encode(Answer(f"invalid command: {error}", failed=True)) + b"\n")
             return
-        async for answer in self._act(command):
-            writer.write(msgspec.json.encode(answer) + b"\n")
-            await writer.drain()
+        async with aclosing(self._act(command)) as answers:
+            async for answer in answers:
+                writer.write(msgspec.json.encode(answer) + b"\n")
+                await writer.drain()
 
 
 def _peer(sock: socket.socket) -> int:

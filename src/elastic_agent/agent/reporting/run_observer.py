@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from elastic_agent.agent import events
 from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.tasks import BackgroundTasks
+from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
 from elastic_agent.diagnosis.cause import RootCause
 from elastic_agent.diagnosis.render import render
@@ -36,6 +37,7 @@ from .goodput_recorder import GoodputRecorder
 from .hang_judge import HangJudge
 from .node_comparison import NodeComparison
 from .node_reports import NodeReports
+from .questions import Questions
 from .status_files import StatusFiles
 from .store_problem import Outage
 
@@ -91,6 +93,7 @@ class RunObserver:
         node_id: str,
         backend: RendezvousBackend,
         supervisor: Supervisor,
+        collectives: Collectives,
         publisher: events.Publisher,
         state_dir: Path,
         *,
@@ -105,6 +108,7 @@ class RunObserver:
             run_id, node_id: which run, and which node of it.
             backend: leads to the store.
             supervisor: runs the workers; told when they hang.
+            collectives: asks the workers.
             publisher: publishes what is observed.
             state_dir: the status is saved there.
             goes_on: the run has begun before, so that earlier agents may have recorded generations of it.
@@ -124,6 +128,7 @@ class RunObserver:
         self._reports = NodeReports(
             node_id, reports, lambda: supervisor.progress, world, facts, log_dir, self._tasks
         )
+        self.questions = Questions(node_id, reports, supervisor, collectives, log_dir)
         self._comparison = NodeComparison(self._log, self._reports, self._tasks)
         self._judge = HangJudge(node_id, self._log, self._reports, supervisor.hang)
         self._watch = ConnectionWatch(node_id, lambda: supervisor.world, self._blocked)

@@ -19,7 +19,7 @@ from elastic_agent.printable import plain
 
 from .datagrams import WorkerDatagrams
 
-SUMMARY, DETAILS = b"summary", b"details"
+SUMMARY, DETAILS, STACKS = b"summary", b"details", b"stacks"
 _MOST_GROUPS = 64
 
 LAST_OF_GROUP = 4
@@ -50,6 +50,8 @@ class _Answer(msgspec.Struct):
     """Its script has ended without an optimizer step."""
     meeting_file: Annotated[str, Meta(max_length=4096)] = ""
     """Over which the ranks of a process group that it makes meet."""
+    stacks: Annotated[str, Meta(max_length=65_536)] | None = None
+    """Of all its threads."""
     details: bool = False
     is_last: bool = False
     """An exception ends the worker's script."""
@@ -119,6 +121,7 @@ class Collectives:
         self._without_step: set[int] = set()
         self.meeting_files: set[str] = set()
         """Files over which the workers of this generation meet, instead of the agents' store."""
+        self._stacks: dict[int, str] = {}
         self._datagrams = WorkerDatagrams("progress", self._receive)
         self._generation = 0
         self._peers: dict[int, bytes] = {}
@@ -175,6 +178,13 @@ class Collectives:
             self._datagrams.send(DETAILS if details else SUMMARY, peer)
             self._workers[slot] = replace(self._workers[slot], asked=self._workers[slot].asked + 1)
 
+    def ask_stacks(self) -> Mapping[int, str]:
+        """Ask the workers for their stacks; what they answer appears in the mapping, by slot."""
+        self._stacks = {}
+        for peer in self._peers.values():
+            self._datagrams.send(STACKS, peer)
+        return self._stacks
+
     def ask_at_the_end(self) -> None:
         """Ask the remaining workers for their last collectives, which may show why the generation ends."""
         self._is_ending = True
@@ -198,6 +208,8 @@ class Collectives:
             self._without_step.add(answer.slot)
         elif answer.meeting_file:
             self.meeting_files.add(answer.meeting_file)
+        elif answer.stacks is not None:
+            self._stacks[answer.slot] = answer.stacks
         elif answer.groups is None:
             self._peers[answer.slot] = peer
             self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s, answered_s=now_s)

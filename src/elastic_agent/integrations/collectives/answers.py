@@ -22,8 +22,8 @@ from elastic_agent.exit_note import Writer, one_line
 from elastic_agent.integrations.collectives.private_names import Recorders
 from elastic_agent.worker_variables import GENERATION, SLOT
 
-DETAILS = b"details"
-"""The question for all that is known; any other is for the summary."""
+DETAILS, STACKS = b"details", b"stacks"
+"""The questions for all that is known, and for the stacks of all threads; any other is for the summary."""
 
 LARGEST_ANSWER = 60_000
 MOST_GROUPS = 16
@@ -32,6 +32,8 @@ MOST_GROUPS = 16
 _LONGEST_ERROR = 400
 _DEEPEST_STACK = 60
 _LONGEST_STACK = 3500
+_LONGEST_STACKS = 30_000
+"""Short enough for a datagram, also if all of it has to be escaped."""
 
 _Place = tuple[FrameType, int]
 """A frame, and the number of the line that it has come to."""
@@ -118,6 +120,9 @@ class Answers:
                 question = self._socket.recv(64)
                 if self._ending:
                     return
+                if question == STACKS:
+                    self._socket.send(json.dumps({**self._hello, "stacks": _stacks()}).encode())
+                    continue
                 self._socket.send(self._encoded(self._details() if question == DETAILS else self._summary()))
             except OSError:  # the agent is gone, and this worker soon
                 return
@@ -175,6 +180,16 @@ class Answers:
         places = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
         own = [f"{os.path.basename(path)}:{line}" for path, line in places if _is_script(path)]
         return {"handles": one_line(error)[:_LONGEST_ERROR], "raised_at": own[-1] if own else ""}
+
+
+def _stacks() -> str:
+    """Return the stacks of all threads as faulthandler writes them: the last call first, the main thread last."""
+    main, text = threading.main_thread().ident, ""
+    for thread, frame in sorted(sys._current_frames().items(), key=lambda found: found[0] == main):
+        text += f"Thread {thread:#018x} (most recent call first):\n"
+        for at, line in list(traceback.walk_stack(frame))[:_DEEPEST_STACK]:
+            text += f'  File "{at.f_code.co_filename}", line {line} in {at.f_code.co_name}\n'
+    return text[-_LONGEST_STACKS:]
 
 
 def _is_script(path: str) -> bool:

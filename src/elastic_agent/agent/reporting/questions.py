@@ -1,0 +1,170 @@
+"""What users ask about workers. For those of other machines it goes through the store, the one path between all agents.
+
+Each agent looks from time to time whether it is asked. Nothing is written before; questions and answers are removed
+when the answer was read, answers that nobody reads later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from elastic_agent.agent.control.socket import Answer, Question
+from elastic_agent.agent.supervisor import Supervisor
+from elastic_agent.agent.worker_group.collectives import Collectives
+from elastic_agent.agent.worker_group.stacks import worker_stacks
+from elastic_agent.printable import without_surrogates
+from elastic_agent.rendezvous.reports import Reports
+from elastic_agent.transport import ReportRecords, StoreLostError, TransportError, run_abandonable
+from elastic_agent.workers.output.read_output import MOST_BYTES, read_output
+
+LOOK_EVERY_S, NEXT_S, BUSY_S = 2.0, 0.5, 10.0
+"""How often an agent looks whether it is asked; the same for so long after a question, when a user may follow."""
+
+ANSWER_S, GATHER_EVERY_S = 5.0, 0.2
+"""How long the others may take, and how often it is looked for their answers."""
+
+MOST_OTHERS = 15
+"""So many questions of other users to a node are kept, the newest."""
+
+TOLD_S, READ_S = 60.0, 2.0
+"""How long an answer stays that nobody reads, and how long the disk may take."""
+
+T = TypeVar("T")
+
+
+class Questions:
+    """One node's part in them: it answers, and asks for the users of this machine. For the event loop."""
+
+    def __init__(
+        self,
+        node_id: str,
+        reports: Reports,
+        supervisor: Supervisor,
+        collectives: Collectives,
+        log_folder: str,
+    ) -> None:
+        """``reports`` lead to the store; the output of the run's workers is in ``log_folder`` (empty: nowhere)."""
+        self._node_id, self._reports, self._log_folder = node_id, reports, log_folder
+        self._supervisor, self._collectives = supervisor, collectives
+        self._stacks_one_at_a_time = asyncio.Lock()
+        self._closed = asyncio.Event()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed.set()
+
+    async def serve(self) -> None:
+        """Answer the questions of the others, as long as the store answers."""
+        answered, at_s, now_s = set[str](), -BUSY_S, asyncio.get_running_loop().time
+        own = f"asked/{self._node_id}"
+        while True:
+            await asyncio.sleep(NEXT_S if now_s() - at_s < BUSY_S else LOOK_EVERY_S)
+            with contextlib.suppress(TransportError):
+                if not self._reports.is_connected:
+                    continue
+                notes = await self._reports.call(partial(ReportRecords.read_notes, names=[own]))
+                questions = _decoded(tuple[Question, ...], notes.get(own)) or ()
+                fresh = [question for question in questions if question.id not in answered]
+                answered = {question.id for question in questions}
+                for question in fresh:
+                    at_s, data = now_s(), msgspec.msgpack.encode(await self._answer(question))
+                    tell = partial(ReportRecords.write_note, name=f"told/{question.id}", data=data)
+                    await self._reports.call(partial(tell, lasts_s=TOLD_S))
+
+    async def _answer(self, question: Question) -> Answer:
+        progress, seat = self._supervisor.progress, self._supervisor.seat
+        if question.do == "stacks" and progress is not None and progress.pids and seat is not None:
+            workers = self._node_id, progress, seat.first_rank
+            async with self._stacks_one_at_a_time:
+                text = await worker_stacks(*workers, self._collectives, self._log_folder)
+            return Answer(without_surrogates(text)[:MOST_BYTES])
+        if question.do == "stacks":
+            return Answer(f"node {self._node_id}: no worker runs at present")
+        if question.do != "logs" or not self._log_folder:
+            return Answer(f"node {self._node_id}: no output is kept in files (--redirects, --tee, --log-dir)")
+        worker = self._node_id, question.slot, question.generation
+        read = partial(read_output, Path(self._log_folder), question.known, *worker)
+        read = partial(read, last_lines=question.lines, follows=question.follows)
+        try:
+            output, known = await run_abandonable(read, READ_S)
+            return Answer(output=output, known=known)
+        except (TransportError, OSError) as error:
+            return Answer(f"node {self._node_id}: {self._log_folder}: {error}")
+
+    async def ask(self, question: Question, node_id: str | None) -> AsyncGenerator[Answer]:
+        """Yield what a node answers, or all do (None), or once why it does not; again and again if it follows."""
+        known: dict[str, dict[str, int]] = {}
+        silent: Collection[str] = ()
+        while not self._closed.is_set():
+            seats = self._supervisor.world.seats if self._supervisor.world is not None else ()
+            nodes = {seat.node_id for seat in seats} | {self._node_id}
+            if node_id not in {None, *nodes, *known}:
+                has = ", ".join(sorted(nodes))
+                yield Answer(f"the run has no node {node_id} now; it has {has}", failed=True)
+                return
+            asked = {
+                node: replace(question, id=secrets.token_hex(8), known=known.get(node, {}))
+                for node in sorted(nodes if node_id is None else {node_id})
+            }
+            own = asked.pop(self._node_id, None)
+            told = {self._node_id: await self._answer(own)} if own is not None else {}
+            problem = f"no answer within {ANSWER_S:g} s: the machine is lost or slow, or its agent has another version"
+            try:
+                told |= await self._gather(asked, silent) if asked else {}
+            except TransportError as error:
+                if self._closed.is_set():
+                    break
+                problem = f"not asked, as the store does not answer ({error})"
+            for node, answer in told.items():
+                known[node] = answer.known
+                yield replace(answer, done=False, node=node)
+            for node in asked.keys() - told.keys() - {*silent}:
+                yield Answer(f"node {node}: {problem}", done=False)
+            silent = asked.keys() - told.keys()
+            if not question.follows:
+                break
+            await asyncio.sleep(NEXT_S)
+        yield Answer()
+
+    async def _gather(self, asked: Mapping[str, Question], silent: Collection[str]) -> dict[str, Answer]:
+        """Ask, and return the answers as soon as all nodes but the silent ones have answered, or the time is over."""
+        told: dict[str, Answer] = {}
+        questions = {f"asked/{node}": question for node, question in asked.items()}
+        ask = partial(ReportRecords.change_notes, names=questions)
+        await self._reports.call(partial(ask, change=lambda name, data: _changed(data, questions[name])))
+        for _ in range(round(ANSWER_S / GATHER_EVERY_S)):
+            await asyncio.sleep(GATHER_EVERY_S)
+            if self._closed.is_set():
+                raise StoreLostError("this agent ends")
+            missing = {f"told/{asked[node].id}": node for node in asked.keys() - told.keys()}
+            found = await self._reports.call(partial(ReportRecords.read_notes, names=missing))
+            told |= {missing[name]: _decoded(Answer, data) or Answer() for name, data in found.items()}
+            if not asked.keys() - told.keys() - {*silent}:
+                break
+        done = partial(ask, change=lambda name, data: _changed(data, questions[name], is_over=True))
+        await self._reports.call(done)
+        over = [f"told/{question.id}" for question in asked.values()]
+        await self._reports.call(partial(ReportRecords.remove_notes, names=over))
+        return told
+
+
+def _changed(data: bytes | None, question: Question, *, is_over: bool = False) -> bytes:
+    """Return the questions to a node with this one, or without it."""
+    others = [other for other in _decoded(tuple[Question, ...], data) or () if other.id != question.id]
+    return msgspec.msgpack.encode([*others[-MOST_OTHERS:], *(() if is_over else (question,))])
+
+
+def _decoded(kind: type[T], data: bytes | None) -> T | None:
+    """Return the record, if ``data`` is one."""
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return msgspec.msgpack.decode(data, type=kind) if data and len(data) <= 4 * MOST_BYTES else None
+    return None
