@@ -144,7 +144,7 @@ def test_the_error_names_the_variable_or_the_key_in_the_file(shell: Shell) -> No
             "--log: ambiguous abbreviation; expected one of --log-dir, --log-limit, --logs-specs",
         ),
         (["--standalone=yes"], "--standalone: takes no value"),
-        (["--hostfile", "hosts"], "there is no list of hosts: start elastic-agent on each machine"),
+        (["--hostfile", "hosts"], "use --hosts lab1,lab2:4"),
         (["--use_env"], "workers always find their local rank in LOCAL_RANK"),
         (["--num_gpus=2"], "use --nproc-per-node"),
         (["-m", "--no-python"], "--module and --no-python are mutually exclusive"),

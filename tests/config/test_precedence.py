@@ -65,6 +65,7 @@ def test_an_empty_variable_is_not_set(shell: Shell) -> None:
 
 def test_every_setting_can_come_from_our_variable_and_from_the_file(shell: Shell) -> None:
     samples = {
+        "hosts": "lab1,me@lab2:4,[::1]:2",
         "nnodes": "1",
         "rdzv_endpoint": "n0:1",
         "rdzv_backend": "c10d",

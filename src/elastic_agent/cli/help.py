@@ -17,6 +17,7 @@ _FEW_LETTERS = 20
 
 _USED_MOST = frozenset(
     {
+        "hosts",
         "nnodes",
         "desired_nodes",
         "nproc_per_node",

@@ -28,6 +28,10 @@ def run(argv: Sequence[str]) -> int:
         check_module(settings.script)
     elif not (settings.run_path or settings.runs_program or settings.python_exec):
         check_source(settings.script)
+    if settings.hosts:
+        from elastic_agent.launcher.hosts import Terminal
+
+        return Terminal(argv, resolved).run()
     return _launch(resolved)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elastic_agent.config.builder import SettingsBuilder, default_of
 from elastic_agent.config.directories import (
@@ -17,7 +17,7 @@ from elastic_agent.config.secrets import named_source
 from elastic_agent.config.sources.base import Layer, Source
 from elastic_agent.config.sources.environment import SECRET
 from elastic_agent.config.value_types import ETCD, parse_endpoints
-from elastic_agent.config.values import STATIC_PORT, NodeRange
+from elastic_agent.config.values import STATIC_PORT, Host, NodeRange
 from elastic_agent.values import ETCD_PORT, Endpoint
 
 ETCD_ONLY = ("etcd_prefix", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file")
@@ -37,6 +37,8 @@ def derive_rendezvous(builder: SettingsBuilder, environ: Mapping[str, str]) -> N
     """
     _put_user_before_site(builder)
     _endpoint_from_master(builder)
+    if builder.values["hosts"]:
+        _derive_from_hosts(builder, builder.values["hosts"])
     if builder.values["rdzv_backend"] != ETCD:
         for name in ETCD_ONLY:
             if builder.is_given(name) and builder.values[name] != default_of(name):
@@ -141,6 +143,23 @@ def _endpoint_from_master(builder: SettingsBuilder) -> None:
         builder.put("rdzv_endpoint", endpoint, source)
     elif builder.values["rdzv_endpoint"] != endpoint:
         builder.note(f"{source} is ignored: {builder.sources['rdzv_endpoint']} takes precedence")
+
+
+def _derive_from_hosts(builder: SettingsBuilder, hosts: Sequence[Host]) -> None:
+    """Have any number of the hosts suffice, and the first one host the store, unless the user says otherwise."""
+    source = builder.sources["hosts"]
+    if builder.values["standalone"]:
+        raise builder.wrong(
+            "standalone", f"but {source} names machines that train together", "one of the two"
+        )
+    if not builder.is_given("nnodes") or builder.is_site_default("nnodes"):
+        builder.put("nnodes", NodeRange(1, len(hosts)), source)
+    is_given = builder.is_given("rdzv_endpoint") and not builder.is_site_default("rdzv_endpoint")
+    if not is_given and builder.values["rdzv_backend"] != ETCD:
+        if len(hosts) > 1 and _is_loopback(hosts[0].name):
+            problem = f"whose first host would host the store, but {hosts[0].name} is another machine on each"
+            raise builder.wrong("hosts", problem, "the name by which the others reach it")
+        builder.put("rdzv_endpoint", Endpoint(hosts[0].name), source)
 
 
 def _stand_alone(builder: SettingsBuilder) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_agent.config.errors import BadValueError, did_you_mean, quoted
-from elastic_agent.config.values import NodeRange, StreamChoice
+from elastic_agent.config.values import Host, NodeRange, StreamChoice
 from elastic_agent.values import DEFAULT_PORT, LONGEST_TIME_S, MOST_NODES, MOST_SLOTS, Endpoint, PortRange
 
 _MOST = 2**31 - 1
@@ -253,6 +253,22 @@ ENDPOINT = Kind(
     "HOST[:PORT]",
     "HOST, HOST:PORT or [IPV6]:PORT, without a scheme",
     lambda text: parse_endpoints(text, DEFAULT_PORT),
+    empty_is_unset=True,
+)
+
+
+def _parse_machine(text: str) -> Host:
+    user, at, place = text.rpartition("@")
+    host, workers = _split_endpoint(place)
+    name = _parse_host(host)
+    return Host(text, f"{user}{at}{name}", name, "" if workers is None else _parse_slots(workers))
+
+
+HOSTS = Kind(
+    "HOSTS",
+    "[USER@]HOST[:WORKERS], several separated by commas, e.g. lab1,lab2:4",
+    lambda text: tuple(_parse_machine(part.strip()) for part in text.split(",")),
+    lambda hosts: ",".join(host.text for host in hosts),
     empty_is_unset=True,
 )
 

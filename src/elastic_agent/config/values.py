@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 STATIC_PORT = 29500
 """The port torchrun uses for ``--master-addr`` without ``--master-port``."""
@@ -17,6 +18,15 @@ class NodeRange:
 
     def __str__(self) -> str:
         return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
+
+
+class Host(NamedTuple):
+    """A machine of ``--hosts``: its text, what ssh is given, its name without the user, and its workers, if given."""
+
+    text: str
+    target: str
+    name: str
+    workers: str
 
 
 @dataclass(frozen=True, slots=True)

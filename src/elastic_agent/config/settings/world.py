@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from elastic_agent.config import value_types
 from elastic_agent.config.settings.spec import setting
-from elastic_agent.config.values import NodeRange
+from elastic_agent.config.values import Host, NodeRange
 from elastic_agent.worker_variables import PREFIX
 
 
@@ -16,6 +16,13 @@ from elastic_agent.worker_variables import PREFIX
 class WorldSettings:
     """See :class:`elastic_agent.config.settings.Settings`."""
 
+    hosts: tuple[Host, ...] = setting(
+        value_types.HOSTS,
+        None,
+        "Start the agents of these machines over ssh, with their output here; the first one hosts the store.",
+        value=(),
+        shown_default="none: only the agent of this machine is started",
+    )
     nnodes: NodeRange = setting(
         value_types.NODES, "1", "Number of nodes, or its minimum and maximum.", torchrun=True
     )

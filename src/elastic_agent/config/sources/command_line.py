@@ -29,7 +29,7 @@ VERSION = "--version"
 
 _OF_OTHER_LAUNCHERS = {
     "--use-env": "remove it: workers always find their local rank in LOCAL_RANK",
-    "--hostfile": "there is no list of hosts: start elastic-agent on each machine with the same --rdzv-endpoint",
+    "--hostfile": "use --hosts lab1,lab2:4",
     "--num-gpus": "use --nproc-per-node",
     "--num-nodes": "use --nnodes",
     "--num-processes": "use --nproc-per-node, the number of workers on each machine",

@@ -1,0 +1,211 @@
+"""One terminal for several machines: what each host is told, and a whole run through an ssh that stays on this one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent import linux
+from elastic_agent.config.load import resolve
+from elastic_agent.config.sources.command_line import parse_command_line
+from elastic_agent.exit_codes import ExitCode
+from elastic_agent.launcher.hosts import TRAVELLING, options_of
+from tests.cli.support import COMMAND, LONG_LEASE, clean_environment, refusal
+from tests.names import unique
+from tests.ports import free_port
+from tests.waiting import GUARD_S, wait_for
+
+SSH = """\
+#!/bin/bash
+# Stays on this machine; each host has a state directory of its own, and nobody is at home at "away".
+host=${@: -2:1}
+if [ "$host" = away ]; then
+    echo "ssh: connect to host away port 22: No route to host" >&2
+    exit 255
+fi
+if [ "$host" = bare ]; then
+    echo "bash: line 1: python: No such file or directory" >&2
+    exit 127
+fi
+export ELASTIC_AGENT_STATE_DIR=%(folder)s/$host ELASTIC_AGENT_SET_NODE_ID=$host
+cd / && exec sh -c "echo Welcome to $host; ${@: -1}"
+"""
+
+TRAIN = """\
+import os, sys, time
+from pathlib import Path
+from elastic_agent import client
+placement = client.current().placement
+def say(text):
+    os.write(1, f"worker {placement.rank} of {placement.world_size} {text}\\n".encode())
+say("trains")
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+    client.heartbeat()
+    if client.notice() is not None:
+        say("has saved")
+        client.leave()
+"""
+
+
+def told(*argv: str) -> list[str]:
+    """The options of each host's agent."""
+    line = parse_command_line([*argv, "-m", "this"])
+    return options_of(line, resolve(line, {"HOME": "/nowhere"}), "cats")
+
+
+def test_any_number_of_hosts_suffices_and_the_first_one_hosts_the_store() -> None:
+    options = told("--hosts", "me@lab1,lab2:4")
+    assert {"--hosts=", "--nnodes=1:2", "--rdzv-endpoint=lab1:29400", "--rdzv-id=cats"} <= {*options}
+    assert "--rdzv-endpoint=[fe80::1]:29400" in told("--hosts", "fe80::1,me@[fe80::2]:2")
+
+
+def test_what_the_user_says_goes_to_every_host() -> None:
+    options = told(
+        "--hosts=lab1,lab2", "--nnodes", "2", "--rdzv-endpoint", "head:1", "-t", "3", "--finish-once"
+    )
+    assert {"--nnodes=2", "--rdzv-endpoint=head:1", "--tee=3", "--finish-once", "--module"} <= {*options}
+
+
+@pytest.mark.parametrize(
+    ("argv", "wrong"),
+    [
+        (["lab1,,lab2"], 'whose host "" is neither a host name nor an address'),
+        (["lab1,lab2:0"], "which starts no workers"),
+        (["-oProxyCommand=x"], "is neither a host name nor an address"),
+        (["localhost,lab2"], "localhost is another machine on each; expected the name"),
+        (["lab1", "--standalone"], "--standalone: "),
+    ],
+)
+def test_a_mistake_is_one_line(argv: list[str], wrong: str) -> None:
+    assert wrong in refusal(f"--hosts={argv[0]}", *argv[1:], "-m", "this")
+
+
+def test_a_function_is_started_on_one_machine_only() -> None:
+    folder = {"ELASTIC_AGENT_LAUNCH_FOLDER": "/nowhere"}
+    assert "not for elastic_agent.launch" in refusal("--hosts=lab1", "-m", "this", variables=folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["NCCL_DEBUG", "PYTHONPATH", "TORCH_LOGS", "ELASTIC_AGENT_SECRET", "WANDB_MODE"]
+)
+def test_variables_that_workers_need_go_to_every_host(name: str) -> None:
+    assert TRAVELLING.match(name)
+
+
+@pytest.mark.parametrize("name", ["PATH", "HOME", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "LD_LIBRARY_PATH"])
+def test_variables_of_this_machine_stay_here(name: str) -> None:
+    assert not TRAVELLING.match(name)
+
+
+class Desk:
+    """The folder with the script, and the terminal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run_id, self.endpoint = folder, unique("desk"), f"127.0.0.1:{free_port()}"
+        self.started: list[subprocess.Popen[bytes]] = []
+        (folder / "bin").mkdir()
+        (folder / "bin" / "ssh").write_text(SSH % {"folder": folder})
+        (folder / "bin" / "ssh").chmod(0o755)
+        (folder / "train.py").write_text(TRAIN)
+
+    def start(self, hosts: str, *options: str) -> subprocess.Popen[bytes]:
+        argv = [*COMMAND, "--hosts", hosts, "--rdzv-id", self.run_id, "--rdzv-endpoint", self.endpoint]
+        variables = {
+            **LONG_LEASE,
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        with (self.folder / f"terminal-{len(self.started)}").open("wb") as terminal:
+            process = subprocess.Popen(
+                [*argv, *options, "train.py", str(self.folder / "finish")],
+                cwd=self.folder,
+                env=clean_environment(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=terminal,
+                stderr=terminal,
+            )
+        self.started.append(process)
+        return process
+
+    def said(self, number: int = -1) -> str:
+        return (self.folder / f"terminal-{number % len(self.started)}").read_text()
+
+    def wait_said(self, *texts: str) -> None:
+        wait_for(f"{texts} in {self.said()}", lambda: all(text in self.said() for text in texts) or None)
+
+    def processes(self) -> list[int]:
+        """All that was started for this run and lives: the name of the folder is in its environment."""
+        return [pid for pid in linux.process_ids() if str(self.folder).encode() in _environment(pid)]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it is gone
+        return b""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    for process in desk.started:
+        if process.poll() is None:  # a test failed: ended as by a user
+            for _ in range(2):
+                process.send_signal(signal.SIGINT)
+            process.wait(GUARD_S)
+
+
+@pytest.mark.system
+def test_a_run_outlives_its_terminal(desk: Desk) -> None:
+    first = desk.start("lab1,lab2:2,away")
+    desk.wait_said("lab1: worker 0 of 3 trains", "lab2: worker 1 of 3 trains", "lab2: worker 2 of 3 trains")
+    assert "elastic-agent: away cannot be reached: ssh: connect to host away port 22: No route" in desk.said()
+    assert "Welcome" not in desk.said()
+    first.send_signal(signal.SIGHUP)
+    assert first.wait(GUARD_S) == 128 + signal.SIGHUP
+
+    assert desk.start("lab1,lab2:2").wait(GUARD_S) == ExitCode.TOO_FEW_NODES
+    assert f"lab2: run {desk.run_id} runs here; wait for its end, or elastic-agent stop" in desk.said()
+    (desk.folder / "finish").touch()
+    wait_for("the end of all processes", lambda: not desk.processes() or None)
+    done = "the run finished"
+    logs = [(desk.folder / host).glob(f"hosts/{desk.run_id}/*.log") for host in ("lab1", "lab2")]
+    assert all(done in log.read_text() for found in logs for log in found)
+
+
+@pytest.mark.system
+def test_ctrl_c_stops_the_run_on_all_hosts(desk: Desk) -> None:
+    process = desk.start("lab1,lab2")
+    desk.wait_said("lab1: worker 0 of 2 trains", "lab2: worker 1 of 2 trains")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(GUARD_S) == ExitCode.STOPPED, desk.said()
+    assert all(f"worker {rank} of 2 has saved" in desk.said() for rank in range(2))
+    wait_for("the end of all processes", lambda: not desk.processes() or None)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        (
+            "lab1,away",
+            "away cannot be reached: ssh: connect to host away port 22: No route to host; try: ssh",
+        ),
+        (
+            "lab1,bare",
+            "bash: line 1: python: No such file or directory; expected elastic-agent there, as here",
+        ),
+    ],
+)
+def test_a_start_that_is_refused_is_a_line_and_leaves_nothing(desk: Desk, hosts: str, said: str) -> None:
+    assert desk.start(hosts, "--nnodes", "2").wait(GUARD_S) == ExitCode.TOO_FEW_NODES
+    assert said in desk.said()
+    assert "nothing started: 1 of 2 hosts can be used" in desk.said()
+    assert len(desk.said().splitlines()) == 2
+    wait_for("the end of all processes", lambda: not desk.processes() or None)
