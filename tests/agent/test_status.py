@@ -126,6 +126,10 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(run:
     assert worker_is_up(second)
     for agent in (first, second):
         assert "WARN on n2; not set on n1" in line_with(agent, "nodes differ in NCCL_DEBUG")
+    wait_for(
+        "what a worker of n1 takes of the machine", lambda: '"memory_bytes":' in page(f"{url}api/status")
+    )
+    assert '<td class="name">n1/0</td>' in page(url)
     running = status_json()
     assert (running["phase"], running["generation"], running["world_size"]) == ("running", 1, 2)
     shown = {one["node_id"]: (one["role"], one["state"], one["first_rank"]) for one in running["nodes"]}

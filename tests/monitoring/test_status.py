@@ -118,7 +118,7 @@ def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() ->
     assert rows(status) == {"a": "unknown", "b": "unknown"}
     assert "running" not in lost
     assert "slower than the others" not in lost
-    page = run_page(status, is_named=False, shows_all=True).decode()
+    page = run_page(status, (), is_named=False, shows_all=True).decode()
     assert '<span class="phase unknown">unknown</span>' in page
     assert 'class="dot up"' not in page
     assert '<i class="now"' not in page
@@ -235,7 +235,7 @@ def test_a_generation_whose_end_was_not_recorded_neither_runs_nor_lasted_any_tim
     earlier, present = status_text(status).split("generations:\n")[1].splitlines()[1:3]
     assert re.match(r"2  \S+ \S+  -        2 nodes, 2 workers  not recorded \(", earlier)
     assert re.match(r"3  \S+ \S+  running  2 nodes, 2 workers  -$", present)
-    page = run_page(status, is_named=False, shows_all=True).decode()
+    page = run_page(status, (), is_named=False, shows_all=True).decode()
     assert [mark for mark in ("past", "now") for _ in range(page.count(f'<i class="{mark}"'))] == [
         "past",
         "now",

@@ -17,19 +17,32 @@ from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.transport import Secret, peers
 from elastic_agent.values import Endpoint
 from elastic_agent.web.server import Runs, open_status_page
-from tests.other_users import OTHER_UID, is_refused, needs_other_users
+from tests.other_users import OTHER_UID, is_refused, needs_other_users, run_as
 from tests.waiting import GUARD_S
 from tests.web.pages import serving
 
 OURS, THEIRS = Secret((b"our secret, which is long",)), Secret((b"their secret, also long",))
 REQUEST = b"GET /api/status HTTP/1.0\r\nHost: localhost\r\n\r\n"
+OUTPUT = REQUEST.replace(b"/api/status", b"/output")
+
+
+GET = """
+with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 60) as sock:
+    sock.sendall(bytes.fromhex(sys.argv[2]))
+    while part := sock.recv(65536):
+        print(part)
+"""
 
 
 async def status_of(run_id: str) -> RunStatus:
     return RunStatus(run_id, "host0:29400", 1.0, phase="running")
 
 
-ONE_RUN = Runs(lambda: ("mnist",), status_of)
+async def output() -> str:
+    return "epoch 1"
+
+
+ONE_RUN = Runs(lambda: ("mnist",), status_of, output=output)
 
 
 @contextmanager
@@ -40,13 +53,13 @@ def served(host: str) -> Iterator[int]:
         yield int(page.url.rsplit(":", 1)[1].strip("/"))
 
 
-def read(port: int, context: ssl.SSLContext | None) -> bytes:
+def read(port: int, context: ssl.SSLContext | None, request: bytes = REQUEST) -> bytes:
     """What a client gets."""
     with socket.create_connection(("127.0.0.1", port), GUARD_S) as plain:
         sock = plain if context is None else context.wrap_socket(plain)
         answer = b""
         try:
-            sock.sendall(REQUEST)
+            sock.sendall(request)
             while part := sock.recv(65536):
                 answer += part
         except OSError:
@@ -61,6 +74,7 @@ def test_other_machines_need_a_certificate_of_the_secret() -> None:
     without.check_hostname, without.verify_mode = False, ssl.CERT_NONE
     with served("0.0.0.0") as port:
         assert b'"run_id":"mnist"' in read(port, OURS.client_context)
+        assert b"epoch 1" in read(port, OURS.client_context, OUTPUT)
         for context in (None, without):
             assert read(port, context) == b""
         with pytest.raises(ssl.SSLError):
@@ -85,6 +99,15 @@ def test_on_loopback_other_users_of_the_machine_are_refused() -> None:
     with served("127.0.0.1") as port:
         assert b'"run_id":"mnist"' in read(port, None)
         assert is_refused(OTHER_UID, "127.0.0.1", port, REQUEST)
+
+
+@needs_other_users
+def test_in_a_run_without_a_secret_other_users_read_the_page_and_no_output() -> None:
+    with serving(ONE_RUN) as page:
+        port = page.url.rsplit(":", 1)[1].strip("/")
+        shown = [run_as(OTHER_UID, GET, port, request.hex()) for request in (REQUEST, OUTPUT)]
+        assert ["200 OK" in shown[0], "403 Forbidden" in shown[1], "epoch" in shown[1]] == [True, True, False]
+        assert b"epoch 1" in read(int(port), None, OUTPUT)
 
 
 @pytest.mark.parametrize("is_told", [False, True])

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
+import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from elastic_agent.diagnosis.records import Usage
 from elastic_agent.monitoring.goodput import Goodput
 from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus
+from elastic_agent.web import server as server_module
 from elastic_agent.web.metrics import CONTENT_TYPE, metrics_text
 from elastic_agent.web.server import CLIENTS, Runs, StatusServer
+from tests.loop_thread import in_loop
 from tests.waiting import GUARD_S
 from tests.web.pages import serving
 
@@ -36,6 +43,8 @@ def running(nodes: int = 2) -> RunStatus:
             seen_s=99.0,
             steps_per_s=2.5,
             waits=(0.1, 0.3),
+            steps=(7, None),
+            usage={0: Usage(1.5, 3 * 2**30), 1: Usage()},
             log_dir="/logs/mnist",
         )
         for i in range(nodes)
@@ -178,6 +187,81 @@ def test_the_page_shows_300_nodes_and_takes_no_markup_from_messages() -> None:
     assert "worker n1/1 (rank 3) is slower than the others" in shown
     assert "output of the workers on each node: /logs/mnist" in shown
     assert 'title="training 1 min"' in shown
+
+
+def test_the_page_has_a_row_for_each_worker_and_what_is_not_known_of_it_is_left_out() -> None:
+    with served(running) as server:
+        _, shown = get(server.url)
+    rows = re.findall(r'<td class="name">(n1/\d)</td>(.*?)</tr>', shown, re.DOTALL)
+    cells = {name: re.findall(r'<td class="number">([^<]*)</td>', row) for name, row in rows}
+    assert cells["n1/0"] == ["2", "7", "10 %", "150 %", "3.0 GiB"]
+    assert cells["n1/1"] == ["3", "-", "30 %", "-", "-"]
+
+
+def test_the_words_of_the_page_are_explained_in_it() -> None:
+    with served(running) as server:
+        _, shown = get(server.url)
+    for word in ("generation", "goodput", "restarts", "waits"):
+        assert f"<dt>{word}</dt>" in shown
+
+
+def test_those_who_look_at_a_run_see_its_end_before_the_agent_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "NEWS_S", GUARD_S)
+    monkeypatch.setattr(server_module, "IDLE_S", GUARD_S)
+    seen: list[str] = []
+    with served(running) as server:
+        assert "<title>running" in get(server.url)[1]
+        looking = threading.Thread(target=lambda: seen.append(get(server.url, Prefer="wait")[1]))
+        looking.start()
+        in_loop(server.tell_end(failed()))
+        looking.join()
+        assert "<title>failed" in get(server.url)[1]
+    assert "<title>failed" in seen[0]
+    assert "root cause: a full disk" in seen[0]
+
+
+def test_output_of_workers_is_shown_to_the_user_of_the_agent_only() -> None:
+    async def status(run_id: str) -> RunStatus:
+        return running()
+
+    async def output() -> str:
+        return "<b>epoch 1</b>"
+
+    runs = Runs(lambda: ("mnist",), status, output=output)
+    with serving(runs) as server, urllib.request.urlopen(f"{server.url}output", timeout=GUARD_S) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain"), "no markup"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.read() == b"<b>epoch 1</b>"
+    with serving(runs, "0.0.0.0") as server:
+        local = server.url.replace("0.0.0.0", "127.0.0.1")
+        assert get(local)[0] == 200
+        for target in ("output", "output?x=y", "output?"):
+            code, text = get(f"{local}{target}")
+            assert (code, "epoch" in text) == (403, False)
+    with served(running) as server:  # as elastic-agent serve: it has no workers
+        assert get(f"{server.url}output")[0] == 404
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium")
+def test_a_browser_updates_the_page_by_itself(tmp_path: Path) -> None:
+    flags = (
+        "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
+    )
+    looks: list[int] = []
+
+    def changing() -> RunStatus:
+        looks.append(1)
+        return running() if len(looks) == 1 else failed()
+
+    with served(changing) as server:
+        command = ["chromium", *flags.split(), f"--user-data-dir={tmp_path}", "--virtual-time-budget=2100"]
+        command += ["--dump-dom", server.url]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GUARD_S)
+    assert "<title>failed – mnist</title>" in done.stdout
+    assert '<pre id="cause">root cause: a full disk</pre>' in done.stdout
 
 
 def test_the_page_names_nodes_that_do_not_train_first_and_why() -> None:

@@ -122,6 +122,15 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """The part of the last minutes in which it waited in a collective; None: not known yet."""
 
 
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """What a worker's process takes of its machine, without processes that it started."""
+
+    cpu: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """How many processors it kept busy in the last seconds."""
+    memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
+    """Resident, shared pages included."""
+
+
 class NodeReport(Struct, frozen=True, omit_defaults=True):
     """What a node observed of its workers in one generation, and of its machine."""
 
@@ -150,6 +159,8 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
     known."""
     has_read: bool = False
     """The node has read the reports of the others on this generation, which was the last one."""
+    usage: dict[Count, Usage] = {}
+    """Of its workers that run, by slot."""
 
 
 class Bulletin(Struct, frozen=True):

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from elastic_agent.diagnosis.hangs import find_standstill
-from elastic_agent.diagnosis.records import GroupProgress, NodeReport, WorkerReport, WorkerState
+from elastic_agent.diagnosis.records import GroupProgress, NodeReport, Usage, WorkerReport, WorkerState
 from elastic_agent.protocol import FailureKind, Lease, Member, Phase, Plan, Seat, State, Waiting, end_reason
 
 from .goodput import Goodput
@@ -98,6 +98,10 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     it is not known."""
     optimizer_steps: int | None = None
     """The most optimizer steps that were counted of one of its workers since the worker's start; None: not known."""
+    steps: tuple[int | None, ...] = ()
+    """Of each of its workers, as :attr:`step`, or else as :attr:`optimizer_steps`; empty: not known."""
+    usage: dict[int, Usage] = {}
+    """What its workers take of the machine, by slot."""
 
 
 class Standstill(Struct, frozen=True, omit_defaults=True):
@@ -468,6 +472,8 @@ class _Nodes:
             log_dir=report.log_dir if report is not None else "",
             collectives_s=present.collectives_s if present is not None else None,
             optimizer_steps=max((worker.optimizer_steps or 0 for worker in workers), default=0) or None,
+            steps=tuple(worker.step or worker.optimizer_steps for worker in workers),
+            usage=present.usage if present is not None else {},
         )
 
     def _is_present(self, report: NodeReport) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -13,6 +12,8 @@ import jinja2
 from elastic_agent.monitoring import status_text
 from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.protocol import count
+
+from .plots import MOST_SAMPLES, Sample, draw, times
 
 FEW_NODES = 24
 FEW_GENERATIONS = 6
@@ -31,11 +32,12 @@ def problem_page(problem: str) -> bytes:
     return _rendered(where=f"no answer ({problem})")
 
 
-def run_page(status: RunStatus, *, is_named: bool, shows_all: bool) -> bytes:
+def run_page(status: RunStatus, samples: Sequence[Sample], *, is_named: bool, shows_all: bool) -> bytes:
     """Return the page of a run.
 
     Args:
         status: of the run.
+        samples: how the node of this agent trained; the plots begin with them, or else with the first generation.
         is_named: the address names the run, so that there may be a list of runs.
         shows_all: all nodes and generations.
     """
@@ -45,6 +47,9 @@ def run_page(status: RunStatus, *, is_named: bool, shows_all: bool) -> bytes:
     shown = nodes if shows_all else nodes[:FEW_NODES]
     header, rows = status_text.node_table(shown, status.asked_s)
     generations = status.generations[-(MOST_GENERATIONS if shows_all else FEW_GENERATIONS) :]
+    until_s, bars = _until_s(status), status.generations[-MOST_SAMPLES:]
+    begins_s = [sample.time_s for sample in samples[:1]] or [row.began_s for row in bars[:1]]
+    from_s = min([until_s - 1, *begins_s])
     return _rendered(
         run=status,
         is_named=is_named,
@@ -58,7 +63,11 @@ def run_page(status: RunStatus, *, is_named: bool, shows_all: bool) -> bytes:
             (generation, status_text.generation_row(generation, status.phase))
             for generation in reversed(generations)
         ],
-        until_s=_until_s(status),
+        until_s=until_s,
+        from_s=from_s,
+        bars=[row for row in bars if row.is_running or (row.ended_s or row.began_s) >= from_s],
+        plots=draw(samples, from_s, until_s),
+        times=times(from_s, until_s),
     )
 
 
@@ -67,16 +76,12 @@ def _template() -> jinja2.Template:
     loader = jinja2.PackageLoader(__package__, ".")
     texts = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     texts.globals |= {"count": count, "text": status_text, "zip": zip}
-    texts.filters |= {"clock": _clock, "quoted": functools.partial(quote, safe="", errors="replace")}
+    texts.filters |= {"quoted": functools.partial(quote, safe="", errors="replace")}
     return texts.get_template("page.html")
 
 
 def _rendered(**values: Any) -> bytes:
     return _template().render(values).encode(errors="replace")
-
-
-def _clock(time_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
 def _age(status: RunStatus) -> str:

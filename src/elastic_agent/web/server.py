@@ -23,12 +23,16 @@ from elastic_agent.transport import Secret, peer_uid
 from elastic_agent.values import Endpoint
 
 from .metrics import CONTENT_TYPE, metrics_text
+from .plots import Sample
 
 FRESH_S = 1.0
 """A status of this age is shown again."""
 
 IDLE_S = 10.0
 """How long a client may take to send a request."""
+
+NEWS_S, TOLD_S = 2.0, 0.5
+"""How long clients that prefer to wait do so for the end of the run, and how long it may take to tell it."""
 
 CLIENTS = 32
 """How many are served at the same time; the others are turned away."""
@@ -60,6 +64,10 @@ class Runs:
     """Gives those that are known, the newest last."""
     status: Callable[[str], Awaitable[RunStatus]]
     """Determines the status of one of them; raises LookupError if there is no such run any more."""
+    samples: Sequence[Sample] = ()
+    """How the node of this agent trained so far."""
+    output: Callable[[], Awaitable[str]] | None = None
+    """Reads what the workers on this machine wrote last."""
 
 
 class StatusServer:
@@ -90,6 +98,7 @@ class StatusServer:
         """Answers, and when they were written, by the target of the request."""
         self._writes = asyncio.Lock()
         self._clients: set[asyncio.Task[None]] = set()
+        self._last: asyncio.Future[RunStatus] = asyncio.get_running_loop().create_future()
         host = address.host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, address.port), family=family, backlog=2 * CLIENTS)
@@ -128,6 +137,12 @@ class StatusServer:
         ):
             return not self._is_welcome(accepted)
 
+    async def tell_end(self, last: RunStatus) -> None:
+        """Show those who are connected the last status of their run."""
+        self._last.set_result(last)
+        if self._clients:
+            await asyncio.wait(self._clients, timeout=TOLD_S)
+
     def close(self) -> None:
         """Stop serving; does not wait for clients."""
         for task in (self._accepting, *self._clients):
@@ -151,6 +166,8 @@ class StatusServer:
         elif run_id not in run_ids:
             raise LookupError("there is no run of this name here; the page at / lists those that there are")
         async with self._determines:
+            if self._last.done():
+                return self._last.result()
             known = self._known.get(run_id)
             if known is not None and time.monotonic() - known[0] < FRESH_S:
                 return known[1]
@@ -188,7 +205,7 @@ class StatusServer:
                 writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                 head = await reader.readuntil(b"\r\n\r\n")
             async with asyncio.timeout(IDLE_S):
-                writer.write(await self._answer(head.decode("latin-1")))
+                writer.write(await self._answer(head.decode("latin-1"), client))
             async with asyncio.timeout(IDLE_S):
                 writer.close()
                 await writer.wait_closed()
@@ -200,12 +217,12 @@ class StatusServer:
 
     def _is_welcome(self, client: socket.socket) -> bool:
         """Return whether to serve this client, of which nothing has been read yet."""
-        try:
-            return not self._is_for_this_user or peer_uid(client) in (os.geteuid(), 0)
-        except OSError:  # it is gone, or the kernel does not answer
-            return False
+        return not self._is_for_this_user or _is_this_user(client)
 
-    async def _answer(self, head: str) -> bytes:
+    def _may_see_output(self, client: socket.socket) -> bool:
+        return self._tls is not None or (self._is_local and _is_this_user(client))
+
+    async def _answer(self, head: str, client: socket.socket) -> bytes:
         request, *lines = head.split("\r\n")
         method, _, rest = request.partition(" ")
         target = rest.partition(" ")[0]
@@ -217,7 +234,12 @@ class StatusServer:
         elif self._is_local and not _means_this_machine(headers.get("host", "")):
             code, kind = HTTPStatus.FORBIDDEN, TEXT
             body = b"this page is served to clients on this machine only\n"
+        elif target.partition("?")[0] == "/output" and not self._may_see_output(client):
+            code, kind = HTTPStatus.FORBIDDEN, TEXT
+            body = b"output is for the agent's user and root, on this machine (ssh -L) or with the run's secret\n"
         else:
+            if headers.get("prefer") == "wait":
+                await asyncio.wait([self._last], timeout=NEWS_S)
             code, kind, body = await self._recent_content(target)
         top = (
             f"HTTP/1.0 {code.value} {code.phrase}",
@@ -234,7 +256,7 @@ class StatusServer:
         """
         async with self._writes:
             known = self._written.get(target)
-            if known is not None and time.monotonic() - known[0] < FRESH_S:
+            if known is not None and time.monotonic() - known[0] < FRESH_S and not self._last.done():
                 return known[1]
             self._written = {
                 other: (at_s, content)
@@ -256,6 +278,9 @@ class StatusServer:
                 case "/api/status":
                     status = await self.status(query.get("run"))
                     return HTTPStatus.OK, "application/json", msgspec.json.encode(status)
+                case "/output" if self._runs.output is not None:
+                    text = await self._runs.output() or "nothing yet\n"
+                    return HTTPStatus.OK, TEXT, text.encode(errors="replace")
                 case "/metrics":
                     return HTTPStatus.OK, CONTENT_TYPE, metrics_text(await self.statuses())
         except LookupError as error:
@@ -269,9 +294,8 @@ class StatusServer:
         name = query.get("run")
         if name is None and len(self.run_ids()) != 1:
             return self._html.runs_page(await self.statuses())
-        return self._html.run_page(
-            await self.status(name), is_named=name is not None, shows_all="all" in query
-        )
+        status, is_named, shows_all = await self.status(name), name is not None, "all" in query
+        return self._html.run_page(status, self._runs.samples, is_named=is_named, shows_all=shows_all)
 
 
 def open_status_page(
@@ -311,6 +335,14 @@ def _query(target: str) -> dict[str, str]:
         return {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
     except ValueError:
         return {}
+
+
+def _is_this_user(client: socket.socket) -> bool:
+    """Return whether a client on this machine is a process of this user or root."""
+    try:
+        return peer_uid(client) in (os.geteuid(), 0)
+    except OSError:  # it is gone, or the kernel does not answer
+        return False
 
 
 def _means_this_machine(host: str) -> bool:

@@ -20,10 +20,10 @@ from elastic_agent.protocol import Seat, State, World
 from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.transport import Snapshot, TransportError
 
-from .worker_reports import present_workers
+from .worker_reports import WorkerUsage, present_workers
 
-REPORT_EVERY_S = 5.0
-"""How often a node reports the progress of its workers, if there was any."""
+REPORT_EVERY_S, LEAST_OFTEN_S = 5.0, 30.0
+"""How often a node reports the progress of its workers, if there was any, and what they take of the machine."""
 
 KEPT_REPORTS = 3
 
@@ -68,6 +68,7 @@ class NodeReports:
         self._facts = dict(facts)
         self._log_dir = without_surrogates(log_dir)[:LONGEST_TEXT]
         self._rate = StepRate()
+        self._usage = WorkerUsage()
         self._tasks = tasks
         self._own: dict[int, NodeReport] = {}
         self._in_lost_store = 0
@@ -97,6 +98,7 @@ class NodeReports:
         is_counted = not any(progress.steps.values())
         now_s = asyncio.get_running_loop().time()
         self._rate.see(progress.generation, progress.newest_step, now_s, is_counted=is_counted)
+        self._usage.look(progress.pids, now_s)
         known = self._own.get(progress.generation)
         if known is None or (not known.is_final and _is_news(known, workers, progress)):
             self._write(
@@ -200,6 +202,7 @@ class NodeReports:
             steps_per_s=self._rate.per_s if not is_final and stalled_s is None else None,
             log_dir=self._log_dir,
             collectives_s=collectives_s,
+            usage={} if is_final else self._usage.by_slot,
         )
         self._keep(report)
 
@@ -244,4 +247,5 @@ def _is_lost(seat: Seat, snapshot: Snapshot, may_register: bool) -> bool:
 
 
 def _is_news(known: NodeReport, workers: tuple[WorkerReport, ...], progress: Progress) -> bool:
-    return known.workers != workers or (known.stalled_s is None) != (progress.stalled_s is None)
+    is_old = time.time() - known.written_s >= LEAST_OFTEN_S
+    return is_old or known.workers != workers or (known.stalled_s is None) != (progress.stalled_s is None)

@@ -7,8 +7,10 @@ complete, and nothing else changes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -18,6 +20,7 @@ from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
+from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.cause import RootCause
 from elastic_agent.diagnosis.render import render
 from elastic_agent.diagnosis.root_cause import root_cause
@@ -26,17 +29,20 @@ from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.protocol import Outcome, Phase, Plan, Waiting
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
+from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import Connected, PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import TransportError
 from elastic_agent.values import Endpoint
+from elastic_agent.web.plots import History
 from elastic_agent.web.server import Runs, StatusServer, open_status_page
 from elastic_agent.workers.guard.client import Spawned
+from elastic_agent.workers.output.newest_lines import newest_lines
 
 from .goodput_recorder import GoodputRecorder
 from .hang_judge import HangJudge
 from .node_comparison import NodeComparison
-from .node_reports import NodeReports
+from .node_reports import REPORT_EVERY_S, NodeReports
 from .questions import Questions
 from .status_files import StatusFiles
 from .store_problem import Outage
@@ -133,6 +139,9 @@ class RunObserver:
         self._judge = HangJudge(node_id, self._log, self._reports, supervisor.hang)
         self._watch = ConnectionWatch(node_id, lambda: supervisor.world, self._blocked)
         self._page: StatusServer | None = None
+        self._log_dir, self._disk = log_dir, DiskThread("worker-output")
+        self._history = History()
+        self._sample_timer: asyncio.TimerHandle | None = None
         self._last_view = RunReports()
         self._repeated = ""
         """What is logged of an earlier explanation at the end, because the reason of the end names a consequence."""
@@ -149,8 +158,27 @@ class RunObserver:
 
     def open_page(self, address: Endpoint | None) -> None:
         """Serve the status page from now on; None: there is to be none."""
-        runs = Runs(lambda: (self._run_id,), lambda run_id: self.status())
+        samples, output = self._history.samples, self._output if self._log_dir else None
+        runs = Runs(lambda: (self._run_id,), lambda run_id: self.status(), samples, output)
         self._page = open_status_page(address, runs, self._backend.secret)
+        if self._page is not None:
+            self._sample()
+
+    def _sample(self) -> None:
+        """Note how far this node is, and again after a while."""
+        progress = self._supervisor.progress or Progress(0, {}, {})
+        is_counted = not any(progress.steps.values())
+        at = time.time(), self._goodput.goodput
+        self._history.see(*at, progress.generation, progress.newest_step, is_counted=is_counted)
+        self._sample_timer = asyncio.get_running_loop().call_later(REPORT_EVERY_S, self._sample)
+
+    async def _output(self) -> str:
+        """Return what the workers of this node wrote last; nothing while there are no files, or the disk hangs."""
+        generation = self._log.last.generation if self._log.last is not None else 0
+        read = partial(newest_lines, Path(self._log_dir), self._node_id, generation)
+        with contextlib.suppress(OSError):
+            return await self._disk.call_async("output", read, ANSWER_S)
+        return ""
 
     def on_event(self, event: events.Event) -> None:
         """Take note of it."""
@@ -298,6 +326,8 @@ class RunObserver:
         await self.settle(EXPLAINED_S if has_failed else SAVED_S, why_left, serves)
         if has_failed and hosts_readers:
             await self.others_have_read(READ_S)
+        if self._page is not None:
+            await self._page.tell_end(self._status())
 
     async def settle(self, timeout_s: float, why_left: str = "", serves: Sequence[str] = ()) -> None:
         """Wait until the last reports are written and the last failure is explained; not for longer than this.
@@ -329,6 +359,8 @@ class RunObserver:
         self._goodput.close()
         self._watch.stop()
         self._stop_timer()
+        if self._sample_timer is not None:
+            self._sample_timer.cancel()
         self._tasks.cancel()
         self._reports.close()
         if self._page is not None:
