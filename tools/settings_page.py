@@ -17,6 +17,9 @@ All settings of elastic-agent. `elastic-agent settings [OPTIONS]` prints the eff
 each value as a settings file, or as JSON with `--json`. `elastic-agent init [OPTIONS]` writes a settings file to start
 from, with what the options say and every other setting as a comment. `elastic-agent -h` lists what is used most.
 
+`elastic-agent settings --schema > elastic-agent.schema.json` writes a JSON schema of these files, next to them: editors
+that check TOML (taplo, Even Better TOML) find it by their line `#:schema`, complete keys and show what they mean.
+
 ## Sources
 
 The first source that gives a value wins:

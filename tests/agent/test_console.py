@@ -19,17 +19,18 @@ ROOT = Path(__file__).parents[2]
 IMPORTS = """
 import asyncio, sys
 from msgspec.structs import replace
-from elastic_agent.agent.events import AgentStarted, DrainRequested, Rejoining, WorkersFailed
+from elastic_agent.agent.events import AgentStarted, DrainRequested, Rejoining, WorkersFailed, WorkersSaved
 from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.logs import configure_logging
 from elastic_agent.protocol import Waiting
 from elastic_agent.protocol.records import (
-    RECORD_VERSION, Address, Budget, Failure, FailureKind, Growth, Phase, Plan, Policy, Seat, World
+    RECORD_VERSION, Address, Budget, Cause, Failure, FailureKind, Growth, Notice, Phase, Plan, Policy, Seat, World
 )
 from elastic_agent.rendezvous.events import (
     Connected, Disconnected, LeaseLost, PlanSeen, Registered, Renewed, Unusable
 )
 from elastic_agent.transport import Obstacle, how_to_reach
+from elastic_agent.workers.guard.client import Spawned
 from tests import virtual_time
 """
 
@@ -482,3 +483,50 @@ def test_a_problem_is_told_when_it_has_lasted_and_then_once() -> None:
     assert problem.due(300.0) == ""
     problem.seen(NO_NAME, Obstacle.OTHER, 300.0)
     assert problem.due(302.0) == NO_NAME
+
+
+SHARED_TERMINAL = """
+words = "b leaves; waiting for the workers of b to save"
+
+async def read_status():
+    return Waiting(words)
+
+async def main():
+    configure_logging("console", "info", sys.stderr)
+    reporter = ConsoleReporter(lambda: "host0:29400", read_status)
+    tell = reporter.on_event
+    tell(AgentStarted("me", 1, 1))
+    world = World(3, (Seat("n1", "me", "10.0.0.1", 1, 0),), Address("10.0.0.1", 1234), "n1")
+    plan = Plan(RECORD_VERSION, 5, Phase.RUNNING, 3, "1 node, 1 worker", Policy(), world=world)
+    tell(PlanSeen(plan))
+    await asyncio.sleep(90.0)
+    tell(Spawned(3, {0: 4711}))
+    print("STARTED", end="", flush=True)
+    await asyncio.sleep(30.0)
+    tell(Disconnected("10.0.0.1: connection refused", Obstacle.REFUSED))
+    await asyncio.sleep(90.0)
+    tell(Connected("store", False))
+    tell(Renewed(2.0))
+    tell(PlanSeen(replace(plan, version=6, notice=Notice(6, Cause.OPERATOR, 300.0, "b leaves", False))))
+    await asyncio.sleep(90.0)
+    print("SAVED", flush=True)
+    tell(WorkersSaved(3))
+    await asyncio.sleep(3.0)
+    reporter.close()
+
+virtual_time.run(main())
+"""
+
+
+def test_while_workers_use_the_terminal_waits_are_lines_and_afterwards_one_line_that_is_rewritten() -> None:
+    shown = on_a_terminal(sys.executable, "-c", IMPORTS + SHARED_TERMINAL, cwd=ROOT)
+    starting, running = shown.split("STARTED")
+    running, afterwards = running.split("SAVED\r\n")
+    assert "\x1b[K" not in starting + running, (
+        "a line that is rewritten would erase what workers have begun to write"
+    )
+    assert "waiting for the workers of this node to start: " in starting
+    assert "waiting for the store at host0:29400: 10.0.0.1: connection refused" in running
+    assert "b leaves; waiting for the workers of b to save" in running
+    assert "\x1b[Kb leaves; waiting for the workers of b to save (" in afterwards
+    assert afterwards.endswith("\r\x1b[K"), "nothing of it stays"

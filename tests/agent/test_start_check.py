@@ -22,6 +22,7 @@ from elastic_agent.logs import configure_logging
 from elastic_agent.protocol import Address, Phase, Plan, Policy, Seat, World
 from elastic_agent.protocol.records import RECORD_VERSION
 from elastic_agent.rendezvous.events import Disconnected, PlanSeen
+from elastic_agent.transport import Obstacle
 
 async def main(words, what, run_id):
     configure_logging("console", "info", sys.stderr)
@@ -39,7 +40,8 @@ async def main(words, what, run_id):
     world = World(1, seats, Address("127.0.0.1", 1), "a") if seats else None
     plan = Plan(RECORD_VERSION, 1, phase, 1, "", Policy(), world=world)
     check.on_event(RunAgreed(run_id))
-    check.on_event(Disconnected("no answer") if what == "unreachable" else PlanSeen(plan))
+    failures = {"unreachable": Disconnected("no answer"), "no name": Disconnected("?", Obstacle.UNKNOWN_NAME)}
+    check.on_event(failures.get(what) or PlanSeen(plan))
     await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
 
 asyncio.run(main(sys.argv[3:], sys.argv[1], sys.argv[2]))
@@ -106,3 +108,11 @@ def test_loopback_is_not_reported_when_another_program_has_the_port(tmp_path: Pa
     options = ("--rdzv-endpoint", ENDPOINT, "--nnodes", "2")
     lines = logged("unreachable", tmp_path, *options)
     assert "means a different machine" not in lines
+
+
+def test_a_name_that_does_not_resolve_is_told_once_as_the_reason_why_the_store_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    options = ["--rdzv-endpoint", "nowhere.invalid:29400", "--nnodes", "2"]
+    (line,) = logged("no name", tmp_path, *options).splitlines()
+    assert "run elastic-agent doctor with the same options" in line

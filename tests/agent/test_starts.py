@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.agent.identity import host_name
-from tests.agent.support import elastic_agent
+from tests.agent.support import elastic_agent, started
 from tests.ports import free_port
 
 
@@ -59,3 +60,30 @@ def test_a_single_node_in_a_crash_loop_needs_only_one_port(tmp_path: Path) -> No
     result = elastic_agent(*options, "--no-python", "false")
     assert result.returncode == 1
     assert "exited with code 1; all 3 restarts are used" in result.stderr
+
+
+SLOW = """
+import os, sys, time
+
+class UntilTold:
+    def find_spec(self, name, path=None, target=None):
+        while name == "torch" and not os.path.exists(os.environ["TOLD"]):
+            time.sleep(0.05)
+
+sys.meta_path.insert(0, UntilTold())
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("how", ["warm", "cold"])
+def test_an_import_of_torch_that_takes_long_is_reported(tmp_path: Path, how: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')\n")
+    variables = {"PYTHONPATH": str(tmp_path), "TOLD": str(tmp_path / "told")}
+    options = ["--state-dir", str(tmp_path / "state"), "--worker-start", how, str(script)]
+    with started(*options, variables=variables) as agent:
+        assert f"importing torch with {sys.executable}: " in agent.log_until("importing torch")
+        (tmp_path / "told").touch()
+        assert agent.line() == "trained"
+        assert agent.end()[0] == 0

@@ -148,7 +148,7 @@ def test_make_targets_that_are_named_exist(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_options_that_are_named_exist(page: str) -> None:
     ours = {spec.flag for spec in specs()} | {spec.short for spec in specs() if spec.short}
-    ours |= {"--help", "--json", "--version"}
+    ours |= {"--help", "--json", "--schema", "--version"}
     ours |= set(
         re.findall(
             r"--[a-z]+", control.OPTIONS_PAGE + doctor.DOCTOR_PAGE + status.STATUS_PAGE + status.WHY_PAGE

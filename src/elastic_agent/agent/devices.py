@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -112,20 +113,31 @@ def _ask_torch() -> _Accelerators:
             encoding="utf-8",
             errors="replace",
         )
-    with process:
+    from elastic_agent.logs import get_logger  # late: the guard is to be started before
+
+    from .import_wait import telling_of_import
+
+    with process, telling_of_import() as tick:
         try:
-            printed, complaints = process.communicate()
+            printed, complaints = _output(process, tick)
         except BaseException:  # Ctrl-C
             process.kill()
             raise
     if complaints.strip():
-        from elastic_agent.logs import get_logger  # late: the guard is to be started before
-
         get_logger().warning(complaints.strip())
     counts = printed.split()[-2:]
     if process.returncode != 0 or len(counts) < 2:
         raise _no_answer(process.returncode, complaints)
     return _Accelerators(int(counts[0]), int(counts[1]))
+
+
+def _output(process: subprocess.Popen[str], while_waiting: Callable[[], None]) -> tuple[str, str]:
+    """Return all that it writes, to stdout and stderr; ``while_waiting`` is called about once a second."""
+    while True:
+        try:
+            return process.communicate(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            while_waiting()
 
 
 def _no_answer(returncode: int, complaints: str) -> UsageError:

@@ -46,6 +46,7 @@ from .backend import configured_backend
 from .devices import check_numa_binding, count_slots, crowding, likely_slots
 from .find_run import FoundRun, find_run
 from .identity import IdentityError
+from .import_wait import telling_of_import
 from .local_node import LocalNode
 from .signals import EndedAtOnceError, Meanings, SignalDesk
 from .supervisor import Ending
@@ -88,7 +89,8 @@ def run_node(
             backend = configured_backend(settings, variables, stores.serve)
             event_log = EventLog(settings.event_journal)
             workers = WorkerFactory(settings, slots)
-            stores.await_ready()
+            with telling_of_import() as tick:
+                stores.await_ready(tick)
         except (ValueError, OSError, StoreLostError) as error:
             raise UsageError(str(error)) from None
         closing.callback(event_log.close)

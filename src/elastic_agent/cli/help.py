@@ -36,7 +36,6 @@ Usage: elastic-agent [run] [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]
 {commands}
 
 Run one agent per machine, with the same command on every machine:
-
     elastic-agent --rdzv-endpoint HOST:29400 --nnodes 1:4 train.py
 
 When a worker fails, or a machine is lost, joins or leaves, the agents restart all workers, and the script resumes from

@@ -65,6 +65,8 @@ def commented(resolved: Resolved) -> str:
     lines = [
         "# Settings of elastic-agent, for: elastic-agent --config FILE",
         "# Remove the # of a line to set it.",
+        "# For editors that check TOML: elastic-agent settings --schema > elastic-agent.schema.json",
+        "#:schema ./elastic-agent.schema.json",
     ]
     lines += [
         "",

@@ -54,6 +54,7 @@ COMMANDS = {
         "[FILE]",
         "create a secret by which the agents of a run know each other, or certificates from it",
     ),
+    "completion": ("completion", "SHELL", "print a completion script for bash, zsh or fish"),
     "version": ("version", "", "print the versions of elastic-agent, Python and torch"),
 }
 """By command, the module beside this one that has a function of the command's name (only the one that is needed is
@@ -118,7 +119,7 @@ def _give_up(stream: TextIO) -> None:
 def _answer(argv: list[str]) -> int:
     meant = _mistyped_command(argv)
     name = argv.pop(0) if argv and argv[0] in COMMANDS else "run"
-    command = _command(name)
+    command = load_command(name)
     try:
         return command(argv)
     except UsageError as error:
@@ -133,10 +134,11 @@ def _answer(argv: list[str]) -> int:
         )
         return ExitCode.FINISHED
     except VersionRequested:
-        return _command("version")(())
+        return load_command("version")(())
 
 
-def _command(name: str) -> Command:
+def load_command(name: str) -> Command:
+    """Return the function of a command of ``COMMANDS``."""
     module, *_ = COMMANDS[name]
     command: Command = getattr(importlib.import_module(f"elastic_agent.cli.{module}"), name)
     return command

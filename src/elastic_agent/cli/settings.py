@@ -10,20 +10,22 @@ from typing import Any
 
 from elastic_agent.config.errors import HelpRequested
 from elastic_agent.config.load import Resolved, resolve
-from elastic_agent.config.settings import GROUPS, Spec, specs
+from elastic_agent.config.settings import GROUPS, Settings, Spec, specs
 from elastic_agent.config.sources.base import Layer
 from elastic_agent.config.sources.command_line import parse_command_line
+from elastic_agent.config.value_types import CONF
 from elastic_agent.exit_codes import ExitCode
 
-_JSON = "--json"
+_JSON, _SCHEMA = "--json", "--schema"
 
 PAGE = """\
-Usage: elastic-agent settings [OPTIONS OF RUN] [--json] [SCRIPT [ARGUMENTS]]
+Usage: elastic-agent settings [OPTIONS OF RUN] [--json|--schema] [SCRIPT [ARGUMENTS]]
 
 Prints the settings that elastic-agent would use with the same options, in the form of a settings file (--config). A
 comment names the source of each value: the option, the environment variable, the file, Slurm, systemd or the default.
 
   --json            print one JSON object
+  --schema          print a JSON schema of settings files, for editors
 
 elastic-agent --help lists the options of run, and the sources in their order."""
 
@@ -35,9 +37,12 @@ def settings(argv: Sequence[str]) -> int:
         UsageError: the same as ``run``, except that no script is needed.
     """
     try:
-        line = parse_command_line(argv, switches=(_JSON,))
+        line = parse_command_line(argv, switches=(_JSON, _SCHEMA))
     except HelpRequested:
         raise HelpRequested(PAGE) from None
+    if _SCHEMA in line.switches:
+        print(json.dumps(schema(), indent=2, ensure_ascii=False), flush=True)
+        return ExitCode.FINISHED
     resolved = resolve(line, os.environ, script_needed=False)
     print(as_json(resolved) if _JSON in line.switches else as_toml(resolved), flush=True)
     return ExitCode.FINISHED
@@ -71,6 +76,27 @@ def as_json(resolved: Resolved) -> str:
         "notes": [{"level": note.level, "text": note.text} for note in resolved.notes],
     }
     return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def schema() -> dict[str, Any]:
+    """Return a JSON schema of settings files, stricter than the agent: choices and switches have one spelling."""
+    text: dict[str, Any] = {"type": "string"}
+    properties = {"script": text, "script_args": {"type": "array", "items": text}}
+    for spec in specs():
+        is_list = isinstance(getattr(Settings(), spec.name), tuple)
+        structure = ["array"] if is_list else ["object"] if spec.kind is CONF else []
+        types = ["string", "boolean" if spec.kind.is_switch else "number", *structure]
+        accepted = {"enum": list(spec.kind.choices)} if spec.kind.choices else {"type": types}
+        properties[spec.name] = {"description": f"{spec.help} Default: {spec.shown_default}.", **accepted}
+    del properties["config"]  # a file cannot name another one
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Settings of elastic-agent",
+        "type": "object",
+        "properties": properties,
+        "patternProperties": {"-": True},  # keys are accepted with dashes, too
+        "additionalProperties": False,
+    }
 
 
 def as_toml_script(resolved: Resolved) -> list[str]:

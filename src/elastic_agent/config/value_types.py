@@ -36,6 +36,7 @@ class Kind:
         show: value to the text that ``parse`` reads back.
         empty_is_unset: an empty text counts as not given (for torchrun, that option's default is empty).
         is_switch: an option without a value, which means true.
+        choices: all words that are accepted; empty: they cannot be listed.
     """
 
     metavar: str
@@ -44,6 +45,7 @@ class Kind:
     show: Callable[[Any], str] = str
     empty_is_unset: bool = False
     is_switch: bool = False
+    choices: tuple[str, ...] = ()
 
 
 def _read_whole(text: str) -> int:
@@ -156,7 +158,7 @@ def choice(choices: Iterable[str], *, metavar: str) -> Kind:
             raise BadValueError(hint=did_you_mean(word, allowed))
         return word
 
-    return Kind(metavar, " or ".join([", ".join(allowed[:-1]), allowed[-1]]), parse)
+    return Kind(metavar, " or ".join([", ".join(allowed[:-1]), allowed[-1]]), parse, choices=allowed)
 
 
 def _parse_nodes(text: str) -> NodeRange:

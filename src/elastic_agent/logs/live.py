@@ -48,6 +48,14 @@ class StatusLine:
                 self._status = line
                 self._write(_ERASE_LINE + line)
 
+    @property
+    def is_in_front(self) -> bool:
+        """Whether no other job of the shell has the terminal (``elastic-agent ... &``)."""
+        try:
+            return os.tcgetpgrp(self._stream.fileno()) == os.getpgrp()
+        except (OSError, ValueError, AttributeError):  # not the terminal of this session: no shell uses it
+            return True
+
     def clear(self) -> None:
         """Remove the status."""
         with self._lock:
@@ -85,7 +93,8 @@ class WaitingReporter:
     def __init__(
         self, status: StatusLine | None, log: Callable[..., object], clock: Callable[[], float]
     ) -> None:
-        self._status = status
+        self._line = status
+        self._is_shared = False
         self._log = log
         self._clock = clock
         self._since_s: float | None = None
@@ -110,6 +119,18 @@ class WaitingReporter:
             self._logs_due = 0
         self.tick()
 
+    def share(self, is_shared: bool) -> None:
+        """Say whether others write to the terminal, such as workers: then there is no live line, which would erase the
+        beginnings of their lines."""
+        self._is_shared = is_shared
+        if is_shared and self._line is not None:
+            self._line.clear()
+
+    @property
+    def _status(self) -> StatusLine | None:
+        line = self._line
+        return line if line is not None and not self._is_shared and line.is_in_front else None
+
     @property
     def is_live(self) -> bool:
         """Whether a live line shows the wait, and nothing is logged."""
@@ -118,21 +139,21 @@ class WaitingReporter:
     @property
     def is_cut(self) -> bool:
         """Whether a live line had no room for the whole text."""
-        return self._status is not None and self._status.is_cut
+        return self._line is not None and self.is_live and self._line.is_cut
 
     def clear(self) -> None:
         """End the wait; the next ``update`` starts a new one."""
         self._since_s = None
-        if self._status is not None:
-            self._status.clear()
+        if self._line is not None:
+            self._line.clear()
 
     def tick(self) -> None:
         """Show or log what is due now."""
         if self._since_s is None:
             return
         now_s = self._clock()
-        if self._status is not None:
-            self._status.show(self._text, f" ({_duration(now_s - self._since_s)})")
+        if (line := self._status) is not None:
+            line.show(self._text, f" ({_duration(now_s - self._since_s)})")
             self._told_s = now_s
             return
         due_s = self.next_due_s

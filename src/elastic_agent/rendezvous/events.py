@@ -26,11 +26,13 @@ class Disconnected(SessionEvent):
 
     reason: str
     obstacle: Obstacle = Obstacle.OTHER
+    problem: str = ""
+    """The reason without what to do about it."""
 
     @classmethod
     def by(cls, error: TransportError) -> Disconnected:
         """Return a disconnection because of this error."""
-        return cls(str(error), error.obstacle)
+        return cls(str(error), error.obstacle, error.problem)
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,16 @@ from elastic_agent.rendezvous.events import (
     Unusable,
 )
 from elastic_agent.transport import Obstacle
+from elastic_agent.workers.guard.client import Spawned
 
 from .store_problem import StoreProblem
 
 SHOWN_HOLDERS = 8
 PATIENCE_S = 2.0
 """Shorter waits are not reported."""
+
+WORKERS_PATIENCE_S = 5.0
+"""The same of waits for workers, which may take a while to start, to save or to end."""
 
 
 class _HeldLine:
@@ -74,6 +78,13 @@ class _HeldLine:
 
 class ConsoleReporter:
     """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
+
+    _brief_text = ""
+    """Why the store is awaited, without what to do about it: for the live line, above which that is told."""
+    _patience_s = PATIENCE_S
+    """For how long it was awaited before that is reported."""
+    _are_starting = False
+    """The workers of this node were to be started, and are not known to run."""
 
     def __init__(
         self,
@@ -142,7 +153,8 @@ class ConsoleReporter:
         """Return the status in one line."""
         step = self.newest_step()
         world = f"{self._world}, step {step}" if self._world and step else self._world
-        waits = self._text if self._timer is not None else ""
+        is_told = self._dialling or not (self._are_starting or self._notice)
+        waits = self._text if self._timer is not None and is_told else ""
         return "; ".join(filter(None, (world, self._notice, waits))) or (
             "joining the run" if self._was_connected else f"connecting to {self._endpoint()}"
         )
@@ -171,6 +183,10 @@ class ConsoleReporter:
                 self._leaves = True
             case Depart():
                 self._held.drop()
+            case Spawned():
+                self._have_started()
+            case events.WorkersCleared() | events.WorkersSaved() | events.WorkersSucceeded():
+                self._reporter.share(False)
 
     # -- the store ------------------------------------------------------------------------------
 
@@ -183,8 +199,8 @@ class ConsoleReporter:
             case Registered() | Renewed() | PlanSeen() if self._dialling:
                 # Not before: a store that is full answers, but takes no records.
                 self._connected(False)
-            case Disconnected(reason=reason, obstacle=obstacle):
-                self._disconnected(reason, obstacle)
+            case Disconnected(reason=reason, obstacle=obstacle, problem=problem):
+                self._disconnected(reason, obstacle, problem)
             case Unusable(reason=reason):
                 self._disconnected(reason, Obstacle.EXPLAINED)
 
@@ -203,7 +219,7 @@ class ConsoleReporter:
             self._text, self._facts = f"forming generation {self._shown_plan[1]}", {}
             self._await_soon(True)
 
-    def _disconnected(self, reason: str, obstacle: Obstacle) -> None:
+    def _disconnected(self, reason: str, obstacle: Obstacle, problem: str = "") -> None:
         self._problem.seen(reason, obstacle, asyncio.get_running_loop().time())
         if not self._dialling:
             self._dialling = True
@@ -211,6 +227,7 @@ class ConsoleReporter:
             if self._was_connected:
                 self._problem.lost()
         self._text = f"waiting for the store at {self._endpoint()}: {reason}"
+        self._brief_text = f"waiting for the store at {self._endpoint()}: {problem or reason}"
         self._facts = {"endpoint": self._endpoint()}
 
     def _tell_loss(self) -> None:
@@ -259,6 +276,7 @@ class ConsoleReporter:
         # Other plans differ in details that do not matter here.
         is_changed, self._shown_plan = shown_plan != self._shown_plan, shown_plan
         self._world = self._notice = ""
+        self._are_starting &= plan.phase is Phase.RUNNING
         if plan.phase is Phase.FORMING:
             if is_changed and not self._leaves and self._incarnation not in plan.leaving:
                 self._forming(plan)
@@ -283,6 +301,7 @@ class ConsoleReporter:
             self._world = f"the run {verb}: {plan.reason}"
             if is_changed:
                 log(self._world)  # the report on the root cause shows the end of the output
+            self._await_workers()
 
     def _forming(self, plan: Plan) -> None:
         """Log it now, or after a failure when it is likely that the run continues."""
@@ -313,12 +332,18 @@ class ConsoleReporter:
         )
         if plan.notice is not None:
             self._notice = f"{plan.notice.words}: workers may save and exit"
+            self._await_workers()
+        elif self._are_starting:
+            self._await_start()
         # The world is the same, only the plan is newer.
         if self._announced == (plan.generation, self._incarnation):
             if plan.notice is None and is_changed:  # the notice is shown instead
                 self._log.info(f"generation {plan.generation} continues: {plan.reason}")
             return
         self._announced = plan.generation, self._incarnation
+        self._reporter.share(True)
+        if plan.notice is None:
+            self._await_start()
         last = seat.first_rank + seat.slots - 1
         ranks = f"rank {last}" if seat.slots == 1 else f"ranks {seat.first_rank}-{last}"
         self._log.info(
@@ -344,13 +369,31 @@ class ConsoleReporter:
 
     # -- waiting --------------------------------------------------------------------------------
 
+    def _await_start(self) -> None:
+        self._are_starting, self._facts = True, {}
+        self._text = (
+            "waiting for the workers of this node to start: the process that they are forked from still imports torch, "
+            "or what the script imports"
+        )
+        self._await_soon(False, WORKERS_PATIENCE_S)
+
+    def _have_started(self) -> None:
+        """End the wait for the workers' start, unless another one has taken its place."""
+        if self._are_starting and not (self._dialling or self._notice):
+            self._rest()
+        self._are_starting = False
+
+    def _await_workers(self) -> None:
+        """Report whose workers the run waits for to save and exit; until that is known, nothing."""
+        self._text, self._facts = "", {}
+        self._await_soon(True, WORKERS_PATIENCE_S)
+
     def _await_soon(self, status: bool, after_s: float | None = None) -> None:
         """Report the wait once it has lasted long enough to matter."""
         self._awaits_status = status
         self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(
-            PATIENCE_S if after_s is None else after_s, self._tick
-        )
+        self._patience_s = PATIENCE_S if after_s is None else after_s
+        self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._tick)
 
     def _tick(self) -> None:
         if not self._awaits_status:
@@ -385,7 +428,9 @@ class ConsoleReporter:
         if self._dialling:
             self._tell_loss()
             self._causes = self._store_causes()
-        self._reporter.update(self._text, self._facts, already_s=PATIENCE_S)
+        brief = self._dialling and self._reporter.is_live
+        if text := self._brief_text if brief else self._text:
+            self._reporter.update(text, self._facts, already_s=self._patience_s or PATIENCE_S)
         self._tell_problem()
         if self._awaits_status and self._reporter.is_cut and self._text not in self._told_causes:
             self._told_causes.add(self._text)

@@ -19,6 +19,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Phase
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
 from elastic_agent.transport import (
+    Obstacle,
     StoreLostError,
     is_loopback_name,
     run_abandonable,
@@ -60,6 +61,7 @@ class StartCheck:
         self._log = get_logger()
         self._problem = ""
         """Why the store does not answer."""
+        self._obstacle: Obstacle | None = None
         self._run_id = settings.rdzv_id
         self._nodes = 0
         """Of the newest world; 0: there was none yet."""
@@ -78,11 +80,13 @@ class StartCheck:
             case LeaveSignalled():
                 self.close()
             case RunAgreed(run_id=run_id):
-                self._run_id, self._problem = run_id, ""
+                self._run_id, self._problem, self._obstacle = run_id, "", None
             case Connected():
-                self._problem = ""
-            case Disconnected(reason=reason) | Unusable(reason=reason):
-                self._problem = reason
+                self._problem, self._obstacle = "", None
+            case Disconnected(reason=reason, obstacle=obstacle):
+                self._problem, self._obstacle = reason, obstacle
+            case Unusable(reason=reason):
+                self._problem, self._obstacle = reason, None
 
     def close(self) -> None:
         """Examine no more."""
@@ -124,7 +128,9 @@ class StartCheck:
         )
 
     async def _tell_of(self, endpoint: Endpoint) -> None:
-        """Report an endpoint that means another machine here than elsewhere, or none."""
+        """Report an endpoint that means another machine here than elsewhere, or none, unless that was told."""
+        if self._obstacle is Obstacle.UNKNOWN_NAME:
+            return
         with contextlib.suppress(StoreLostError):  # a name server that does not answer: doctor looks into it
             found = await run_abandonable(lambda: _endpoint_findings(endpoint), PREPARATION_S)
             errors = [finding for finding in found if finding.severity == "error"]

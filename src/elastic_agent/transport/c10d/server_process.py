@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -61,14 +62,14 @@ class StoreServers:
         """The process; None: there is none, or it is not known yet."""
         return self._own.pid if self._own is not None else self._pid
 
-    def await_ready(self) -> None:
-        """Block until the process has imported torch.
+    def await_ready(self, while_waiting: Callable[[], object] = lambda: None) -> None:
+        """Block until the process has imported torch; ``while_waiting`` is called about once a second.
 
         Raises:
             StoreLostError: it cannot be started.
         """
         with self._lock:
-            self._ready_line()
+            self._ready_line(while_waiting)
 
     def serve(self, sock: socket.socket, address: str) -> Callable[[], None]:
         """Serve a store there (see :data:`ServeStore`)."""
@@ -103,11 +104,15 @@ class StoreServers:
         finally:
             self._lock.release()
 
-    def _ready_line(self) -> socket.socket:
+    def _ready_line(self, while_waiting: Callable[[], object] = lambda: None) -> socket.socket:
         while self._pid is None:
             if self._line is None:
                 self._start()
             assert self._line is not None
+            poll = select.poll()  # has no limit on the number of a file
+            poll.register(self._line, select.POLLIN)
+            while not poll.poll(1000):
+                while_waiting()
             answer = self._receive(self._line)
             if answer is not None:
                 self._pid = int(answer["pid"])

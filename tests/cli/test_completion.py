@@ -1,0 +1,101 @@
+"""Completion in the shells that are installed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import GUARD_S
+
+from .support import elastic_agent, refusal
+
+
+def script(shell: str, folder: Path) -> Path:
+    """Return the file with the script of this shell, which is not tested where the shell is not installed."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    done = elastic_agent("completion", shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    path = folder / shell
+    path.write_text(done.stdout)
+    return path
+
+
+def typed(words: str, shell: list[str], before: str, folder: Path, until: str) -> str:
+    """Type words and the tabulator into a shell on a terminal; return what it shows up to this text."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "HOME": str(folder), "TERM": "xterm", "PS1": "READY "}
+    process = subprocess.Popen(
+        shell, stdin=slave, stdout=slave, stderr=slave, cwd=folder, env=environment, start_new_session=True
+    )
+    os.close(slave)
+    shown = b""
+
+    def read_until(text: str) -> None:
+        nonlocal shown
+        while text.encode() not in shown:
+            assert select.select([master], [], [], GUARD_S)[0], shown
+            shown += os.read(master, 4096)
+
+    try:
+        os.write(master, f"{before}; echo SOUR''CED\n".encode())
+        read_until("SOURCED")
+        os.write(master, f"{words}\t".encode())
+        read_until(until)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+    return shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("elastic-agent --rdzv-e", "--rdzv-endpoint"),
+        ("elastic-agent status --wa", "--watch"),
+        ("elastic-agent compl", "completion"),
+        ("elastic-agent --nnodes 2 trai", "train.py"),
+        ("elastic-agent train.py confi", "config.yaml"),
+    ],
+)
+def test_bash_completes_commands_options_and_files(words: str, completed: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "config.yaml").touch()
+    path = script("bash", tmp_path)
+    typed(words, ["bash", "--norc", "--noprofile", "-i"], f". {path}", tmp_path, completed)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("--rdzv-e", "--rdzv-endpoint"), ("status --wa", "--watch"), ("compl", "completion")],
+)
+def test_zsh_completes_commands_and_options(words: str, completed: str, tmp_path: Path) -> None:
+    path = script("zsh", tmp_path)
+    typed(f"elastic-agent {words}", ["zsh", "-f", "-i"], f". {path}", tmp_path, completed)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("--rdzv-e", "--rdzv-endpoint"), ("status --wa", "--watch"), ("compl", "completion")],
+)
+def test_fish_completes_commands_and_options(words: str, completed: str, tmp_path: Path) -> None:
+    command = f"source {script('fish', tmp_path)}; complete -C 'elastic-agent {words}'"
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["fish", "-c", command], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\t")[0].strip() == completed
+
+
+def test_a_shell_that_is_not_known_is_refused() -> None:
+    assert 'got "tcsh"; expected one of bash, zsh, fish' in refusal("completion", "tcsh")
+    assert 'got "nothing"; expected one of bash, zsh, fish' in refusal("completion")
