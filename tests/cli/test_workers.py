@@ -78,11 +78,13 @@ def test_the_output_and_stacks_of_all_nodes_come_from_any_machine(tmp_path: Path
 
 
 def test_what_lies_on_this_machine_is_printed_when_the_run_has_ended(tmp_path: Path) -> None:
-    folder = LogFolders(str(tmp_path), 20).make("cats", 2, "n1")
+    run_id = unique("ended")
+    folder = LogFolders(str(tmp_path / "logs"), 20).make(run_id, 2, "n1")
     for slot in range(2):
         (folder / str(slot)).mkdir()
         (folder / str(slot) / "output.log").write_text("".join(f"line {number}\n" for number in range(30)))
-    told = elastic_agent("logs", "--log-dir", str(tmp_path), "-n", "1")
+    variables = {"ELASTIC_AGENT_STATE_DIR": str(tmp_path)}
+    told = elastic_agent("logs", "--run", run_id, "-n", "1", variables=variables)
     left_out = "0.2 kB left out; the whole output is in "
     assert told.returncode == 0
     assert [line for line in told.stdout.splitlines() if left_out not in line] == [
@@ -90,7 +92,7 @@ def test_what_lies_on_this_machine_is_printed_when_the_run_has_ended(tmp_path: P
         "n1/1 | line 29",
     ]
     assert told.stdout.count(left_out) == 2
-    worker = elastic_agent("logs", "--log-dir", str(tmp_path), "--run", "cats", "n1/1", "-f").stdout
+    worker = elastic_agent("logs", "--log-dir", str(tmp_path / "logs"), "n1/1", "-f").stdout
     assert worker.splitlines()[-20:] == [f"line {number}" for number in range(10, 30)]
 
 

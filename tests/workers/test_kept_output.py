@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import struct
 import sys
 import termios
@@ -162,6 +163,22 @@ def test_a_worker_gets_the_error_of_a_pipe_that_nobody_reads_any_more(tmp_path: 
         agent.start(python(0, code, kept=str(tmp_path / "output.log")), generation=2)
         assert agent.until("Exited")["returncode"] == 5, "neither are later ones told that all is well"
     os.close(err)
+
+
+def test_a_worker_can_save_when_the_signal_that_ends_the_job_has_ended_the_reader(tmp_path: Path) -> None:
+    """Ctrl-C ends `tee` in `elastic-agent train.py 2>&1 | tee log`, too."""
+    read_end, write_end = os.pipe()
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with standin(write_end, write_end) as agent:
+        agent.spawn(shell(f"echo ready; cat {gate}; echo saving && echo saved", tmp_path / "output.log"))
+        read_until(read_end, b"ready")
+        os.kill(agent.guard_pid, signal.SIGINT)
+        agent.until("Signalled")
+        os.close(read_end)
+        gate.write_text("")
+        assert ended(agent) == 0
+    assert (tmp_path / "output.log").read_text() == "ready\nsaving\nsaved\n"
 
 
 def test_a_worker_has_ended_when_its_output_was_taken(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ and how much it left out. When the run has ended, prints what lies on this machi
   -n, --lines LINES     begin with so many lines of each file [default: 20]
   --generation N        the workers of this generation [default: the latest]
   --run RUN             the run, if several have agents on this machine
-  --log-dir DIR         where the output is, if no agent runs here [default: the log directory of the agents]
+  --log-dir DIR         print what lies in this log directory, and ask no agent
   --user USER           only agents of this user (for root)"""
 
 STACKS_PAGE = """\
@@ -69,7 +69,7 @@ def logs(argv: Sequence[str]) -> int:
 async def _logs(given: Namespace) -> None:
     from elastic_agent.agent.control.socket import Question
 
-    found = await _agents("logs", given)
+    found = await _agents("logs", given) if given.log_dir is None else {}
     if not found:
         _print_files(given)
         return

@@ -171,7 +171,9 @@ class WorkerContext:
         kept = self.kept.get(slot, "")
         for path in (self.stdouts[slot] or _regular_file(1), self.stderrs[slot]):
             path = kept if kept and path in ("", os.devnull) else path
-            if os.path.getsize(path) if os.path.isfile(path) else path != kept or not kept:
+            # The guard makes the file in which it keeps output when there is some.
+            has_content = os.path.getsize(path) > 0 if os.path.isfile(path) else not kept or path != kept
+            if has_content:
                 return path
         return None
 

@@ -76,11 +76,12 @@ class Questions:
                 fresh = [question for question in questions if question.id not in answered]
                 answered = {question.id for question in questions}
                 for question in fresh:
-                    at_s, data = now_s(), msgspec.msgpack.encode(await self._answer(question))
+                    at_s, data = now_s(), msgspec.msgpack.encode(await self.answer(question))
                     tell = partial(ReportRecords.write_note, name=f"told/{question.id}", data=data)
                     await self._reports.call(partial(tell, lasts_s=TOLD_S))
 
-    async def _answer(self, question: Question) -> Answer:
+    async def answer(self, question: Question) -> Answer:
+        """Answer a question about the workers of this node."""
         progress, seat = self._supervisor.progress, self._supervisor.seat
         if question.do == "stacks" and progress is not None and progress.pids and seat is not None:
             workers = self._node_id, progress, seat.first_rank
@@ -90,7 +91,9 @@ class Questions:
         if question.do == "stacks":
             return Answer(f"node {self._node_id}: no worker runs at present")
         if question.do != "logs" or not self._log_folder:
-            return Answer(f"node {self._node_id}: no output is kept in files (--redirects, --tee, --log-dir)")
+            return Answer(
+                f"node {self._node_id}: output is kept in no file (--logs-specs, or --log-dir /dev/null)"
+            )
         worker = self._node_id, question.slot, question.generation
         read = partial(read_output, Path(self._log_folder), question.known, *worker)
         read = partial(read, last_lines=question.lines, follows=question.follows)
@@ -116,7 +119,7 @@ class Questions:
                 for node in sorted(nodes if node_id is None else {node_id})
             }
             own = asked.pop(self._node_id, None)
-            told = {self._node_id: await self._answer(own)} if own is not None else {}
+            told = {self._node_id: await self.answer(own)} if own is not None else {}
             problem = f"no answer within {ANSWER_S:g} s: the machine is lost or slow, or its agent has another version"
             try:
                 told |= await self._gather(asked, silent) if asked else {}

@@ -7,15 +7,14 @@ complete, and nothing else changes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from elastic_agent.agent import events
+from elastic_agent.agent.control.socket import Question
 from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.collectives import Collectives
@@ -27,9 +26,9 @@ from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.logs import get_logger, is_console
 from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus, run_status
+from elastic_agent.printable import plain
 from elastic_agent.protocol import Outcome, Phase, Plan, Waiting
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
-from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import Connected, PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import TransportError
@@ -37,7 +36,6 @@ from elastic_agent.values import Endpoint
 from elastic_agent.web.plots import History
 from elastic_agent.web.server import Runs, StatusServer, open_status_page
 from elastic_agent.workers.guard.client import Spawned
-from elastic_agent.workers.output.newest_lines import newest_lines
 
 from .goodput_recorder import GoodputRecorder
 from .hang_judge import HangJudge
@@ -58,6 +56,9 @@ EXPLAINED_S = 11.0
 
 READ_S = 3.0
 """How long the store of a run that has failed stays for nodes that have not read the reports of the others yet."""
+
+OUTPUT_LINES = 50
+"""So many of each file of a worker are shown on the page."""
 
 SAVED_S = 1.0
 """How long writing the last status may take otherwise: there is nothing to explain."""
@@ -139,7 +140,7 @@ class RunObserver:
         self._judge = HangJudge(node_id, self._log, self._reports, supervisor.hang)
         self._watch = ConnectionWatch(node_id, lambda: supervisor.world, self._blocked)
         self._page: StatusServer | None = None
-        self._log_dir, self._disk = log_dir, DiskThread("worker-output")
+        self._log_dir = log_dir
         self._history = History()
         self._sample_timer: asyncio.TimerHandle | None = None
         self._last_view = RunReports()
@@ -174,11 +175,9 @@ class RunObserver:
 
     async def _output(self) -> str:
         """Return what the workers of this node wrote last; nothing while there are no files, or the disk hangs."""
-        generation = self._log.last.generation if self._log.last is not None else 0
-        read = partial(newest_lines, Path(self._log_dir), self._node_id, generation)
-        with contextlib.suppress(OSError):
-            return await self._disk.call_async("output", read, ANSWER_S)
-        return ""
+        answer = await self.questions.answer(Question("logs", lines=OUTPUT_LINES))
+        files = [f"==> {worker} <==\n{output}" for worker, output in answer.output.items()]
+        return plain("\n".join(files) or answer.text)
 
     def on_event(self, event: events.Event) -> None:
         """Take note of it."""

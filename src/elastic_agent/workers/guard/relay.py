@@ -252,7 +252,7 @@ class Relays:
     def __init__(self, loop: Loop, sink: Sink | None, *, ends_writers: bool = False) -> None:
         self._loop = loop
         self.sink = sink
-        self._ends_writers = ends_writers
+        self.ends_writers = ends_writers
         self._relays: list[Relay] = []
         self._held_up = False
 
@@ -269,7 +269,7 @@ class Relays:
         sink = self.sink
         if sink is None:
             return
-        if self._ends_writers and sink.has_no_reader:
+        if self.ends_writers and sink.has_no_reader:
             self.close_all()
         if sink.blocked == self._held_up:
             return
@@ -341,10 +341,11 @@ class Console:
 
     def __init__(self, loop: Loop) -> None:
         stderr = open_sink(2)
-        shared = stderr if _is_same_file(1, 2) else None
-        stdout = (shared or open_sink(1)) if _fails_without_reader_only(1) else None
+        is_log = _is_same_file(1, 2)
+        stdout = stderr if is_log else open_sink(1) if _fails_without_reader_only(1) else None
+        is_relayed = stdout is not None and (is_log or stdout.notices_errors)
         self._hidden = Relays(loop, None)
-        self._stdout = Relays(loop, stdout, ends_writers=True) if stdout and stdout.notices_errors else None
+        self._stdout = Relays(loop, stdout, ends_writers=True) if is_relayed else None
         self._stderr = self._stdout if self._stdout and stdout is stderr else Relays(loop, stderr)
         self._all = {relays for relays in (self._hidden, self._stdout, self._stderr) if relays is not None}
         self._kept_outputs = KeptOutputs()
@@ -366,6 +367,11 @@ class Console:
         """Hold up or resume reading. Call after every round of the loop."""
         for relays in self._all:
             relays.balance()
+
+    def spare_writers(self) -> None:
+        """Let workers write without a reader: a signal to the whole job may have ended it, and they save."""
+        if self._stdout is not None:
+            self._stdout.ends_writers = False
 
     def close_all(self) -> None:
         """Pass on what is left; call when no writer is left."""
