@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import mmap
 import os
 import select
@@ -101,6 +102,12 @@ def lock_memory() -> bool:
     in time. Not for future memory: a refusal of the system would then end the process.
     """
     return bool(_libc.mlockall(_MCL_CURRENT) == 0)
+
+
+def is_same_file(fd: int, other_fd: int) -> bool:
+    """Return whether what is written to these descriptors of this process goes to one place, in order."""
+    flags = {fcntl.fcntl(each, fcntl.F_GETFL) for each in (fd, other_fd)}
+    return len(flags) == 1 and os.path.samestat(os.fstat(fd), os.fstat(other_fd))
 
 
 def punch_hole(fd: int, start: int, length: int) -> None:

@@ -161,7 +161,7 @@ def test_an_interrupt_reaches_the_function_as_an_interrupt(tmp_path: Path) -> No
 
 
 def test_mistakes_are_errors(settings: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(TypeError, match="got setting 'nodes'; expected one of nnodes, "):
+    with pytest.raises(TypeError, match="got setting 'nodes'; expected one of hosts, nnodes, "):
         elastic_agent.launch(sum_of_ranks, 1.0, nodes=1)
     with pytest.raises(TypeError, match="cannot pickle sum_of_ranks and its arguments"):
         elastic_agent.launch(sum_of_ranks, (one for one in "generator"))

@@ -17,9 +17,11 @@ from queue import SimpleQueue
 import pytest
 
 from elastic_agent import linux
+from elastic_agent.linux import read_process
 from elastic_agent.workers.guard.client import Launch
 from elastic_agent.workers.guard.kept_output import KeptOutput, KeptOutputs
 from tests.small_disk import run_on_small_disk
+from tests.waiting import wait_for
 from tests.workers.support import PATIENCE_S, StandIn, program, python
 from tests.workers.test_guard_output import read_until
 from tests.workers.test_log_limit import LIMIT, LINE_BYTES, PART, lines, numbers, taken
@@ -165,33 +167,47 @@ def test_a_worker_gets_the_error_of_a_pipe_that_nobody_reads_any_more(tmp_path: 
     os.close(err)
 
 
-def test_a_worker_can_save_when_the_signal_that_ends_the_job_has_ended_the_reader(tmp_path: Path) -> None:
-    """Ctrl-C ends `tee` in `elastic-agent train.py 2>&1 | tee log`, too."""
+def test_workers_go_on_when_the_reader_of_their_log_is_gone(tmp_path: Path) -> None:
+    """Ctrl-C ends `tee` in `elastic-agent train.py 2>&1 | tee log`, too, and workers save then."""
     read_end, write_end = os.pipe()
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     with standin(write_end, write_end) as agent:
         agent.spawn(shell(f"echo ready; cat {gate}; echo saving && echo saved", tmp_path / "output.log"))
         read_until(read_end, b"ready")
-        os.kill(agent.guard_pid, signal.SIGINT)
-        agent.until("Signalled")
         os.close(read_end)
         gate.write_text("")
         assert ended(agent) == 0
     assert (tmp_path / "output.log").read_text() == "ready\nsaving\nsaved\n"
 
 
-def test_a_worker_has_ended_when_its_output_was_taken(tmp_path: Path) -> None:
+def test_what_goes_into_a_log_file_is_kept_for_each_worker_too(tmp_path: Path) -> None:
+    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with standin(log, log) as agent:
+        agent.spawn(shell(ORDER, tmp_path / "output.log"))
+        assert ended(agent) == 0
+    assert (tmp_path / "log").read_bytes() == IN_ORDER
+    assert (tmp_path / "output.log").read_bytes() == IN_ORDER
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_worker_has_ended_when_its_output_was_taken(tmp_path: Path, code: int) -> None:
     """As without the guard, where it would still be writing: nothing is lost if the reader pauses."""
     (out, their_out), (err, their_err) = os.pipe(), os.pipe()
+    size = (
+        fcntl.fcntl(out, fcntl.F_GETPIPE_SZ) + 2000
+    )  # a pipe of the guard, however small, has room for the rest
     with standin(their_out, their_err) as agent:
-        agent.spawn(shell("head -c 130000 /dev/zero; echo end; echo done >&2", tmp_path / "output.log"))
+        script = f"head -c {size} /dev/zero; echo end; echo done >&2; exit {code}"
+        (pid,) = agent.spawn(shell(script, tmp_path / "output.log")).values()
         read_until(err, b"done")
-        agent.do("deadline", in_s=1000)
-        agent.until("DeadlineSet")
+        wait_for("the end of the process", lambda: read_process(pid) is None)
+        for _ in range(2):  # the guard has seen that end when it has seen one signal and then another
+            os.kill(agent.guard_pid, signal.SIGUSR1)
+            agent.until("Signalled")
         assert "Exited" not in [event["name"] for event in agent.events]
-        assert len(read_until(out, b"end\n")) == 130_004
-        assert ended(agent) == 0
+        assert len(read_until(out, b"end\n")) == size + 4
+        assert ended(agent) == code
     for fd in (out, err):
         os.close(fd)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from elastic_agent import linux
 from elastic_agent.workers import facts, failure
 from elastic_agent.workers.guard.client import (
     Exited,
@@ -169,7 +170,7 @@ class WorkerContext:
         May block as long as a file system hangs.
         """
         kept = self.kept.get(slot, "")
-        for path in (self.stdouts[slot] or _regular_file(1), self.stderrs[slot]):
+        for path in (self.stdouts[slot] or _own_file(), self.stderrs[slot]):
             path = kept if kept and path in ("", os.devnull) else path
             # The guard makes the file in which it keeps output when there is some.
             has_content = os.path.getsize(path) > 0 if os.path.isfile(path) else not kept or path != kept
@@ -273,10 +274,11 @@ class WorkerContext:
         closed()
 
 
-def _regular_file(fd: int) -> str:
-    """Return the file behind this process's own descriptor; empty if it is none."""
+def _own_file() -> str:
+    """Return the file that workers have as stdout from this process; empty if the guard passes their output on."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+        is_own = stat.S_ISREG(os.fstat(1).st_mode) and not linux.is_same_file(1, 2)
+        return os.readlink("/proc/self/fd/1") if is_own else ""
     except OSError:
         return ""
 

@@ -79,7 +79,9 @@ class _ShownOutput:
     def take_in(self, event: events.Event) -> None:
         """Update it from an event."""
         match event:
-            case events.WorkersFailed(generation=generation, failure=failure) if not is_console():
+            case events.WorkersFailed(generation=generation, failure=failure) if (
+                failure.tail and not is_console()
+            ):
                 self._seen = {(generation, f"{self._node_id}/{failure.slot}")}
             case events.GenerationEnded(generation=generation, workers=workers) if is_console():
                 shown = [end.report.slot for end in workers if end.is_shown]

@@ -19,7 +19,7 @@ from elastic_agent.diagnosis.signals import ending
 from elastic_agent.exit_note import Note
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
-from elastic_agent.printable import plain
+from elastic_agent.printable import plain, without_surrogates
 from elastic_agent.protocol import count
 from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from elastic_agent.workers.context import WorkerContext
@@ -140,7 +140,7 @@ def _worker_end(
         exit_.pid,
         exit_.returncode,
         exit_.at_boottime_s + offset_s,
-        stdout=stdout and stdout[:512],
+        stdout=stdout and without_surrogates(stdout)[:512],
         step=left_behind.step or None,
         progress=left_behind.progress,
         origin=errors[-1] if len(errors) > 1 else "",

@@ -193,7 +193,6 @@ class GuardProcess:
                 if signum == signal.SIGCHLD:
                     self._news = True
                 else:
-                    self._console.spare_writers()
                     self._channel.send({"event": "signalled", "signum": signum})
 
     def _reap(self) -> None:

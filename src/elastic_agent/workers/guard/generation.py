@@ -245,7 +245,7 @@ class Generation:
             self._loop.remove(worker.pidfd)
             os.close(worker.pidfd)
         returncode = os.waitstatus_to_exitcode(status)
-        waits = returncode == 0 and self.phase == RUNNING and not worker.channels.is_taken()
+        waits = returncode >= 0 and self.phase == RUNNING and not worker.channels.is_taken()
         if not waits:
             worker.channels.drain()
         if self._pids.get(worker.slot) != pid:  # it never became a worker

@@ -7,6 +7,7 @@ time is left out of the file, and a line in it says how much.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 from _queue import SimpleQueue  # the module `queue` would import `threading`
 
@@ -73,7 +74,8 @@ class KeptOutput:
         if data is not None:
             self._done_bytes += len(data) + _ENTRY_BYTES
         elif self._fd is not None:
-            os.close(self._fd)
+            with contextlib.suppress(OSError):  # NFS tells of a full disk now
+                os.close(self._fd)
 
     def _append(self, data: bytes) -> None:
         if self._fd is None:
@@ -122,10 +124,10 @@ class KeptOutputs:
         self._ended = _thread.allocate_lock()
 
     def open(self, path: str, limit_bytes: int) -> KeptOutput:
-        """Return a new file; it is made when something is put into it."""
+        """Return a new file, made when something is put into it. Raises RuntimeError: no thread can be started."""
         if not self._ended.locked():
-            self._ended.acquire()
             _thread.start_new_thread(self._write_all, ())
+            self._ended.acquire()
         return KeptOutput(path, limit_bytes, self._queue)
 
     def finish(self, patience_s: float) -> None:

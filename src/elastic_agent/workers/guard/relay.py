@@ -21,6 +21,7 @@ import stat
 import termios
 import time
 
+from elastic_agent import linux
 from elastic_agent.workers.guard.kept_output import KeptOutputs
 from elastic_agent.workers.guard.loop import WRITABLE
 from elastic_agent.workers.guard.messages import TAIL_BYTES
@@ -252,7 +253,7 @@ class Relays:
     def __init__(self, loop: Loop, sink: Sink | None, *, ends_writers: bool = False) -> None:
         self._loop = loop
         self.sink = sink
-        self.ends_writers = ends_writers
+        self._ends_writers = ends_writers
         self._relays: list[Relay] = []
         self._held_up = False
 
@@ -269,7 +270,7 @@ class Relays:
         sink = self.sink
         if sink is None:
             return
-        if self.ends_writers and sink.has_no_reader:
+        if self._ends_writers and sink.has_no_reader:
             self.close_all()
         if sink.blocked == self._held_up:
             return
@@ -307,6 +308,7 @@ class Channels:
     def __init__(self, stdout: Relay | None, stderr: Relay | None) -> None:
         self._stdout, self._stderr = stdout, stderr
         self._relays = {relay for relay in (stdout, stderr) if relay is not None}
+        self._is_drained = False
 
     @property
     def fds(self) -> dict[int, int]:
@@ -320,10 +322,16 @@ class Channels:
         return self._stderr.tail if self._stderr is not None else ""
 
     def is_taken(self) -> bool:
-        """Pass on what the reader of stdout takes now; return whether that is all."""
-        if self._stdout is not None and not self._stdout.is_held_up:
+        """Pass on what there was when the reader of stdout took it; return whether that has taken all.
+
+        Processes that the worker has left may go on to write.
+        """
+        if self._stdout is None:
+            return True
+        if not (self._is_drained or self._stdout.is_held_up):
+            self._is_drained = True
             self.drain()
-        return self._stdout is None or not self._stdout.is_held_up
+        return self._is_drained and not self._stdout.is_held_up
 
     def started(self) -> None:
         """Call after the fork."""
@@ -341,13 +349,14 @@ class Console:
 
     def __init__(self, loop: Loop) -> None:
         stderr = open_sink(2)
-        is_log = _is_same_file(1, 2)
+        is_log = linux.is_same_file(1, 2)
         stdout = stderr if is_log else open_sink(1) if _fails_without_reader_only(1) else None
         is_relayed = stdout is not None and (is_log or stdout.notices_errors)
         self._hidden = Relays(loop, None)
-        self._stdout = Relays(loop, stdout, ends_writers=True) if is_relayed else None
+        self._stdout = Relays(loop, stdout, ends_writers=not is_log) if is_relayed else None
         self._stderr = self._stdout if self._stdout and stdout is stderr else Relays(loop, stderr)
-        self._all = {relays for relays in (self._hidden, self._stdout, self._stderr) if relays is not None}
+        streams = (self._hidden, self._stdout, self._stderr)
+        self._all = [*dict.fromkeys(relays for relays in streams if relays is not None)]
         self._kept_outputs = KeptOutputs()
         self._kept: list[KeptOutput] = []
 
@@ -355,8 +364,9 @@ class Console:
         """Return the channels of a worker."""
         kept = None
         if launch.kept is not None:
-            kept = self._kept_outputs.open(launch.kept, launch.kept_bytes)
-            self._kept.append(kept)
+            with contextlib.suppress(RuntimeError):  # there are too many threads: nothing is kept
+                kept = self._kept_outputs.open(launch.kept, launch.kept_bytes)
+                self._kept.append(kept)
         # Without a file, too: the end of a failed worker's stderr is needed for its error.
         stderr = {None: self._stderr, os.devnull: self._hidden}.get(launch.stderr)
         stdout = {None: self._stdout, os.devnull: self._hidden}.get(launch.stdout) if kept else None
@@ -368,11 +378,6 @@ class Console:
         for relays in self._all:
             relays.balance()
 
-    def spare_writers(self) -> None:
-        """Let workers write without a reader: a signal to the whole job may have ended it, and they save."""
-        if self._stdout is not None:
-            self._stdout.ends_writers = False
-
     def close_all(self) -> None:
         """Pass on what is left; call when no writer is left."""
         for relays in self._all:
@@ -382,11 +387,11 @@ class Console:
         self._kept.clear()
 
     def finish(self, patience_s: float) -> None:
-        """Wait until everything is written, at most `patience_s`."""
+        """Wait until everything is written, at most `patience_s`, and for the files twice that."""
         ends = time.monotonic() + patience_s
         for sink in (relays.sink for relays in self._all if relays.sink is not None):
             sink.finish(max(0.0, ends - time.monotonic()))
-        self._kept_outputs.finish(max(0.0, ends - time.monotonic()))
+        self._kept_outputs.finish(2 * patience_s)
 
 
 def _fails_without_reader_only(fd: int) -> bool:
@@ -394,8 +399,3 @@ def _fails_without_reader_only(fd: int) -> bool:
     known = os.fstat(fd)
     is_null = known.st_rdev == os.stat(os.devnull).st_rdev
     return stat.S_ISFIFO(known.st_mode) or stat.S_ISSOCK(known.st_mode) or os.isatty(fd) or is_null
-
-
-def _is_same_file(fd: int, other_fd: int) -> bool:
-    flags = {fcntl.fcntl(each, fcntl.F_GETFL) for each in (fd, other_fd)}
-    return len(flags) == 1 and os.path.samestat(os.fstat(fd), os.fstat(other_fd))
