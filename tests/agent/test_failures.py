@@ -63,7 +63,8 @@ def test_an_odd_error_file_costs_one_restart(tmp_path: Path, script: str, said: 
 SAYS_WHY_ON_STDOUT = "import os, sys; print('no such device'); sys.exit(3 * int(os.environ['LOCAL_RANK']))"
 SAYS_WHY_ON_STDERR = "import sys; print('no such device', file=sys.stderr); sys.exit(3)"
 TWO, ALL_FILES = ("--nproc-per-node", "2"), ("--redirects", "3")
-READ = r"elastic-agent logs \S+/{} \(the end of its output; on \S+(?:\\n)? +\S+/{}.log\)"
+READ = r"elastic-agent logs \S+/{} --generation 1 \(the end of its output; on \S+: \S+/{}.log\)"
+READ = READ.replace(" ", r"(?:\\n)? +")
 
 
 @pytest.mark.prove
@@ -87,7 +88,7 @@ def test_a_file_is_recommended_for_reading_if_there_is_output_in_it(
 ) -> None:
     _, log = run(tmp_path, script, "--max-restarts", "0", "--log-dir", str(tmp_path / "logs"), *options)
     assert re.search(advice, log), log
-    assert ("elastic-agent logs" in log) == advice.startswith("elastic-agent logs")
+    assert ("elastic-agent logs" in log) == advice.startswith("elastic-agent")
 
 
 BAD = "import sys; print('step 1', file=sys.stderr)\nraise ValueError('bad label')  # here"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -20,6 +22,7 @@ from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.transport import TransportError, c10d
 from elastic_agent.workers.output.folders import LogFolders, run_folder
+from elastic_agent.workers.output.read_output import read_output
 from tests.agent.support import asynchronous
 from tests.transport.support import C10dScene
 from tests.waiting import GUARD_S
@@ -32,6 +35,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[C10dScene]:
     monkeypatch.setattr(module, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr(module, "NEXT_S", 0.02)
     monkeypatch.setattr(module, "ANSWER_S", GUARD_S)
+    monkeypatch.setattr(module, "READ_S", GUARD_S)
     scene = C10dScene()
     yield scene
     scene.host.close()
@@ -116,8 +120,88 @@ async def test_who_follows_gets_what_is_new_also_of_the_next_generation(
             while "next" not in seen:
                 seen += (await anext(following)).output.get("b/0", "")
             a.close()
-            assert [answer.done async for answer in following][-1], "it ends with the agent"
+            *_, where, last = [answer async for answer in following]
     assert seen == "the last\nthe first of the next\n"
+    assert where.text == "this agent ends; what others wrote last is in the files on their machines"
+    assert last.done, "it ends with the agent"
+
+
+@asynchronous
+async def test_who_follows_gets_the_last_output_of_the_own_node_at_the_end(
+    scene: C10dScene, tmp_path: Path
+) -> None:
+    output = write(tmp_path, "a", "first\n")
+    async with (
+        node(scene, "a", tmp_path) as a,
+        aclosing(a.ask(Question("logs", lines=1, follows=True), "a")) as following,
+    ):
+        told = [await anext(following)]
+        with output.open("a") as file:
+            file.write("RESULT, without the end of a line")
+        a.close()
+        told += [answer async for answer in following]
+    assert (
+        "".join(answer.output.get("a/0", "") for answer in told)
+        == "first\nRESULT, without the end of a line\n"
+    )
+    assert [answer.done for answer in told][-2:] == [False, True]
+
+
+@asynchronous
+async def test_who_follows_a_silent_node_is_sent_something_each_time_and_its_output_when_it_is_back(
+    scene: C10dScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "c", "hello\n")
+    async with (
+        node(scene, "a", tmp_path) as a,
+        aclosing(a.ask(Question("logs", lines=1, follows=True), "c")) as following,
+    ):
+        monkeypatch.setattr(module, "ANSWER_S", module.GATHER_EVERY_S)
+        told = [await anext(following) for _ in range(3)]
+        assert [(answer.text[:7], answer.output, answer.done) for answer in told] == [
+            ("node c:", {}, False),
+            ("", {}, False),
+            ("", {}, False),
+        ]
+        monkeypatch.setattr(module, "ANSWER_S", GUARD_S)
+        async with node(scene, "c", tmp_path):
+            while not (answer := await anext(following)).output:
+                assert not answer.done
+    assert answer.output == {"c/0": "hello\n"}
+
+
+@asynchronous
+async def test_readings_that_a_disk_holds_up_do_not_pile_up(
+    scene: C10dScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "a", "hello\n")
+    readings, answers_again = list[int](), threading.Event()
+
+    def hanging(*args: Any, **kwargs: Any) -> Any:
+        readings.append(1)
+        answers_again.wait()
+        return read_output(*args, **kwargs)
+
+    monkeypatch.setattr(module, "read_output", hanging)
+    monkeypatch.setattr(module, "READ_S", 0.01)
+    async with node(scene, "a", tmp_path, answers=False) as a:
+        told = [await a.answer(LOGS) for _ in range(3 * module.MOST_READINGS)]
+        assert len(readings) <= module.MOST_READINGS
+        assert all(answer.text and not answer.output for answer in told), told
+        answers_again.set()
+        monkeypatch.setattr(module, "READ_S", GUARD_S)
+        assert (await a.answer(LOGS)).output == {"a/0": "hello\n"}
+
+
+@asynchronous
+async def test_a_log_directory_that_is_not_utf_8_is_read_for_others(scene: C10dScene, tmp_path: Path) -> None:
+    log_dir = tmp_path / os.fsdecode(b"\xff")
+    write(log_dir, "b", "".join(f"line {number}\n" for number in range(100)))
+    async with node(scene, "a", tmp_path) as a, node(scene, "b", log_dir):
+        one, last = await answers_to(a, LOGS, "b")
+    assert one.output["b/0"].endswith("\nline 99\n")
+    assert "left out; the whole output is in " in one.output["b/0"]
+    assert last.done
 
 
 @asynchronous

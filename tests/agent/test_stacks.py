@@ -50,6 +50,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "DUMP_LOOKS", round(GUARD_S / stacks.LOOK_S))
 
 
+@pytest.fixture(autouse=True)
+def _slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "DISK_S", GUARD_S)
+
+
 @contextmanager
 def worker(stderr: Path | int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process that is a worker as far as the agent can tell."""
@@ -106,7 +111,6 @@ async def test_stacks_are_read_from_the_file_that_a_worker_writes_to(tmp_path: P
 async def test_the_file_that_keeps_the_console_serves_where_a_worker_writes_to_a_pipe(tmp_path: Path) -> None:
     output = tmp_path / "000003" / "n1" / "0" / "output.log"
     output.parent.mkdir(parents=True)
-    output.write_bytes(b"")
     read_end, write_end = os.pipe()
 
     def relay() -> None:

@@ -92,6 +92,8 @@ def test_what_lies_on_this_machine_is_printed_when_the_run_has_ended(tmp_path: P
         "n1/1 | line 29",
     ]
     assert told.stdout.count(left_out) == 2
+    run = f"{tmp_path / 'logs' / run_id}\n"
+    assert told.stderr == f"elastic-agent: no agent was asked; this is of generation 2 in {run}"
     worker = elastic_agent("logs", "--log-dir", str(tmp_path / "logs"), "n1/1", "-f").stdout
     assert worker.splitlines()[-20:] == [f"line {number}" for number in range(10, 30)]
 

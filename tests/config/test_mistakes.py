@@ -94,7 +94,7 @@ WRONG_VALUES = [
     ("--log-format=xml", ["auto, console or json"]),
     ("--log-level=loud", ["debug, info, warning or error"]),
     ("--state-dir=/dev/null/x", ["/dev/null is not a directory"]),
-    ("--log-dir=/dev/null", ["is not a directory"]),
+    ("--log-dir=/dev/null/x", ["/dev/null is not a directory"]),
     ("--event-journal=/dev", ["which is a directory"]),
     ("--role=\n", ["printable"]),
 ]

@@ -103,13 +103,14 @@ def test_a_warning_that_torch_logs_in_every_run_is_no_cause(returncode: int, wha
 @pytest.mark.parametrize(
     ("stdout", "where"),
     [
-        ("/logs/0/output.log", r"elastic-agent logs n0/0 \(.*on host0: /logs/0/output.log\)"),
+        ("/logs/0/output.log", r"elastic-agent logs n0/0 --generation 1 \(.*on host0: /logs/0/output.log\)"),
+        ("/mine/n0.txt", "read the end of the output of worker n0/0, /mine/n0.txt, on host0"),
         (
             "",
             "output of worker n0/0 was beside the log of its agent on .*, in no file; --log-dir DIR keeps it",
         ),
     ],
-    ids=["in a file", "with the agent's"],
+    ids=["in a file", "in a file of the user's own", "with the agent's"],
 )
 def test_output_that_is_to_be_read_is_said_to_be_where_it_is(stdout: str, where: str) -> None:
     exits = replace(worker(0, 0, End(3, 0.0, ""), 1e9), stdout=stdout)

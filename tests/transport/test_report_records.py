@@ -47,11 +47,12 @@ def test_other_runs_that_wait_for_their_first_nodes_are_known_to_each_other(c10d
 
 def test_notes_are_replaced_and_removed_and_may_expire(scene: Scene) -> None:
     asks, answers = scene.reports(), scene.reports()
-    asks.change_notes(["asked/a", "asked/b"], lambda name, data: name.encode())
-    answers.change_notes(["asked/a"], lambda name, data: (data or b"") + b" and more")
+    asks.change_note("asked/a", lambda data: b"of a")
+    asks.change_note("asked/b", lambda data: b"of b")
+    answers.change_note("asked/a", lambda data: (data or b"") + b" and more")
     answers.write_note("told/1", b"answer", 60.0)
     names = ["asked/a", "asked/b", "asked/c", "told/1"]
-    found = {"asked/a": b"asked/a and more", "asked/b": b"asked/b", "told/1": b"answer"}
+    found = {"asked/a": b"of a and more", "asked/b": b"of b", "told/1": b"answer"}
     assert answers.read_notes(names) == found
     asks.remove_notes(["told/1", "told/2"])
     assert answers.read_notes(names) == {name: found[name] for name in ("asked/a", "asked/b")}

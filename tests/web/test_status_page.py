@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import shutil
@@ -11,7 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,7 +27,7 @@ from elastic_agent.web import server as server_module
 from elastic_agent.web.metrics import CONTENT_TYPE, metrics_text
 from elastic_agent.web.server import CLIENTS, Runs, StatusServer
 from tests.loop_thread import in_loop
-from tests.waiting import GUARD_S
+from tests.waiting import GUARD_S, wait_for
 from tests.web.pages import serving
 
 
@@ -171,6 +172,24 @@ def test_clients_that_send_nothing_keep_no_others_from_being_served_for_long() -
             one.close()
 
 
+def test_open_pages_that_wait_keep_nobody_from_being_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "NEWS_S", 10 * GUARD_S)
+    monkeypatch.setattr(server_module, "IDLE_S", 10 * GUARD_S)
+
+    def metrics() -> bool:
+        """Those that have not been read yet count."""
+        with suppress(OSError, http.client.HTTPException):
+            return get(f"{server.url}metrics")[0] == 200
+        return False
+
+    with served(running) as server, ExitStack() as pages:
+        port = int(server.url.rsplit(":", 1)[1].strip("/"))
+        for _ in range(CLIENTS):
+            page = pages.enter_context(socket.create_connection(("127.0.0.1", port)))
+            page.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\nPrefer: wait\r\n\r\n")
+        wait_for("an answer", metrics)
+
+
 def test_the_page_shows_300_nodes_and_takes_no_markup_from_messages() -> None:
     with served(lambda: running(300)) as server:
         _, shown = get(server.url)
@@ -256,12 +275,23 @@ def test_a_browser_updates_the_page_by_itself(tmp_path: Path) -> None:
         looks.append(1)
         return running() if len(looks) == 1 else failed()
 
-    with served(changing) as server:
-        command = ["chromium", *flags.split(), f"--user-data-dir={tmp_path}", "--virtual-time-budget=2100"]
-        command += ["--dump-dom", server.url]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GUARD_S)
-    assert "<title>failed – mnist</title>" in done.stdout
-    assert '<pre id="cause">root cause: a full disk</pre>' in done.stdout
+    def gone() -> RunStatus:
+        looks.append(1)
+        if len(looks) > 1:
+            raise LookupError("gone")
+        return running()
+
+    def seen(determine: Callable[[], RunStatus]) -> str:
+        with served(determine) as server:
+            command = ["chromium", *flags.split(), f"--user-data-dir={tmp_path}"]
+            command += ["--virtual-time-budget=2100", "--dump-dom", server.url]
+            return subprocess.run(command, capture_output=True, text=True, check=True, timeout=GUARD_S).stdout
+
+    ended = seen(changing)
+    assert "<title>failed – mnist</title>" in ended
+    assert '<pre id="cause">root cause: a full disk</pre>' in ended
+    looks.clear()
+    assert "(gone); this is what was known before" in seen(gone), "a generation failed, not the run"
 
 
 def test_the_page_names_nodes_that_do_not_train_first_and_why() -> None:

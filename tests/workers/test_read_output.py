@@ -74,6 +74,17 @@ def test_the_rest_of_a_generation_comes_before_the_next_one_from_its_first_line(
     assert earlier == {"n1/0": "a\nb\nerror, and no end of the line\n"}
 
 
+def test_generations_that_came_and_went_between_two_readings_are_read(tmp_path: Path) -> None:
+    folder = run_folder(str(tmp_path), "cats")
+    (worker_files(tmp_path, 1) / "output.log").write_text("first\n")
+    _, known = read_output(folder, {}, last_lines=1, follows=True)
+    for generation in (2, 3, 4):
+        (worker_files(tmp_path, generation) / "output.log").write_text(f"of {generation}\n")
+    news, known = read_output(folder, known, last_lines=1, follows=True)
+    assert news == {"n1/0": "of 2\nof 3\nof 4\n"}
+    assert read_output(folder, known, last_lines=1, follows=True)[0] == {}
+
+
 def test_of_more_than_is_allowed_the_newest_part_is_read(tmp_path: Path) -> None:
     folder = worker_files(tmp_path, 1)
     for name in ("stdout.log", "stderr.log"):

@@ -231,7 +231,7 @@ async def _listen(commands: Commands) -> ControlSocket | None:
         return await ControlSocket.open(commands.act)
     except OSError as error:
         get_logger().warning(
-            "control socket unavailable: elastic-agent status, why, drain and stop will not work for this agent",
+            "control socket unavailable: elastic-agent status, why, logs, stacks, drain, stop do not reach this agent",
             reason=str(error),
         )
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -85,7 +86,7 @@ async def _logs(given: Namespace) -> None:
 def _print_files(given: Namespace) -> None:
     """Print what lies on this machine; raises ``UsageError`` if that is nothing."""
     from elastic_agent.workers.output.folders import run_folder
-    from elastic_agent.workers.output.read_output import read_output
+    from elastic_agent.workers.output.read_output import newest_generation, read_output
 
     log_dir = given.log_dir or default_log_dir(default_state_dir(os.environ))
     folder = run_folder(str(log_dir), given.run) if given.run else log_dir / "latest"
@@ -93,6 +94,9 @@ def _print_files(given: Namespace) -> None:
     output, _ = read_output(folder, {}, *worker, last_lines=given.lines)
     if not output:
         raise UsageError(f"logs: {no_agent(given)}, and no such output in {folder} (--log-dir); {HOW_TO_ASK}")
+    generation = given.generation or newest_generation(folder)
+    of = f"no agent was asked; this is of generation {generation} in {os.path.realpath(folder)}"
+    print(escaped(f"elastic-agent: {of}"), file=sys.stderr, flush=True)
     _print_output(given, output)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 
 from elastic_agent.config.builder import SettingsBuilder
 from elastic_agent.config.directories import problem_with_file, problem_with_folder
@@ -16,7 +18,8 @@ from elastic_agent.values import largest_world
 def check_paths(builder: SettingsBuilder) -> None:
     """Check that the files and folders that were named can be written; raises ``UsageError``."""
     for name in ("state_dir", "log_dir"):
-        problem = problem_with_folder(builder.values[name]) if builder.is_given(name) else ""
+        is_off = name == "log_dir" and builder.values[name] == Path(os.devnull)
+        problem = problem_with_folder(builder.values[name]) if builder.is_given(name) and not is_off else ""
         if problem:
             raise builder.wrong(name, problem, "a writable directory")
     if builder.is_given("event_journal"):

@@ -250,7 +250,10 @@ def _next_step(first: Verdict) -> str:
             "not kept" if first.worker.stdout else f"beside the log of its agent on {first.host}, in no file"
         )
         return f"the output of worker {first.id} was {seen}; --log-dir DIR keeps it, without --logs-specs"
-    return f"elastic-agent logs {first.id} (the end of its output; on {first.host}: {first.worker.stdout})"
+    if os.path.basename(first.worker.stdout) not in ("output.log", "stdout.log", "stderr.log"):
+        return f"read the end of the output of worker {first.id}, {first.worker.stdout}, on {first.host}"
+    command = f"elastic-agent logs {first.id} --generation {first.report.generation}"
+    return f"{command} (the end of its output; on {first.host}: {first.worker.stdout})"
 
 
 def _exited_early(first: Verdict, consequences: list[Verdict], verdicts: list[Verdict]) -> RootCause:

@@ -75,6 +75,8 @@ def check_shared_memory(folder: str = "/dev/shm") -> Iterator[Finding]:
 def check_folders(request: Request) -> Iterator[Finding]:
     """Check that the agent's own folders are writable and have space."""
     for option, folder in request.folders.items():
+        if folder == Path(os.devnull):  # --log-dir: nothing is kept
+            continue
         place = _existing(folder)
         if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK) or _is_read_only(place):
             yield error(

@@ -86,16 +86,11 @@ class ReportRecords:
         """Write a note; after ``lasts_s`` seconds the store may remove it, so its name must not be used again."""
         await self._table.put(self._run.folder + name, data, lasts_s)
 
-    async def change_notes(
-        self, names: Collection[str], change: Callable[[str, bytes | None], bytes]
-    ) -> None:
-        """Replace each note by what ``change`` makes of it, also while others do so."""
-        for name in names:
-            key, stored = self._run.folder + name, (await self.read_notes([name])).get(name)
-            while (found := await self._table.swap(key, stored, change(name, stored))) != change(
-                name, stored
-            ):
-                stored = found
+    async def change_note(self, name: str, change: Callable[[bytes | None], bytes]) -> None:
+        """Replace a note by what ``change`` makes of it, also while others do so."""
+        key, stored = self._run.folder + name, (await self.read_notes([name])).get(name)
+        while (found := await self._table.swap(key, stored, change(stored))) != change(stored):
+            stored = found
 
     async def remove_notes(self, names: Collection[str]) -> None:
         """Remove the notes of these names."""

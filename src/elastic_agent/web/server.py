@@ -34,8 +34,9 @@ IDLE_S = 10.0
 NEWS_S, TOLD_S = 2.0, 0.5
 """How long clients that prefer to wait do so for the end of the run, and how long it may take to tell it."""
 
-CLIENTS = 32
-"""How many are served at the same time; the others are turned away."""
+CLIENTS, MOST_CLIENTS = 32, 256
+"""How many are served at the same time, without and with those that wait for the end of the run, as open pages do
+nearly all the time; the others are turned away."""
 
 LONGEST_REQUEST = 64 * 1024
 
@@ -96,7 +97,9 @@ class StatusServer:
         self._determines = asyncio.Lock()
         self._written: dict[str, tuple[float, tuple[HTTPStatus, str, bytes]]] = {}
         """Answers, and when they were written, by the target of the request."""
-        self._writes = asyncio.Lock()
+        self._writes, self._reads = asyncio.Lock(), asyncio.Lock()
+        """The latter for the output of workers: a disk that hangs delays nothing else."""
+        self._waiting = 0
         self._clients: set[asyncio.Task[None]] = set()
         self._last: asyncio.Future[RunStatus] = asyncio.get_running_loop().create_future()
         host = address.host
@@ -118,7 +121,8 @@ class StatusServer:
             except OSError:  # the client has gone, or this process has no descriptor left for it
                 await asyncio.sleep(FRESH_S)
                 continue
-            if len(self._clients) >= CLIENTS or not self._is_welcome(client):
+            is_full = len(self._clients) - self._waiting >= CLIENTS or len(self._clients) >= MOST_CLIENTS
+            if is_full or not self._is_welcome(client):
                 client.close()
                 continue
             serving = loop.create_task(self._attend(client))
@@ -239,7 +243,11 @@ class StatusServer:
             body = b"output is for the agent's user and root, on this machine (ssh -L) or with the run's secret\n"
         else:
             if headers.get("prefer") == "wait":
-                await asyncio.wait([self._last], timeout=NEWS_S)
+                self._waiting += 1
+                try:
+                    await asyncio.wait([self._last], timeout=NEWS_S)
+                finally:
+                    self._waiting -= 1
             code, kind, body = await self._recent_content(target)
         top = (
             f"HTTP/1.0 {code.value} {code.phrase}",
@@ -254,7 +262,7 @@ class StatusServer:
 
         A page of a thousand nodes takes 0.1 s to write, in the loop that renews the lease.
         """
-        async with self._writes:
+        async with self._reads if target.partition("?")[0] == "/output" else self._writes:
             known = self._written.get(target)
             if known is not None and time.monotonic() - known[0] < FRESH_S and not self._last.done():
                 return known[1]
@@ -288,7 +296,8 @@ class StatusServer:
             if path == "/":
                 return HTTPStatus.NOT_FOUND, HTML, self._html.problem_page(problem)
             return HTTPStatus.NOT_FOUND, TEXT, f"{problem}\n".encode(errors="replace")
-        return HTTPStatus.NOT_FOUND, TEXT, b"there is /, /api/status, /metrics\n"
+        output = ", /output" if self._runs.output is not None else ""
+        return HTTPStatus.NOT_FOUND, TEXT, f"there is /, /api/status, /metrics{output}\n".encode()
 
     async def _page(self, query: dict[str, str]) -> bytes:
         name = query.get("run")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import threading
 from collections.abc import AsyncGenerator, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from elastic_agent.workers.output.read_output import MOST_BYTES, read_output
 LOOK_EVERY_S, NEXT_S, BUSY_S = 2.0, 0.5, 10.0
 """How often an agent looks whether it is asked; the same for so long after a question, when a user may follow."""
 
-ANSWER_S, GATHER_EVERY_S = 5.0, 0.2
+ANSWER_S, GATHER_EVERY_S = 8.0, 0.2
 """How long the others may take, and how often it is looked for their answers."""
 
 MOST_OTHERS = 15
@@ -37,6 +38,9 @@ MOST_OTHERS = 15
 
 TOLD_S, READ_S = 60.0, 2.0
 """How long an answer stays that nobody reads, and how long the disk may take."""
+
+MOST_READINGS = 4
+"""So many threads read at the same time: while a disk hangs, no more than these stay behind."""
 
 T = TypeVar("T")
 
@@ -56,6 +60,7 @@ class Questions:
         self._node_id, self._reports, self._log_folder = node_id, reports, log_folder
         self._supervisor, self._collectives = supervisor, collectives
         self._stacks_one_at_a_time = asyncio.Lock()
+        self._readings = threading.BoundedSemaphore(MOST_READINGS)
         self._closed = asyncio.Event()
 
     def close(self) -> None:
@@ -76,9 +81,11 @@ class Questions:
                 fresh = [question for question in questions if question.id not in answered]
                 answered = {question.id for question in questions}
                 for question in fresh:
-                    at_s, data = now_s(), msgspec.msgpack.encode(await self.answer(question))
-                    tell = partial(ReportRecords.write_note, name=f"told/{question.id}", data=data)
-                    await self._reports.call(partial(tell, lasts_s=TOLD_S))
+                    at_s = now_s()
+                    with contextlib.suppress(UnicodeError):  # of this question; the others are answered
+                        data = msgspec.msgpack.encode(await self.answer(question))
+                        tell = partial(ReportRecords.write_note, name=f"told/{question.id}", data=data)
+                        await self._reports.call(partial(tell, lasts_s=TOLD_S))
 
     async def answer(self, question: Question) -> Answer:
         """Answer a question about the workers of this node."""
@@ -94,17 +101,28 @@ class Questions:
             return Answer(
                 f"node {self._node_id}: output is kept in no file (--logs-specs, or --log-dir /dev/null)"
             )
-        worker = self._node_id, question.slot, question.generation
-        read = partial(read_output, Path(self._log_folder), question.known, *worker)
-        read = partial(read, last_lines=question.lines, follows=question.follows)
         try:
-            output, known = await run_abandonable(read, READ_S)
+            output, known = await run_abandonable(partial(self._read, question), READ_S)
             return Answer(output=output, known=known)
         except (TransportError, OSError) as error:
-            return Answer(f"node {self._node_id}: {self._log_folder}: {error}")
+            return Answer(without_surrogates(f"node {self._node_id}: {self._log_folder}: {error}"))
+
+    def _read(self, question: Question) -> tuple[dict[str, str], dict[str, int]]:
+        """Read the output that is asked for; may block."""
+        if not self._readings.acquire(timeout=READ_S):
+            raise StoreLostError(f"no answer within {READ_S:g} s")
+        try:
+            worker = self._node_id, question.slot, question.generation
+            read = partial(read_output, Path(self._log_folder), question.known, *worker)
+            return read(last_lines=question.lines, follows=question.follows)
+        finally:
+            self._readings.release()
 
     async def ask(self, question: Question, node_id: str | None) -> AsyncGenerator[Answer]:
-        """Yield what a node answers, or all do (None), or once why it does not; again and again if it follows."""
+        """Yield what a node answers, or all do (None), or once why it does not; again and again if it follows.
+
+        Who follows gets an empty answer after each round: it cannot be sent when the client is gone, which ends this.
+        """
         known: dict[str, dict[str, int]] = {}
         silent: Collection[str] = ()
         while not self._closed.is_set():
@@ -122,28 +140,34 @@ class Questions:
             told = {self._node_id: await self.answer(own)} if own is not None else {}
             problem = f"no answer within {ANSWER_S:g} s: the machine is lost or slow, or its agent has another version"
             try:
-                told |= await self._gather(asked, silent) if asked else {}
+                told |= await self._gather(asked, silent if node_id is None else ()) if asked else {}
             except TransportError as error:
                 if self._closed.is_set():
                     break
                 problem = f"not asked, as the store does not answer ({error})"
             for node, answer in told.items():
-                known[node] = answer.known
+                known[node] = answer.known or known.get(node, {})
                 yield replace(answer, done=False, node=node)
             for node in asked.keys() - told.keys() - {*silent}:
                 yield Answer(f"node {node}: {problem}", done=False)
             silent = asked.keys() - told.keys()
             if not question.follows:
                 break
+            yield Answer(done=False)
             await asyncio.sleep(NEXT_S)
+        if question.follows and node_id in {None, self._node_id}:
+            last = replace(question, known=known.get(self._node_id, {}), follows=False)
+            yield replace(await self.answer(last), done=False, node=self._node_id)
+        if question.follows and known.keys() - {self._node_id}:
+            yield Answer(
+                "this agent ends; what others wrote last is in the files on their machines", done=False
+            )
         yield Answer()
 
     async def _gather(self, asked: Mapping[str, Question], silent: Collection[str]) -> dict[str, Answer]:
         """Ask, and return the answers as soon as all nodes but the silent ones have answered, or the time is over."""
         told: dict[str, Answer] = {}
-        questions = {f"asked/{node}": question for node, question in asked.items()}
-        ask = partial(ReportRecords.change_notes, names=questions)
-        await self._reports.call(partial(ask, change=lambda name, data: _changed(data, questions[name])))
+        await self._change(asked)
         for _ in range(round(ANSWER_S / GATHER_EVERY_S)):
             await asyncio.sleep(GATHER_EVERY_S)
             if self._closed.is_set():
@@ -153,14 +177,19 @@ class Questions:
             told |= {missing[name]: _decoded(Answer, data) or Answer() for name, data in found.items()}
             if not asked.keys() - told.keys() - {*silent}:
                 break
-        done = partial(ask, change=lambda name, data: _changed(data, questions[name], is_over=True))
-        await self._reports.call(done)
+        await self._change(asked, are_over=True)
         over = [f"told/{question.id}" for question in asked.values()]
         await self._reports.call(partial(ReportRecords.remove_notes, names=over))
         return told
 
+    async def _change(self, asked: Mapping[str, Question], *, are_over: bool = False) -> None:
+        """Ask each node, or take that back, in a call of its own: those of hundreds of nodes take a while."""
+        for node, question in asked.items():
+            change = partial(_changed, question=question, is_over=are_over)
+            await self._reports.call(partial(ReportRecords.change_note, name=f"asked/{node}", change=change))
 
-def _changed(data: bytes | None, question: Question, *, is_over: bool = False) -> bytes:
+
+def _changed(data: bytes | None, question: Question, *, is_over: bool) -> bytes:
     """Return the questions to a node with this one, or without it."""
     others = [other for other in _decoded(tuple[Question, ...], data) or () if other.id != question.id]
     return msgspec.msgpack.encode([*others[-MOST_OTHERS:], *(() if is_over else (question,))])

@@ -7,6 +7,7 @@ that is stuck in C code, writes them to its standard error on a signal; they are
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from functools import partial
@@ -23,7 +24,10 @@ from .stalls import Progress
 
 LOOK_S, ANSWER_LOOKS, DUMP_LOOKS, QUIET_LOOKS = 0.02, 25, 50, 5
 """How often it is looked whether workers have answered, and then whether they have written their stacks, which are
-complete when no more follows. Looks are counted, so a machine that stands still changes nothing."""
+complete when no more follows. Looks are counted: they take longer on a slow machine."""
+
+DISK_S = 3.0
+"""How long the disk with the output of a worker may take beyond the time of the looks."""
 
 LONGEST_DUMP = 128 * 1024
 
@@ -47,7 +51,7 @@ async def worker_stacks(
         if not text:
             try:
                 work = partial(_dump, pid, folder / str(slot) / "output.log")
-                text = await run_abandonable(work, 2 * DUMP_LOOKS * LOOK_S)
+                text = await run_abandonable(work, DUMP_LOOKS * LOOK_S + DISK_S)
             except StoreLostError:  # the time is over
                 text = "not possible: the disk with its output does not answer"
         head = f"worker {node_id}/{slot} (rank {first_rank + slot}, pid {pid}):"
@@ -66,6 +70,9 @@ def _dump(pid: int, shown_output: Path) -> str:
         how = "started cold, or executed itself again (exec)"
         return f"not possible: {how}, and its script has not imported elastic_agent.client"
     stderr, written, quiet = Path(open_file(pid, 2)), b"", 0
+    with contextlib.suppress(OSError):
+        if not stderr.is_file() and shown_output.parent.is_dir():
+            shown_output.touch()  # of a worker that has written nothing; the guard adds to the file that it finds
     path = next((path for path in (stderr, shown_output) if path.is_file()), Path(os.devnull))
     try:
         with open(path, "rb") as file:
