@@ -493,7 +493,7 @@ async def read_status():
 
 async def main():
     configure_logging("console", "info", sys.stderr)
-    reporter = ConsoleReporter(lambda: "host0:29400", read_status)
+    reporter = ConsoleReporter(lambda: "host0:29400", read_status, are_warm=sys.argv[1:] == ["warm"])
     tell = reporter.on_event
     tell(AgentStarted("me", 1, 1))
     world = World(3, (Seat("n1", "me", "10.0.0.1", 1, 0),), Address("10.0.0.1", 1234), "n1")
@@ -518,15 +518,41 @@ virtual_time.run(main())
 """
 
 
-def test_while_workers_use_the_terminal_waits_are_lines_and_afterwards_one_line_that_is_rewritten() -> None:
-    shown = on_a_terminal(sys.executable, "-c", IMPORTS + SHARED_TERMINAL, cwd=ROOT)
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_while_workers_use_the_terminal_waits_are_lines_and_afterwards_one_line_that_is_rewritten(
+    start: str,
+) -> None:
+    shown = on_a_terminal(sys.executable, "-c", IMPORTS + SHARED_TERMINAL, start, cwd=ROOT)
     starting, running = shown.split("STARTED")
     running, afterwards = running.split("SAVED\r\n")
     assert "\x1b[K" not in starting + running, (
         "a line that is rewritten would erase what workers have begun to write"
     )
-    assert "waiting for the workers of this node to start: " in starting
+    assert "waiting for the workers of this node to start" in starting
+    assert ("still imports torch" in starting) == (start == "warm")
     assert "waiting for the store at host0:29400: 10.0.0.1: connection refused" in running
     assert "b leaves; waiting for the workers of b to save" in running
     assert "\x1b[Kb leaves; waiting for the workers of b to save (" in afterwards
     assert afterwards.endswith("\r\x1b[K"), "nothing of it stays"
+
+
+FAILING_START = """
+async def main():
+    configure_logging("console", "info", sys.stderr)
+    reporter = ConsoleReporter(lambda: "host0:29400")
+    reporter.on_event(AgentStarted("me", 1, 1))
+    world = World(3, (Seat("n1", "me", "10.0.0.1", 1, 0),), Address("10.0.0.1", 1234), "n1")
+    plan = Plan(RECORD_VERSION, 5, Phase.RUNNING, 3, "1 node, 1 worker", Policy(), world=world)
+    reporter.on_event(PlanSeen(plan))
+    reporter.on_event(WorkersFailed(3, Failure(FailureKind.WORKER, "cannot start workers")))
+    await asyncio.sleep(90.0)
+    reporter.close()
+
+virtual_time.run(main())
+"""
+
+
+def test_workers_that_cannot_be_started_are_not_waited_for() -> None:
+    shown = on_a_terminal(sys.executable, "-c", IMPORTS + FAILING_START, cwd=ROOT)
+    assert "cannot start workers" in shown
+    assert "waiting for the workers" not in shown

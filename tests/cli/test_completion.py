@@ -63,11 +63,17 @@ def typed(words: str, shell: list[str], before: str, folder: Path, until: str) -
         ("elastic-agent compl", "completion"),
         ("elastic-agent --nnodes 2 trai", "train.py"),
         ("elastic-agent train.py confi", "config.yaml"),
+        ("elastic-agent exam", "examples/"),
+        ("elastic-agent two", r"two\ words/"),
+        ("elastic-agent settings --js", "--json"),
+        ("elastic-agent serve --status-p", "--status-port"),
     ],
 )
 def test_bash_completes_commands_options_and_files(words: str, completed: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "config.yaml").touch()
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "two words").mkdir()
     path = script("bash", tmp_path)
     typed(words, ["bash", "--norc", "--noprofile", "-i"], f". {path}", tmp_path, completed)
 
@@ -85,7 +91,14 @@ def test_zsh_completes_commands_and_options(words: str, completed: str, tmp_path
 @pytest.mark.prove
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("--rdzv-e", "--rdzv-endpoint"), ("status --wa", "--watch"), ("compl", "completion")],
+    [
+        ("--rdzv-e", "--rdzv-endpoint"),
+        ("status --wa", "--watch"),
+        ("compl", "completion"),
+        ("logs --fol", "--follow"),
+        ("doctor --al", "--alone"),
+        ("doctor --rdzv-e", "--rdzv-endpoint"),
+    ],
 )
 def test_fish_completes_commands_and_options(words: str, completed: str, tmp_path: Path) -> None:
     command = f"source {script('fish', tmp_path)}; complete -C 'elastic-agent {words}'"
@@ -93,7 +106,7 @@ def test_fish_completes_commands_and_options(words: str, completed: str, tmp_pat
     done = subprocess.run(
         ["fish", "-c", command], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split("\t")[0].strip() == completed
+    assert (done.stdout.split("\t")[0].strip(), done.stderr) == (completed, "")
 
 
 def test_a_shell_that_is_not_known_is_refused() -> None:

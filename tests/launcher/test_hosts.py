@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,8 +14,12 @@ import pytest
 from elastic_agent import linux
 from elastic_agent.config.load import resolve
 from elastic_agent.config.sources.command_line import parse_command_line
+from elastic_agent.config.values import Host
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.files import locked
+from elastic_agent.launcher import hosts
 from elastic_agent.launcher.hosts import TRAVELLING, options_of
+from elastic_agent.launcher.on_host import Order
 from tests.cli.support import COMMAND, LONG_LEASE, clean_environment, refusal
 from tests.names import unique
 from tests.ports import free_port
@@ -32,18 +37,23 @@ if [ "$host" = bare ]; then
     echo "bash: line 1: python: No such file or directory" >&2
     exit 127
 fi
+if [ "$host" = mute ]; then
+    sleep 1000000
+fi
 export ELASTIC_AGENT_STATE_DIR=%(folder)s/$host ELASTIC_AGENT_SET_NODE_ID=$host
-cd / && exec sh -c "echo Welcome to $host; ${@: -1}"
+cd /
+sh -c "echo Welcome to $host; ${@: -1}"
+exit $?  # not exec: the end of ssh is the end of the command's standard input, and no signal
 """
 
-TRAIN = """\
+TRAIN = r"""\
 import os, sys, time
 from pathlib import Path
 from elastic_agent import client
 placement = client.current().placement
 def say(text):
-    os.write(1, f"worker {placement.rank} of {placement.world_size} {text}\\n".encode())
-say("trains")
+    os.write(1, f"worker {placement.rank} of {placement.world_size} {text}\n".encode())
+say("trains \u2713")
 while not Path(sys.argv[1]).exists():
     time.sleep(0.01)
     client.heartbeat()
@@ -65,6 +75,12 @@ def test_any_number_of_hosts_suffices_and_the_first_one_hosts_the_store() -> Non
     assert "--rdzv-endpoint=[fe80::1]:29400" in told("--hosts", "fe80::1,me@[fe80::2]:2")
 
 
+def test_what_does_not_apply_is_not_sent() -> None:
+    options = told("--hosts=lab1", "--rdzv-endpoint=localhost:0")
+    assert "--rdzv-endpoint=localhost:0" in options
+    assert [option for option in options if "None" in option] == []
+
+
 def test_what_the_user_says_goes_to_every_host() -> None:
     options = told(
         "--hosts=lab1,lab2", "--nnodes", "2", "--rdzv-endpoint", "head:1", "-t", "3", "--finish-once"
@@ -80,6 +96,7 @@ def test_what_the_user_says_goes_to_every_host() -> None:
         (["-oProxyCommand=x"], "is neither a host name nor an address"),
         (["localhost,lab2"], "localhost is another machine on each; expected the name"),
         (["lab1", "--standalone"], "--standalone: "),
+        (["lab1,lab2,me@lab1:2"], "which names a host twice; expected HOST:WORKERS for several workers"),
     ],
 )
 def test_a_mistake_is_one_line(argv: list[str], wrong: str) -> None:
@@ -114,12 +131,13 @@ class Desk:
         (folder / "bin" / "ssh").chmod(0o755)
         (folder / "train.py").write_text(TRAIN)
 
-    def start(self, hosts: str, *options: str) -> subprocess.Popen[bytes]:
+    def start(self, hosts: str, *options: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
         argv = [*COMMAND, "--hosts", hosts, "--rdzv-id", self.run_id, "--rdzv-endpoint", self.endpoint]
         variables = {
             **LONG_LEASE,
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
             "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONIOENCODING": "ascii",
         }
         with (self.folder / f"terminal-{len(self.started)}").open("wb") as terminal:
             process = subprocess.Popen(
@@ -127,14 +145,14 @@ class Desk:
                 cwd=self.folder,
                 env=clean_environment(variables),
                 stdin=subprocess.DEVNULL,
-                stdout=terminal,
+                stdout=terminal if stdout is None else stdout,
                 stderr=terminal,
             )
         self.started.append(process)
         return process
 
     def said(self, number: int = -1) -> str:
-        return (self.folder / f"terminal-{number % len(self.started)}").read_text()
+        return (self.folder / f"terminal-{number % len(self.started)}").read_text(encoding="utf-8")
 
     def wait_said(self, *texts: str) -> None:
         wait_for(f"{texts} in {self.said()}", lambda: all(text in self.said() for text in texts) or None)
@@ -155,6 +173,7 @@ def _environment(pid: int) -> bytes:
 def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
     yield desk
+    (tmp_path / "finish").touch()  # the end also of a run that has outlived its terminal
     for process in desk.started:
         if process.poll() is None:  # a test failed: ended as by a user
             for _ in range(2):
@@ -175,15 +194,28 @@ def test_a_run_outlives_its_terminal(desk: Desk) -> None:
     assert f"lab2: run {desk.run_id} runs here; wait for its end, or elastic-agent stop" in desk.said()
     (desk.folder / "finish").touch()
     wait_for("the end of all processes", lambda: not desk.processes() or None)
-    done = "the run finished"
-    logs = [(desk.folder / host).glob(f"hosts/{desk.run_id}/*.log") for host in ("lab1", "lab2")]
-    assert all(done in log.read_text() for found in logs for log in found)
+    logs = [*desk.folder.glob(f"lab[12]/hosts/{desk.run_id}/*.log")]
+    assert ["the run finished" in log.read_text(encoding="utf-8") for log in logs] == [True, True]
+
+
+@pytest.mark.system
+def test_a_run_outlives_the_reader_of_its_output(desk: Desk) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = desk.start("lab1", stdout=writing)
+    os.close(writing)
+    assert process.wait(GUARD_S) == 128 + signal.SIGPIPE, desk.said()
+    assert "cannot write the output: Broken pipe; the run goes on" in desk.said()
+    (desk.folder / "finish").touch()
+    wait_for("the end of all processes", lambda: not desk.processes() or None)
+    logs = [*desk.folder.glob(f"lab1/hosts/{desk.run_id}/*.log")]
+    assert ["the run finished" in log.read_text(encoding="utf-8") for log in logs] == [True]
 
 
 @pytest.mark.system
 def test_ctrl_c_stops_the_run_on_all_hosts(desk: Desk) -> None:
     process = desk.start("lab1,lab2")
-    desk.wait_said("lab1: worker 0 of 2 trains", "lab2: worker 1 of 2 trains")
+    desk.wait_said("lab1: worker 0 of 2 trains \u2713", "lab2: worker 1 of 2 trains \u2713")
     process.send_signal(signal.SIGINT)
     assert process.wait(GUARD_S) == ExitCode.STOPPED, desk.said()
     assert all(f"worker {rank} of 2 has saved" in desk.said() for rank in range(2))
@@ -209,3 +241,28 @@ def test_a_start_that_is_refused_is_a_line_and_leaves_nothing(desk: Desk, hosts:
     assert "nothing started: 1 of 2 hosts can be used" in desk.said()
     assert len(desk.said().splitlines()) == 2
     wait_for("the end of all processes", lambda: not desk.processes() or None)
+    assert [*desk.folder.glob("lab1/hosts/*")] == []
+
+
+def test_a_host_that_does_not_answer_is_a_line(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{desk.folder}/bin", prepend=os.pathsep)
+    monkeypatch.setattr(hosts, "ANSWER_S", 0.1)
+    connection = hosts.Connection(Host("mute", "mute", "mute", ""))
+    with connection.process:
+        problem = connection.examine(Order("token", "/", [], [], {}, "cats"))
+    assert re.fullmatch("mute has not answered within 0.1 s: no output; see whether .* answer", problem)
+    wait_for("the end of all processes", lambda: not desk.processes() or None)
+
+
+def test_logs_of_older_runs_without_an_id_are_removed_unless_they_run(desk: Desk) -> None:
+    log_name = f"{os.uname().nodename}.log"
+    logs = [desk.folder / "lab1" / "hosts" / f"run-0000000{number}" / log_name for number in range(4)]
+    for number, log in enumerate(logs):
+        log.parent.mkdir(parents=True)
+        log.write_text("it ran\n")
+        os.utime(log, (number, number))
+    with locked(logs[1]):
+        assert desk.start("lab1,away", "--nnodes=2", "--keep-runs=1").wait(GUARD_S) == ExitCode.TOO_FEW_NODES
+        wait_for("the end of all processes", lambda: not desk.processes() or None)
+    assert [log.exists() for log in logs] == [False, True, False, True]
+    assert not logs[0].parent.exists()

@@ -163,6 +163,28 @@ def test_on_a_terminal_levels_are_coloured() -> None:
     assert "\x1b[32minfo" in on_a_terminal(sys.executable, "-c", PROGRAM)
 
 
+IN_BACKGROUND = """
+import fcntl, os, signal, sys, termios
+from elastic_agent.logs import StatusLine
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+line = StatusLine(sys.stderr)
+line.show("waiting")
+if (shell := os.fork()) == 0:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(2, os.getpgrp())
+    os._exit(0)
+os.waitid(os.P_PID, shell, os.WEXITED | os.WNOWAIT)
+line.write_line("something happened")
+line.clear()
+"""
+
+
+def test_a_job_that_goes_to_the_background_leaves_the_last_line_to_the_shell() -> None:
+    shown = on_a_terminal(sys.executable, "-c", IN_BACKGROUND, start_new_session=True)
+    assert shown == "\r\x1b[Kwaitingsomething happened\r\n"
+
+
 def test_a_status_that_did_not_change_is_not_written_again() -> None:
     class Terminal:
         def __init__(self) -> None:

@@ -147,7 +147,7 @@ def _local_node(
         workers,
         publish,
         event_log,
-        ConsoleReporter(lambda: backend.shown, how_to_reach=backend.how_to_reach),
+        ConsoleReporter(lambda: backend.shown, how_to_reach=backend.how_to_reach, are_warm=is_warm(settings)),
         SignalDesk(meanings, scheduled, stop_signals, publish=publish, depending=depending),
         depending,
     )

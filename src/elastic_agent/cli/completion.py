@@ -39,10 +39,9 @@ _elastic_agent() {
         [[ $word == *.py ]] && return  # what follows is the script's
     done
     if [[ $COMP_CWORD == 1 && $current != -* ]]; then
-        COMPREPLY=($(compgen -W "%(commands)s" -- "$current") $(compgen -f -- "$current"))
-        return
+        COMPREPLY=($(compgen -W "%(commands)s" -- "$current"))
     fi
-    [[ $current == -* ]] || return  # a value, or the script: files
+    [[ $current == -* ]] || return  # without such a command, a value, or the script: files
     case ${COMP_WORDS[1]} in
 %(cases)s
     esac
@@ -69,7 +68,7 @@ def _options(name: str) -> list[str]:
         load_command(name)(["--help"])
     except HelpRequested as requested:
         own = requested.options
-        return ["--help", *((spec.flag for spec in specs()) if own is None else own)]
+        return ["--help", *((spec.flag for spec in specs()) if own is None else own), *requested.more]
     return []
 
 
@@ -81,13 +80,15 @@ def _bash() -> str:
 
 
 def _fish() -> str:
-    others = [name for name in COMMANDS if _options(name) != _options("run")]
+    common = _options("run")
+    others = [name for name in COMMANDS if not {*common} <= {*_options(name)}]
     lines = [f"{_FISH} -l help -d 'print the options'"]
     for name, (*_, summary) in COMMANDS.items():
         lines.append(f"{_FISH} -n __fish_use_subcommand -a {name} -d {shlex.quote(summary)}")
-    for name in others:
+    for name in COMMANDS:
         seen = f"-n '__fish_seen_subcommand_from {name}'"
-        lines += [f"{_FISH} {seen} -l {option[2:]}" for option in _options(name)[1:]]
+        own = [word.lstrip("-") for word in _options(name)[1:] if name in others or word not in common]
+        lines += [f"{_FISH} {seen} -{'s' if len(word) == 1 else 'l'} {word}" for word in own]
     unseen = f"-n 'not __fish_seen_subcommand_from {' '.join(others)}'"
     for spec in specs():
         value, text = "" if spec.kind.is_switch else " -r", shlex.quote(re.split(r"(?<=\.) ", spec.help)[0])

@@ -54,7 +54,7 @@ def doctor(argv: Sequence[str]) -> int:
     try:
         line = parse_command_line(argv, switches=(_JSON, _ALONE), values=(_PATHS, _WAIT))
     except HelpRequested:
-        raise HelpRequested(DOCTOR_PAGE) from None
+        raise HelpRequested(DOCTOR_PAGE, more=(_PATHS, _WAIT, _ALONE, _JSON)) from None
     check_working_directory()
     text = line.values.get(_WAIT, "60")
     try:

@@ -41,7 +41,7 @@ def init(argv: Sequence[str]) -> int:
     try:
         line = parse_command_line(argv, values=(_OUTPUT,))
     except HelpRequested:
-        raise HelpRequested(PAGE) from None
+        raise HelpRequested(PAGE, more=(_OUTPUT,)) from None
     text = commented(resolve(line, os.environ, script_needed=False))
     path = line.values.get(_OUTPUT, _FILE)
     if path == "-":

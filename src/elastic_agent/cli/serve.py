@@ -46,7 +46,8 @@ def serve(argv: Sequence[str]) -> int:
     try:
         line = parse_command_line(argv)
     except HelpRequested:
-        raise HelpRequested(serve_page(OPTIONS)) from None
+        flags = [spec_by_name()[name].flag for name in OPTIONS]
+        raise HelpRequested(serve_page(OPTIONS), options=flags) from None
     _check(line)
     check_working_directory()
     resolved = resolve(line, os.environ, script_needed=False, only=OPTIONS)

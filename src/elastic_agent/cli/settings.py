@@ -39,7 +39,7 @@ def settings(argv: Sequence[str]) -> int:
     try:
         line = parse_command_line(argv, switches=(_JSON, _SCHEMA))
     except HelpRequested:
-        raise HelpRequested(PAGE) from None
+        raise HelpRequested(PAGE, more=(_JSON, _SCHEMA)) from None
     if _SCHEMA in line.switches:
         print(json.dumps(schema(), indent=2, ensure_ascii=False), flush=True)
         return ExitCode.FINISHED

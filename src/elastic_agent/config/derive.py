@@ -152,6 +152,8 @@ def _derive_from_hosts(builder: SettingsBuilder, hosts: Sequence[Host]) -> None:
         raise builder.wrong(
             "standalone", f"but {source} names machines that train together", "one of the two"
         )
+    if len({host.name for host in hosts}) < len(hosts):
+        raise builder.wrong("hosts", "which names a host twice", "HOST:WORKERS for several workers")
     if not builder.is_given("nnodes") or builder.is_site_default("nnodes"):
         builder.put("nnodes", NodeRange(1, len(hosts)), source)
     is_given = builder.is_given("rdzv_endpoint") and not builder.is_site_default("rdzv_endpoint")

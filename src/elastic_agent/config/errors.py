@@ -35,10 +35,10 @@ class MissingScriptError(UsageError):
 class HelpRequested(Exception):  # noqa: N818 - not an error
     """The command line has ``--help`` or ``-h``; the argument is the command's page, if it has its own."""
 
-    def __init__(self, *page: str, options: Sequence[str] | None = None) -> None:
-        """Keep the command's options, too; None: those of ``run``."""
+    def __init__(self, *page: str, options: Sequence[str] | None = None, more: Sequence[str] = ()) -> None:
+        """Keep the command's options, too; None: those of ``run``, and ``more``."""
         super().__init__(*page)
-        self.options = options
+        self.options, self.more = options, more
 
 
 class ShortHelpRequested(HelpRequested):

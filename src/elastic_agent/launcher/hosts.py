@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +24,7 @@ from elastic_agent.config.sources.command_line import CommandLine, parse_command
 from elastic_agent.config.values import Host
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.launcher.on_host import Order
+from elastic_agent.printable import escaped
 from elastic_agent.worker_variables import LAUNCH_FOLDER
 
 SSH = (
@@ -32,6 +34,7 @@ SSH = (
 MAIN = "import os; from elastic_agent.launcher.on_host import main; os._exit(main())"
 COMMAND = shlex.join(["exec", sys.executable, "-P", "-c", MAIN])
 SSH_FAILED = 255
+ANSWER_S = 60  # a disk or a login file may never answer
 TRAVELLING = re.compile(r"(ELASTIC_AGENT|PET|NCCL|GLOO|OMP|MKL|HF|TRANSFORMERS|WANDB)_|TORCH|PYTHON")
 
 
@@ -39,7 +42,8 @@ def options_of(line: CommandLine, resolved: Resolved, run_id: str) -> list[str]:
     """Return the options of all agents: those of this command line, and what this machine decides for all."""
     known, decided = spec_by_name(), ("nnodes", "rdzv_endpoint")
     values = {name: given.text for name, given in line.given.items()}
-    values |= {name: known[name].kind.show(getattr(resolved.settings, name)) for name in decided}
+    results = {name: getattr(resolved.settings, name) for name in decided}
+    values |= {name: known[name].kind.show(value) for name, value in results.items() if value is not None}
     values |= {"hosts": "", "rdzv_id": run_id}
     return [known[name].flag + ("" if known[name].kind.is_switch else f"={values[name]}") for name in values]
 
@@ -65,12 +69,20 @@ class Connection:
         """Return what is wrong on the host, with a remedy; empty: the agent can start."""
         self.send(msgspec.json.encode(order))
         said, name = "no output", self.host.name
-        for line in (line.decode(errors="replace").strip() for line in self.lines):
-            if line.startswith(order.token):  # login files may print other lines
-                problem = line.removeprefix(order.token)
-                return problem and f"{name}: {problem}"
-            said = line or said
-        if self.process.wait() == SSH_FAILED:
+        late = threading.Timer(ANSWER_S, os.killpg, (self.process.pid, signal.SIGKILL))
+        late.start()
+        try:
+            for line in (escaped(line.decode(errors="replace").strip()) for line in self.lines):
+                if line.startswith(order.token):  # login files may print other lines
+                    problem = line.removeprefix(order.token)
+                    return problem and f"{name}: {problem}"
+                said = line or said
+            code = self.process.wait()
+        finally:
+            late.cancel()
+        if code == -signal.SIGKILL:
+            return f"{name} has not answered within {ANSWER_S} s: {said}; see whether its disks and login files answer"
+        if code == SSH_FAILED:
             return f"{name} cannot be reached: {said}; try: ssh -o BatchMode=yes {self.host.target} true"
         return f"{name} cannot run {sys.executable}: {said}; expected elastic-agent there, as here"
 
@@ -123,8 +135,12 @@ class Terminal:
     def _follow(self, there: Connection) -> None:
         name = there.host.name
         for line in there.lines:
-            sys.stdout.buffer.write(b"%s: %s\n" % (name.encode(), line.rstrip(b"\n")))
-            sys.stdout.buffer.flush()
+            try:
+                sys.stdout.buffer.write(b"%s: %s\n" % (name.encode(), line.rstrip(b"\n")))
+                sys.stdout.buffer.flush()
+            except OSError as error:  # as when the terminal is closed
+                _say(f"cannot write the output: {error.strerror}; the run goes on")
+                self._leave(128 + signal.SIGPIPE)
         code = there.process.wait()
         if code != SSH_FAILED:
             self._code = code

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import codecs
+import contextlib
 import fcntl
 import os
 import signal
@@ -9,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -17,6 +21,7 @@ from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import load_settings
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.files import all_but_newest, locked
 from elastic_agent.workers.output.tee import Follower
 
 AGENT = (sys.executable, "-P", "-m", "elastic_agent")
@@ -35,26 +40,31 @@ class Order(msgspec.Struct):
 
 def main() -> int:
     """Do what the module describes. Returns the agent's exit code."""
+    atexit.register(os._exit, ExitCode.INTERNAL)  # after an error: a thread may still read standard input
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
     try:
         log = _examine(order)
     except (UsageError, OSError) as error:
-        expected = "" if isinstance(error, UsageError) else "; expected the same folders on every host"
+        is_missing = getattr(error, "filename", None) == order.directory
+        expected = "; expected the same folders on every host" * is_missing
         print(f"{order.token}{error}{expected}", flush=True)
         return ExitCode.USAGE
     print(order.token, flush=True)
     options = sys.stdin.buffer.readline()
     if options in (b"", b"stop\n"):  # the start is given up
+        if not os.fstat(log.fileno()).st_size:
+            _remove(Path(log.name))
         return ExitCode.INTERRUPTED
     log.truncate(0)
     words = [*AGENT, "run", *order.options, *msgspec.json.decode(options), *order.script]
     agent = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     threading.Thread(target=_obey, args=(agent, order.run_id), daemon=True).start()
-    follower = Follower(log.name, "", lambda _, line: print(line))
+    follower = Follower(log.name, "", _show)
+    follower.decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     while True:
         code = agent.poll()  # before the rest is read
         follower.advance(time.monotonic(), ends=code is not None)
-        sys.stdout.flush()
         if code is not None:
             return code if code >= 0 else 128 - code
         time.sleep(0.1)
@@ -65,26 +75,50 @@ def _examine(order: Order) -> BinaryIO:
     os.chdir(order.directory)
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     os.environ.update({"PATH": path, "PWD": order.directory, **order.variables})
-    state_dir = load_settings([*order.options, *order.script], os.environ).settings.state_dir
-    make_state_dir(state_dir, os.environ)
-    folder = state_dir / "hosts" / order.run_id
+    settings = load_settings([*order.options, *order.script], os.environ).settings
+    make_state_dir(settings.state_dir, os.environ)
+    folder = settings.state_dir / "hosts" / order.run_id
     folder.mkdir(parents=True, exist_ok=True)
     log = (folder / f"{os.uname().nodename}.log").open("ab")  # machines may share a home
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept by the agent, whose output this is
     except BlockingIOError:
         raise UsageError(f"run {order.run_id} runs here", "wait for its end, or elastic-agent stop") from None
+    logs = folder.parent.glob(f"run-{8 * '[0-9a-f]'}/{os.path.basename(log.name)}")  # those without --rdzv-id
+    for _, old in all_but_newest(logs, settings.keep_runs):
+        with contextlib.suppress(OSError), locked(old):
+            _remove(old)
     return log
+
+
+def _remove(log: Path) -> None:
+    """Remove a log, and its folder if no other machine has a log there."""
+    with contextlib.suppress(OSError):
+        log.unlink()
+        log.parent.rmdir()
+
+
+def _show(_: str, line: str) -> None:
+    with contextlib.suppress(OSError):  # the connection is gone, as the other thread sees
+        print(line, flush=True)
 
 
 def _obey(agent: subprocess.Popen[bytes], run_id: str) -> None:
     """Do what the terminal says, and end with it: the agent goes on."""
+    stop = threading.Thread(target=_stop, args=(agent, run_id), daemon=True)
     for line in sys.stdin.buffer:
         if line == b"stop\n":
-            stop = f'"$@" >/dev/null 2>&1; [ $? != {ExitCode.USAGE:d} ] || kill {agent.pid}'  # it does not listen yet
-            words = ["/bin/sh", "-c", stop, "sh", *AGENT, "stop", "--run", run_id]
-            subprocess.Popen(words, stdin=subprocess.DEVNULL)
+            stop.start()  # it is sent once
         else:  # a second signal ends it at once
             agent.send_signal(signal.SIGTERM)
             agent.send_signal(signal.SIGINT)
+    if stop.ident is not None:  # without a terminal, too
+        stop.join()
     os._exit(0)
+
+
+def _stop(agent: subprocess.Popen[bytes], run_id: str) -> None:
+    words = [*AGENT, "stop", "--run", run_id]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode == ExitCode.USAGE:  # the agent does not listen yet
+        agent.terminate()

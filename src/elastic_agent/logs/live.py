@@ -33,6 +33,8 @@ class StatusLine:
     def write_line(self, text: str) -> None:
         """Write a line for good, above the status."""
         with self._lock:
+            if not self.is_in_front:  # stopped and continued: the last line is the shell's now
+                self._status = ""
             prefix = _ERASE_LINE if self._status else ""
             self._write(f"{prefix}{text}\n{self._status}")
 
@@ -59,9 +61,9 @@ class StatusLine:
     def clear(self) -> None:
         """Remove the status."""
         with self._lock:
-            if self._status:
-                self._status = ""
+            if self._status and self.is_in_front:
                 self._write(_ERASE_LINE)
+            self._status = ""
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal is gone: not an error

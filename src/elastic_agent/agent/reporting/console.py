@@ -91,6 +91,7 @@ class ConsoleReporter:
         endpoint: Callable[[], str],
         read_status: Callable[[], Awaitable[Waiting]] | None = None,
         how_to_reach: Callable[[Obstacle, bool, Sequence[Seat]], str] = lambda *_: "",
+        are_warm: bool = False,
     ) -> None:
         """Prepare; nothing is shown yet.
 
@@ -99,9 +100,11 @@ class ConsoleReporter:
             read_status: reads what the coordinator is waiting for, as soon as that is possible.
             how_to_reach: gives what to do about a store that does not answer, from the obstacle, whether it had
                 answered, and the nodes of the last world.
+            are_warm: workers are forked from a process that imports torch first.
         """
         self._endpoint = endpoint
         self._how_to_reach = how_to_reach
+        self._are_warm = are_warm
         self.read_status = read_status
         self.newest_step: Callable[[], int] = lambda: 0
         """Gives the newest step that a worker reported; 0: none has."""
@@ -179,6 +182,7 @@ class ConsoleReporter:
                 # People read it where the worker wrote it, or with the root cause.
                 tail = {"tail": failure.tail} if failure.tail and not is_console() else {}
                 self._log.error(failure.summary, kind=failure.kind.value, **tail)
+                self._have_started()
             case events.DrainRequested(node=None):
                 self._leaves = True
             case Depart():
@@ -371,10 +375,9 @@ class ConsoleReporter:
 
     def _await_start(self) -> None:
         self._are_starting, self._facts = True, {}
-        self._text = (
-            "waiting for the workers of this node to start: the process that they are forked from still imports torch, "
-            "or what the script imports"
-        )
+        self._text = "waiting for the workers of this node to start"
+        if self._are_warm:
+            self._text += ": the process they are forked from still imports torch, or what the script imports"
         self._await_soon(False, WORKERS_PATIENCE_S)
 
     def _have_started(self) -> None:

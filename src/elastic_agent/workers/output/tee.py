@@ -117,7 +117,7 @@ class Follower:
         self._header = header
         self._show = show
         self._file: BinaryIO | None = None
-        self._decoder = codecs.getincrementaldecoder(locale.getencoding())("replace")
+        self.decoder = codecs.getincrementaldecoder(locale.getencoding())("replace")
         self._line = ""
         """The text after the last end of a line. If text before was overwritten, a carriage return stands for it."""
         self._shown = ""
@@ -127,9 +127,9 @@ class Follower:
     def advance(self, now_s: float, *, ends: bool) -> None:
         """Show what the file has more by now; all of it if the output ``ends``."""
         while data := self._read():
-            self._take(self._decoder.decode(data), now_s)
+            self._take(self.decoder.decode(data), now_s)
         if ends:
-            self._take(self._decoder.decode(b"", final=True), now_s)
+            self._take(self.decoder.decode(b"", final=True), now_s)
         if ends or now_s >= self._due_s:
             self._show_line(is_finished=False)
 
