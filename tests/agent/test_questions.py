@@ -112,7 +112,7 @@ async def test_who_follows_gets_what_is_new_also_of_the_next_generation(
     async with node(scene, "a", tmp_path / "a") as a, node(scene, "b", tmp_path / "b"):
         following = a.ask(Question("logs", lines=1, follows=True), "b")
         async with aclosing(following):
-            assert (await anext(following)).output["b/0"].endswith("\nline 99\n")
+            assert (await anext(following)).output == {"b/0": "line 99\n"}
             with output.open("a") as file:
                 file.write("the last\n")
             write(tmp_path / "b", "b", "the first of the next\n", generation=2)
@@ -200,7 +200,6 @@ async def test_a_log_directory_that_is_not_utf_8_is_read_for_others(scene: C10dS
     async with node(scene, "a", tmp_path) as a, node(scene, "b", log_dir):
         one, last = await answers_to(a, LOGS, "b")
     assert one.output["b/0"].endswith("\nline 99\n")
-    assert "left out; the whole output is in " in one.output["b/0"]
     assert last.done
 
 

@@ -396,7 +396,9 @@ def test_a_lost_node_is_the_cause_of_broken_connections() -> None:
     cause = found([broken(0), broken(1)], plan("any words", lost=("n2",)))
     assert (cause.kind, cause.node_id, cause.is_certain) == (CauseKind.NODE_LOST, "n2", True)
     assert headline(cause) == "root cause: node n2 was lost (10.0.0.2)"
-    assert cause.next_step == "read the log of the agent on n2 (10.0.0.2)"
+    assert cause.next_step == (
+        "when 10.0.0.2 is back, read what its workers wrote last: elastic-agent logs n2/0 --generation 1, there"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.workers.guard.messages import TAIL_BYTES
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput, read_final_output
 
 
@@ -15,7 +16,9 @@ def test_the_error_file_and_the_end_of_stderr_are_read(tmp_path: Path) -> None:
     error.write_bytes(b'{"message": "caf\xe9"}')
     stderr.write_text("x" * 100_000 + "the end\n")
     words = read_final_output(str(error), {"stderr": str(stderr), "stdout": str(tmp_path / "missing.log")})
-    assert words == FinalOutput('{"message": "caf\N{REPLACEMENT CHARACTER}"}', "x" * (8192 - 8) + "the end\n")
+    assert words == FinalOutput(
+        '{"message": "caf\N{REPLACEMENT CHARACTER}"}', "x" * (TAIL_BYTES - 8) + "the end\n"
+    )
 
 
 def test_an_error_file_is_read_up_to_a_megabyte(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from elastic_agent.workers.guard.client import Exited, Stopped
+from elastic_agent.workers.guard.messages import TAIL_BYTES
 from elastic_agent.workers.guard.relay import _threaded_sink
 from tests.workers.support import (
     PATIENCE_S,
@@ -101,7 +102,7 @@ def test_queued_output_is_written_in_order_and_can_be_flushed() -> None:
 def test_the_tail_of_stderr_is_kept_if_stderr_is_not_shown(driver: Driver) -> None:
     script = "head -c 100000 /dev/zero | tr '\\0' x >&2; echo the end >&2; exit 1"
     driver.guard.spawn(1, [program(0, "sh", "-c", script, stderr=os.devnull)])
-    assert driver.until(Exited).stderr_tail == "x" * (8192 - 8) + "the end\n"
+    assert driver.until(Exited).stderr_tail == "x" * (TAIL_BYTES - 8) + "the end\n"
 
 
 def test_a_worker_that_succeeds_has_no_tail(driver: Driver) -> None:

@@ -76,11 +76,19 @@ async def _logs(given: Namespace) -> None:
         return
     question = Question("logs", given.slot, given.generation, given.lines, follows=given.follow)
     noted: set[str] = set()
+    is_empty = not given.follow
     async for answer in _answers(next(iter(found)), given.node, question):
         _print_output(given, answer.output)
+        is_empty = is_empty and not answer.output
         if answer.text and answer.text not in noted:
             noted.add(answer.text)
             print(escaped(f"elastic-agent: {answer.text}"), flush=True)
+    if is_empty and not noted:
+        wanted = given.words[0] if given.words else "any worker"
+        where = f" in generation {given.generation}" if given.generation else ""
+        raise UsageError(
+            f"logs: no output of {wanted}{where}", "elastic-agent status lists nodes and generations"
+        )
 
 
 def _print_files(given: Namespace) -> None:

@@ -35,8 +35,8 @@ class Launch:
     """One worker to start.
 
     `env` is its whole environment. A path for `stdout` or `stderr` is appended to, and created if need be;
-    None is the guard's own stream, which for stderr passes through the guard so that its last 8 KiB are
-    known. `os.devnull` as `stderr` means: not shown, last 8 KiB known all the same. With `kept`, stdout passes through
+    None is the guard's own stream, which for stderr passes through the guard so that its last 32 KiB are
+    known. `os.devnull` as `stderr` means: not shown, last 32 KiB known all the same. With `kept`, stdout passes through
     the guard, too, unless its own is a file, and what passes is kept in this file, of which the first third
     and the end stay when it grows beyond `kept_bytes` (0: all of it stays). `argv[0]` is searched
     in `env`'s PATH. `warm`: fork it from the spawner, if there is one (`Guard.keep_warm`); then `argv` must be

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEADLINE_BYTES = 8
 MAILBOX_OFFSET = 4096
-TAIL_BYTES = 8 * 1024
+TAIL_BYTES = 32 * 1024
 """The size of the end of a worker's stderr output that is kept."""
 
 NO_SLOT = -1

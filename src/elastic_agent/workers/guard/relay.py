@@ -171,7 +171,7 @@ class Relay:
 
     @property
     def tail(self) -> str:
-        """The last 8 KiB that passed."""
+        """The last 32 KiB that passed."""
         return self._tail.decode(errors="replace")
 
     def started(self) -> None:

@@ -23,7 +23,7 @@ class FinalOutput:
     error_file: str = ""
     """The content of the file that torch's `@record` writes."""
     stderr: str = ""
-    """The last 8 KiB."""
+    """The last 32 KiB."""
     no_room: str = ""
     """Why nothing more can be written to its files, and where; empty if something can."""
     facts: Mapping[str, str] = field(default_factory=dict)

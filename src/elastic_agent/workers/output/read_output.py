@@ -62,10 +62,11 @@ def read_output(
                 if follows and number == present:
                     data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
                 ends[file] = start + len(data)
+                left_out = start - known.get(file, 0)
                 if not known:
                     lines = data.splitlines(keepends=True)
                     data = b"".join(lines[max(0, len(lines) - last_lines) :])
-                left_out = ends[file] - len(data) - known.get(file, 0)
+                    left_out = left_out if len(lines) < last_lines else 0
                 text = _HOLE.sub(b"", data).decode(errors="replace")
                 if text and left_out > 0:
                     where = without_surrogates(f"{os.uname().nodename}:{path}")
