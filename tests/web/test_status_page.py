@@ -217,6 +217,17 @@ def test_the_page_has_a_row_for_each_worker_and_what_is_not_known_of_it_is_left_
     assert cells["n1/1"] == ["3", "-", "30 %", "-", "-"]
 
 
+def test_workers_on_gpus_have_these_in_their_rows_and_others_no_empty_columns() -> None:
+    status = running()
+    on_gpu = replace(status.nodes[0], usage={0: Usage(1.5, 2**30, 0.4, 2 * 2**30)})
+    with served(lambda: replace(status, nodes=(on_gpu, *status.nodes[1:]))) as server:
+        _, shown = get(server.url)
+    assert re.findall(r'<th class="number">(GPU[^<]*)</th>', shown) == ["GPU", "GPU memory"]
+    assert '<td class="number">40 %</td><td class="number">2.0 GiB</td>' in shown
+    with served(running) as server:
+        assert ">GPU<" not in get(server.url)[1]
+
+
 def test_the_words_of_the_page_are_explained_in_it() -> None:
     with served(running) as server:
         _, shown = get(server.url)

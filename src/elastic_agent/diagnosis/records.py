@@ -129,6 +129,9 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     """How many processors it kept busy in the last seconds."""
     memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
     """Resident, shared pages included."""
+    gpu: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """How busy the GPUs are on which it runs: the busiest, whoever uses it."""
+    gpu_memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
 
 
 class NodeReport(Struct, frozen=True, omit_defaults=True):

@@ -59,6 +59,7 @@ def run_page(status: RunStatus, samples: Sequence[Sample], *, is_named: bool, sh
         logs=status_text.log_dir_lines(nodes)[:FEW_NODES],
         header=header,
         nodes=list(zip(shown, rows, strict=True)),
+        has_gpus=any(usage.gpu_memory_bytes for node in shown for usage in node.usage.values()),
         generations=[
             (generation, status_text.generation_row(generation, status.phase))
             for generation in reversed(generations)

@@ -10,11 +10,14 @@ from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.records import Usage, WorkerReport, WorkerState
 from elastic_agent.linux import cpu_time_s, read_process, resident_bytes
 
+from .gpu_usage import GpuShare, GpuUsage
+
 
 class WorkerUsage:
     """What the processes of the workers take of the machine; a look takes some microseconds for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: GpuUsage | None = None) -> None:
+        self._gpus = gpus or GpuUsage()
         self.by_slot: dict[int, Usage] = {}
         self._seen: dict[int, tuple[float, float]] = {}
         """When each process was looked at last, and the processor time that it had used."""
@@ -22,12 +25,15 @@ class WorkerUsage:
     def look(self, pids: Mapping[int, int], now_s: float) -> None:
         """Look at these processes, by slot; ``now_s``: by a clock that does not jump."""
         before, self._seen, self.by_slot = self._seen, {}, {}
+        self._gpus.ask()  # the answer comes with the next look
         for slot, pid in pids.items():
             with contextlib.suppress(OSError):  # it has ended
                 used_s, memory = cpu_time_s(pid), resident_bytes(pid)
                 at_s, before_s = before.get(pid, (now_s, used_s))
                 cpu = max(0.0, used_s - before_s) / (now_s - at_s) if now_s > at_s else None
-                self.by_slot[slot], self._seen[pid] = Usage(cpu, memory), (now_s, used_s)
+                gpu = self._gpus.by_pid.get(pid, GpuShare(None, 0))
+                self.by_slot[slot] = Usage(cpu, memory, gpu.busy, gpu.memory_bytes or None)
+                self._seen[pid] = now_s, used_s
 
 
 def present_workers(progress: Progress, first_rank: int) -> tuple[WorkerReport, ...]:
