@@ -25,7 +25,6 @@ ALONE = {
     "different versions of the script, no run id",
     "an agent of an earlier start still runs on a machine",
     "an endpoint that is no machine's address",
-    "slow reverse look-ups of names",
     "--nnodes forgotten on a machine",
     "the script sets MASTER_ADDR=localhost",
     "the disk of the workers' output is full",
