@@ -4,7 +4,7 @@
     elastic-agent --rdzv-endpoint host0:29400 --nnodes 1:4 --nproc-per-node 2 \\
         examples/lightning_digits.py --root /shared/digits
 
-Under elastic-agent, it continues after every change of the world; see docs/frameworks.md.
+Under elastic-agent, it continues after every change of the world; see docs/script.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the node's state diagram into docs/protocol.md, from the table in protocol/activity.py.
+"""Write the node's state diagram into docs/internals.md, from the table in protocol/activity.py.
 
 python tools/state_diagram.py            # writes it
 python tools/state_diagram.py --check    # fails if the page differs from the table
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from elastic_agent.protocol import TRANSITIONS, Activity
 
-PAGE = Path(__file__).parents[1] / "docs" / "protocol.md"
+PAGE = Path(__file__).parents[1] / "docs" / "internals.md"
 BEGIN = "<!-- Made by: python tools/state_diagram.py (a test compares them) -->\n"
 END = "<!-- end of the diagram -->\n"
 

@@ -113,7 +113,9 @@ def test_files_that_are_named_exist(page: str) -> None:
 def test_modules_that_the_architecture_page_names_exist() -> None:
     """A name without a folder belongs to the folder of a name before it."""
     package = ROOT / "src/elastic_agent"
-    for paragraph in re.split(r"\n(?=\d\. |\||\n)", text_of("docs/internals.md")):
+    for paragraph in re.split(
+        r"\n(?=\d\. |\||\n)", text_of("docs/internals.md").partition("\n## Protocol")[0]
+    ):
         folders = [""]
         for name in re.findall(r"`([a-z][a-z0-9_/]*(?:\.py|/))`", paragraph):
             found = [folder for folder in folders if (package / folder / name).exists()]
@@ -178,7 +180,7 @@ def is_the_scripts(words: str, option: str) -> bool:
 
 def test_stated_defaults_are_correct() -> None:
     defaults = {spec.flag: spec.default for spec in specs()}
-    text = "".join(text_of(f"docs/{page}.md") for page in ("troubleshooting", "start", "protocol"))
+    text = "".join(text_of(f"docs/{page}.md") for page in ("troubleshooting", "start", "internals"))
     stated = re.findall(r"`(--[a-z-]+)(?: [A-Z]+)?`\s*\((\d+)(?: m?s)?\b", text)
     stated += re.findall(r"^\| `(--[a-z-]+)` \| (\d+)(?: s)? \|", text, re.M)
     assert len(stated) > 15
@@ -235,7 +237,7 @@ def test_rules_that_the_protocol_page_attributes_to_the_simulator_are_there() ->
     rules = ("checker.py", "notice_rules.py", "budget_rules.py")
     checker = "".join((ROOT / "tests/simulator" / name).read_text() for name in rules)
     faults = (ROOT / "tests/simulator/scenario.py").read_text()
-    promises = text_of("docs/protocol.md").partition("## What is promised")[2].partition("\n## ")[0]
+    promises = text_of("docs/internals.md").partition("## What is promised")[2].partition("\n## ")[0]
     quoted = [name for row in promises.splitlines() for name in re.findall(r'"([^"]+)"', row) if "|" in row]
     assert len(quoted) > 8
     assert [name for name in quoted if f'"{name}' not in checker and f'"{name}"' not in faults] == []

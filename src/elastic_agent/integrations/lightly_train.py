@@ -1,6 +1,6 @@
 """Runs unmodified LightlyTrain scripts in elastic worlds, on top of the integration for Lightning.
 
-Workers call :func:`install` when the script imports ``lightly_train``. docs/frameworks.md describes the features.
+Workers call :func:`install` when the script imports ``lightly_train``. docs/script.md describes the features.
 
 LightlyTrain computes the number of devices from its arguments, as ``num_nodes`` times ``devices``. It divides the
 global batch by it, and stops if the result is not a whole number. It refuses an output folder that is not empty

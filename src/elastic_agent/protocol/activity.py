@@ -1,7 +1,7 @@
 """What a node's workers are doing, and what changes it: every transition of the node's state machine.
 
 :class:`~.node.Node` decides which event has happened and what follows from it; the activity changes only as
-:data:`TRANSITIONS` defines. The diagram in docs/protocol.md is made from this table.
+:data:`TRANSITIONS` defines. The diagram in docs/internals.md is made from this table.
 
 Reports on workers follow ``started``: the guard holds them back until all workers were started.
 """

@@ -1,7 +1,7 @@
 """Runs unmodified Lightning and Fabric scripts in elastic worlds.
 
 Lightning calls the two functions here through its entry points whenever a ``Trainer`` or ``Fabric`` is created.
-Outside of elastic-agent they return no callbacks and change nothing. docs/frameworks.md describes the features.
+Outside of elastic-agent they return no callbacks and change nothing. docs/script.md describes the features.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Workers call :func:`install` when the script imports transformers. Where they cannot (Python started with ``-I``, say),
 pass the callback: ``Trainer(..., callbacks=[ElasticCallback()])``. Outside of elastic-agent neither changes anything.
-docs/frameworks.md describes the features.
+docs/script.md describes the features.
 """
 
 from __future__ import annotations
