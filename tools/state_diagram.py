@@ -21,7 +21,7 @@ def diagram() -> str:
     """One arrow for each change of the activity, with all events that cause it."""
     arrows: dict[tuple[Activity, Activity], list[str]] = {}
     for (before, event), after in TRANSITIONS.items():
-        if after is not None and after is not before:
+        if after is not before:
             arrows.setdefault((before, after), []).append(event.value)
     lines = [f"    {before} --> {after}: {', '.join(events)}" for (before, after), events in arrows.items()]
     edges = "\n".join([f"    [*] --> {Activity.IDLE}", *lines, f"    {Activity.GONE} --> [*]"])

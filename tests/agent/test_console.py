@@ -230,7 +230,10 @@ LOGGED = {
         "waiting to join",
     ),
     "comes back": (r"waiting to join: generation 3 runs with 1 node \(maximum 3\)", "all its nodes"),
-    "was lost": (r"this node was lost 4 times in a row: it is admitted [\d.]+ s after", "all its nodes"),
+    "was lost": (
+        r"this node was lost 4 times in a row: it is admitted when the other nodes have trained for 60 s",
+        "all its nodes",
+    ),
     "does not start": ("could not be started 2 times in a row", "all its nodes"),
     "is new": (r"a new node joins when the next generation forms \(--grow never\)", "all its nodes"),
 }

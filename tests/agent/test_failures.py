@@ -159,8 +159,6 @@ TRAINS = """
 def test_the_same_error_ends_a_run_only_if_it_gets_no_further_by_its_optimizer_steps(
     steps: str, starts: int, tmp_path: Path
 ) -> None:
-    code, log = run(
-        tmp_path, TRAINS.replace("{steps}", steps), "--max-restarts", "3", "--restart-backoff", "0"
-    )
+    code, log = run(tmp_path, TRAINS.replace("{steps}", steps), "--max-restarts", "3")
     assert code == 1
     assert len(set(re.findall(r"generation (\d+): 1 node, 1 worker", log))) == starts, log

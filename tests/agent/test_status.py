@@ -216,7 +216,7 @@ def test_an_outage_of_the_store_hides_and_costs_nothing_of_what_was_known_before
 
 @pytest.mark.prove
 def test_a_machine_whose_node_was_drained_says_so_and_names_another_node(run: Agents) -> None:
-    both = ("--nnodes", "1:2", "--desired-nodes", "2")
+    both = ("--nnodes", "1:2", "--settle", "60")
     first = run.start("n1", *both)
     line_with(first, "hosting the store")
     second = run.start("n2", *both)

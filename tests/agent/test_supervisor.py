@@ -39,7 +39,7 @@ from elastic_agent.client._notice import DEADLINE_NS, NOTICE
 from elastic_agent.linux import boottime_s
 from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.protocol import Activity, Announce, Cause, Depart, Grace, Notice, Outcome
-from elastic_agent.protocol.records import RECORD_VERSION, History, Member, Phase, State, World
+from elastic_agent.protocol.records import RECORD_VERSION, Member, Phase, Plan, State, World
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import LeaseLost, PlanSeen, Prepared, Registered
@@ -65,7 +65,7 @@ class HangingDisk(RunHistoryStore):
         self.answers, self.asked = threading.Event(), threading.Event()
         self.answers.set()
 
-    def _write(self, run_id: str, history: History) -> None:
+    def _write(self, run_id: str, history: Plan) -> None:
         self.asked.set()
         assert self.answers.wait(GUARD_S)
         super()._write(run_id, history)

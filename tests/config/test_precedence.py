@@ -85,7 +85,6 @@ def test_every_setting_can_come_from_our_variable_and_from_the_file(shell: Shell
         "notice_signal": "SIGUSR2",
         "grow": "at-notice",
         "node_unit": "1",
-        "desired_nodes": "1",
         "nproc_per_node": "cpu",
         "lease_ttl": "1.5",
         "log_dir": str(shell.folder / "l"),

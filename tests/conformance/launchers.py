@@ -147,7 +147,6 @@ class Agent:
             *("--redirects", job.redirects, "--log-dir", str(folder / "logs"), "--keep-generations", "100"),
             *("--state-dir", str(folder / "state"), "--event-journal", str(folder / "journal")),
             *("--rdzv-id", run_id, "--node-id", "here", "--shutdown-timeout", "60", "--lease-ttl", "60"),
-            *("--restart-backoff", "0"),  # as with torchrun, attempts follow each other at once
             *("--worker-start", self.start),
             *("--start-timeout", "600"),  # never cold because the machine is busy
         ]

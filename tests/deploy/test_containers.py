@@ -43,7 +43,7 @@ def test_the_commands_are_accepted_and_belong_to_one_run_of_two_nodes(
 ) -> None:
     assert effective[0] == effective[1]
     settings = {name: entry["value"] for name, entry in effective[0]["settings"].items()}
-    assert settings["desired_nodes"] == len(services)
+    assert settings["nnodes"] == f"1:{len(services)}"
     host = settings["rdzv_endpoint"].partition(":")[0]
     assert host in services
     assert services[host]["hostname"] == host

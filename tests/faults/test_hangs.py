@@ -27,7 +27,7 @@ EXPECTED = {
 
 
 def test_each_kind_of_hang_is_attributed_to_the_right_worker_and_line(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("3", "--hang-timeout", "3", "--max-restarts", "9", "--restart-backoff", "0")
+    cluster = make_cluster("3", "--hang-timeout", "3", "--max-restarts", "9")
     nodes, kinds = ("a", "b", "c"), (*EXPECTED, "exits", "none")
     cluster.start_host("a", 2, script=HANGING, arguments=kinds)
     for node in nodes[1:]:

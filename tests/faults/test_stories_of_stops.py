@@ -20,7 +20,7 @@ def test_drain_returns_when_the_worker_of_the_node_has_saved_and_the_others_cont
     make_cluster: MakeCluster,
 ) -> None:
     """The agent that hosts the store serves until the run is over, and exits with 6."""
-    cluster = make_cluster("1:2", "--desired-nodes", "2", "--desired-wait", "1000", alone=True)
+    cluster = make_cluster("1:2", "--settle", "1000", alone=True)
     cluster.start_saving(a=2.0, b=0.0)
     done = cluster.command("drain", "z")
     assert done.returncode == ExitCode.USAGE
@@ -63,7 +63,7 @@ def test_no_step_is_lost_or_repeated_when_a_node_leaves_and_when_the_run_stops_a
     make_cluster: MakeCluster,
 ) -> None:
     """SIGTERM and SIGUSR1 become notices, at which all workers save at the same step; exit codes 6, 75 and 0."""
-    cluster = make_cluster("1:2", "--desired-nodes", "2", "--desired-wait", "1000", "--max-restarts", "0")
+    cluster = make_cluster("1:2", "--settle", "1000", "--max-restarts", "0")
     cluster.start_host("a", script=HANDLING_NOTICES)
     cluster.start("b", script=HANDLING_NOTICES)
     first = cluster.wait_training("a", "b")

@@ -75,7 +75,7 @@ def test_a_worker_that_saves_on_sigterm_may_complete_before_a_restart(make_clust
 def test_restarts_do_not_leak_or_slow_down(make_cluster: MakeCluster) -> None:
     restarts = 200
     window = restarts // 5  # at either end of the run, to be compared
-    cluster = make_cluster("1", "--max-restarts", "100000", "--restart-backoff", "0")
+    cluster = make_cluster("1", "--max-restarts", "100000")
     script = Path(__file__).with_name("restarting.py")
     arguments = (str(cluster.folder), str(restarts))
     cluster.start("a", 2, script=script, arguments=arguments)

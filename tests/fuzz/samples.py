@@ -16,8 +16,9 @@ from elastic_agent.diagnosis.records import (
 )
 from elastic_agent.monitoring.goodput import Goodput
 from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus, Standstill
-from elastic_agent.protocol import Cause, History, Lease, Member, Phase, Plan, StopRequest, World, encode
+from elastic_agent.protocol import Cause, Lease, Member, Phase, Plan, StopRequest, World, encode
 from elastic_agent.protocol.records import Budget, Failure, FailureKind, Fingerprint, Notice, Refusal
+from tests.protocol.support import on_disk
 from tests.transport.support import lease, member, plan, world
 
 TRACEBACK = """\
@@ -62,7 +63,9 @@ def members() -> tuple[Member, ...]:
         returncode=1,
         signature="ab" * 16,
     )
-    history = History(7, world(2, 7), 1, ("n0", "n1"), Phase.STOPPED, True, budget=Budget(0, 1.5, 1, "ab"))
+    history = on_disk(
+        7, world(2, 7), 1, ("n0", "n1"), Phase.STOPPED, settled=True, budget=Budget(0, 1.5, 1, "ab")
+    )
     stop = StopRequest(1, Cause.OPERATOR, 30.0, "elastic-agent stop")
     full = member(
         "full",
@@ -102,9 +105,8 @@ def record_samples() -> dict[type, tuple[bytes, ...]]:
     return {
         Member: tuple(map(encode, members())),
         Lease: (encode(lease("a")), encode(lease("b", beat=7, revoked=True))),
-        Plan: tuple(map(encode, plans())),
+        Plan: tuple(map(encode, (*plans(), *histories))),
         World: tuple(map(encode, worlds)),
-        History: tuple(map(encode, histories)),
     }
 
 

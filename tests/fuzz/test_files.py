@@ -20,7 +20,7 @@ from elastic_agent.integrations.transformers.position import saved
 from elastic_agent.linux import boot_id, pid_namespace
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.printable import escaped
-from elastic_agent.protocol import History
+from elastic_agent.protocol import Plan
 from elastic_agent.rendezvous.backends.c10d.job_files import _run_in
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.testing.records import Lines
@@ -86,7 +86,7 @@ def test_status(tmp_path: Path, data: bytes) -> None:
         check_shown(escaped(status_text(status, 1.7e9), keep_lines=True))
 
 
-@fuzzed(*record_samples()[History])
+@fuzzed(*record_samples()[Plan])
 def test_history(tmp_path: Path, data: bytes) -> None:
     written(tmp_path / f"runs/run.run/{7:016d}-{8:016d}-11.json", data)
     in_loop(RunHistoryStore(tmp_path).load("run"))

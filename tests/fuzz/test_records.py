@@ -17,7 +17,17 @@ from elastic_agent.doctor.findings import error
 from elastic_agent.monitoring.status import run_status
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.printable import escaped
-from elastic_agent.protocol import Lease, Member, Plan, RecordError, Waiting, decode, encode
+from elastic_agent.protocol import (
+    Lease,
+    Member,
+    Plan,
+    RecordError,
+    Waiting,
+    decode,
+    encode,
+    waiting_in,
+    waiting_text,
+)
 from elastic_agent.rendezvous.reports import run_reports
 from elastic_agent.transport import LifeKeys, RunKeys, RunView
 from elastic_agent.transport.certificates import Secret, secret_id_in
@@ -95,11 +105,11 @@ def test_report(data: bytes) -> None:
         check_shown(escaped(render(cause), keep_lines=True))
 
 
-@fuzzed(Waiting("waiting for n1", lacks_nodes=True).to_text().encode())
+@fuzzed(waiting_text(Waiting("waiting for n1", lacks_nodes=True)).encode())
 def test_what_is_waited_for(data: bytes) -> None:
-    read = Waiting.from_text(data.decode("utf-8", "replace"))
+    read = waiting_in(data.decode("utf-8", "replace"))
     check_shown(read.reason)
-    assert Waiting.from_text(read.to_text()).lacks_nodes == read.lacks_nodes
+    assert waiting_in(waiting_text(read)).lacks_nodes == read.lacks_nodes
 
 
 @fuzzed(*record_samples()[Member], *record_samples()[Lease], b"-", b"")

@@ -12,7 +12,7 @@ from elastic_agent.protocol.records import (
     Address,
     Failure,
     FailureKind,
-    History,
+    Job,
     Lease,
     Member,
     Phase,
@@ -22,6 +22,7 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
+from elastic_agent.values import SHORTEST_LEASE_S
 
 TTL_S = 6.0
 MARGIN_S = 1.0
@@ -80,6 +81,28 @@ def plan(phase: Phase, generation: int, version: int, **fields: object) -> Plan:
     )
 
 
+def on_disk(
+    generation: int,
+    sealed: World | None = None,
+    charged: int = 0,
+    order: tuple[str, ...] = (),
+    outcome: Phase | None = None,
+    job: Job = Job(),  # noqa: B008 (immutable)
+    **fields: object,
+) -> Plan:
+    """The newest plan of a run as a machine has it on its disk."""
+    runs = sealed is not None and sealed.generation == generation
+    phase = outcome or (Phase.RUNNING if runs else Phase.FORMING)
+    rules = msgspec.structs.replace(POLICY, lease_ttl_s=SHORTEST_LEASE_S, fence_margin_s=0.0, job=job)
+    known = plan(phase, generation, 1, world=sealed, charged=charged, order=order, policy=rules)
+    return msgspec.structs.replace(known, **fields)
+
+
+def settled(known: Plan) -> Plan:
+    """The plan as it is on disk when every node has acknowledged the outcome."""
+    return msgspec.structs.replace(known, settled=True)
+
+
 class Table:
     """Everything that is in the store, and a coordinator whose decisions are carried out at once.
 
@@ -90,7 +113,7 @@ class Table:
         self,
         rules: Policy = POLICY,
         *,
-        remembered: History | None = None,
+        remembered: Plan | None = None,
         store_born_s: float = float("-inf"),
     ) -> None:
         self.rules = rules

@@ -56,7 +56,7 @@ def test_a_loss_detected_while_the_next_world_forms_counts() -> None:
         waits.append(admit(table, life))
         table.all_say(State.READY, *ALONE, "c")
         die_noticed_by_the_others(table)
-    assert waits == [SETTLE_S, SETTLE_S, 4 * SETTLE_S, 8 * SETTLE_S]
+    assert waits == [SETTLE_S, SETTLE_S, PROGRESS_S - MARGIN_S, SETTLE_S], "after progress it is forgotten"
 
 
 ENDINGS: dict[str, Callable[[Table], None]] = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_agent.protocol.records import History, Phase, State
-from tests.protocol.support import MARGIN_S, STEP_S, TTL_S, Table, plan, policy, world
+from elastic_agent.protocol.records import Phase, Plan, State
+from tests.protocol.support import MARGIN_S, STEP_S, TTL_S, Table, on_disk, plan, policy, settled, world
 
-SEALED = History(8, world(8, "a-1", "b-1", "c-1"), 1, ("a", "b", "c"))
-FORMING = History(8, world(7, "a-1", "b-1"), 1, ("a", "b"))
+SEALED = on_disk(8, world(8, "a-1", "b-1", "c-1"), 1, ("a", "b", "c"))
+FORMING = on_disk(8, world(7, "a-1", "b-1"), 1, ("a", "b"))
 """Of the same generation, by a node that never read that it was sealed."""
 
 
@@ -24,21 +24,21 @@ def test_of_histories_of_one_generation_the_one_with_the_world_counts() -> None:
 
 
 def test_a_history_ranks_by_generation_then_world_then_outcome() -> None:
-    over = History(8, SEALED.world, 1, ("a", "b", "c"), Phase.FINISHED)
-    settled = History(8, SEALED.world, 1, ("a", "b", "c"), Phase.FINISHED, settled=True)
-    later = History(9, SEALED.world)
-    assert sorted([later, settled, over, FORMING, SEALED], key=lambda one: one.rank) == [
+    over = on_disk(8, SEALED.world, 1, ("a", "b", "c"), Phase.FINISHED)
+    acknowledged = on_disk(8, SEALED.world, 1, ("a", "b", "c"), Phase.FINISHED, settled=True)
+    later = on_disk(9, SEALED.world)
+    assert sorted([later, acknowledged, over, FORMING, SEALED], key=lambda one: one.rank) == [
         FORMING,
         SEALED,
         over,
-        settled,
+        acknowledged,
         later,
     ]
 
 
 def test_an_outcome_in_a_members_history_does_not_end_a_new_run() -> None:
     """Only the machine that hosts the store knows whether the verdict was settled and the name is free again."""
-    over = History(7, world(7, "a-1", "b-1"), 1, ("a", "b"), Phase.FINISHED)
+    over = on_disk(7, world(7, "a-1", "b-1"), 1, ("a", "b"), Phase.FINISHED)
     table = Table()
     table.comes("b", 2, history=over)
     table.wait(TTL_S + MARGIN_S)
@@ -46,7 +46,7 @@ def test_an_outcome_in_a_members_history_does_not_end_a_new_run() -> None:
 
 
 def test_a_finished_run_is_not_restarted_by_a_higher_generation() -> None:
-    table = Table(remembered=History(7, world(7, "a-1"), 0, ("a",), Phase.FINISHED))
+    table = Table(remembered=on_disk(7, world(7, "a-1"), 0, ("a",), Phase.FINISHED))
     table.comes("a", state=State.SUCCEEDED, generation=7)
     table.comes("b", history=SEALED)
     assert table.stand == (Phase.FINISHED, 7)
@@ -55,46 +55,10 @@ def test_a_finished_run_is_not_restarted_by_a_higher_generation() -> None:
 # -- two runs of one name -----------------------------------------------------------------------
 
 
-def test_a_world_that_still_runs_is_cleared_before_a_generation_far_above_it() -> None:
-    """The machine's memory is that of another run of this name, which has ended in order."""
-    over = History(11, world(11, "a-9"), 2, ("a",), Phase.FINISHED, settled=True)
-    runs = History(2, world(2, "a-1", "b-1"), 0, ("a", "b"))
-    table = Table(policy(min_nodes=1), remembered=over)
-    table.comes("a", 2)
-    assert table.stand == (Phase.FORMING, 12)
-    table.says("a", State.READY)
-    table.comes("b", state=State.RUNNING, generation=2, history=runs, stop_s=10 * TTL_S)
-    assert awaited(table) == {"a-1", "b-1"}
-    table.wait(TTL_S + MARGIN_S)
-    assert table.stand == (Phase.FORMING, 12), "b has not stopped"
-    table.says("b", State.READY)
-    assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a", "b"])
-
-
-def test_a_lease_is_revoked_only_when_the_world_of_its_node_is_to_be_cleared() -> None:
-    """Another coordinator may follow at any time, and clears what the plan names."""
-    over = History(11, world(11, "a-9"), 2, ("a",), Phase.FINISHED, settled=True)
-    runs = History(2, world(2, "b-1"), 0, ("b",))
-    for takes_over in (False, True):
-        table = Table(policy(min_nodes=1), remembered=over, store_born_s=0.0)
-        table.comes("a", 2)
-        table.wait(2 * STEP_S)
-        table.comes("b", state=State.RUNNING, generation=2, history=runs)
-        table.falls_silent("b")
-        table.wait(TTL_S + MARGIN_S - 2 * STEP_S)
-        assert (table.stand, awaited(table), table.revoked) == ((Phase.FORMING, 12), {"b-1"}, ["b-1"])
-        table.says("a", State.READY)
-        if takes_over:
-            table.change_coordinator()
-        assert table.stand == (Phase.FORMING, 12), "b's workers may still run"
-        table.wait(TTL_S + MARGIN_S)
-        assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a"])
-
-
 def test_a_run_is_not_over_while_a_lost_node_may_still_train() -> None:
     """When its records are gone, the next run of this name may begin, and knows nothing of that node."""
-    over = History(11, world(11, "a-9"), 2, ("a",), Phase.FAILED)
-    runs = History(2, world(2, "b-1"), 0, ("b",))
+    over = on_disk(11, world(11, "a-9"), 2, ("a",), Phase.FAILED)
+    runs = on_disk(2, world(2, "b-1"), 0, ("b",))
     table = Table(policy(min_nodes=1), remembered=over)
     table.comes("a", 2)
     assert table.stand == (Phase.FAILED, 11)
@@ -115,50 +79,40 @@ def test_a_run_is_not_over_while_a_node_trains_in_a_later_generation() -> None:
     table.wait(TTL_S)
     table.says("c", State.SUCCEEDED)
     assert table.stand == (Phase.FINISHED, 1)
-    table.comes("a", state=State.RUNNING, generation=8, history=History(8, world(8, "a-1"), 0, ("a",)))
+    table.comes("a", state=State.RUNNING, generation=8, history=on_disk(8, world(8, "a-1"), 0, ("a",)))
     assert (table.stand, awaited(table)) == ((Phase.FORMING, 9), {"a-1", "c-1"})
 
 
 def test_nodes_with_an_older_history_that_do_not_run_are_not_waited_for() -> None:
-    table = Table(policy(min_nodes=1), remembered=History(11, None, 0, ("a",), Phase.FINISHED, settled=True))
-    table.comes("b", 2, history=History(2, world(2, "a-1", "b-1"), 0, ("a", "b")))
+    table = Table(policy(min_nodes=1), remembered=on_disk(11, None, 0, ("a",), Phase.FINISHED, settled=True))
+    table.comes("b", 2, history=on_disk(2, world(2, "a-1", "b-1"), 0, ("a", "b")))
     assert (table.stand, awaited(table)) == ((Phase.FORMING, 12), set())
 
 
 # -- a store that others may have used before it lost its data -----------------------------------
 
 
-def test_a_new_store_forms_no_world_while_unregistered_nodes_may_run() -> None:
-    table = Table(policy(min_nodes=1), store_born_s=-1.0)
-    table.comes("c")
-    table.wait(TTL_S + MARGIN_S - 1.0 - STEP_S)
-    assert table.plans == []
-    assert "the store is empty" in table.last.reason
-    table.wait(STEP_S)
-    assert table.stand == (Phase.RUNNING, 1), "it has settled meanwhile"
-
-
 def test_the_first_coordinator_of_a_new_store_may_have_an_outdated_history() -> None:
     """It has run alone before, and was out when the others formed the generation after that."""
-    table = Table(policy(min_nodes=1), remembered=History(2, world(2, "c-1"), 0, ("c",)), store_born_s=0.0)
+    table = Table(policy(min_nodes=1), remembered=on_disk(2, world(2, "c-1"), 0, ("c",)), store_born_s=0.0)
     table.comes("c", 2, replaces=("c-1",))
     table.wait(TTL_S)
     assert table.plans == []
-    table.comes("a", state=State.RUNNING, generation=3, history=History(3, world(3, "a-1"), 0, ("c", "a")))
+    table.comes("a", state=State.RUNNING, generation=3, history=on_disk(3, world(3, "a-1"), 0, ("c", "a")))
     found = table.plans[0]
     assert (found.phase, found.generation) == (Phase.RUNNING, 3), "c joins the world that runs"
 
 
 def test_an_outcome_is_valid_at_once_in_a_new_store() -> None:
-    over = History(2, world(2, "c-1"), 0, ("c",), Phase.FINISHED)
+    over = on_disk(2, world(2, "c-1"), 0, ("c",), Phase.FINISHED)
     table = Table(policy(min_nodes=1), remembered=over, store_born_s=0.0)
     table.comes("c", 2)
     assert table.stand == (Phase.FINISHED, 2)
 
 
-def ended(outcome: Phase) -> History:
+def ended(outcome: Phase) -> Plan:
     """A run of this name whose end every node has acknowledged."""
-    return History(11, world(11, "b-1", "c-1"), 2, ("b", "c"), outcome, settled=True)
+    return on_disk(11, world(11, "b-1", "c-1"), 2, ("b", "c"), outcome, settled=True)
 
 
 @pytest.mark.parametrize(("outcome", "charged"), [(Phase.FINISHED, 0), (Phase.FAILED, 0), (Phase.STOPPED, 2)])
@@ -190,7 +144,7 @@ def test_a_running_world_is_kept_when_a_higher_one_of_a_finished_run_is_reported
 LONG_S = 2 * TTL_S
 BROAD_S = 3 * MARGIN_S
 LONGER = policy(min_nodes=1, lease_ttl_s=LONG_S, fence_margin_s=BROAD_S)
-RAN = plan(Phase.RUNNING, 8, 20, policy=LONGER, world=world(8, "a-1", "b-1")).history()
+RAN = plan(Phase.RUNNING, 8, 20, policy=LONGER, world=world(8, "a-1", "b-1"))
 
 
 def test_unregistered_nodes_get_the_lease_and_the_margin_of_the_earlier_policy() -> None:
@@ -217,7 +171,7 @@ def test_a_nodes_lease_is_accepted_although_another_node_registered_first() -> N
 
 
 def test_the_lease_of_an_earlier_run_of_that_name_does_not_count() -> None:
-    over = plan(Phase.FINISHED, 8, 20, policy=LONGER, world=world(8, "a-1")).history(settled=True)
+    over = settled(plan(Phase.FINISHED, 8, 20, policy=LONGER, world=world(8, "a-1")))
     table = Table(remembered=over)
     table.comes("a")
     assert table.plan.policy.lease_ttl_s == TTL_S
@@ -226,7 +180,7 @@ def test_the_lease_of_an_earlier_run_of_that_name_does_not_count() -> None:
 # -- what the first plan says -------------------------------------------------------------------
 
 
-def first_reason(remembered: History, **fields: object) -> str:
+def first_reason(remembered: Plan, **fields: object) -> str:
     table = Table(policy(min_nodes=1), remembered=remembered)
     table.comes("a", 2, **fields)
     table.wait(TTL_S + MARGIN_S)
@@ -241,21 +195,21 @@ INTERRUPTED = "resuming the run after generation 7, which was interrupted"
     ("remembered", "reason"),
     [
         (
-            History(7, ALONE, 0, ("a",)),
+            on_disk(7, ALONE, 0, ("a",)),
             INTERRUPTED,
         ),  # the store was lost as well, but the user did not do that
-        (History(8, ALONE, 0, ("a",)), INTERRUPTED),
-        (History(7, TOGETHER, 0, ("a", "b")), "the store was lost, and a joined anew"),  # b may still run
+        (on_disk(8, ALONE, 0, ("a",)), INTERRUPTED),
+        (on_disk(7, TOGETHER, 0, ("a", "b")), "the store was lost, and a joined anew"),  # b may still run
         *(
             (
-                History(7, ALONE, 0, ("a",), outcome, settled=True),
+                on_disk(7, ALONE, 0, ("a",), outcome, settled=True),
                 f"a run with this id {outcome} before, in generation 7; a new one starts",
             )
             for outcome in (Phase.FINISHED, Phase.FAILED)
         ),
     ],
 )
-def test_the_first_plan_says_what_became_of_the_run_before(remembered: History, reason: str) -> None:
+def test_the_first_plan_says_what_became_of_the_run_before(remembered: Plan, reason: str) -> None:
     assert first_reason(remembered, replaces=("a-1",)) == reason
     if reason == INTERRUPTED:
         assert first_reason(remembered) == reason

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_agent.protocol.node import Announce, Prepare, StartWorkers
 from elastic_agent.protocol.records import Failure, FailureKind, Phase, State
 from elastic_agent.protocol.running import EXPLAIN_S
 from tests.protocol.support import CRASH, STEP_S, Table, running
-from tests.protocol.test_node import forming, sealed
-from tests.protocol.test_node import running as running_node
 from tests.protocol.test_notices import asks, handling_notices, leave, stop
 
 FORMING, RUNNING, STOPPED = Phase.FORMING, Phase.RUNNING, Phase.STOPPED
@@ -74,20 +71,3 @@ def test_the_others_continue_after_a_node_leaves_by_the_signal() -> None:
     table.all_say(State.READY, "a", "c")
     table.says("b", State.LEFT)
     assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 2), ["a", "c"], 0)
-
-
-# -- the node -----------------------------------------------------------------------------------
-
-
-def test_a_node_reports_interrupted_workers_at_once_and_when_all_have_exited() -> None:
-    node = running_node()
-    assert node.interrupted(0, SIGNAL) == [], "these are earlier workers"
-    assert node.interrupted(1, SIGNAL) == [Announce(State.RUNNING, 1, SIGNAL)]
-    assert node.interrupted(1, SIGNAL) == []
-    assert node.saved(1) == [Announce(State.SAVED, 1, SIGNAL)]
-    assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
-    plan = sealed(2, 4, "a-1", "b-1")
-    assert plan.world is not None
-    assert node.plan_changed(plan) == [Prepare(plan.world)]
-    assert node.prepared(2) == [StartWorkers(plan.world)]
-    assert node.started(2) == [Announce(State.RUNNING, 2)], "the next ones do not count as interrupted"

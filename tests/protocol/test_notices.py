@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
 
 from elastic_agent.protocol.codec import RecordError, decode, encode
-from elastic_agent.protocol.node import (
-    Activity,
-    Announce,
-    Depart,
-    Grace,
-    Node,
-    Notify,
-    Outcome,
-    Prepare,
-    RequestStop,
-    StopWorkers,
-)
 from elastic_agent.protocol.records import (
     Cause,
     Growth,
-    History,
     Notice,
     Phase,
     Policy,
@@ -38,18 +23,14 @@ from tests.protocol.support import (
     STEP_S,
     TTL_S,
     Table,
-    plan,
+    on_disk,
     policy,
     running,
     world,
 )
-from tests.protocol.test_node import ended, forming, sealed
-from tests.protocol.test_node import running as running_node
-from tests.protocol.test_node import starting as starting_node
 
 FORMING, RUNNING, STOPPED = Phase.FORMING, Phase.RUNNING, Phase.STOPPED
 TIME_S = 30.0
-OVER = msgspec.structs.replace(sealed(1, 9, "a-1", "b-1"), phase=STOPPED, reason="SIGUSR1 at b")
 
 
 def leave(node: str, serial: int = 1, left_s: float = TIME_S) -> StopRequest:
@@ -166,7 +147,7 @@ def test_the_run_continues_when_another_node_may_return() -> None:
 
 def test_the_run_continues_when_a_node_leaves_that_is_the_first_to_register_in_a_new_store() -> None:
     """The store was lost during a notice: the other nodes are about to register, too."""
-    table = Table(policy(min_nodes=1), remembered=History(7, world(7, "a-1", "b-1"), 0, ("a", "b")))
+    table = Table(policy(min_nodes=1), remembered=on_disk(7, world(7, "a-1", "b-1"), 0, ("a", "b")))
     table.comes("b", state=State.SAVED, generation=7)
     asks(table, "b", leave("b"))
     assert (table.plan.phase, table.plan.leaving) == (FORMING, ("b-1",))
@@ -177,7 +158,7 @@ def test_the_run_continues_when_a_node_leaves_that_is_the_first_to_register_in_a
 
 
 def test_the_run_is_stopped_when_no_other_node_has_registered_in_a_new_store_for_a_lease() -> None:
-    table = Table(policy(min_nodes=1), remembered=History(7, world(7, "a-1", "b-1"), 0, ("a", "b")))
+    table = Table(policy(min_nodes=1), remembered=on_disk(7, world(7, "a-1", "b-1"), 0, ("a", "b")))
     table.comes("b", state=State.SAVED, generation=7)
     table.says("b", State.READY, table.plan.generation)
     table.wait(TTL_S + MARGIN_S - STEP_S)
@@ -186,16 +167,6 @@ def test_the_run_is_stopped_when_no_other_node_has_registered_in_a_new_store_for
     table.says("b", State.READY, table.plan.generation)
     asks(table, "b", leave("b"))
     assert table.plan.phase is STOPPED
-
-
-def test_the_run_is_stopped_when_all_nodes_leave_together() -> None:
-    table = handling_notices("a", "b", rules=policy(min_nodes=1))
-    asks(table, "a", leave("a"))
-    assert not notice(table).ends
-    asks(table, "b", leave("b"))
-    assert notice(table).ends
-    table.all_say(State.SAVED, "a", "b")
-    assert table.stand == (STOPPED, 1)
 
 
 def test_a_node_that_was_told_to_leave_does_not_speak_for_the_run_that_another_stops() -> None:
@@ -363,13 +334,6 @@ def test_a_notice_survives_the_loss_of_a_node_that_is_saving() -> None:
     assert table.stand == (STOPPED, 2)
 
 
-def test_a_stop_survives_the_report_of_a_later_generation() -> None:
-    table = handling_notices("a", "b")
-    asks(table, "a", stop())
-    table.comes("c", history=History(6, world(6, "c-0", "d-0"), 0, ("c", "d")))
-    assert (table.stand, notice(table).ends) == ((FORMING, 7), True)
-
-
 def test_a_node_lost_after_it_has_saved_does_not_count_as_lost() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", stop())
@@ -385,7 +349,7 @@ def test_a_node_lost_after_it_has_saved_does_not_count_as_lost() -> None:
 
 
 def test_a_stopped_run_resumes_above_its_generation_with_its_budget() -> None:
-    table = Table(remembered=History(7, None, 2, ("a", "b"), STOPPED, settled=True))
+    table = Table(remembered=on_disk(7, None, 2, ("a", "b"), STOPPED, settled=True))
     table.comes("a")
     assert (table.stand, table.plan.charged, table.plan.order) == ((FORMING, 8), 2, ("a", "b"))
 
@@ -431,34 +395,7 @@ def test_a_node_that_lost_its_lease_during_the_stop_does_not_resume_the_run() ->
     assert table.last.done
 
 
-def test_a_stopped_run_is_not_resumed_while_its_workers_may_run() -> None:
-    table = running("a", "b", rules=policy(min_nodes=1))
-    for node in ("a", "b"):
-        table.says(node, State.RUNNING, stop_s=4 * TTL_S)
-    asks(table, "a", stop(cause=Cause.OPERATOR))
-    table.says("b", State.LEFT)
-    table.comes("b", life=2, replaces=("b-1",))
-    table.says("b", State.READY, 2)
-    table.wait(3 * TTL_S)
-    assert table.stand == (STOPPED, 1), "a takes longer to stop its workers than the verdict is kept"
-    assert not table.last.done
-    table.says("a", State.LEFT)
-    assert (table.stand, table.world) == ((RUNNING, 2), ["b"])
-
-
 # -- growth -------------------------------------------------------------------------------------
-
-
-def test_workers_that_handle_notices_save_before_a_node_joins() -> None:
-    table = handling_notices("a", "b")
-    table.comes("c")
-    table.wait(SETTLE_S)
-    assert (table.stand, notice(table).cause) == ((RUNNING, 1), Cause.GROW)
-    table.comes("d")
-    table.all_say(State.SAVED, "a", "b")
-    assert (table.stand, table.plan.joining) == ((FORMING, 2), ("c", "d")), "one restart lets both in"
-    table.all_say(State.READY, "a", "b", "c", "d")
-    assert table.world == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("comes_in_time", [True, False])
@@ -481,7 +418,7 @@ def test_nodes_for_which_a_world_was_ended_get_the_time_of_a_lease_to_become_rea
 
 
 def test_workers_that_do_not_handle_notices_are_restarted_after_the_delay() -> None:
-    table = running("a", "b", rules=policy(grow_delay_s=10.0))
+    table = running("a", "b", rules=policy(settle_s=10.0))
     table.comes("c")
     table.wait(8.0)
     table.comes("d")
@@ -560,113 +497,6 @@ def test_a_policy_without_an_allowed_size_is_invalid() -> None:
         decode(type(table.plan), encode(msgspec.structs.replace(table.plan, policy=rules)))
 
 
-# -- one node's side ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("begin", [starting_node, running_node])
-def test_a_notice_is_delivered_once_to_workers_that_run_or_are_being_started(
-    begin: Callable[[], Node],
-) -> None:
-    node, told = begin(), Notice(3, Cause.GROW, 60.0, "c wants to join")
-    plan = msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told)
-    assert node.plan_changed(plan) == [Notify(told)]
-    assert node.plan_changed(msgspec.structs.replace(plan, version=4)) == []
-    newer = msgspec.structs.replace(told, serial=5, ends=True)
-    assert node.plan_changed(msgspec.structs.replace(plan, version=5, notice=newer)) == [Notify(newer)]
-
-
-def test_a_drained_node_requests_a_notice_and_leaves_when_the_next_world_forms() -> None:
-    node = running_node()
-    stop_request = leave("a")
-    assert node.drain("SIGTERM received", stop_request) == [RequestStop(stop_request)]
-    assert node.saved(1) == [Announce(State.SAVED, 1)]
-    plan = forming(2, 4, leaving=("a-1",), acknowledged={"a-1": 1})
-    assert node.plan_changed(plan) == [
-        RequestStop(None),
-        Announce(State.LEFT, 2),
-        Depart(Outcome.DRAINED, "SIGTERM received"),
-    ]
-
-
-def test_a_node_that_lost_its_lease_before_it_read_that_it_is_to_leave_leaves_when_it_registers_again() -> (
-    None
-):
-    node = rejoined()
-    assert node.plan_changed(forming(2, 4, leaving=("a-1",), reason="a is told to leave")) == [
-        Announce(State.LEFT, 2),
-        Depart(Outcome.DRAINED, "a is told to leave"),
-    ]
-
-
-def test_a_node_that_takes_the_place_of_another_that_was_to_leave_does_not_leave() -> None:
-    assert Node("a-2").plan_changed(forming(2, 4, leaving=("a-1",))) == [Announce(State.READY, 2)]
-
-
-def test_an_unanswered_drain_request_is_carried_out_locally() -> None:
-    node = running_node()
-    node.drain("SIGTERM received", leave("a"))
-    assert node.leave_now() == [Announce(State.LEAVING, 1), StopWorkers(Grace.DRAIN, "SIGTERM received")]
-    assert node.leave_now() == []
-
-
-def rejoined(node: Node | None = None) -> Node:
-    """Node a, which has lost its lease and registers as a-2."""
-    node = node or running_node()
-    node.lease_lost("the lease ran out")
-    node.stopped()
-    node.rejoined("a-2")
-    return node
-
-
-def stopping_soon(ends: bool = True) -> Node:
-    """Node a, whose workers were told when the run is stopped, or that b leaves."""
-    node = running_node()
-    told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=ends)
-    node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
-    return node
-
-
-def waiting_outside_the_world() -> Node:
-    node = Node("c-1")
-    node.plan_changed(sealed(1, 8, "a-1", "b-1"))
-    return node
-
-
-def succeeded() -> Node:
-    node = running_node()
-    node.succeeded(1)
-    return node
-
-
-def between_generations() -> Node:
-    node = running_node()
-    node.plan_changed(forming(2, 3))
-    node.stopped()
-    return node
-
-
-@pytest.mark.parametrize("idle", [waiting_outside_the_world, succeeded, between_generations])
-def test_a_node_without_workers_leaves_when_the_coordinator_knows_and_no_other_node_has_the_run_end(
-    idle: Callable[[], Node],
-) -> None:
-    for all_leave in (False, True):
-        node = idle()
-        requested = node.drain("SIGTERM received", leave("a"))
-        assert [action for action in requested if isinstance(action, RequestStop)] == requested != []
-        assert node.plan is not None
-        plan = msgspec.structs.replace(
-            node.plan, version=9, leaving=(node.incarnation,), acknowledged={node.incarnation: 1}
-        )
-        assert not any(isinstance(action, Depart) for action in node.plan_changed(plan))
-        if all_leave:
-            actions = node.plan_changed(
-                msgspec.structs.replace(plan, version=10, phase=STOPPED, reason="all leave")
-            )
-            assert actions[-1] == Depart(Outcome.STOPPED, "all leave")
-        else:
-            assert node.leave_now()[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
-
-
 @pytest.mark.parametrize("first", ["a", "c"])
 @pytest.mark.parametrize("state", [State.READY, State.SUCCEEDED])
 def test_a_run_is_stopped_when_its_nodes_with_and_without_workers_are_to_leave(
@@ -684,63 +514,6 @@ def test_a_run_is_stopped_when_its_nodes_with_and_without_workers_are_to_leave(
     assert table.plan.phase is STOPPED
 
 
-def test_a_node_whose_lease_is_lost_leaves_without_a_request() -> None:
-    node = running_node()
-    node.lease_lost("the lease ran out")
-    node.drain("SIGTERM received", leave("a"))
-    assert node.stopped()[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
-
-
-def test_a_drained_node_with_which_the_run_ends_does_not_also_leave_it() -> None:
-    """A command waits until its workers have exited; meanwhile the time for the coordinator's answer is over."""
-    node = running_node()
-    node.drain("asked", leave("a"))
-    node.linger()
-    over = msgspec.structs.replace(OVER, uncleared=world(1, "a-1").seats)
-    assert node.plan_changed(over) == [StopWorkers(Grace.DRAIN, "SIGUSR1 at b")]
-    assert node.leave_now() == []
-    node.stopped()
-    cleared = msgspec.structs.replace(over, version=10, uncleared=())
-    assert node.plan_changed(cleared)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
-
-
-def test_workers_still_there_at_the_deadline_get_the_time_of_a_drain() -> None:
-    node = running_node()
-    assert node.plan_changed(forming(2, 3, leaving=("a-1",), reason="a leaves")) == [
-        StopWorkers(Grace.DRAIN, "a leaves")
-    ]
-    assert node.stopped()[-1] == Depart(Outcome.DRAINED, "a leaves")
-
-
-def test_a_stop_ends_participants_but_not_nodes_that_join_later() -> None:
-    node = running_node()
-    assert node.plan_changed(OVER) == [StopWorkers(Grace.DRAIN, "SIGUSR1 at b")]
-    assert node.stopped()[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
-    newcomer = Node("c-1")
-    assert newcomer.plan_changed(OVER) == [Announce(State.READY, 2)]
-    assert newcomer.plan_changed(forming(2, 10)) == [], "it said so already"
-    assert newcomer.plan_changed(sealed(2, 11, "c-1")) == [Prepare(world(2, "c-1"))]
-
-
-def test_a_stop_ends_every_node_that_was_part_of_the_run_or_stopped_it() -> None:
-    """Also a participant that lost its lease meanwhile, one that stands by, and who asks for it and comes late."""
-    asked = Node("c-1")
-    asked.request_stop(stop())
-    for node in (rejoined(), waiting_outside_the_world(), asked):
-        assert node.plan_changed(OVER)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
-    late = Node("c-1")
-    late.plan_changed(OVER)
-    assert late.request_stop(stop())[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
-
-
-def test_a_request_is_kept_until_it_has_taken_effect() -> None:
-    node = running_node()
-    node.request_stop(leave("b"))
-    acknowledged = msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), acknowledged={"a-1": 1})
-    assert node.plan_changed(acknowledged) == []
-    assert node.plan_changed(forming(2, 4, acknowledged={"a-1": 1}))[0] == RequestStop(None)
-
-
 def test_requests_from_before_a_resumed_stop_are_void() -> None:
     """The node that asked was cut off meanwhile, and comes back with the ask in its record."""
     for old in (stop(), leave("a")):
@@ -756,76 +529,7 @@ def test_requests_from_before_a_resumed_stop_are_void() -> None:
         assert table.plan.phase is STOPPED or table.plan.leaving == ("a-2",)
 
 
-def test_a_node_withdraws_requests_of_an_earlier_life_of_the_run() -> None:
-    node = running_node()
-    node.request_stop(stop())
-    taken_up = msgspec.structs.replace(forming(2, 10), life=2)
-    assert rejoined(node).plan_changed(taken_up) == [RequestStop(None), Announce(State.READY, 2)]
-
-
-def test_a_request_before_the_first_plan_is_published_with_it() -> None:
-    node = Node("c-1")
-    assert node.request_stop(msgspec.structs.replace(stop(), life=0)) == []
-    assert node.plan_changed(forming(1, 1)) == [RequestStop(stop()), Announce(State.READY, 1)]
-
-
-def test_a_stop_request_is_repeated_in_a_new_store_by_every_node_that_knows_it() -> None:
-    """The one who asked for it may have read there that it is stopped, and gone."""
-    again = RequestStop(StopRequest(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", life=1))
-    node = stopping_soon()
-    assert node.store_replaced() == [node.announced, again]
-    assert node.store_replaced() == [node.announced], "it stands in the member record"
-    assert node.next_stop_request == 2
-    assert rejoined(stopping_soon()).store_replaced()[-1] == again, (
-        "also if the lease was lost with the store"
-    )
-    resumed = rejoined(stopping_soon())
-    resumed.plan_changed(forming(2, 10))
-    assert resumed.store_replaced() == [resumed.announced], "it is forgotten"
-
-
-def test_a_stop_that_was_read_while_the_lease_was_lost_is_repeated_in_a_new_store() -> None:
-    """Its workers may need long to stop, and the store be lost meanwhile, with the history of the run."""
-    node = running_node()
-    node.failed(1, CRASH)
-    node.lease_lost("the store is gone")
-    told = Notice(3, Cause.OPERATOR, TIME_S, "operator at b", ends=True)
-    node.plan_changed(msgspec.structs.replace(ended(STOPPED, 1, 9), notice=told))
-    again = RequestStop(StopRequest(1, Cause.OPERATOR, TIME_S, "operator at b", life=1))
-    assert rejoined(node).store_replaced()[-1] == again
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_nodes_own_request_stays_in_its_record(ends: bool) -> None:
-    node = running_node()
-    own = stop() if ends else leave("b")
-    node.request_stop(own)
-    milder = Notice(3, Cause.DRAIN, TIME_S, "b leaves", ends=False)
-    node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=milder))
-    assert node.store_replaced() == [node.announced]
-
-
-def test_handling_of_notices_is_reported_once() -> None:
-    node = running_node()
-    assert node.handles_notices(1) == [Announce(State.RUNNING, 1, handles_notices=True)]
-    assert node.handles_notices(1) == []
-    assert node.activity is Activity.RUNNING
-
-
 # -- when commands return -----------------------------------------------------------------------
-
-
-def test_a_node_counts_as_leaving_until_its_workers_have_exited() -> None:
-    table = handling_notices("a", "b")
-    asks(table, "a", leave("b"))
-    table.life_says("b-1", State.SAVED, 1)
-    table.life_says("a-1", State.SAVED, 1)
-    assert table.stand == (Phase.FORMING, 2)
-    table.says("a", State.READY)
-    table.life_says("b-1", State.LEAVING, 1)
-    assert table.plan.leaving == ("b-1",)
-    table.life_says("b-1", State.LEFT, 2)
-    assert table.plan.leaving == ()
 
 
 @pytest.mark.parametrize("registers_again", [False, True])
@@ -859,53 +563,3 @@ def test_a_restarted_agent_of_a_node_that_was_to_leave_joins_the_run() -> None:
     assert table.world == ["a", "b"]
     table.wait(TTL_S + MARGIN_S)
     assert table.plan.leaving == ()
-
-
-def test_a_stop_is_published_again_when_the_last_worker_has_exited() -> None:
-    table = handling_notices("a", "b")
-    asks(table, "a", stop())
-    table.life_says("a-1", State.SAVED, 1)
-    table.life_says("b-1", State.SAVED, 1)
-    assert table.stand == (Phase.STOPPED, 1)
-    table.life_says("a-1", State.STOPPED, 1)  # it lingers: a command waits
-    assert [seat.node_id for seat in table.plan.uncleared] == ["a", "b"]
-    table.life_says("b-1", State.LEFT, 1)
-    assert (table.plan.phase, table.plan.uncleared) == (Phase.STOPPED, ())
-    assert not table.last.done, "a has yet to acknowledge it"
-    table.life_says("a-1", State.LEFT, 2)
-    assert table.last.done
-
-
-def lingering_node() -> Node:
-    """In a stopped run: its own worker has exited, that of b has not."""
-    node = Node("a-1")
-    sealed = world(1, "a-1", "b-1")
-    node.plan_changed(plan(Phase.FORMING, 1, 1))
-    node.plan_changed(plan(Phase.RUNNING, 1, 2, world=sealed))
-    node.prepared(1)
-    node.started(1)
-    node.linger()
-    stopping = node.plan_changed(plan(Phase.STOPPED, 1, 3, world=sealed, uncleared=sealed.seats))
-    assert [type(one) for one in stopping] == [StopWorkers]
-    assert node.stopped() == [Announce(State.STOPPED, 1)]
-    return node
-
-
-def test_a_node_with_a_waiting_command_stays_until_the_others_have_exited_or_cannot_be_heard_of() -> None:
-    node = lingering_node()
-    assert node.drain("the deadline has passed") == []
-    for next_plan in (plan(Phase.STOPPED, 1, 4), plan(Phase.FORMING, 2, 4)):
-        assert lingering_node().plan_changed(next_plan) == [
-            Announce(State.LEFT, next_plan.generation),
-            Depart(Outcome.STOPPED, next_plan.reason),
-        ]
-    assert lingering_node().stop_lingering()[-1] == Depart(Outcome.STOPPED, "stopped 1")
-
-
-def test_a_drain_request_does_not_withdraw_a_stop_request() -> None:
-    """Both typed at a node that has yet to read that the run was stopped."""
-    node = Node("c-1")
-    node.request_stop(stop(node.next_stop_request))
-    assert node.request_stop(leave("b", node.next_stop_request)) == []
-    departs = node.plan_changed(plan(Phase.STOPPED, 1, 4))
-    assert departs[-1] == Depart(Outcome.STOPPED, "stopped 1")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_agent.protocol.ranks import natural_key, remember, seat_members, seating_order
+from elastic_agent.protocol.forming import natural_key, remember, seat_members, seating_order
 from elastic_agent.protocol.records import Member
 from tests.protocol.support import member
 
@@ -27,20 +26,6 @@ def test_ranks_are_the_running_sums_of_the_slots(slots: list[int]) -> None:
     ranks = [rank for seat in seats for rank in range(seat.first_rank, seat.first_rank + seat.slots)]
     assert ranks == list(range(sum(slots)))
     assert [seat.slots for seat in seats] == slots
-
-
-@light
-@given(st.text("abz.-", min_size=1, max_size=5), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_numbers_in_names_are_compared_as_numbers(stem: str, one: int, other: int) -> None:
-    by_name = natural_key(f"{stem}{one}") < natural_key(f"{stem}{other}")
-    assert by_name == (one < other)
-
-
-@light
-@given(st.lists(names, max_size=8))
-def test_the_order_of_any_names_does_not_depend_on_the_order_of_arrival(given: list[str]) -> None:
-    keys = sorted(natural_key(name) for name in given)
-    assert keys == sorted(natural_key(name) for name in reversed(given))
 
 
 def test_n2_comes_before_n10_and_racks_stay_together() -> None:
@@ -83,25 +68,3 @@ def test_a_preferred_rank_orders_new_nodes_only(order: list[str], data: st.DataO
     new = [member("z", preferred_rank=0), member("y", preferred_rank=1), member("x")]
     came = data.draw(st.permutations(seated + new))
     assert ids(seating_order(came, order)) == [*order, "z", "y", "x"]
-
-
-def test_equal_preferred_ranks_are_ordered_by_name() -> None:
-    came = [member(node, preferred_rank=3) for node in ("n10", "n2")]
-    assert ids(seating_order(came, ())) == ["n2", "n10"]
-
-
-@light
-@given(nodes, nodes)
-def test_the_kept_order_has_every_node_exactly_once(first: list[str], second: list[str]) -> None:
-    order = remember((), seat_members([member(node) for node in first]))
-    later = remember(order, seat_members([member(node) for node in second]))
-    assert later[: len(order)] == tuple(first)
-    assert set(later) == {*first, *second}
-    assert len(set(later)) == len(later)
-
-
-def test_a_seat_has_the_values_of_its_member() -> None:
-    said = msgspec.structs.replace(member("a", "a-7"), slots=3, role="trainer")
-    (seat,) = seat_members([said])
-    assert (seat.node_id, seat.incarnation, seat.slots, seat.first_rank) == ("a", "a-7", 3, 0)
-    assert (seat.address, seat.role) == ("a.example", "trainer")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from elastic_agent.protocol.leases import LeaseLedger
+from elastic_agent.protocol.leases import MOST_KEPT, LeaseLedger, RevisionTimes
 from elastic_agent.protocol.records import Lease, Policy, State
-from elastic_agent.protocol.revisions import MOST_KEPT, RevisionTimes
 from tests.protocol.support import member
 
 POLICY = Policy(lease_ttl_s=5.0, fence_margin_s=1.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_agent.protocol import History, Job, Phase
+from elastic_agent.protocol import Job, Phase
+from tests.protocol.support import on_disk
 
 from .support import Table, policy
 
@@ -32,7 +33,7 @@ REQUEUED = Job(("train",), scheduled="100", requeues=1)
 def test_a_finished_run_is_not_repeated_in_its_job_and_with_its_command(
     earlier: Job, now: Job, finish_once: bool, is_skipped: bool
 ) -> None:
-    over = History(7, None, 0, ("a",), Phase.FINISHED, settled=True, job=earlier)
+    over = on_disk(7, None, 0, ("a",), Phase.FINISHED, settled=True, job=earlier)
     table = Table(policy(finishes_once=finish_once, job=now), remembered=over)
     table.comes("a")
     assert table.stand == ((Phase.FINISHED, 7) if is_skipped else (Phase.FORMING, 8))
@@ -40,7 +41,7 @@ def test_a_finished_run_is_not_repeated_in_its_job_and_with_its_command(
 
 @pytest.mark.parametrize("outcome", [Phase.FAILED, Phase.STOPPED])
 def test_only_success_ends_a_run_for_good(outcome: Phase) -> None:
-    over = History(7, None, 0, ("a",), outcome, settled=True, job=IN_JOB)
+    over = on_disk(7, None, 0, ("a",), outcome, settled=True, job=IN_JOB)
     table = Table(policy(finishes_once=True, job=IN_JOB), remembered=over)
     table.comes("a")
     assert table.stand == (Phase.FORMING, 8)
@@ -52,12 +53,12 @@ def test_the_history_has_the_commands_of_all_nodes_of_the_world() -> None:
     table.comes("a")
     table.comes("b", policy=policy(min_nodes=2, max_nodes=2, job=Job(("train b",), "100")))
     assert table.world == ["a", "b"]
-    assert table.plan.history().job == Job(("train", "train b"), "100")
+    assert table.plan.policy.job == Job(("train", "train b"), "100")
 
 
 @pytest.mark.parametrize("now", [TUNE, Job(("train",), "101")], ids=["command", "job"])
 def test_an_outcome_that_not_every_node_has_read_is_not_the_outcome_of_another_run(now: Job) -> None:
-    over = History(7, None, 0, ("a",), Phase.FINISHED, job=IN_JOB)
+    over = on_disk(7, None, 0, ("a",), Phase.FINISHED, job=IN_JOB)
     table = Table(policy(job=now), remembered=over)
     table.comes("a")
     assert table.stand == (Phase.FORMING, 8)

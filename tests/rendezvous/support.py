@@ -113,7 +113,6 @@ def policy(least: int, most: int, **changes: float) -> Policy:
         settle_s=SETTLE_S,
         join_timeout_s=changes.get("join_s", 600.0),
         start_timeout_s=changes.get("start_s", 60.0),
-        restart_backoff_s=0.0,
     )
 
 

@@ -13,10 +13,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from elastic_agent.protocol.records import History, Phase
+from elastic_agent.protocol.records import Phase, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
 from elastic_agent.rendezvous.disk_thread import DiskThread
@@ -25,6 +24,7 @@ from elastic_agent.transport import CoordinatorRecords, c10d
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
+from tests.protocol.support import on_disk
 from tests.transport.support import life_keys
 
 from .support import PATIENCE_S, Participant, hosted, participants, policy, run
@@ -129,7 +129,7 @@ class HangingRunHistoryStore(RunHistoryStore):
         self.answers = threading.Event()
         self.written = threading.Event()
 
-    def _write(self, run_id: str, history: History) -> None:
+    def _write(self, run_id: str, history: Plan) -> None:
         self.answers.wait()
         super()._write(run_id, history)
         self.written.set()
@@ -250,8 +250,8 @@ def test_names_without_a_run_use_no_connections_and_delay_no_run(endpoint: Endpo
 # -- what is remembered -------------------------------------------------------------------------------
 
 
-def history(generation: int, **changes: object) -> History:
-    return msgspec.structs.replace(History(generation), **changes)
+def history(generation: int, **changes: object) -> Plan:
+    return on_disk(generation, **changes)
 
 
 def test_a_saved_history_is_never_replaced_by_an_older_one(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import structlog
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
     Address,
-    History,
     Lease,
     Member,
     Phase,
@@ -26,7 +25,7 @@ from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport.base import Snapshot
 from elastic_agent.transport.coordinator_records import CoordinatorRecords
-from tests.protocol.support import world
+from tests.protocol.support import on_disk, world
 
 LEASE_S = 10.0
 RULES = Policy(min_nodes=1, max_nodes=2, lease_ttl_s=LEASE_S, settle_s=0.5, fence_margin_s=1.0)
@@ -42,7 +41,7 @@ class Store:
         self.members: dict[str, Member] = {}
         self.leases: dict[str, Lease] = {}
         self.plan: Plan | None = None
-        self.disk: History | None = None
+        self.disk: Plan | None = None
         self.disk_is_full = False
         self.asked: list[tuple[Any, ...]] = []
         """All calls since the driver waited: the name, and the arguments."""
@@ -74,13 +73,13 @@ class Store:
 
     async def write_status(self, text: str) -> None: ...
 
-    async def remove_run(self, ended: History | None) -> None:
+    async def remove_run(self, ended: Plan | None) -> None:
         self.asked.append(("remove_run",))
 
-    async def load(self, run_id: str) -> History | None:
+    async def load(self, run_id: str) -> Plan | None:
         return self.disk
 
-    async def save(self, run_id: str, history: History) -> None:
+    async def save(self, run_id: str, history: Plan) -> None:
         self.asked.append(("save", history))
         if self.disk_is_full:
             raise OSError("no space left on device")
@@ -200,7 +199,7 @@ def test_the_first_plan_includes_a_node_that_registered_at_the_last_moment() -> 
     run = Run(store_age_s=LEASE_S + RULES.fence_margin_s - 0.3)
     run.resume([run.come("c")])
     assert run.plan is None
-    known = History(3, world(3, "a-1"), order=("a",))
+    known = on_disk(3, world(3, "a-1"), order=("a",))
     run.come("a", state=State.RUNNING, generation=3, history=known)
     while run.plan is None:
         run.wait()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Member, Phase, Policy, State
+from elastic_agent.protocol.records import RECORD_VERSION, Lease, Member, Phase, Plan, Policy, State
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election import Election
 from elastic_agent.rendezvous.run_history import RunHistoryStore
@@ -23,7 +23,7 @@ from elastic_agent.transport.etcd.client import delete
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, set_up_long_ago
 from tests.loop_thread import Blocking, in_loop
-from tests.protocol.support import world
+from tests.protocol.support import on_disk, world
 from tests.transport.support import life_keys
 from tests.waiting import wait_for
 
@@ -144,7 +144,7 @@ async def mark(one: Election) -> None:
 
 
 class UnreadableHistory(RunHistoryStore):
-    async def load(self, run_id: str) -> History | None:
+    async def load(self, run_id: str) -> Plan | None:
         raise OSError("input/output error")
 
 
@@ -170,12 +170,12 @@ def test_an_agent_that_ends_while_it_resigns_still_gives_the_leader_key_back(
     assert client.get(f"{members.root}r/{RUN}/leader".encode()) is None
 
 
-FINISHED = History(generation=3, outcome=Phase.FINISHED)
-STOPPED = History(generation=4, charged=1, order=("b", "a"), outcome=Phase.STOPPED, settled=True)
-FIRST_PLANS: dict[str, tuple[History | None, History | None, tuple[Phase, int, int]]] = {
+FINISHED = on_disk(generation=3, outcome=Phase.FINISHED)
+STOPPED = on_disk(generation=4, charged=1, order=("b", "a"), outcome=Phase.STOPPED, settled=True)
+FIRST_PLANS: dict[str, tuple[Plan | None, Plan | None, tuple[Phase, int, int]]] = {
     # what the machine remembers, how the run ended by what is in etcd, and the phase, generation and restarts used
     "a new run in an old etcd does not wait": (None, None, (Phase.FORMING, 1, 0)),
-    "a run that etcd lost goes on above the disk": (History(7, charged=2), None, (Phase.FORMING, 8, 2)),
+    "a run that etcd lost goes on above the disk": (on_disk(7, charged=2), None, (Phase.FORMING, 8, 2)),
     "an outcome that etcd lost stands until every node has read it": (FINISHED, None, (Phase.FINISHED, 3, 0)),
     # an agent of the old run that is about to end may be elected once more, when the next run has begun
     "the history of a finished run does not end a new one": (
@@ -185,8 +185,8 @@ FIRST_PLANS: dict[str, tuple[History | None, History | None, tuple[Phase, int, i
     ),
     # the machine remembers an earlier generation of a run that still went on
     "a machine that missed the end starts above it": (
-        History(3, charged=1),
-        History(4, charged=1, outcome=Phase.FINISHED, settled=True),
+        on_disk(3, charged=1),
+        on_disk(4, charged=1, outcome=Phase.FINISHED, settled=True),
         (Phase.FORMING, 5, 0),
     ),
     "a stopped run is resumed by a machine without its history": (None, STOPPED, (Phase.FORMING, 5, 1)),
@@ -228,7 +228,7 @@ def test_a_world_lost_by_etcd_continues_although_another_node_registered_first(
 ) -> None:
     node(new_etcd, "c")
     with election(new_etcd, RunHistoryStore(tmp_path / "state")):
-        known = History(3, world(3, "a-1"), order=("a",))
+        known = on_disk(3, world(3, "a-1"), order=("a",))
         a = node(new_etcd, "a", state=State.RUNNING, generation=3, history=known)
         plan = a.next_plan(0, PATIENCE_S)
     assert plan is not None

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from elastic_agent.protocol import History, Member, Phase, decode, encode
+from elastic_agent.protocol import Member, Phase, decode, encode
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.torchrun import plugin
 from elastic_agent.torchrun.plugin import elastic_etcd_handler, elastic_handler
 from elastic_agent.transport.c10d import serve_here
 from tests.loop_thread import Blocking
+from tests.protocol.support import on_disk
 
 create_handler, create_etcd_handler = elastic_handler(), elastic_etcd_handler()
 
@@ -137,7 +138,7 @@ def test_runs_of_one_name_at_two_endpoints_do_not_share_history(
     for port in (29500, 29501):
         create_handler(RendezvousParameters("elastic", f"127.0.0.1:{port}", "none", 1, 1))
     first, second = (Blocking(node.backend.history_store) for node in made)
-    first.save("none", History(7, outcome=Phase.FINISHED))
+    first.save("none", on_disk(7, outcome=Phase.FINISHED))
     assert second.load("none") is None
     assert Blocking(RunHistoryStore(tmp_path)).load("none") is None, "nor does an agent's run"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastic_agent.linux import boottime_s
-from elastic_agent.protocol.records import Address, FailureKind, History, Lease, Member, Phase, Plan
+from elastic_agent.protocol.records import Address, FailureKind, Lease, Member, Phase, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.dialer import StoreDialer
 from elastic_agent.transport import NodeRecords
@@ -17,7 +17,7 @@ from elastic_agent.transport.base import StoreLostError
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
 from tests.processes import no_descriptors_left
-from tests.protocol.support import world
+from tests.protocol.support import on_disk, world
 from tests.relay import Relay
 
 from .support import (
@@ -183,7 +183,7 @@ class LateRegistration:
 def test_a_store_with_less_history_gets_it_at_any_registration(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         rules = policy(1, 2, lease_s=LEASE_S)  # which x may still have
-        known = History(3, world(3, "x-1"), order=("x",))
+        known = on_disk(3, world(3, "x-1"), order=("x",))
         async with Participant("c", endpoint, rules, tmp_path / "c") as c:
             assert (await c.running("c")).generation == 1
             late = Participant("a", endpoint, rules, tmp_path / "a", through=LateRegistration)

@@ -17,7 +17,6 @@ from torch.distributed import TCPStore
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
     Address,
-    History,
     Lease,
     Member,
     Phase,
@@ -34,6 +33,7 @@ from elastic_agent.transport.c10d.inbox import KEPT_RUNS
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
+from tests.protocol.support import on_disk
 from tests.waiting import wait_for
 
 from .support import LONG_LEASE_S, PATIENCE_S, policy
@@ -279,20 +279,20 @@ def test_a_job_whose_run_id_was_agreed_again_keeps_it(tmp_path: Path) -> None:
 
 def test_the_disk_keeps_the_newest_settled_runs_and_all_others(tmp_path: Path) -> None:
     history_store = Blocking(RunHistoryStore(tmp_path))
-    history_store.save("open-again", History(3, outcome=Phase.FINISHED, settled=True))
-    history_store.save("open-again", History(4))
+    history_store.save("open-again", on_disk(3, outcome=Phase.FINISHED, settled=True))
+    history_store.save("open-again", on_disk(4))
     for number in range(5):
-        history_store.save(f"open-{number}", History(3))
-        history_store.save(f"unheard-{number}", History(3, outcome=Phase.FINISHED))
+        history_store.save(f"open-{number}", on_disk(3))
+        history_store.save(f"unheard-{number}", on_disk(3, outcome=Phase.FINISHED))
     for number in range(KEPT_SETTLED + 50):
         run_id = f"settled-{number}"
-        history_store.save(run_id, History(3, outcome=Phase.FINISHED))
+        history_store.save(run_id, on_disk(3, outcome=Phase.FINISHED))
         history_store.settle(run_id)
         for path in (tmp_path / "runs" / f"{run_id}.run").iterdir():
             os.utime(path, (number, number))  # the clock is coarser than this loop
     left = {path.name.removesuffix(".run") for path in (tmp_path / "runs").iterdir()}
     assert {f"{kind}-{number}" for kind in ("open", "unheard") for number in range(5)} <= left
-    assert history_store.load("open-again") == History(4), "it was restarted"
+    assert history_store.load("open-again") == on_disk(4), "it was restarted"
     settled = {name for name in left if name.startswith("settled")}
     assert settled == {f"settled-{number}" for number in range(50, KEPT_SETTLED + 50)}
 
@@ -301,20 +301,20 @@ def test_the_disk_keeps_the_newest_killed_unnamed_runs(tmp_path: Path) -> None:
     going_on, elsewhere = "run-ffffffff", "run-eeeeeeee"
     disk = DiskThread("disk")
     own = Blocking(RunHistoryStore(tmp_path, disk=disk))
-    own.save(going_on, History(3))
+    own.save(going_on, on_disk(3))
     (tmp_path / "nodes" / elsewhere).mkdir(parents=True)
     for number in range(KEPT_UNNAMED + 5):
         run_id = f"run-{number:08x}"
         Blocking(RunHistoryStore(tmp_path, disk=disk)).save(
-            run_id, History(3)
+            run_id, on_disk(3)
         )  # by an agent of its own, which was killed then
         os.utime(*(tmp_path / "runs" / f"{run_id}.run").iterdir(), (number, number))
-    Blocking(RunHistoryStore(tmp_path, disk=disk)).save(elsewhere, History(3))
-    Blocking(RunHistoryStore(tmp_path, disk=disk)).save("named", History(3))
+    Blocking(RunHistoryStore(tmp_path, disk=disk)).save(elsewhere, on_disk(3))
+    Blocking(RunHistoryStore(tmp_path, disk=disk)).save("named", on_disk(3))
     for path in (tmp_path / "runs").glob("*.run/*"):
         if path.parent.stem in (going_on, elsewhere, "named"):
             os.utime(path, (0, 0))  # longer ago than all others
-    own.save("run-newest", History(3))
+    own.save("run-newest", on_disk(3))
     left = {path.name.removesuffix(".run") for path in (tmp_path / "runs").iterdir()}
     assert left - {f"run-{number:08x}" for number in range(5, KEPT_UNNAMED + 5)} == {
         *(going_on, elsewhere, "named", "run-newest")

@@ -15,7 +15,7 @@ worlds run at once and that all ends well. The same holds for a c10d store whose
 (there, two worlds may run at once for a lease and the margin).
 
 Workers heed stop notices in most seeds, and then save and leave together (:mod:`.job`); who asks for a notice, and
-what happens when no agent answers, is in :mod:`.asking`, the rules of it in :mod:`.notice_rules`. Nodes that were
+what happens when no agent answers, is in :mod:`.agent`, the rules of it in :mod:`.notice_rules`. Nodes that were
 started after a run was stopped go on with it in the store that is there. After a run has ended, all agents are started
 again in some seeds, in a new store or in the one from which its records were removed; one machine may have slept
 meanwhile.
@@ -23,8 +23,8 @@ meanwhile.
 :mod:`.checker` knows the truth about every worker and holds it against the rules of the design.
 
 Directed scenarios (:mod:`.directed`, :mod:`.scenarios`) draw nothing: each has its faults at given times, and names
-the deliberate bugs (:mod:`.mutants`) that it detects. Random seeds show that no rule breaks in any universe.
+the rule that it is about. Random seeds show that no rule breaks in any universe.
 
 ``python -m tests.simulator --seeds 2000`` runs many seeds; ``--seed 17 --story`` tells what happened in one;
-``--scenario NAME`` runs a directed scenario, with ``--mutant NAME`` with a deliberate bug.
+``--scenario NAME`` runs a directed scenario.
 """

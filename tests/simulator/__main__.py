@@ -7,17 +7,14 @@ import gc
 import logging
 import shlex
 import sys
+import time
 from collections import Counter
-from multiprocessing import get_context
 
 import structlog
 
-from . import seeded_mutants
 from .cluster import Cluster
-from .mutants import Mutant
-from .pairs import Draw, pair_of
-from .run import ALL_MUTANTS, Result, catch, run_seed, run_seeds, stopwatch, story_of
-from .scenario import ETCD, FAULTS, HOSTINGS
+from .run import run_seed, run_seeds, story_of
+from .scenario import ETCD, FAULTS, HOSTINGS, Draw, pair_of
 from .scenarios import SCENARIOS
 
 
@@ -30,16 +27,6 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--story", action="store_true", help="tell what happened (with --seed or --scenario)")
     parser.add_argument("--jobs", type=int, default=2, help="processes to use")
     parser.add_argument("--scenario", choices=sorted(SCENARIOS), help="run this directed scenario alone")
-    parser.add_argument(
-        "--mutant",
-        choices=sorted(ALL_MUTANTS),
-        help="run with this deliberate bug: the seeds, or the scenario if one is given",
-    )
-    parser.add_argument(
-        "--mutants",
-        action="store_true",
-        help="list which directed scenario, or which seed, detects each deliberate bug, and by which rule",
-    )
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first broken rule")
     parser.add_argument("--focus", type=_kinds, default=(), help="only these faults, separated by commas")
     parser.add_argument("--hosting", choices=HOSTINGS, help="where the store lives; without it, drawn")
@@ -54,15 +41,12 @@ def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))  # sessions warn
     options = argument_parser().parse_args()
     gc.freeze()  # collections that look through all that is imported take a quarter of the time
-    if options.mutants:
-        return _all_mutants(options.jobs)
-    mutant = ALL_MUTANTS[options.mutant] if options.mutant else None
     if options.scenario:
-        return _directed(options.scenario, options.mutant, options.story)
+        return _directed(options.scenario, options.story)
     draw = None if options.pairs else Draw(options.focus, options.hosting)
     if options.seed is not None:
-        return _one(options.seed, mutant, draw or pair_of(options.seed), options.story)
-    return _many(options, mutant, draw)
+        return _one(options.seed, draw or pair_of(options.seed), options.story)
+    return _many(options, draw)
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -74,18 +58,14 @@ def _kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
-def _flags(mutant: Mutant | None, draw: Draw) -> str:
+def _flags(draw: Draw) -> str:
     """What the command line needs beside the seed to run the same universe again."""
-    given = {
-        "--mutant": mutant.name if mutant else "",
-        "--focus": ",".join(draw.focus),
-        "--hosting": draw.hosting or "",
-    }
+    given = {"--focus": ",".join(draw.focus), "--hosting": draw.hosting or ""}
     return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given.items() if value)
 
 
-def _one(seed: int, mutant: Mutant | None, draw: Draw, story: bool) -> int:
-    result = run_seed(seed, mutant, draw, tell=story)
+def _one(seed: int, draw: Draw, story: bool) -> int:
+    result = run_seed(seed, draw, tell=story)
     if story:
         print(Cluster(seed, focus=draw.focus, hosting=draw.hosting).scenario)
         print(story_of(result))
@@ -93,44 +73,23 @@ def _one(seed: int, mutant: Mutant | None, draw: Draw, story: bool) -> int:
     return 1 if result.rule else 0
 
 
-def _directed(name: str, mutant: str | None, story: bool) -> int:
+def _directed(name: str, story: bool) -> int:
     scenario = SCENARIOS[name]
-    result = scenario.run(mutant, tell=story)
+    result = scenario.run(tell=story)
     if story:
         print(story_of(result))
     print(f"{name}: {result.what or 'every rule held'} ({result.end}; expected: {scenario.end})")
     return 0 if result.rule is None and result.end == scenario.end else 1
 
 
-def _all_mutants(jobs: int) -> int:
-    """Print a line for each: its name, the scenario or seed that detects it, and the rule that it breaks."""
-    missed = 0
-    for scenario in SCENARIOS.values():
-        for mutant in scenario.mutants:
-            result = scenario.run(mutant)
-            detected = result.rule is not None or result.end != scenario.end
-            missed += not detected
-            print(mutant, scenario.name, result.rule or f"ends: {result.end}", sep="\t", flush=True)
-    with get_context("fork").Pool(jobs) as pool:
-        for name, found in pool.imap(_catch, sorted(seeded_mutants.MUTANTS)):
-            missed += found is None
-            where = f"seed {found.seed}" if found is not None else "not detected"
-            print(name, where, found.rule if found is not None else "", sep="\t", flush=True)
-    return 1 if missed else 0
-
-
-def _catch(name: str) -> tuple[str, Result | None]:
-    return name, catch(seeded_mutants.MUTANTS[name])
-
-
-def _many(options: argparse.Namespace, mutant: Mutant | None, draw: Draw | None) -> int:
-    began = stopwatch()
+def _many(options: argparse.Namespace, draw: Draw | None) -> int:
+    began_s = time.monotonic()
     seeds = range(options.start, options.start + options.seeds)
     verdicts: Counter[str] = Counter()
     rules: Counter[str] = Counter()
     first: dict[str, int] = {}
     ran = events = 0
-    for result in run_seeds(seeds, options.jobs, mutant, draw):
+    for result in run_seeds(seeds, options.jobs, draw):
         ran += 1
         events += result.events
         verdicts[result.verdict] += 1
@@ -140,10 +99,10 @@ def _many(options: argparse.Namespace, mutant: Mutant | None, draw: Draw | None)
             print(f"seed {result.seed}: {result.what[:300]}", flush=True)
             if not options.keep_going:
                 drew = draw or pair_of(result.seed)
-                print(story_of(run_seed(result.seed, mutant, drew, tell=True)))
-                print(f"replay: python -m tests.simulator --seed {result.seed}{_flags(mutant, drew)} --story")
+                print(story_of(run_seed(result.seed, drew, tell=True)))
+                print(f"replay: python -m tests.simulator --seed {result.seed}{_flags(drew)} --story")
                 break
-    took_s = stopwatch() - began
+    took_s = time.monotonic() - began_s
     print(
         f"{ran} seeds in {took_s:.1f} s ({ran / took_s * 60:.0f} per minute), "
         f"{events} events; {dict(verdicts)}"

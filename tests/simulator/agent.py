@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from elastic_agent.protocol.activity import Activity, Event
 from elastic_agent.protocol.forming import STOP_SLACK_S
 from elastic_agent.protocol.node import (
     Action,
@@ -29,6 +28,7 @@ from elastic_agent.protocol.node import (
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
     Address,
+    Cause,
     Failure,
     Lease,
     Member,
@@ -40,10 +40,10 @@ from elastic_agent.protocol.records import (
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.session import Session
+from elastic_agent.rendezvous.stop_requests import ANSWER_PATIENCE_S, StopRequests
 from elastic_agent.rendezvous.store_timeout import StoreTimeout
 from elastic_agent.transport import NodeRecords, StoreLostError, TransportError, UnreachableError
 
-from .asking import Asking
 from .election import SimulatedElection
 from .etcd import EtcdConnection, EtcdTable
 from .guard import Group, Guard
@@ -150,10 +150,6 @@ class _Trapped(Participant):
         cluster, holder = agent.cluster, agent.holder
         super().__init__(agent.session, workers, reporter, lambda: cluster.new_incarnation(holder))
         self._agent = agent
-
-    def event_ignored(self, activity: Activity, event: Event) -> None:
-        checker = self._agent.cluster.checker
-        checker.broken("the node's table of transitions is complete", f"{event} while {activity}")
 
     def _carry_out(self, action: Action) -> None:
         if self._agent.cluster.traps:
@@ -289,7 +285,7 @@ class Agent:
     def _plan_read(self, plan: Plan) -> None:
         self.cluster.at("plan read", self)
         self.cluster.checker.notices.read(self, plan)
-        self.machine.history_store(self.process).save_soon(RUN, plan.history())
+        self.machine.history_store(self.process).save_soon(RUN, plan)
 
     def call_later(self, after_s: float, act: Callable[[], None]) -> None:
         """Have this done after so many seconds of its machine's clock."""
@@ -404,3 +400,49 @@ class Agent:
             waited_s += step_s
         if group.alive and by_itself_s <= grace_s:
             self.guard.end(group, "stopped on SIGTERM")
+
+
+class Asking:
+    """What one agent was asked for by people."""
+
+    def __init__(self, cluster: Cluster, agent: Agent) -> None:
+        self.cluster = cluster
+        self.agent = agent
+        self._requests = StopRequests(
+            agent.participant, agent.holder.node_id, self._workers_look, agent.call_later
+        )
+
+    def drain(self) -> None:
+        """The node is to leave, its workers and all others having saved."""
+        agent = self.agent
+        agent.asked_to_leave = True
+        agent.asked_to_leave_s = self.cluster.kernel.now
+        patience_s = self._requests.leave("asked to leave", self.cluster.grace_s(Grace.DRAIN))
+        self.cluster.checker.notices.drains(agent, patience_s)
+
+    def drain_at_once(self) -> None:
+        """The node is to leave without asking."""
+        agent = self.agent
+        agent.asked_to_leave = True
+        self.cluster.checker.notices.left_at_once_s = self.cluster.kernel.now
+        agent.participant.perform(agent.node.stop_lingering())
+        agent.participant.perform(agent.node.drain("asked to leave"))
+        patience_s = self.cluster.grace_s(Grace.DRAIN) + ANSWER_PATIENCE_S  # perhaps it was asked before
+        self.cluster.checker.notices.drains(agent, patience_s)
+
+    def drain_other(self, node_id: str, left_s: float) -> None:
+        """Another node is to leave."""
+        stop_request = self._requests.remove(node_id, left_s, f"{node_id} is told to leave")
+        self.cluster.checker.notices.drains_other(self.agent, stop_request)
+
+    def stop(self, cause: Cause, left_s: float) -> None:
+        """The whole run is to end after all workers have saved."""
+        agent = self.agent
+        agent.asked_to_leave = agent.asked_for_the_end = True
+        stop_request = self._requests.end_run(cause, left_s, f"{cause.value} at {agent.holder.node_id}")
+        self.cluster.checker.notices.asks_for_the_end(agent, stop_request)
+        self.cluster.checker.notices.stops(agent, stop_request)
+
+    def _workers_look(self) -> bool:
+        group = self.agent.guard.group
+        return group is not None and group.alive and group.handles_notices

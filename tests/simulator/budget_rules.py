@@ -1,18 +1,16 @@
 """The rules of the restart budget, held against the truth: what is charged, forgiven, paused for, and given up.
 
-That nothing is forgiven too soon, and no run given up for a failure that did not repeat, holds whatever goes wrong.
-That progress is counted, and a repetition noticed, is only required where nothing happens to the coordinator: what it
-counted since it wrote the plan last is lost with it.
+Nothing is forgiven too soon, and no run given up for a failure that did not repeat, whatever goes wrong. That progress
+is counted, and a repetition noticed, directed scenarios show.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_agent.protocol.budget import LONGEST_PAUSE_S
 from elastic_agent.protocol.cluster_view import PROGRESS_S
-from elastic_agent.protocol.records import FailureKind, Phase, Plan, Policy
-
-from .scenario import WORK
+from elastic_agent.protocol.records import Phase, Plan, Policy
 
 if TYPE_CHECKING:
     from .checker import Checker
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 
 EPSILON_S = 1e-6
 RULE = "safety 5 (budget)"
-UNDISTURBED = frozenset(WORK) - {"start fails", "start hangs", "stop hangs", "unkillable"}
-"""Faults that leave the coordinator, and what it is told, alone."""
 
 
 class BudgetRules:
@@ -82,7 +78,6 @@ class BudgetRules:
         elif plan.phase is Phase.RUNNING and before.phase is Phase.FORMING:
             if charges:
                 self._paused(before, plan)
-                self._not_given_up(before)
             self.sealed(plan, charged=charges)
 
     def sealed(self, plan: Plan, *, charged: bool) -> None:
@@ -140,39 +135,6 @@ class BudgetRules:
             self._require(
                 beaten or self._may_be_progress(before), f"{counted_s:.3f} s counted without progress"
             )
-        if plan.phase is Phase.FORMING and self.undisturbed and self._progressed(before.generation):
-            failure = plan.failure
-            stalled_s = failure.stalled_s if failure is not None else 0.0
-            truth_s = known_s + (ran_s - self._late_s) / fast - stalled_s
-            self._require(
-                counted_s + EPSILON_S >= min(truth_s, most_s),
-                f"{counted_s:.3f} s of progress counted of {truth_s:.3f} s",
-            )
-
-    @property
-    def undisturbed(self) -> bool:
-        """Whether nothing ever happens to the coordinator or between it and the nodes."""
-        scenario = self.cluster.scenario
-        quiet = set(scenario.faults) <= UNDISTURBED and scenario.gremlin is None and scenario.last_ask is None
-        return quiet and scenario.hosting == "serve" and not scenario.again
-
-    @property
-    def _late_s(self) -> float:
-        """How late a coordinator learns of what nodes write; where hints are lost, when it reads all records again."""
-        scenario = self.cluster.scenario
-        full_read_s = 2.0 * scenario.policy.lease_ttl_s if scenario.hint_loss else 0.0
-        return full_read_s + 40.0 * scenario.latency_s + 0.1
-
-    def _progressed(self, generation: int) -> bool:
-        """Whether the coordinator must take this for progress."""
-        fast = 1.0 + 2.0 * self.cluster.scenario.max_skew
-        return self._true_run_s(generation) - self._late_s >= least_s(self.cluster.policy) * fast
-
-    def _true_run_s(self, generation: int) -> float:
-        truth = self.cluster.job.of(generation)
-        if truth.began_s is None:
-            return 0.0
-        return (self.cluster.kernel.now if truth.ended_s is None else truth.ended_s) - truth.began_s
 
     # -- pauses, and giving up ------------------------------------------------------------------
 
@@ -181,7 +143,7 @@ class BudgetRules:
         if row == 0 or notice is not None:
             return
         slow = 1.0 - 2.0 * self.cluster.scenario.max_skew
-        due_s = min(2.0 ** (row - 1), before.policy.restart_backoff_s) * slow
+        due_s = min(2.0 ** (row - 1), LONGEST_PAUSE_S) * slow
         took_s = self.cluster.kernel.now - self._forming_since_s[plan.generation]
         self.checker.require(
             took_s + EPSILON_S >= due_s,
@@ -195,47 +157,19 @@ class BudgetRules:
             return 0.0
         if not plan.budget.in_a_row or plan.notice is not None:
             return 0.0
-        return min(2.0 ** (plan.budget.in_a_row - 1), plan.policy.restart_backoff_s)
-
-    def _repeated(self, before: Plan) -> tuple[bool, bool]:
-        """Whether, in truth, the failure is the one of the generation before; and whether that is certain."""
-        if before.failure is None or before.world is None or len(self._sealed) < 2:
-            return False, False
-        (previous, _), (ended, charged) = self._sealed[-2:]
-        if ended != before.world.generation or not charged:
-            return False, False
-        job = self.cluster.job
-        first, second = ({one.signature for one in job.of(g).failures} for g in (previous, ended))
-        possible = bool((first & second) - {""})
-        early = all(
-            self._true_run_s(g) + self._late_s < least_s(before.policy)
-            and not any(one.progressed for one in job.of(g).failures)
-            for g in (previous, ended)
-        )
-        same = first == second and len(first) == 1 and first != {""}
-        return possible, early and same
-
-    def _not_given_up(self, before: Plan) -> None:
-        _, certain = self._repeated(before)
-        worker = before.failure is not None and before.failure.kind is FailureKind.WORKER
-        self.checker.require(
-            not (worker and certain and self.undisturbed),
-            "the same failure ends the run after one retry",
-            f"sealed after {before.reason!r}",
-        )
+        return min(2.0 ** (plan.budget.in_a_row - 1), LONGEST_PAUSE_S)
 
     def gave_up(self, before: Plan) -> None:
-        """The run failed for a failure that repeated."""
-        possible, _ = self._repeated(before)
+        """The run failed for a failure that repeated: by its truth, it may be the one of the generation before."""
+        (previous, _), (ended, charged) = self._sealed[-2:] if len(self._sealed) > 1 else [(0, False)] * 2
+        job = self.cluster.job
+        first, second = ({one.signature for one in job.of(g).failures} for g in (previous, ended))
+        is_known = before.world is not None and ended == before.world.generation and charged
         self.checker.require(
-            possible, "only what repeats ends a run early", f"{before.reason!r} did not repeat"
+            is_known and bool((first & second) - {""}),
+            "only what repeats ends a run early",
+            f"{before.reason!r} did not repeat",
         )
-        if self.undisturbed and before.world is not None:
-            self.checker.require(
-                not self._progressed(before.world.generation),
-                "only what repeats ends a run early",
-                "there was progress",
-            )
 
 
 def least_s(policy: Policy) -> float:

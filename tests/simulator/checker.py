@@ -9,7 +9,6 @@ from elastic_agent.protocol.forming import STOP_SLACK_S
 from elastic_agent.protocol.node import Activity
 from elastic_agent.protocol.records import (
     FailureKind,
-    History,
     Lease,
     Member,
     Phase,
@@ -66,7 +65,7 @@ class Checker:
         """The verdict of the run that had this name before, for an agent that slept through the change."""
         self.ended_s = 0.0
         """When the verdict was published."""
-        self.newest_history: History | None = None
+        self.newest_history: Plan | None = None
         """What a machine that has read every plan would remember."""
         self._finished: set[str] = set()
         """Incarnations of worlds that finished, in every run of this name."""
@@ -262,7 +261,7 @@ class Checker:
         self._intended_charge[plan.generation] = max(known, plan.charged)
         self.budget.intends(plan)
 
-    def saved(self, history: History, kept: History | None) -> None:
+    def saved(self, history: Plan, kept: Plan | None) -> None:
         """A coordinator is told that this, or what is newer, is on disk."""
         self.require(
             kept is not None and kept.rank >= history.rank,
@@ -287,11 +286,10 @@ class Checker:
         )
         self.newest = plan
         seen = self.seen_by(plan)
-        history = plan.history()
-        if before is None and self._knows_less(history):
+        if before is None and self._knows_less(plan):
             self._forget(plan)
-        if self.newest_history is None or history.newness >= self.newest_history.newness:
-            self.newest_history = history
+        if self.newest_history is None or plan.newness >= self.newest_history.newness:
+            self.newest_history = plan
         follows = plan.version == (before.version + 1 if before is not None else 1)
         self.require(follows, "plan versions", f"{plan.version} follows {before and before.version}")
         if before is not None:
@@ -313,14 +311,14 @@ class Checker:
         elif self.forming_since_s is None:
             self.forming_since_s = self.cluster.kernel.now
 
-    def _knows_less(self, told: History) -> bool:
+    def _knows_less(self, told: Plan) -> bool:
         """Whether a new store begins with less than was known before, or with another run of that name."""
         known = self.newest_history
         if not self.cluster.endpoint.may_forget or known is None:
             return False
         # A full disk keeps neither the outcome nor the budget; one that was lost keeps no settings.
         ended = known.outcome in (Phase.FINISHED, Phase.FAILED) and not known.settled and told.outcome is None
-        poorer = told.charged < known.charged or told.lease_ttl_s < known.lease_ttl_s
+        poorer = told.charged < known.charged or told.policy.lease_ttl_s < known.policy.lease_ttl_s
         # It may have heard of the generation when that formed, from a node whose disk was not full.
         misses_world = known.world is not None and (
             told.world is None or told.world.generation < known.world.generation
@@ -448,7 +446,7 @@ class Checker:
         if self.forgot:
             self._keeps_the_outcome(plan)
             return
-        if self.earlier is not None and plan.is_terminal and plan.history() == self.earlier.history():
+        if self.earlier is not None and plan.is_terminal and plan.newness == self.earlier.newness:
             return  # etcd lost that all had read the outcome, before the nodes of the next run could read it there
         most = max(self._intended_charge.values(), default=0)
         least = self.charged_of.get(self.newest_sealed, 0)
@@ -540,9 +538,6 @@ class Checker:
         failure = before.failure
         if failure is None or before.free:
             return 0
-        if failure.kind is FailureKind.START and before.lost:
-            seats = before.world.seats if before.world is not None else ()
-            return int({seat.node_id for seat in seats} == {*before.lost})  # no node started in time
         if any(departed(seat.incarnation, seen) for seat in before.uncleared):
             return 0
         if failure.kind in (FailureKind.WORKER, FailureKind.HANG):
@@ -630,7 +625,7 @@ class Checker:
             succeeded = seat.incarnation in self.cluster.job.of(plan.generation).succeeded
             ago_s = self.cluster.kernel.now - (agent.died_s or 0.0)
             just_now = ago_s < self.cluster.scenario.bound_s  # by a gremlin that is gone since
-            if not there and not succeeded and not agent.holder.spoilt and not just_now:
+            if not there and not succeeded and not just_now:
                 self.broken("liveness (losses are noticed)", f"{seat.node_id} is gone but counted on")
 
     def second_agents_were_refused(self) -> None:
@@ -651,7 +646,6 @@ class Checker:
             and (one.agent.registered or self.cluster.endpoint.serving)
             and not one.agent.stop_hangs
             and one.agent.began_s < settled_s
-            and not one.spoilt
         ]
         for node_id in set(going_on):
             self.require(
@@ -666,14 +660,11 @@ class Checker:
             self.broken("liveness (every run ends)", "the run has no outcome")
         for holder in cluster.holders:
             agent = holder.agent
-            if agent is not None and agent.process.alive and not holder.asleep:
+            if agent is not None and agent.process.alive:
                 self.broken("liveness (every agent departs)", f"{agent.name} is still here")
         removes = cluster.scenario.hosting == "etcd" and self.final is not None
         if removes and self.ended_s > cluster.scenario.quiet_s:
-            spoilt = any(one.spoilt for one in cluster.holders)
-            self.require(
-                cluster.over or spoilt, "liveness (every run is removed)", "its records are still there"
-            )
+            self.require(cluster.over, "liveness (every run is removed)", "its records are still there")
         for agent in cluster.gone:
             if not cluster.outcome_expected(agent) and not self.forgot:
                 self.broken("every node departs with the outcome", f"{agent.name}: {agent.outcome}")

@@ -50,10 +50,6 @@ class Seatholder:
     hanging_stops: int = 0
     portless: bool = False
     """It has no port for a bootstrap store."""
-    asleep: bool = False
-    """Its machine sleeps through the end of the run, and wakes in the next one of that name."""
-    spoilt: bool = False
-    """Something permanent is wrong with it: no rule may count on it."""
 
     @property
     def mark(self) -> str:
@@ -156,7 +152,6 @@ class Cluster:
     def __init__(
         self,
         seed: int,
-        quirks: Collection[str] = (),
         focus: Collection[str] = (),
         *,
         hosting: str | None = None,
@@ -167,14 +162,12 @@ class Cluster:
 
         Args:
             seed: of all that is drawn.
-            quirks: bugs that the simulated drivers know.
             focus: the only kinds of faults; none: drawn.
             hosting: where the store lives (see :class:`Scenario`); None: as the seed says.
             tell: whether to record the story.
             scenario: with one, nothing is drawn: every choice is the middle one.
         """
         self.seed = seed
-        self.quirks = frozenset(quirks)
         self.kernel = Kernel(seed, None if scenario is None else Middle())
         self.scenario = scenario or self._draw(focus, hosting)
         self.policy: Policy = self.scenario.policy
@@ -281,7 +274,7 @@ class Cluster:
         self.trouble()
         workers_gone = not any(group.agent.holder is holder for group in self.checker.live)
         proven = workers_gone and self.kernel.random.random() < 0.5
-        replaces = tuple(holder.incarnations) if proven or "no proof" in self.quirks else ()
+        replaces = tuple(holder.incarnations) if proven else ()
         holder.lives += 1
         holder.agent = agent = Agent(self, holder, replaces)
         holder.past.append(agent)
@@ -347,32 +340,14 @@ class Cluster:
         self.checker.begin_again()
         for machine in self.machines:
             machine.boot()
-        for holder in self.holders:
-            if holder.asleep:
-                self.kernel.after(
-                    3.0 * self.policy.lease_ttl_s * self.kernel.random.random(), self.wake, holder
-                )
         self.holders = [one for one in self.holders if not one.impostor]
         for holder in self.holders:
-            holder.spoilt, holder.wanted, holder.portless = False, True, False
+            holder.wanted, holder.portless = True, False
             holder.recover()
             self.kernel.after(self.kernel.random.random(), self.start, holder)
         self.unreachable.clear()
         if self.scenario.hosting == "serve":
             self.serve()
-
-    def sleep(self, holder: Seatholder) -> None:
-        """Its machine is suspended until further notice."""
-        holder.asleep = True
-        holder.machine.pause()
-
-    def wake(self, holder: Seatholder) -> None:
-        """Its machine resumes."""
-        if holder.asleep:
-            self.trouble()
-            self.story(holder.machine.name, "wakes")
-            holder.asleep = False
-            holder.machine.resume()
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -455,8 +430,6 @@ class Cluster:
 
     def work_s(self) -> float:
         """How long a world runs until its work is done."""
-        if self.calm and any(holder.spoilt for holder in self.holders):
-            return self.kernel.random.uniform(3.0, 6.0)  # only done if that one does not disturb for ever
         if self.calm and self.scenario.last_ask is not None and self.checker.notices.stopped is None:
             return self.kernel.random.uniform(8.0, 14.0)  # time to ask while it runs
         if self.calm:
@@ -505,7 +478,6 @@ class Cluster:
             holder
             for holder in self.holders
             if holder.wanted
-            and not holder.spoilt
             and not holder.stop_hangs
             and not holder.impostor
             and holder.agent is not None
@@ -538,12 +510,7 @@ class Cluster:
         """For how long nothing has gone wrong, and nothing is about to; 0 if that cannot be told."""
         lurking = self.traps or self.armed or self.unreachable or self.network.loss
         hampered = any(
-            one.spoilt
-            or one.failing_starts
-            or one.hanging_starts
-            or one.unkillable_stops
-            or one.stop_hangs
-            or one.impostor
+            one.failing_starts or one.hanging_starts or one.unkillable_stops or one.stop_hangs or one.impostor
             for one in self.holders
         )
         if self.ongoing or lurking or hampered or not self.endpoint.serving or self.network.stray:
@@ -593,8 +560,7 @@ class Cluster:
     def all_gone(self) -> bool:
         """Whether no agent is left."""
         return self.over and not any(
-            holder.agent is not None and holder.agent.process.alive and not holder.asleep
-            for holder in self.holders
+            holder.agent is not None and holder.agent.process.alive for holder in self.holders
         )
 
     def outcome_expected(self, agent: Agent) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from elastic_agent.protocol.records import History, Lease, Member
+from elastic_agent.protocol.records import Lease, Member, Plan
 from elastic_agent.rendezvous.coordinator_driver import LEAST_WAIT_S, RunDriver
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import CoordinatorRecords, LifeKeys, StoreLostError, begun_runs, life_of
@@ -70,7 +70,7 @@ class Coordination:
             case _:
                 return (yield from self._use_store(name, request))
 
-    def save(self, history: History) -> Routine:
+    def save(self, history: Plan) -> Routine:
         """Write to the disk, or raise OSError."""
         yield from self._comes_to("save")
         machine = self.machine
@@ -168,11 +168,11 @@ class _Disk:
     def __init__(self, coordination: Coordination) -> None:
         self._coordination = coordination
 
-    async def load(self, run_id: str) -> History | None:
-        history: History | None = await performed(self._coordination.load())
+    async def load(self, run_id: str) -> Plan | None:
+        history: Plan | None = await performed(self._coordination.load())
         return history
 
-    async def save(self, run_id: str, history: History) -> None:
+    async def save(self, run_id: str, history: Plan) -> None:
         await performed(self._coordination.save(history))
 
 

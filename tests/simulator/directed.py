@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from elastic_agent.protocol.records import Cause, Failure, FailureKind, History, Policy
+from elastic_agent.protocol.records import Cause, Failure, FailureKind, Plan, Policy
 
 from .agent import Agent
 from .cluster import Cluster, Seatholder
@@ -26,7 +26,6 @@ from .faults import Faults
 from .guard import Group
 from .kernel import Process
 from .machine import Machine
-from .mutants import MUTANTS, applied
 from .run import Result, run_cluster
 from .scenario import Scenario
 
@@ -38,15 +37,9 @@ POLICY = Policy(
     settle_s=0.1,
     join_timeout_s=20.0,
     start_timeout_s=5.0,
-    grow_delay_s=0.0,
     notice_s=5.0,
     restart_window_s=0.0,
-    restart_backoff_s=0.0,
 )
-
-
-ANOTHER_END = "another end"
-"""What shows a deliberate bug that breaks no rule of the checker: the scenario ends otherwise."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +67,6 @@ class Directed:
     end: str
     """How it ends with the shipped code: outcome, its generation, charged failures."""
     steps: tuple[Step, ...] = ()
-    mutants: Mapping[str, str] = field(default_factory=dict)
-    """Deliberate bugs that it detects → the beginning of the rule that the checker reports, or ANOTHER_END."""
     nodes: int = 3
     hosting: str = "serve"
     policy: Mapping[str, Any] = field(default_factory=dict)
@@ -95,12 +86,10 @@ class Directed:
         }
         return Scenario(nodes=self.nodes, policy=policy, hosting=self.hosting, **{**given, **self.universe})
 
-    def run(self, mutant: str | None = None, *, tell: bool = False) -> Result:
-        """Run it with the shipped code, or with a deliberate bug."""
-        bug = MUTANTS[mutant] if mutant is not None else None
-        with applied(bug) as quirks:
-            cluster = Cluster(0, quirks, scenario=self.scenario, tell=tell)
-            return run_cluster(cluster, partial(Script, steps=self.steps), strict=bug is not None)
+    def run(self, *, tell: bool = False) -> Result:
+        """Run it."""
+        cluster = Cluster(0, scenario=self.scenario, tell=tell)
+        return run_cluster(cluster, partial(Script, steps=self.steps))
 
 
 class Script(Faults):
@@ -244,6 +233,10 @@ class Script(Faults):
         """So many starts of workers never end."""
         self.node(node).hanging_starts = count + 1
 
+    def hang_stops(self, node: str) -> None:
+        """Have the agent not get on with the next stop of its workers."""
+        self.node(node).hanging_stops = 2
+
     def no_port(self, node: str, for_s: float) -> None:
         """Leave the node no port for a bootstrap store."""
         holder = self.node(node)
@@ -305,7 +298,7 @@ class Script(Faults):
         """The leader key vanishes under its holder."""
         self.etcd().vacate("is lost")
 
-    def etcd_loses_data(self, away: Mapping[str, float], disk: History | None = None) -> None:
+    def etcd_loses_data(self, away: Mapping[str, float], disk: Plan | None = None) -> None:
         """etcd loses its data; the nodes are away for so long, and n7, which may know another run, is elected."""
         for node, for_s in away.items():
             self.cut(node, for_s)

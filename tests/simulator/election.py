@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
-from elastic_agent.protocol.revisions import RevisionTimes
+from elastic_agent.protocol.leases import RevisionTimes
 from elastic_agent.rendezvous.backends.etcd.election import PATIENCE_S, Election
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import CoordinatorRecords, LifeKeys, StoreLostError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from elastic_agent.protocol.records import Cause, Failure, FailureKind, History, Phase
+from elastic_agent.protocol.records import Cause, Failure, FailureKind, Phase
+from tests.protocol.support import on_disk
 
 from .agent import Agent
 from .cluster import Cluster, Seatholder
@@ -13,14 +14,6 @@ from .etcd import Etcd
 from .guard import Group
 from .kernel import Process
 from .notice_rules import UNWELL_S
-
-ALWAYS = {
-    "hangs at start": "hanging_starts",
-    "hangs at stop": "hanging_stops",
-    "fails at start": "failing_starts",
-    "cannot kill": "unkillable_stops",
-}
-"""What never is well again of a node → how often the next starts or stops go wrong."""
 
 
 class Faults:
@@ -67,30 +60,6 @@ class Faults:
         points += ("request", "notice", "yield")
         kinds = ("agent crash", "agent freeze", "host pause", "partition", "deaf", "drain", "slow network")
         self.cluster.traps.append((self.random.choice(points), self.random.choice(kinds), self._victim))
-
-    def _late_answer(self) -> None:
-        """A renewal's answer comes late, and as soon as it is there the node is cut off."""
-        victim = self._some()
-        self._victim = victim
-        self._slow_network()
-        self.cluster.traps.append(("renewed", "partition", victim))
-
-    def _lost_answer(self) -> None:
-        """A renewal's answer is lost; it is repeated, and when that is answered the node is cut off."""
-        victim = self._some()
-        name, ttl_s = victim.machine.name, self.cluster.policy.lease_ttl_s
-        self.cluster.network.deaf.add(name)
-
-        def heal() -> None:
-            self.cluster.network.heal(name)
-            if not self.cluster.calm:
-                self.cluster.traps.append(("renewed", "partition", victim))
-
-        self._undo_after(ttl_s * self.random.uniform(0.3, 0.7), heal)
-
-    def _freeze_at_renewal(self) -> None:
-        """An agent stands still while a renewal is under way; perhaps the guard kills its workers meanwhile."""
-        self.cluster.traps.append(("renewal sent", "agent freeze", self._victim))
 
     def spring(self, kind: str, victim: Seatholder | None) -> None:
         """A node walked into a trap."""
@@ -164,7 +133,6 @@ class Faults:
         if cluster.scenario.hosting in ("serve", "etcd"):
             cluster.endpoint.machine.boot()
             cluster.serve()
-        self.kernel.after(0.0, self._release_gremlin)
 
     def _restart_unless_departed(self, holder: Seatholder) -> None:
         agent = holder.agent
@@ -249,59 +217,6 @@ class Faults:
             cluster.endpoint.host.kill()
             self.kernel.after(self.random.choice((0.05, 0.5, 6.0)), cluster.serve)
 
-    # -- what stays wrong after the quiet has begun ---------------------------------------------
-
-    def _release_gremlin(self) -> None:
-        """One node is never well again, if there are enough others."""
-        cluster, kind = self.cluster, self.cluster.scenario.gremlin
-        candidates = [one for one in cluster.healthy() if one.machine is not cluster.endpoint.machine]
-        if kind is None or not candidates or not cluster.enough_healthy(but=1):
-            return
-        holder = self.random.choice(candidates)
-        holder.spoilt = True
-        cluster.story(holder.node_id, "is never well again: {}", kind)
-        name = holder.machine.name
-        self._relieve(holder)
-        if kind == "flaps":
-            self._flap_for_good(holder, 3.0)
-        elif kind == "flaps early":
-            self._flap_for_good(holder, 0.3)
-        elif kind in ALWAYS:
-            setattr(holder, ALWAYS[kind], 10**6)
-        elif kind == "no port":
-            holder.portless = True
-        elif kind == "sleeps":
-            self._put_to_sleep(holder)
-        elif kind == "unreachable":
-            cluster.unreachable.update((one.machine.name, holder.node_id) for one in cluster.holders)
-        else:
-            cluster.unreachable.update((name, one.node_id) for one in cluster.holders)
-
-    def _put_to_sleep(self, holder: Seatholder) -> None:
-        """It sleeps through the end of the run, and wakes in the next one of its name."""
-        if all(one is holder or one.machine is not holder.machine for one in self.cluster.holders):
-            self.cluster.sleep(holder)
-
-    def _relieve(self, holder: Seatholder) -> None:
-        """Make the node well when others left and the run cannot do without it."""
-        cluster = self.cluster
-        if cluster.enough_healthy():
-            self.kernel.after(1.0, self._relieve, holder)
-            return
-        cluster.story(holder.node_id, "is well again, as it is needed")
-        holder.spoilt = False
-        cluster.wake(holder)
-        holder.recover()
-        holder.portless = False
-        cluster.unreachable.clear()
-        self._restart_unless_departed(holder)
-
-    def _flap_for_good(self, holder: Seatholder, period_s: float) -> None:
-        if self.cluster.checker.final is None and holder.spoilt:
-            self.cluster.crash_agent(holder, 0.1)
-            wait_s = period_s * self.random.uniform(0.5, 1.5)
-            self.kernel.after(wait_s, self._flap_for_good, holder, period_s)
-
     # -- network --------------------------------------------------------------------------------
 
     def _partition(self) -> None:
@@ -354,17 +269,6 @@ class Faults:
                 stalled_s=self.random.choice((0.0, 0.5, 10.0)) if hangs else 0.0,
             )
             group.agent.guard.process.do(self.cluster.job.fail, group, failure)
-
-    def _broken_script(self) -> None:
-        """Every worker fails soon after its start, with the same error everywhere, until the script is mended."""
-        job = self.cluster.job
-        self.cluster.story("job", "the script is broken")
-        job.broken = "b1"
-
-        def mend() -> None:
-            job.broken = ""
-
-        self._undo_after(self.random.choice((1.0, 10.0, 1000.0)), mend)
 
     def _early_success(self) -> None:
         groups = self._groups()
@@ -558,7 +462,7 @@ class Faults:
         cluster.serve()
         machine = cluster.machine_for(index)
         if self.random.random() < 0.3:
-            machine.disk = History(900, outcome=Phase.FINISHED, settled=True)
+            machine.disk = on_disk(900, outcome=Phase.FINISHED, settled=True)
         cluster.start(cluster.add_node(machine, f"n{index}"))
 
     def _cut_off_all(self) -> None:

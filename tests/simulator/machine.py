@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from elastic_agent.protocol.records import History
+from elastic_agent.protocol.records import Plan
 from elastic_agent.rendezvous.disk_thread import DiskThread, DoNext, timed_out
 from elastic_agent.rendezvous.run_history import SAVE_TIMEOUT_S, RunHistoryStore
 
@@ -22,7 +22,7 @@ class DiskOfAProcess(RunHistoryStore):
         self._process = process
         self._kernel = process.kernel
 
-    def save_within_time(self, history: History) -> Routine:
+    def save_within_time(self, history: Plan) -> Routine:
         """:meth:`save` as a sub-routine of the calling task; what is on disk when it is done."""
         answered = Inbox(self._kernel)
         outcome = self.save_soon(RUN, history)
@@ -33,10 +33,10 @@ class DiskOfAProcess(RunHistoryStore):
         outcome.result()
         return answer[0]
 
-    def _read(self, run_id: str) -> History | None:
+    def _read(self, run_id: str) -> Plan | None:
         return self._machine.disk
 
-    def _replace(self, run_id: str, known: History | None, history: History) -> None:
+    def _replace(self, run_id: str, known: Plan | None, history: Plan) -> None:
         self._machine.write(history)
 
     def _start(self, do_next: DoNext) -> None:
@@ -61,10 +61,10 @@ class Machine:
         self.up = True
         self.paused = 0
         self.last_thaw_s = -1.0
-        self.disk: History | None = None
+        self.disk: Plan | None = None
         """What this machine's state directory says of the run."""
         self.disk_is_full = False
-        self.not_on_disk: History | None = None
+        self.not_on_disk: Plan | None = None
         """The newest of which a coordinator knows that it could not be written in time."""
         self.disk_takes_s, self.slow_writes = 0.0, 0.5
         """How long a slow write takes, and the share of slow writes."""
@@ -128,7 +128,7 @@ class Machine:
         known = self.not_on_disk
         return known is not None and (self.disk is None or self.disk.rank < known.rank)
 
-    def write(self, history: History) -> None:
+    def write(self, history: Plan) -> None:
         """Replace what is on disk.
 
         Raises:

@@ -47,7 +47,6 @@ class Store:
         self.hints: list[Inbox] = []
         """Inboxes of the coordinators that listen (one, but for the time of a change)."""
         self.hint_loss = 0.0
-        self.quirks = checker.cluster.quirks
         self.connections: list[Connection] = []
         self._lives = 0
         self._keys_of: dict[str, LifeKeys] = {}

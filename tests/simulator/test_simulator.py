@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from .pairs import PAIRS, pair_of
 from .run import run_seed, story_of
-from .scenario import ETCD, FAULTS
+from .scenario import ETCD, FAULTS, PAIRS, pair_of
 
 SEEDS, MORE_SEEDS = 60, 300
 """How many `make test` runs, and how many `make prove`."""
@@ -47,9 +46,9 @@ def test_every_pair_of_faults_occurs_in_turn() -> None:
 def test_every_rule_holds_for_pairs_of_fault_kinds(first: int) -> None:
     for seed in range(first, first + PAIR_SLICE):
         draw = pair_of(seed)
-        result = run_seed(seed, None, draw)
+        result = run_seed(seed, draw)
         if result.rule is not None:
-            told = run_seed(seed, None, draw, tell=True)
+            told = run_seed(seed, draw, tell=True)
             replay = f"python -m tests.simulator --seed {seed} --story --pairs"
             pytest.fail(f"{draw}: {told.what}\n{story_of(told)}\nreplay: {replay}")
 

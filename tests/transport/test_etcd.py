@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.protocol.records import History, Phase, State
+from elastic_agent.protocol.records import Phase, State
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election import keep_leading
 from elastic_agent.rendezvous.waits import Signal
@@ -27,6 +27,7 @@ from elastic_agent.transport.etcd.leadership import campaign_for
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 from tests.loop_thread import Blocking, in_loop
+from tests.protocol.support import on_disk
 from tests.relay import Relay
 from tests.waiting import wait_for
 
@@ -41,7 +42,7 @@ def everything(scene: EtcdScene) -> dict[bytes, tuple[bytes, int]]:
     return {one.key: (one.value, one.mod_revision) for one in found.kvs}
 
 
-ENDED = History(generation=4, charged=1, outcome=Phase.FINISHED, settled=True)
+ENDED = on_disk(generation=4, charged=1, outcome=Phase.FINISHED, settled=True)
 
 # -- the term of office ---------------------------------------------------------------------------
 

@@ -15,13 +15,14 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from elastic_agent.protocol.records import History, Phase
+from elastic_agent.protocol.records import Phase
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError
 from elastic_agent.transport.etcd.client import EtcdClient
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 from tests.loop_thread import Blocking, in_loop
+from tests.protocol.support import on_disk
 from tests.waiting import wait_for
 
 from .etcd_scene import EtcdScene, begin, client_of, endpoint_of, etcd_scene, first_change, sharing_office
@@ -66,7 +67,7 @@ def use_everything(scene: EtcdScene, run_id: str = "run") -> None:
     assert leadership.revoke(lease("b"))
     leadership.forget("b")
     scene.client().keep_alive(scene.lease_id())
-    ended = History(generation=1, outcome=Phase.FINISHED, settled=True)
+    ended = on_disk(generation=1, outcome=Phase.FINISHED, settled=True)
     leadership.remove_run(ended)
     leadership.resign()
     next_term = scene.leadership(run_id)

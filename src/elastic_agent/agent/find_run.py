@@ -10,7 +10,7 @@ from elastic_agent.agent.events import RunAgreed
 from elastic_agent.agent.worker_group.command import command_on_this_machine, job_fingerprint
 from elastic_agent.config.errors import UsageError
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import FINISHED_BEFORE, History, Outcome
+from elastic_agent.protocol import FINISHED_BEFORE, Outcome, Plan
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
 from elastic_agent.rendezvous.events import Disconnected
 from elastic_agent.rendezvous.waits import in_time
@@ -92,7 +92,7 @@ async def _agree(node: LocalNode) -> str:
             return run_id
 
 
-async def recall(node: LocalNode, run_id: str) -> History | None:
+async def recall(node: LocalNode, run_id: str) -> Plan | None:
     """Return the history of the run on this machine's disk."""
     with using_state_dir(node.settings.state_dir):
         return await node.backend.history_store.load(run_id)

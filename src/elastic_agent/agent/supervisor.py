@@ -8,8 +8,7 @@ taken in this module; nothing in it blocks for longer than a fraction of a lease
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -113,7 +112,6 @@ class Supervisor:
         self._store_timeout = StoreTimeout(join_timeout_s, later, self._give_up)
         self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
         """Futures of commands that wait for a plan, with their conditions."""
-        self._lingerers = 0
         """How many commands wait for the end of the run on every node."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._recording: asyncio.Task[Any] | None = None
@@ -258,27 +256,13 @@ class Supervisor:
                 )
                 return was_leaving or leavers.isdisjoint(seat.incarnation for seat in seats)
 
-            with self._lingering():
-                if await self.plan_with(has_left) is not None:
-                    return None
+            if await self.plan_with(has_left) is not None:
+                return None
         return await self.over()
 
     async def over(self) -> Ending:
         """Wait until this node's part is over; after a stop, also until the workers of all others have exited."""
-        with self._lingering():
-            return await asyncio.shield(self._ending)
-
-    @contextlib.contextmanager
-    def _lingering(self) -> Iterator[None]:
-        """Keep this node after a stop until no worker of the run is left, while a command waits."""
-        self._lingerers += 1
-        self.node.linger()
-        try:
-            yield
-        finally:
-            self._lingerers -= 1
-            if not self._lingerers:
-                self._perform(self.node.stop_lingering())
+        return await asyncio.shield(self._ending)
 
     async def plan_with(self, test: Callable[[Plan], bool]) -> Plan | None:
         """Return the next plan that passes the test; None if this node's part ends before."""

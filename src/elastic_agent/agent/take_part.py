@@ -23,7 +23,7 @@ from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.agent.worker_group.running_workers import Graces
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import RECORD_VERSION, Cause, History, Member, Outcome, Plan, State, Waiting
+from elastic_agent.protocol import RECORD_VERSION, Cause, Member, Outcome, Plan, State, Waiting
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import new_incarnation
@@ -185,7 +185,7 @@ def _observer(
     lock: NodeIdLock,
     supervisor: Supervisor,
     collectives: Collectives,
-    history: History | None,
+    history: Plan | None,
 ) -> RunObserver:
     return RunObserver(
         run.id,
@@ -258,22 +258,20 @@ async def _stop_for_next_life(node: LocalNode, run: FoundRun, supervisor: Superv
 # -- what the outcome means here ------------------------------------------------------------------
 
 
-def _with_own_part(
-    node: LocalNode, ending: Ending, supervisor: Supervisor, history: History | None
-) -> Ending:
+def _with_own_part(node: LocalNode, ending: Ending, supervisor: Supervisor, history: Plan | None) -> Ending:
     """Return a refusal in place of a success of workers that ran something else than this node was given."""
     plan = ending.plan
     if ending.outcome is not Outcome.FINISHED or plan is None or supervisor.world is not None:
         return ending
     difference = node.job.difference(plan.policy.job)
-    if (not difference and _is_news(node, plan, history)) or node.policy.skips(plan.history()):
+    if (not difference and _is_news(node, plan, history)) or node.policy.skips(plan):
         return ending
     when = difference or " before this agent was started"
     reason = f"the run finished{when}; what this agent was given was not run: start it again in a minute"
     return Ending(Outcome.REFUSED, reason, plan=plan)
 
 
-def _is_news(node: LocalNode, plan: Plan, history: History | None) -> bool:
+def _is_news(node: LocalNode, plan: Plan, history: Plan | None) -> bool:
     """Return whether no agent of this machine had ended with this outcome when this one began to take part.
 
     If this agent's own store reports the outcome, then the one before it was killed, and this one ends for it.

@@ -19,7 +19,6 @@ _USED_MOST = frozenset(
     {
         "hosts",
         "nnodes",
-        "desired_nodes",
         "nproc_per_node",
         "rdzv_endpoint",
         "rdzv_id",

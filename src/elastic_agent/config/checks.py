@@ -61,15 +61,8 @@ def check_notices(builder: SettingsBuilder) -> None:
 
 
 def check_node_counts(builder: SettingsBuilder) -> None:
-    """Check that some number of nodes is allowed, and that the desired one is; raises ``UsageError``."""
+    """Check that some number of nodes is allowed; raises ``UsageError``."""
     counts, nodes = builder.values["node_unit"], builder.values["nnodes"]
-    desired = builder.values["desired_nodes"]
-    if desired is not None and not nodes.least <= desired <= nodes.most:
-        raise builder.wrong(
-            "desired_nodes",
-            f"which is not within --nnodes {nodes}",
-            f"a number from {nodes.least} to {nodes.most}, or another --nnodes",
-        )
     if not largest_world(nodes.most, nodes.least, nodes.most, counts):
         raise builder.wrong(
             "node_unit",

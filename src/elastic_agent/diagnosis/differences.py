@@ -25,14 +25,10 @@ POLICY_OPTIONS = {
     "join_timeout_s": "--join-timeout",
     "start_timeout_s": "--start-timeout",
     "grow": "--grow",
-    "grow_delay_s": "--grow-delay",
     "notice_s": "--notice-time",
     "node_counts": "--node-unit",
     "finishes_once": "--finish-once",
     "restart_window_s": "--restart-window",
-    "restart_backoff_s": "--restart-backoff",
-    "desired_nodes": "--desired-nodes",
-    "desired_wait_s": "--desired-wait",
 }
 """Fields of the policy and their options; the numbers of nodes are shown together, as ``--nnodes``."""
 

@@ -123,10 +123,9 @@ class Terminal:
                 _say(f"nothing started: {len(ready)} of {len(problems)} hosts can be used; expected {wanted}")
                 self._leave(ExitCode.TOO_FEW_NODES)
             self._interrupts = 0
-            desired = self._settings.desired_nodes or max(nodes.least, min(len(ready), nodes.most))
             for rank, there in enumerate(self._connections):
                 own = [f"--nproc-per-node={there.host.workers}"] if there.host.workers else []
-                there.send(msgspec.json.encode([f"--desired-nodes={desired}", f"--node-rank={rank}", *own]))
+                there.send(msgspec.json.encode([f"--node-rank={rank}", *own]))
             names = ", ".join(there.host.name for there in ready)
             _say(f"run {self._order.run_id} on {names}: it outlives this terminal; Ctrl-C stops it")
             [*threads.map(self._follow, ready)]

@@ -138,8 +138,6 @@ class RunStatus(Struct, frozen=True):
     notice: str = ""
     """Why workers are asked to save and exit."""
     world_size: int = 0
-    desired_nodes: int = 0
-    """How many nodes the world is to have (``--desired-nodes``); 0: no number."""
     restarts: int = 0
     """Charged restarts that count against the budget."""
     max_restarts: int = 0
@@ -309,7 +307,6 @@ def _planned(
         common_causes=status.common_causes if forms and plan.world is None else "",
         notice=plan.notice.words if plan.notice is not None and not plan.is_terminal else "",
         world_size=running.world_size if running is not None else 0,
-        desired_nodes=plan.policy.desired_nodes,
         restarts=max(0, plan.charged - plan.budget.forgiven),
         max_restarts=plan.policy.max_restarts,
         generations=tuple(generations),

@@ -157,12 +157,7 @@ def _size(status: RunStatus) -> str:
     """Return the nodes and workers of the world."""
     ranks = sum(1 for node in status.nodes if node.first_rank is not None)
     nodes = ranks or len(status.generations[-1].nodes if status.generations else ())
-    shown = (
-        f"{nodes} of {status.desired_nodes} desired nodes"
-        if nodes < status.desired_nodes
-        else count(nodes, "node")
-    )
-    return f"{shown}, {count(status.world_size, 'worker')}"
+    return f"{count(nodes, 'node')}, {count(status.world_size, 'worker')}"
 
 
 def log_dir_lines(nodes: Sequence[NodeStatus]) -> list[str]:

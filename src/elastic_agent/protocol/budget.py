@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import msgspec
 
-from .cluster_view import FAR_S, PROGRESS_S, ClusterView
+from .cluster_view import PROGRESS_S, ClusterView
+from .leases import FAR_S
 from .records import MAX_COUNT, Budget, Failure, FailureKind, Phase, Plan, Policy
 
 FIRST_PAUSE_S = 1.0
 """Of a crash loop's second restart; the first is not delayed, and each later one twice as long as the one before."""
+
+LONGEST_PAUSE_S = 60.0
 
 WRITES_PER_WINDOW = 10
 """How often in a window the progress is written into the plan while failures are to be forgiven."""
@@ -62,7 +65,7 @@ def pause_s(plan: Plan) -> float:
     if not plan.budget.in_a_row:
         return 0.0
     doublings = min(plan.budget.in_a_row - 1, 30)
-    return min(FIRST_PAUSE_S * 2.0**doublings, plan.policy.restart_backoff_s)
+    return min(FIRST_PAUSE_S * 2.0**doublings, LONGEST_PAUSE_S)
 
 
 def charged(plan: Plan) -> Plan:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from .leases import LeaseLedger, Sighting
-from .records import Member, Notice, Phase, Plan, Policy, Seat, State
-
-FAR_S = float("inf")
+from .leases import FAR_S, LeaseLedger, Sighting
+from .records import LONGEST_TEXT, Notice, Phase, Plan, Policy, Seat, State
 
 PROGRESS_S = 60.0
 """A world that ran this long has made progress."""
-LONGEST_READMISSION_S = 300.0
+UNSTABLE = 2
+"""So often in a row a node is lost, or cannot start its workers, before it is left out: a single time is no pattern."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,14 @@ class Decision:
     done: bool = False
     """The run is over and every live node has acknowledged it."""
     lacks_nodes: bool = False
-    """It is to wait because fewer nodes than required, or desired, have joined."""
+    """It is to wait because fewer nodes than required have joined."""
     joined: tuple[str, ...] = ()
     """The ids of those that have, then."""
+
+    @classmethod
+    def to_publish(cls, plan: Plan) -> Decision:
+        """Return the decision to publish this, for the reason that it contains."""
+        return cls(plan.reason, plan)
 
 
 @dataclass
@@ -76,15 +80,10 @@ class PhaseClock:
 
         The end of a notice is not moved: it is a deadline of the scheduler or the user.
         """
-
-        def later(at_s: float | None) -> float | None:
-            return None if at_s is None else min(at_s + lasted_s, now_s)
-
-        self.since_s = min(self.since_s + lasted_s, now_s)
-        self.enough_since_s = later(self.enough_since_s)
-        self.interrupted_since_s = later(self.interrupted_since_s)
-        self.cleared_s = later(self.cleared_s)
-        self.world_runs_since_s = later(self.world_runs_since_s)
+        for name in ("since_s", "enough_since_s", "interrupted_since_s", "cleared_s", "world_runs_since_s"):
+            at_s = getattr(self, name)
+            if at_s is not None:
+                setattr(self, name, min(at_s + lasted_s, now_s))
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,8 @@ class ClusterView:
     @classmethod
     def of(cls, plan: Plan, ledger: LeaseLedger, clock: PhaseClock, now_s: float) -> ClusterView:
         """Determine the current incarnation of each node."""
-        speaking = current_incarnations(plan, ledger.sightings.values())
-        return cls(plan, ledger, clock, now_s, speaking, count_losses(plan, ledger))
+        current = current_incarnations(plan, ledger.sightings.values())
+        return cls(plan, ledger, clock, now_s, current, count_losses(plan, ledger))
 
     @property
     def policy(self) -> Policy:
@@ -116,42 +115,44 @@ class ClusterView:
         """How long workers still have that were given a notice."""
         return max(0.0, self.clock.notice_ends_s - self.now_s)
 
-    def sighting(self, seat: Seat) -> Sighting | None:
-        """Return the records of the incarnation that holds this seat."""
-        return self.ledger.sightings.get(seat.incarnation)
+    @property
+    def carried_notice(self) -> Notice | None:
+        """The notice to repeat to the workers of the next generation: only that the run ends."""
+        notice = self.plan.notice
+        if notice is None or not notice.ends:
+            return None
+        return msgspec.structs.replace(notice, left_s=self.notice_left_s)
 
     def ready(self) -> list[Sighting]:
-        """Return nodes whose newest record states that they are ready for the generation being formed."""
-        generation, leaving = self.plan.generation, self.plan.leaving
+        """Return nodes that are ready for the generation being formed, and offer a bootstrap store for it."""
         return [
             node
             for node in self.by_node.values()
-            if node.member.state is State.READY
-            and node.member.generation == generation
-            and node.member.incarnation not in leaving
+            if self.is_ready(node)
+            and node.member.bootstrap is not None
+            and node.member.incarnation not in self.plan.leaving
         ]
 
-    def penalty_until_s(self, sighting: Sighting) -> float:
-        """Return until when a node that was lost repeatedly is kept waiting."""
-        delay_s = readmission_delay_s(self.losses.get(sighting.member.node_id, 0), self.policy)
-        return sighting.first_seen_s + delay_s if delay_s else 0.0
+    def is_ready(self, node: Sighting) -> bool:
+        """Return whether the node's newest record states that it is ready for the generation being formed."""
+        return node.member.state is State.READY and node.member.generation == self.plan.generation
 
-    def strikes(self, sighting: Sighting) -> int:
-        """Return how often in a row this node was lost without progress, or failed before user code ran."""
-        node_id = sighting.member.node_id
-        return max(self.losses.get(node_id, 0), self.plan.start_failures.get(node_id, 0))
+    def is_unstable(self, node: Sighting) -> bool:
+        """Return whether this node was lost, or did not come, again and again without progress in between."""
+        return self.losses.get(node.member.node_id, 0) >= UNSTABLE
 
-    def held_back(self, sighting: Sighting) -> bool:
+    def cannot_start(self, node: Sighting) -> bool:
+        """Return whether this node failed before user code ran, again and again."""
+        return self.plan.start_failures.get(node.member.node_id, 0) >= UNSTABLE
+
+    def held_back(self, node: Sighting) -> bool:
         """Return whether this node should be left out as long as enough others remain."""
-        failed_starts = self.plan.start_failures.get(sighting.member.node_id, 0)
-        return failed_starts >= 2 or self.now_s < self.penalty_until_s(sighting)
+        return self.is_unstable(node) or self.cannot_start(node)
 
-
-def readmission_delay_s(losses: int, policy: Policy) -> float:
-    """Return how long after its registration a node is kept waiting that was lost so often in a row; 0: not at all."""
-    if losses < 2:  # a single loss is not a pattern
-        return 0.0
-    return min(2.0 ** min(losses, 30) * policy.settle_s, LONGEST_READMISSION_S)
+    def strikes(self, node: Sighting) -> int:
+        """Return how often in a row this node was lost without progress, or failed before user code ran."""
+        node_id = node.member.node_id
+        return max(self.losses.get(node_id, 0), self.plan.start_failures.get(node_id, 0))
 
 
 def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:
@@ -162,7 +163,7 @@ def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:
     losses = dict(plan.losses)
     for seat in plan.uncleared:
         known = ledger.sightings.get(seat.incarnation)
-        if known is not None and not known.alive and known.member.state not in (State.LEAVING, State.LEFT):
+        if known is not None and not known.alive and not known.member.is_leaving:
             losses[seat.node_id] = losses.get(seat.node_id, 0) + 1
     return losses
 
@@ -170,7 +171,7 @@ def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:
 def current_incarnations(plan: Plan, sightings: Iterable[Sighting]) -> dict[str, Sighting]:
     """Return for each node its current incarnation."""
     chosen: dict[str, Sighting] = {}
-    seated = {seat.incarnation for seat in unproven(plan)}
+    seated = {seat.incarnation for seat in plan.seats_at_risk}
     for node in sightings:
         if not node.alive or node.member.incarnation in plan.refused or node.member.state is State.LEFT:
             continue
@@ -193,23 +194,14 @@ def _precedes(node: Sighting, other: Sighting, seated: set[str]) -> bool:
     A proven successor is, else the one with a seat, else the elder. A new coordinator sees all of them for the first
     time at once, so it cannot tell which is the elder.
     """
-    if other.member.incarnation in node.member.replaces:
-        return True
-    if node.member.incarnation in other.member.replaces:
-        return False
     ours, theirs = node.member.incarnation, other.member.incarnation
+    if theirs in node.member.replaces:
+        return True
+    if ours in other.member.replaces:
+        return False
     if (ours in seated) != (theirs in seated):
         return ours in seated
     return (node.first_seen_s, ours) < (other.first_seen_s, theirs)
-
-
-def stopped_before(member: Member, generation: int) -> bool:
-    """Return whether the node's record states that its workers of every generation below this one are stopped."""
-    if member.state is State.READY:
-        return member.generation >= generation
-    if member.state is State.STOPPED:
-        return member.generation + 1 >= generation
-    return member.state is State.LEFT
 
 
 def departed(view: ClusterView) -> tuple[str, ...]:
@@ -218,61 +210,36 @@ def departed(view: ClusterView) -> tuple[str, ...]:
     An incarnation with a successor is not gone by that alone: the successor, if it is the same process, leaves when it
     reads that its predecessor was to.
     """
-    ledger = view.ledger
-    departed_members = [node.member for node in ledger.sightings.values() if node.member.state is State.LEFT]
-    have_left = {member.incarnation for member in departed_members} | {
-        old for member in departed_members for old in member.replaces
-    }
-
-    def is_gone(incarnation: str) -> bool:
-        if incarnation in have_left:
-            return True
-        fenced_s = ledger.fenced_s(incarnation, view.policy)
-        return fenced_s is not None and fenced_s <= view.now_s
-
-    return tuple(incarnation for incarnation in view.plan.leaving if is_gone(incarnation))
+    left = [node.member for node in view.ledger.sightings.values() if node.member.state is State.LEFT]
+    have_left = {name for member in left for name in (member.incarnation, *member.replaces)}
+    return tuple(
+        incarnation
+        for incarnation in view.plan.leaving
+        if incarnation in have_left or view.ledger.fenced_s(incarnation, view.policy) <= view.now_s
+    )
 
 
 def clearance_deadlines(view: ClusterView) -> dict[str, float]:
     """Return the seats of earlier generations whose workers may still run, with the time by which they cannot.
 
-    The time is infinite for a node that is alive and has not reported that it stopped.
+    The time is infinite for a node that is alive and has not reported that it stopped. In a terminal phase, the
+    plan's own generation is one of the earlier ones.
     """
-    gone: set[str] = set()
-    for node in view.ledger.sightings.values():
-        gone.update(node.member.replaces)
+    gone = view.ledger.replaced()
+    generation = view.plan.generation + view.plan.is_terminal
     waits: dict[str, float] = {}
     for seat in view.plan.uncleared:
-        known = view.sighting(seat)
-        if seat.incarnation in gone or (
-            known is not None and stopped_before(known.member, view.plan.generation)
-        ):
+        known = view.ledger.sightings.get(seat.incarnation)
+        if seat.incarnation in gone or (known is not None and known.member.clear >= generation):
             continue
         fenced_s = view.ledger.fenced_s(seat.incarnation, view.policy)
-        if fenced_s is None:
-            waits[seat.incarnation] = FAR_S
-        elif fenced_s > view.now_s:
+        if fenced_s > view.now_s:
             waits[seat.incarnation] = fenced_s
     return waits
 
 
-def carried(now: ClusterView) -> Notice | None:
-    """Return the notice to repeat to the workers of the next generation: only that the run ends."""
-    notice = now.plan.notice
-    if notice is None or not notice.ends:
-        return None
-    return msgspec.structs.replace(notice, left_s=now.notice_left_s)
-
-
-def unproven(plan: Plan) -> tuple[Seat, ...]:
-    """Return every seat whose workers may run: those of the plan's world, and those awaited before."""
-    seats = {seat.incarnation: seat for seat in plan.uncleared}
-    seats.update({seat.incarnation: seat for seat in plan.world.seats} if plan.world is not None else {})
-    return tuple(seats.values())
-
-
 def stopped(now: ClusterView, plan: Plan, notice: Notice) -> Plan:
-    """Return the plan that ends the run by request.
+    """Return ``plan``, which is to follow the present one, as the one that ends the run by request.
 
     Nodes that were told to leave speak for the run only if no other node is there: they may be gone already.
     """
@@ -282,11 +249,10 @@ def stopped(now: ClusterView, plan: Plan, notice: Notice) -> Plan:
     speakers = sorted([*seated, *sorted(alive.difference(seated))], key=now.plan.leaving.__contains__)
     return msgspec.structs.replace(
         plan,
-        version=now.plan.version + 1,
         phase=Phase.STOPPED,
-        reason=notice.words[:512],
+        reason=notice.words[:LONGEST_TEXT],
         notice=notice,
-        uncleared=unproven(plan),
+        uncleared=plan.seats_at_risk,
         failure=None,
         requeuer=next(iter(speakers), None),
     )
@@ -303,3 +269,8 @@ def names(items: Iterable[str]) -> str:
     if len(listed) > 8:
         return ", ".join(listed[:8]) + f" and {len(listed) - 8} more"
     return ", ".join(listed)
+
+
+def node_names(nodes: Iterable[Seat | Sighting]) -> str:
+    """Return the same of the ids of these nodes."""
+    return names(node.node_id if isinstance(node, Seat) else node.member.node_id for node in nodes)

@@ -13,20 +13,13 @@ import msgspec
 
 from elastic_agent.printable import without_surrogates
 
-from .records import RECORD_VERSION, History, Lease, Member, Phase, Plan, World
+from .records import RECORD_VERSION, Lease, Member, Phase, Plan, Waiting, World
 
 MAX_RECORD_BYTES = 256 * 1024
 """Largest member or lease record accepted, in bytes."""
 
 MAX_PLAN_BYTES = 4 * 1024 * 1024
 """Largest plan or world record accepted, in bytes (a world of 4,096 nodes takes about 600 KiB)."""
-
-MAX_REPORTED_GENERATION = 2**40
-"""The highest generation that a node is believed to have known (a new one each second reaches it in 35,000 years): the
-coordinator goes above it, and what it publishes then must be in bounds too."""
-
-MAX_AHEAD = 1_000_000
-"""How many versions a plan may be ahead of the newest that its reader knows, which is more than it can miss."""
 
 
 class RecordError(ValueError):
@@ -48,7 +41,10 @@ class _Header(msgspec.Struct):
     address: str = ""
 
 
-R = TypeVar("R", Member, Lease, Plan, World, History)
+R = TypeVar("R", Member, Lease, Plan, World)
+
+MAX_REASON_CHARS, MAX_WAITING_CHARS = 1000, 2048
+"""Of the reason in a :class:`Waiting`, and of the whole as a store keeps it."""
 
 _encoder = msgspec.json.Encoder()
 _LIMITS: dict[type, int] = {
@@ -56,16 +52,16 @@ _LIMITS: dict[type, int] = {
     Lease: MAX_RECORD_BYTES,
     Plan: MAX_PLAN_BYTES,
     World: MAX_PLAN_BYTES,
-    History: MAX_PLAN_BYTES,
 }
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in _LIMITS}
 """Made now, by the one thread that imports: msgspec 0.22 crashes when two threads decode a type for the first time at
 once, each learning what the type looks like."""
 _HEADER = msgspec.json.Decoder(_Header)
+_WAITING = msgspec.json.Decoder(Waiting)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def encode(record: Member | Lease | Plan | World | History) -> bytes:
+def encode(record: Member | Lease | Plan | World) -> bytes:
     """Return the record as JSON. Text that no UTF-8 can hold, such as an odd file name in an error, is replaced."""
     try:
         return _encoder.encode(record)
@@ -134,26 +130,12 @@ def check_whole(plan: Plan) -> None:
     """Check a plan that was put together from what the store has of it.
 
     Raises:
-        RecordError: its generation runs, but it has no world; its world is of a later generation; or its
-            generation is one that no run reaches.
+        RecordError: its generation runs, but it has no world; or its world is of a later generation.
     """
-    if plan.generation > 2 * MAX_REPORTED_GENERATION:
-        raise RecordError(f"plan of generation {plan.generation}, above the maximum")
     sealed = plan.world.generation if plan.world is not None else 0
     if plan.phase is Phase.RUNNING and (plan.world is None or sealed != plan.generation):
         raise RecordError(f"plan in which generation {plan.generation} runs without a world")
-    if sealed > plan.generation:
-        raise RecordError(f"plan of generation {plan.generation} with the world of a later one")
-
-
-def check_follows(plan: Plan, known: Plan | None) -> None:
-    """Check a plan against the newest one known before, if there is one.
-
-    Raises:
-        RecordError: no coordinator can have published so many versions in between.
-    """
-    if known is not None and plan.version > known.version + MAX_AHEAD:
-        raise RecordError(f"plan version {plan.version} does not follow version {known.version}")
+    _check_world_of(plan)
 
 
 def check_readable(plan: Plan) -> None:
@@ -174,32 +156,19 @@ def _check(record: object) -> None:
         raise RecordError(
             f"policy of {policy.min_nodes} to {policy.max_nodes} nodes that allows none of these counts"
         )
-    for history in _histories(record):
-        if history.world is not None and history.world.generation > history.generation:
-            raise RecordError(f"history of generation {history.generation} with the world of a later one")
-        if history.outcome is not None and not history.outcome.is_terminal:
-            raise RecordError(
-                f"history with the outcome {history.outcome}; a run ends finished, failed or stopped"
-            )
-    for kept in [record] if isinstance(record, Plan) else _histories(record):
-        if kept.budget.forgiven > kept.charged:
-            raise RecordError(f"{kept.budget.forgiven} failures forgiven, but only {kept.charged} charged")
-    for world in _worlds(record):
+    plan = record.history if isinstance(record, Member) else record
+    if isinstance(plan, Plan) and plan.budget.forgiven > plan.charged:
+        raise RecordError(f"{plan.budget.forgiven} failures forgiven, but only {plan.charged} charged")
+    world = plan.world if isinstance(plan, Plan) else plan
+    if isinstance(world, World):
         _check_world(world)
+    if isinstance(plan, Plan):
+        _check_world_of(plan)
 
 
-def _histories(record: object) -> list[History]:
-    if isinstance(record, History):
-        return [record]
-    return [record.history] if isinstance(record, Member) and record.history is not None else []
-
-
-def _worlds(record: object) -> list[World]:
-    if isinstance(record, World):
-        return [record]
-    if isinstance(record, Plan):
-        return [record.world] if record.world is not None else []
-    return [history.world for history in _histories(record) if history.world is not None]
+def _check_world_of(plan: Plan) -> None:
+    if plan.world is not None and plan.world.generation > plan.generation:
+        raise RecordError(f"plan of generation {plan.generation} with the world of a later one")
 
 
 def _check_world(world: World) -> None:
@@ -217,3 +186,26 @@ def _check_world(world: World) -> None:
         rank += seat.slots
     if not seated:
         raise RecordError(f"world {world.generation}: no seats")
+
+
+def waiting_text(waiting: Waiting) -> str:
+    """Return it as JSON, on one line; without the nodes that have joined where they are too many."""
+    reason = without_surrogates(_on_one_line(waiting.reason[:MAX_REASON_CHARS]))
+    waiting = msgspec.structs.replace(waiting, reason=reason)
+    text = _encoder.encode(waiting).decode()
+    if len(text) > MAX_WAITING_CHARS:
+        text = _encoder.encode(msgspec.structs.replace(waiting, joined=())).decode()
+    return text
+
+
+def waiting_in(text: str) -> Waiting:
+    """Return what :func:`waiting_text` made this of; any other text is the reason itself."""
+    try:
+        waiting = _WAITING.decode(text)
+    except _UNREADABLE:
+        waiting = Waiting(text)
+    return msgspec.structs.replace(waiting, reason=_on_one_line(waiting.reason))
+
+
+def _on_one_line(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)

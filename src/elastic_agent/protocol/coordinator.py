@@ -16,23 +16,20 @@ import msgspec
 
 from . import budget
 from .cluster_view import (
-    FAR_S,
     ClusterView,
     Decision,
     PhaseClock,
-    carried,
     clearance_deadlines,
     departed,
     leased_too_long,
     names,
-    stopped_before,
-    unproven,
+    node_names,
 )
 from .codec import RecordError, check_readable
-from .forming import await_clearing, decide_forming, forming_plan
-from .leases import LeaseLedger, Sighting
+from .forming import await_clearing, decide_forming
+from .leases import FAR_S, LeaseLedger, Sighting
 from .notices import acknowledge
-from .records import RECORD_VERSION, History, Lease, Member, Phase, Plan, Refusal, State, World
+from .records import LONGEST_TEXT, RECORD_VERSION, Lease, Member, Phase, Plan, Refusal, State, World
 from .running import decide_running, whole_world_runs
 
 FINISHED_BEFORE = "the run has already finished and is not repeated under the same id"
@@ -54,7 +51,7 @@ class Coordinator:
         self,
         now_s: float,
         plan: Plan | None = None,
-        remembered: History | None = None,
+        remembered: Plan | None = None,
         store_born_s: float = -FAR_S,
     ) -> None:
         """Start to coordinate a run.
@@ -117,19 +114,25 @@ class Coordinator:
     def decide(self, now_s: float) -> Decision:
         """Return what to do now, with the reason. A second call without new input changes nothing."""
         decision = self._decide(now_s)
-        return decision if decision.plan is None else self._readable(decision, decision.plan)
+        if decision.plan is None:
+            return decision
+        try:
+            check_readable(decision.plan)
+        except RecordError as error:
+            # Nodes would wait for ever for a plan that they can follow (a world too large for one plan, say).
+            return _failed_by(error, self.plan or decision.plan, decision)
+        return decision
 
     def _decide(self, now_s: float) -> Decision:
         if self.plan is None:
             return self._alone(self._first_plan(now_s), now_s)
-        overdue = self._overdue(now_s)
         now = ClusterView.of(self.plan, self.ledger, self.clock, now_s)
-        higher = self._higher_history()
-        news = self._above(now, higher) if higher is not None else self._unknown_worlds(now)
-        refused = self._refusals(now) if news is None else None  # by the rules that follow from it
-        if news is not None:  # before any lease is revoked, see _unknown_worlds
-            decision = news
-        elif overdue or refused is not None:
+        overdue = self._overdue(now_s)
+        # Before any lease is revoked: a node that may run what this plan does not know counts until then, and its
+        # workers may run on for the fence margin.
+        if beyond := self._beyond(self.plan):
+            decision = _above(now, beyond)
+        elif (refused := self._refusals(now)) is not None or overdue:
             decision = Decision("housekeeping", refused, overdue, wake_s=now_s)
         elif self.plan.is_terminal:
             decision = self._wind_up(now)
@@ -151,33 +154,10 @@ class Coordinator:
         write_at_s = budget.write_at_s(now)
         following = decision.plan
         if following is None and now.now_s >= write_at_s:
-            following = msgspec.structs.replace(now.plan, version=now.plan.version + 1)
+            following = now.plan.following()
         if following is None:
             return replace(decision, wake_s=min(decision.wake_s, write_at_s))
         return replace(decision, plan=budget.with_progress(now, following))
-
-    def _readable(self, decision: Decision, plan: Plan) -> Decision:
-        """Replace a plan that nodes would reject: they would wait for ever for one that they can follow.
-
-        Records are bounded so that this takes more of them than a run has (a world too large for one plan, say).
-        """
-        try:
-            check_readable(plan)
-        except RecordError as error:
-            reason = f"the run cannot continue: the next plan would be unreadable ({error})"[:512]
-            generation, charged = (
-                (self.plan.generation, self.plan.charged) if self.plan is not None else (0, 0)
-            )
-            failed = Plan(
-                RECORD_VERSION, plan.version, Phase.FAILED, generation, reason, plan.policy, charged=charged
-            )
-        else:
-            return decision
-        try:
-            check_readable(failed)
-        except RecordError:  # no version is left
-            return replace(decision, reason=reason, plan=None)
-        return replace(decision, reason=reason, plan=failed)
 
     # -- the first plan of a store --------------------------------------------------------------
 
@@ -194,12 +174,11 @@ class Coordinator:
             policy = policy.covering(history)
         fresh = Plan(RECORD_VERSION, 1, Phase.FORMING, 1, "the run starts", policy)
         if history is None:
-            return Decision(fresh.reason, fresh)
+            return Decision.to_publish(fresh)
         if history.settled and history.outcome is Phase.STOPPED:  # the same run, resumed
-            again = _next_life(fresh, history)
-            return Decision(again.reason, again)
+            return Decision.to_publish(_next_life(fresh, history))
         once = policy.skips(history)
-        difference = policy.job.difference(history.job)
+        difference = policy.job.difference(history.policy.job)
         # A run that did something else, or in another job, need not be settled: its outcome is no news for these nodes.
         is_over = history.settled or (difference and history.outcome in (Phase.FINISHED, Phase.FAILED))
         if is_over and not once:  # another run under the same name
@@ -210,7 +189,7 @@ class Coordinator:
             again = msgspec.structs.replace(
                 fresh, generation=generation, life=generation, order=history.order, reason=reason
             )
-            return Decision(again.reason, again)
+            return Decision.to_publish(again)
         known = msgspec.structs.replace(
             fresh,
             generation=history.generation,
@@ -221,14 +200,14 @@ class Coordinator:
             life=history.life,
         )
         if once:
-            reason = FINISHED_BEFORE
-            return Decision(reason, msgspec.structs.replace(known, phase=Phase.FINISHED, reason=reason))
+            over = msgspec.structs.replace(known, phase=Phase.FINISHED, reason=FINISHED_BEFORE)
+            return Decision.to_publish(over)
         outcome = self._remembered.outcome if self._remembered is not None else None
         if outcome not in (None, Phase.STOPPED) and history is self._remembered:
             reason = f"the run {outcome} before the store was lost"
-            return Decision(reason, msgspec.structs.replace(known, phase=outcome, reason=reason))
+            return Decision.to_publish(msgspec.structs.replace(known, phase=outcome, reason=reason))
         if history.world is None:
-            return Decision(fresh.reason, msgspec.structs.replace(known, generation=history.generation + 1))
+            return Decision.to_publish(msgspec.structs.replace(known, generation=history.generation + 1))
         return self._adopt_or_reform(known, history.world, now_s)
 
     def _alone(self, decision: Decision, now_s: float) -> Decision:
@@ -248,158 +227,78 @@ class Coordinator:
 
     def _adopt_or_reform(self, known: Plan, world: World, now_s: float) -> Decision:
         """Keep a known world in a new store if all of it still runs; else form the next one."""
-        resumes = f"resuming the run after generation {world.generation}, which was interrupted"
-        none_left = not any(seat.incarnation in self.ledger.sightings for seat in world.seats)
+        found = [(seat, self.ledger.sightings.get(seat.incarnation)) for seat in world.seats]
+        missing = [seat for seat, node in found if node is None]
+        restarted = [seat for seat in world.seats if seat.incarnation in self.ledger.replaced()]
         if known.generation > world.generation:
-            lost = "the store was lost while a generation was forming"
-            return self._reform_after_store_loss(known, resumes if none_left else lost)
-        missing: list[str] = []
-        for seat in world.seats:
-            node = self.ledger.sightings.get(seat.incarnation)
-            if node is None:
-                missing.append(seat.node_id)
-                continue
-            runs = node.alive and node.member.state in (State.RUNNING, State.SUCCEEDED)
-            if not runs or node.member.generation != world.generation:
-                reason = f"the store was lost, and generation {world.generation} does not run any more"
-                return self._reform_after_store_loss(known, reason)
-        replaced = {old for node in self.ledger.sightings.values() for old in node.member.replaces}
-        restarted = [seat for seat in world.seats if seat.incarnation in replaced]
-        if restarted:
-            lost = f"the store was lost, and {names(seat.node_id for seat in restarted)} joined anew"
-            all_were = len(restarted) == len(world.seats)
-            return self._reform_after_store_loss(known, resumes if all_were else lost)
-        if not missing:
+            reason = "the store was lost while a generation was forming"
+        elif any(node is not None and not _still_runs(node, world) for _, node in found):
+            reason = f"the store was lost, and generation {world.generation} does not run any more"
+        elif restarted:
+            reason = f"the store was lost, and {node_names(restarted)} joined anew"
+        elif not missing:
             reason = f"the store was lost; generation {world.generation} continues without a restart"
-            return Decision(reason, msgspec.structs.replace(known, phase=Phase.RUNNING, reason=reason))
-        until_s = self.ledger.born_s + known.policy.lease_ttl_s
-        if now_s < until_s:
-            return Decision(f"the store is empty; waiting for {names(missing)} to register", wake_s=until_s)
-        lost = f"the store was lost together with {names(missing)}"
-        return self._reform_after_store_loss(known, resumes if none_left else lost)
+            return Decision.to_publish(msgspec.structs.replace(known, phase=Phase.RUNNING, reason=reason))
+        elif now_s < (until_s := self.ledger.born_s + known.policy.lease_ttl_s):
+            reason = f"the store is empty; waiting for {node_names(missing)} to register"
+            return Decision(reason, wake_s=until_s)
+        else:
+            reason = f"the store was lost together with {node_names(missing)}"
+        if len(restarted or missing) == len(world.seats):
+            reason = f"resuming the run after generation {world.generation}, which was interrupted"
+        plan = known.forming(reason, free=True)
+        return Decision.to_publish(msgspec.structs.replace(plan, version=1))
 
-    @staticmethod
-    def _reform_after_store_loss(known: Plan, reason: str) -> Decision:
-        plan = forming_plan(known, reason, free=True)
-        return Decision(reason, msgspec.structs.replace(plan, version=1))
-
-    def _newest_history(self) -> History | None:
+    def _newest_history(self) -> Plan | None:
         # Our own, if several are equal.
         return max(reversed(self._histories()), key=lambda history: history.newness, default=None)
 
-    def _histories(self) -> list[History]:
+    def _histories(self) -> list[Plan]:
         nodes = (node.member.history for node in self.ledger.sightings.values())
         return [history for history in (*nodes, self._remembered) if history is not None]
 
-    def _higher_history(self) -> History | None:
-        """Return a history of a later generation than the one in this store, if a node or the disk has one.
+    def _beyond(self, plan: Plan) -> list[Plan]:
+        """Return what is reported of generations, or of worlds in which workers may run, that this plan ignores.
 
-        While a world runs, of a later *world* in which workers may run. A generation that was only to be formed may
-        be one that a coordinator wrote to its disk and could not publish, having lost leadership: no worker ever ran
-        in it.
+        While a world runs, a later *world* counts. A generation that was only to be formed may be one that a
+        coordinator wrote to its disk and could not publish, having lost leadership: no worker ever ran in it. When the
+        run is over, what nodes run counts: it is not over while nodes train that were not registered here.
+
+        An earlier world counts while a generation forms. Nothing of the run's own past is like that: a node that was
+        not cleared then has lost its lease since. But two runs of one name may have shared the state directory, and
+        the history on this machine is the other run's.
         """
-        plan = self.plan
-        if plan is None:
-            return None
-        later = [history for history in self._histories() if history.generation > plan.generation]
-        if plan.is_terminal:  # the run is not over while nodes train that were not registered here
-            later = [history for history in later if history in self._reported_by_running()]
-        if plan.phase is Phase.RUNNING:
-            worlds = [history for history in later if history.world is not None and not history.settled]
-            later = [
+        awaited = {seat.incarnation for seat in plan.seats_at_risk}
+        alive = [node.member for node in self.ledger.sightings.values() if node.alive]
+        histories: list[Plan | None]
+        if plan.is_terminal:
+            histories = [_history_it_runs(member) for member in alive]
+        elif plan.phase is Phase.RUNNING:
+            histories = [
                 history
-                for history in worlds
-                if history.world is not None and history.world.generation > plan.generation
+                for history in self._histories()
+                if history.world is not None
+                and not history.settled
+                and history.world.generation > plan.generation
             ]
-        return max(reversed(later), key=lambda history: history.rank, default=None)
-
-    def _reported_by_running(self) -> list[History]:
-        """Return histories of live nodes that run the world which their history names."""
-        reported = []
-        for node in self.ledger.sightings.values():
-            history, running = node.member.history, node.alive and node.member.state is State.RUNNING
-            world = history.world if history is not None else None
-            if (
-                running
-                and history is not None
-                and world is not None
-                and world.generation == node.member.generation
-            ):
-                reported.append(history)
-        return reported
-
-    def _unknown_worlds(self, now: ClusterView) -> Decision | None:
-        """Clear worlds in which live nodes may still run, and which this plan does not wait for.
-
-        Nothing of the run's own past is like that: a node that was not cleared then has lost its lease since. But two
-        runs of one name may have shared the state directory, and the history on this machine is the other run's.
-
-        A node that may run so counts until its lease is revoked, and its workers may run on for the fence margin.
-        Therefore, the plan waits for it before its lease is revoked, though that may have ended.
-        """
-        plan = now.plan
+        else:
+            histories = list(self._histories())
+        later = [known for known in histories if known is not None and known.generation > plan.generation]
         if plan.phase is not Phase.FORMING:
-            return None
-        awaited = {seat.incarnation for seat in unproven(plan)}
-        reported = [
-            node.member.history
-            for node in now.ledger.sightings.values()
-            if node.alive
-            and node.member.incarnation not in awaited
-            and _may_run(node.member, plan.generation)
+            return later
+        return later + [
+            member.history
+            for member in alive
+            if member.history is not None
+            and member.incarnation not in awaited
+            and _may_run(member, plan.generation)
         ]
-        histories = [history for history in reported if history is not None]
-        seats = {
-            seat.incarnation: seat
-            for history in histories
-            if history.world is not None
-            for seat in history.world.seats
-        }
-        new = tuple(seat for key, seat in seats.items() if key not in awaited)
-        if not new:
-            return None
-        policy = plan.policy
-        for history in histories:
-            policy = policy.covering(history)
-        reason = f"{names(seat.node_id for seat in new)} may still be running an older generation"
-        more = msgspec.structs.replace(
-            plan,
-            version=plan.version + 1,
-            reason=reason[:512],
-            policy=policy,
-            uncleared=(*plan.uncleared, *new),
-            free=True,
-        )
-        return Decision(reason, more)
-
-    @staticmethod
-    def _above(now: ClusterView, history: History) -> Decision:
-        """Go above a later generation that has become known only now; its world is to be cleared as well.
-
-        If that run ended in order, as for the first plan of a store, no worker of it is left, and unless it was
-        stopped, this is another run under its name, which has all its restarts.
-        """
-        plan = now.plan
-        uncleared = plan.uncleared + (plan.world.seats if plan.world is not None else ())
-        another = history.settled and history.outcome is not Phase.STOPPED
-        spent = history if history.charged >= plan.charged and not another else plan
-        later = msgspec.structs.replace(
-            plan,
-            policy=plan.policy.covering(history),
-            generation=history.generation,
-            world=plan.world if history.settled else history.world,
-            uncleared=uncleared,
-            charged=spent.charged,
-            budget=spent.budget,
-        )
-        reason = f"a node reported generation {history.generation}; the next generation is above it"
-        return Decision(reason, forming_plan(later, reason, free=True, notice=carried(now)))
 
     # -- every phase ----------------------------------------------------------------------------
 
     def _overdue(self, now_s: float) -> dict[str, str]:
         """Return leases that ran out, and incarnations whose successor has proven them gone; with the reason."""
-        replaced = {old for node in self.ledger.sightings.values() for old in node.member.replaces}
+        replaced = self.ledger.replaced()
         overdue: dict[str, str] = {}
         for key, node in self.ledger.sightings.items():
             if node.alive and key in replaced:
@@ -421,9 +320,7 @@ class Coordinator:
         if set(refused) <= set(before):
             return None
         reason = f"refused: {names(refusal.why for key, refusal in refused.items() if key not in before)}"
-        return msgspec.structs.replace(
-            now.plan, version=now.plan.version + 1, reason=reason[:512], refused=refused
-        )
+        return now.plan.following(reason, refused=refused)
 
     @staticmethod
     def _refusal(now: ClusterView, node: Sighting) -> Refusal | None:
@@ -433,14 +330,14 @@ class Coordinator:
                 f"{member.node_id} requests a lease of {node.lease.ttl_s:g} s, longer than the run's "
                 f"{now.policy.lease_ttl_s:g} s; start every agent with the same --lease-ttl"
             )
-            return Refusal(why[:512])
+            return Refusal(why[:LONGEST_TEXT])
         holder = now.by_node.get(member.node_id)
         if holder is None or holder is node or member.incarnation in holder.member.replaces:
             return None
         if holder.member.incarnation in member.replaces or not holder.seen_alive_since(node.first_seen_s):
             return None  # perhaps the newcomer is the holder's node, restarted
         why = f"node id {member.node_id} is held by a living agent at {holder.member.address}"
-        return Refusal(why[:512], is_node_id_held=True)
+        return Refusal(why[:LONGEST_TEXT], is_node_id_held=True)
 
     @staticmethod
     def _with_departures(now: ClusterView, decision: Decision) -> Decision:
@@ -452,35 +349,38 @@ class Coordinator:
         if not gone:
             return decision
         leaving = tuple(incarnation for incarnation in now.plan.leaving if incarnation not in gone)
-        plan = msgspec.structs.replace(now.plan, version=now.plan.version + 1, leaving=leaving)
-        return replace(decision, plan=plan)
+        return replace(decision, plan=now.plan.following(leaving=leaving))
 
     def _wind_up(self, now: ClusterView) -> Decision:
         """Keep the outcome readable until every live member has acknowledged it.
 
         After a stop, first wait until no worker of the run is left, and publish that: ``stop`` returns by it.
         """
-        waits = self._still_stopping(now)
-        if waits:
+        plan = now.plan
+        waits = clearance_deadlines(now) if plan.phase is Phase.STOPPED else {}
+        if waits:  # they may take longer to end than the outcome is kept
             return await_clearing(now, waits)
-        if now.plan.phase is Phase.STOPPED and now.plan.uncleared:
-            cleared = msgspec.structs.replace(now.plan, version=now.plan.version + 1, uncleared=())
+        if plan.phase is Phase.STOPPED and plan.uncleared:
+            cleared = plan.following(uncleared=())
             return Decision("the workers of every node have exited", cleared)
         if now.clock.cleared_s is None:
             now.clock.cleared_s = now.now_s
         until_s = now.clock.cleared_s + ACK_PATIENCE_LEASES * now.policy.lease_ttl_s
-        newcomers = self._newcomers_after_stop(now)
+        # Nodes that are to resume the stopped run: their records show that they have read the stop. A node that has
+        # not read it yet may have been in the run, whatever its record contains and however late it is seen.
+        next_life = (State.READY, plan.generation + 1) if plan.phase is Phase.STOPPED else None
+        newcomers = [
+            node for node in now.by_node.values() if (node.member.state, node.member.generation) == next_life
+        ]
         alive = [node for node in now.by_node.values() if node not in newcomers]
         if alive and now.now_s < until_s:
-            who = names(node.member.node_id for node in alive)
-            return Decision(f"the run is over; waiting for {who} to acknowledge", wake_s=until_s)
+            reason = f"the run is over; waiting for {node_names(alive)} to acknowledge"
+            return Decision(reason, wake_s=until_s)
         if newcomers:
-            plan = now.plan
-            policy = newcomers[0].member.policy.covering(plan.history())  # nodes of the run may yet come back
+            policy = newcomers[0].member.policy.covering(plan)  # nodes of the run may yet come back
             fresh = Plan(RECORD_VERSION, plan.version + 1, Phase.FORMING, 1, "", policy)
             fresh = msgspec.structs.replace(fresh, acknowledged=plan.acknowledged)
-            again = _next_life(fresh, plan)
-            return Decision(again.reason, again)
+            return Decision.to_publish(_next_life(fresh, plan))
         return self._over_when_fenced(now)
 
     @staticmethod
@@ -489,15 +389,14 @@ class Coordinator:
 
         Nothing but these records keeps the next run of this name from starting beside them.
         """
-        sightings = now.ledger.sightings.values()
-        replaced = {old for node in sightings for old in node.member.replaces}
+        replaced = now.ledger.replaced()
         fenced_s = {
             node.member.node_id: node.ends_s + now.policy.fence_margin_s
-            for node in sightings
+            for node in now.ledger.sightings.values()
             if not node.alive
             and node.member.incarnation not in replaced
             and node.member.state is not State.SUCCEEDED
-            and not stopped_before(node.member, now.plan.generation + 1)
+            and node.member.clear <= now.plan.generation
         }
         awaited = [node_id for node_id, until_s in fenced_s.items() if now.now_s < until_s]
         if awaited:
@@ -505,35 +404,10 @@ class Coordinator:
             return Decision(reason, wake_s=min(fenced_s[node_id] for node_id in awaited))
         return Decision("the run is over", done=True)
 
-    @staticmethod
-    def _still_stopping(now: ClusterView) -> dict[str, float]:
-        """Return the seats whose workers may still run although the run is over: it cannot be started again before.
-
-        Only a stop finds workers running, and these may take longer to end than the outcome is kept.
-        """
-        if now.plan.phase is not Phase.STOPPED:
-            return {}
-        after = msgspec.structs.replace(now.plan, generation=now.plan.generation + 1)
-        return clearance_deadlines(replace(now, plan=after))
-
-    @staticmethod
-    def _newcomers_after_stop(now: ClusterView) -> list[Sighting]:
-        """Return nodes that are to resume the stopped run: their records show that they have read the stop.
-
-        A node that has not read it yet may have been in the run, whatever its record contains and however late it
-        is seen.
-        """
-        if now.plan.phase is not Phase.STOPPED:
-            return []
-        next_life = (State.READY, now.plan.generation + 1)
-        return [
-            node for node in now.by_node.values() if (node.member.state, node.member.generation) == next_life
-        ]
-
     def _with_housekeeping(self, decision: Decision, now_s: float) -> Decision:
         """Add what is due in any phase: the next lease to end, records that are no longer needed."""
         assert self.plan is not None  # the caller looked
-        needed = {seat.incarnation for seat in unproven(self.plan)}
+        needed = {seat.incarnation for seat in self.plan.seats_at_risk}
         forget: list[str] = []
         next_end_s = FAR_S
         for key, node in self.ledger.sightings.items():
@@ -548,15 +422,68 @@ class Coordinator:
         return replace(decision, forget=tuple(forget[:FORGET_AT_ONCE]), wake_s=wake_s)
 
 
+def _failed_by(error: RecordError, known: Plan, decision: Decision) -> Decision:
+    """Return, in place of a decision whose plan nodes would reject, that the run has failed because of it."""
+    assert decision.plan is not None  # it was looked at
+    reason = f"the run cannot continue: the next plan would be unreadable ({error})"[:LONGEST_TEXT]
+    failed = Plan(RECORD_VERSION, decision.plan.version, Phase.FAILED, known.generation, reason, known.policy)
+    return replace(decision, reason=reason, plan=msgspec.structs.replace(failed, charged=known.charged))
+
+
+def _still_runs(node: Sighting, world: World) -> bool:
+    """Return whether the node runs this world, or has succeeded in it."""
+    runs = node.alive and node.member.state in (State.RUNNING, State.SUCCEEDED)
+    return runs and node.member.generation == world.generation
+
+
+def _history_it_runs(member: Member) -> Plan | None:
+    """Return the node's history if it runs the world that this names."""
+    world = member.history.world if member.history is not None else None
+    runs = member.state is State.RUNNING and world is not None and world.generation == member.generation
+    return member.history if runs else None
+
+
 def _may_run(member: Member, generation: int) -> bool:
     """Return whether this node, by its history, has a seat in an earlier world and has not stopped since."""
     world = member.history.world if member.history is not None else None
     if world is None or world.generation >= generation or world.seat_of(member.incarnation) is None:
         return False
-    return not stopped_before(member, world.generation + 1)
+    return member.clear <= world.generation
 
 
-def _next_life(fresh: Plan, ended: Plan | History) -> Plan:
+def _above(now: ClusterView, beyond: list[Plan]) -> Decision:
+    """Go above generations that have become known only now; their worlds are to be cleared as well.
+
+    If the newest of these runs ended in order, as for the first plan of a store, no worker of it is left, and unless
+    it was stopped, this is another run under its name, which has all its restarts.
+    """
+    plan = now.plan
+    newest = max(reversed(beyond), key=lambda history: history.rank)
+    policy, seats = plan.policy, {seat.incarnation: seat for seat in plan.seats_at_risk}
+    for history in beyond:
+        policy = policy.covering(history)
+        if history.world is not None and not history.settled:
+            seats |= {seat.incarnation: seat for seat in history.world.seats}
+    is_later = newest.generation > plan.generation
+    another = newest.settled and newest.outcome is not Phase.STOPPED
+    spent = newest if is_later and newest.charged >= plan.charged and not another else plan
+    known = msgspec.structs.replace(
+        plan,
+        policy=policy,
+        generation=max(plan.generation, newest.generation),
+        world=newest.world if is_later and not newest.settled else plan.world,
+        uncleared=tuple(seats.values()),
+        charged=spent.charged,
+        budget=spent.budget,
+    )
+    if is_later:
+        reason = f"a node reported generation {newest.generation}; the next generation is above it"
+    else:
+        reason = f"{node_names(seats.values())} may still be running an older generation"
+    return Decision.to_publish(known.forming(reason, free=True, notice=now.carried_notice))
+
+
+def _next_life(fresh: Plan, ended: Plan) -> Plan:
     """Resume a stopped run above its generation, with the restarts that it has used."""
     reason = f"resuming the run after generation {ended.generation}, in which it was stopped"
     again = msgspec.structs.replace(

@@ -7,26 +7,23 @@ and are there more to wait for?
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
+
 import msgspec
 
 from . import budget
-from .cluster_view import (
-    FAR_S,
-    ClusterView,
-    Decision,
-    carried,
-    clearance_deadlines,
-    count,
-    names,
-    stopped,
-    unproven,
-)
-from .leases import Sighting
-from .ranks import remember, seat_members, seating_order
-from .records import Failure, FailureKind, Member, Phase, Plan, State, World
+from .cluster_view import ClusterView, Decision, clearance_deadlines, count, names, node_names, stopped
+from .leases import FAR_S, Sighting
+from .records import LONGEST_TEXT, Failure, FailureKind, Member, Phase, Plan, Seat, State, World
 
 STOP_SLACK_S = 5.0
 """How much longer than announced a node may take to stop its workers before it is revoked."""
+
+MAX_REMEMBERED_NODES = 4096
+"""How many nodes that once had a seat keep their position in the order."""
+
+_DIGITS = re.compile(r"(\d+)")
 
 
 def decide_forming(now: ClusterView) -> Decision:
@@ -39,31 +36,26 @@ def decide_forming(now: ClusterView) -> Decision:
     if end:
         return _fail(now, end, failure)
     if now.plan.notice is not None and now.notice_left_s <= 0:
-        return Decision(now.plan.notice.words, stopped(now, now.plan, now.plan.notice))
-    ready = now.ready()
-    chosen = _choose(now, ready)
+        return Decision.to_publish(stopped(now, now.plan.following(), now.plan.notice))
+    chosen = _choose(now)
     fitting = now.policy.fit(len(chosen))
     if not fitting:
         return _await_more(now, chosen)
     if now.clock.enough_since_s is None:
         now.clock.enough_since_s = now.now_s
-    until_s, is_desired = _await_others_until(now, chosen)
+    until_s = _await_others_until(now, chosen, now.clock.enough_since_s)
     if len(chosen) < now.policy.max_nodes and now.now_s < until_s:
-        if is_desired:
-            return _await_desired(now, chosen, until_s)
-        return Decision(
-            f"{len(chosen)} of {_range(now)} nodes are ready; waiting for more nodes (--settle)",
-            wake_s=until_s,
-        )
+        low, high = now.policy.min_nodes, now.policy.max_nodes
+        wanted = str(low) if low == high else f"{low} to {high}"
+        reason = f"{len(chosen)} of {wanted} nodes are ready; waiting for more nodes (--settle)"
+        return Decision(reason, wake_s=until_s)
     # A run that is to end does not pause: its workers have little time left to save.
     pause_s = budget.pause_s(now.plan) if charge and now.plan.notice is None else 0.0
     if now.now_s < now.clock.since_s + pause_s:
         many = count(now.plan.budget.in_a_row + 1, "failure")
-        return Decision(
-            f"restarting in {pause_s:g} s, after {many} in a row without progress",
-            wake_s=now.clock.since_s + pause_s,
-        )
-    return _seal(now, _with_a_host(now, chosen[:fitting], ready), charge=charge)
+        reason = f"restarting in {pause_s:g} s, after {many} in a row without progress"
+        return Decision(reason, wake_s=now.clock.since_s + pause_s)
+    return _seal(now, chosen[:fitting], charge=charge)
 
 
 def await_clearing(now: ClusterView, waits: dict[str, float]) -> Decision:
@@ -73,7 +65,6 @@ def await_clearing(now: ClusterView, waits: dict[str, float]) -> Decision:
         now: the cluster view.
         waits: the seats to wait for, from :func:`~.cluster_view.clearance_deadlines`.
     """
-    nodes = {seat.incarnation: seat.node_id for seat in now.plan.uncleared}
     revoke: dict[str, str] = {}
     wake_s = FAR_S
     for incarnation, clear_s in waits.items():
@@ -85,7 +76,7 @@ def await_clearing(now: ClusterView, waits: dict[str, float]) -> Decision:
         if now.now_s >= stop_by_s:
             revoke[incarnation] = f"did not stop its workers within {limit_s:g} s"
         wake_s = min(wake_s, stop_by_s)
-    who = names(nodes[key] for key in waits)
+    who = node_names(seat for seat in now.plan.uncleared if seat.incarnation in waits)
     return Decision(f"waiting for the workers of {who} to stop", revoke=revoke, wake_s=wake_s)
 
 
@@ -93,75 +84,54 @@ def _charge(now: ClusterView) -> bool:
     """Return whether the failure that ended the previous generation counts against the budget.
 
     Not when a participant was lost, was restarted or left: then the others' collectives fail because a
-    peer vanished. Not when no user code ran, unless the node that cannot start cannot be spared either, or no node
-    started in time: the run could go on like this for ever.
+    peer vanished. Not when no user code ran, unless the node that cannot start cannot be spared either: the run could
+    go on like this for ever.
     """
     failure = now.plan.failure
     if failure is None or now.plan.free:
         return False
-    if now.plan.lost:  # all of them, by starting too late: else the loss would be free
-        return True
-    if any(_departed(now, seat.incarnation) for seat in now.plan.uncleared):
+    known = [now.ledger.sightings.get(seat.incarnation) for seat in now.plan.uncleared]
+    if any(node is None or not node.alive or node.member.is_leaving for node in known):
         return False
     if failure.kind in (FailureKind.WORKER, FailureKind.HANG):
         return True
-    stuck = now.plan.start_failures.get(now.plan.failed_node or "", 0) >= 2
-    others = [node for node in now.ready() if not now.held_back(node)]
-    return stuck and not (now.policy.fit(len(others)) and any(node.member.bootstrap for node in others))
-
-
-def _departed(now: ClusterView, incarnation: str) -> bool:
-    known = now.ledger.sightings.get(incarnation)
-    return known is None or not known.alive or known.member.state in (State.LEAVING, State.LEFT)
+    is_stuck = now.plan.start_failures.get(now.plan.failed_node or "", 0) >= 2
+    return is_stuck and not now.policy.fit(sum(not now.held_back(node) for node in now.ready()))
 
 
 def _fail(now: ClusterView, reason: str, failure: Failure | None) -> Decision:
-    plan = msgspec.structs.replace(
-        now.plan,
-        version=now.plan.version + 1,
-        phase=Phase.FAILED,
-        reason=reason[:512],
-        failure=failure,
-        uncleared=(),
-    )
-    return Decision(reason, plan)
+    plan = now.plan.following(reason, phase=Phase.FAILED, failure=failure, uncleared=())
+    return Decision.to_publish(plan)
 
 
-def _choose(now: ClusterView, ready: list[Sighting]) -> list[Sighting]:
+def _choose(now: ClusterView) -> list[Sighting]:
     """Return the participants, at most max nodes: those of the previous world first, then by seating order.
 
     Nodes that keep getting lost or cannot start are left out while enough others remain; then those come first that
     did so least often, so that none of them is preferred for ever.
     """
     seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
-    by_id = {node.member.node_id: node for node in ready}
-    ordered = [by_id[m.node_id] for m in seating_order((node.member for node in ready), now.plan.order)]
+    by_id = {node.member.node_id: node for node in now.ready()}
+    ordered = [
+        by_id[m.node_id] for m in seating_order((node.member for node in by_id.values()), now.plan.order)
+    ]
     good = [node for node in ordered if not now.held_back(node)]
     spare = sorted((node for node in ordered if now.held_back(node)), key=now.strikes)
-    staying = [node for node in good if node.member.node_id in seated]
-    others = [node for node in good if node.member.node_id not in seated]
-    chosen = (staying + others)[: now.policy.max_nodes]
+    chosen = sorted(good, key=lambda node: node.member.node_id not in seated)[: now.policy.max_nodes]
     if now.policy.fit(len(chosen)):
         return chosen
     missing = now.policy.least_fit(len(chosen)) - len(chosen)
     return chosen + spare[:missing]
 
 
-def _with_a_host(now: ClusterView, chosen: list[Sighting], ready: list[Sighting]) -> list[Sighting]:
-    """Return these nodes; where none of them offers a bootstrap store, one makes room for a node that does.
-
-    A node that is held back is better than none.
-    """
-    if any(node.member.bootstrap is not None for node in chosen):
-        return chosen
-    hosts = sorted((node for node in ready if node.member.bootstrap is not None), key=now.held_back)
-    return hosts[:1] + chosen[:-1] if hosts else chosen
-
-
 def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     """Wait, with a limit, where there are fewer nodes than the minimum."""
     now.clock.enough_since_s = None
-    came = _came(chosen)
+    joined = names(f"{node.member.node_id} ({count(node.member.slots, 'worker')})" for node in chosen)
+    offer_none = [node.member for node in now.by_node.values() if _lacks_offer(now, node)]
+    came = "; ".join(
+        [joined or "none", *(member.failure.summary for member in offer_none if member.failure is not None)]
+    )
     least = now.policy.least_fit(len(chosen))
     missing = least - len(chosen)
     until_s = now.clock.since_s + now.policy.join_timeout_s
@@ -170,7 +140,7 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
             f"only {len(chosen)} of at least {least} nodes joined within {now.policy.join_timeout_s:g} s "
             f"({came}); {missing} more needed{_other_minimum(now, chosen)}"
         )
-        return _fail(now, reason, Failure(FailureKind.TOO_FEW, reason[:512]))
+        return _fail(now, reason, Failure(FailureKind.TOO_FEW, reason[:LONGEST_TEXT]))
     return Decision(
         f"waiting for {count(missing, 'more node')} (at least {least} required); joined: {came}",
         wake_s=until_s,
@@ -179,20 +149,9 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     )
 
 
-def _await_desired(now: ClusterView, chosen: list[Sighting], until_s: float) -> Decision:
-    """Wait for a while where there are enough nodes, but fewer than desired."""
-    desired, wait_s = now.policy.desired_nodes, now.policy.desired_wait_s
-    return Decision(
-        f"waiting for {count(desired - len(chosen), 'more node')} (--desired-nodes {desired}), at most for "
-        f"{wait_s:g} s (--desired-wait), then starting without; joined: {_came(chosen)}",
-        wake_s=until_s,
-        lacks_nodes=True,
-        joined=tuple(node.member.node_id for node in chosen),
-    )
-
-
-def _came(chosen: list[Sighting]) -> str:
-    return names(f"{node.member.node_id} ({count(node.member.slots, 'worker')})" for node in chosen) or "none"
+def _lacks_offer(now: ClusterView, node: Sighting) -> bool:
+    """Return whether the node would be ready if it could offer a bootstrap store; its record says why it cannot."""
+    return now.is_ready(node) and node.member.bootstrap is None
 
 
 def _other_minimum(now: ClusterView, chosen: list[Sighting]) -> str:
@@ -206,11 +165,8 @@ def _other_minimum(now: ClusterView, chosen: list[Sighting]) -> str:
     return others and f"; {others} as the minimum of --nnodes, the run has {ours}: start all with the same"
 
 
-def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> tuple[float, bool]:
-    """Return until when to wait for more nodes than those chosen, and whether that is because more are desired.
-
-    In the past if there are none to wait for.
-    """
+def _await_others_until(now: ClusterView, chosen: list[Sighting], enough_s: float) -> float:
+    """Return until when to wait for more nodes than those chosen; in the past if there are none to wait for."""
     here = {node.member.node_id for node in chosen}
     coming = [
         node
@@ -218,28 +174,18 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> tuple[float
         if node.member.node_id not in here
         and node.member.state not in (State.LEAVING, State.STOPPED)
         and node.member.incarnation not in now.plan.leaving
-        and not (node.member.state is State.READY and node.member.generation == now.plan.generation)
+        and not now.is_ready(node)
         and not now.held_back(node)
     ]
-    enough_s = now.clock.enough_since_s if now.clock.enough_since_s is not None else now.now_s
     cap_s = enough_s + 3 * now.policy.settle_s
-    seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
-    if seated & here:  # a re-formation: survivors wait only for nodes that are registered
-        return _reforms_at(now, coming, cap_s), False
-    arrivals = [now.ledger.nodes_since_s.get(node.member.node_id, 0.0) for node in [*chosen, *coming]]
-    settled_s = min(cap_s, max(arrivals) + now.policy.settle_s)
-    desired_s = enough_s + now.policy.desired_wait_s
-    if len(chosen) < now.policy.desired_nodes and desired_s > settled_s:
-        return desired_s, True
-    return settled_s, False
-
-
-def _reforms_at(now: ClusterView, coming: list[Sighting], cap_s: float) -> float:
-    """Return until when survivors wait for these. Nodes for which a running world was ended get the time of a lease."""
-    if not coming:
+    if now.plan.world is None or here.isdisjoint(seat.node_id for seat in now.plan.world.seats):
+        arrivals = [now.ledger.nodes_since_s.get(node.member.node_id, 0.0) for node in [*chosen, *coming]]
+        return min(cap_s, max(arrivals) + now.policy.settle_s)
+    if not coming:  # survivors wait only for nodes that are registered
         return now.now_s
     until_s = min(cap_s, now.clock.since_s + now.policy.settle_s)
     if any(node.member.node_id in now.plan.joining for node in coming):
+        # Nodes for which a running world was ended get the time of a lease.
         return max(until_s, now.clock.since_s + now.policy.lease_ttl_s)
     return until_s
 
@@ -248,27 +194,19 @@ def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision
     plan = budget.charged(now.plan) if charge else budget.not_charged(now.plan)
     ordered = seating_order((node.member for node in chosen), plan.order)
     seats = seat_members(ordered)
-    offers = [m for m in ordered if m.bootstrap is not None]
-    preferred = [m for m in offers if m.node_id not in plan.avoid_bootstrap]
-    if not offers:
-        return _await_offer(now, ordered)
-    host = (preferred or offers)[0]
-    assert host.bootstrap is not None  # filtered above
+    host = next((m for m in ordered if m.node_id not in plan.avoid_bootstrap), ordered[0])
+    assert host.bootstrap is not None  # it is ready
     world = World(plan.generation, seats, host.bootstrap, host.node_id)
     reason = f"{count(len(seats), 'node')}, {count(world.world_size, 'worker')}"
     if plan.failure is not None:
         reason += f"; {_cost(plan) if charge else 'restart not charged'}"
-    return Decision(
-        reason,
-        msgspec.structs.replace(
-            plan,
-            version=plan.version + 1,
+    job = plan.policy.job.including(member.policy.job for member in ordered)
+    return Decision.to_publish(
+        plan.following(
+            reason,
             phase=Phase.RUNNING,
-            reason=reason[:512],
             world=world,
-            policy=msgspec.structs.replace(
-                plan.policy, job=plan.policy.job.including(member.policy.job for member in ordered)
-            ),
+            policy=msgspec.structs.replace(plan.policy, job=job),
             uncleared=(),
             failure=None,
             failed_node=None,
@@ -278,24 +216,9 @@ def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision
             joining=(),
             losses=_losses(now, len(seats)),
             order=remember(plan.order, seats),
-            notice=carried(now),
-        ),
+            notice=now.carried_notice,
+        )
     )
-
-
-def _await_offer(now: ClusterView, members: list[Member]) -> Decision:
-    """Wait, with a limit, where no node can offer a bootstrap store; each tries again with its renewals."""
-    why = (
-        "; ".join(member.failure.summary for member in members if member.failure is not None)
-        or "no reason given"
-    )
-    limit_s = now.policy.join_timeout_s
-    assert now.clock.enough_since_s is not None  # there are enough nodes
-    until_s = now.clock.enough_since_s + limit_s
-    if now.now_s >= until_s:
-        reason = f"no node could offer a bootstrap store within {limit_s:g} s: {why}"
-        return _fail(now, reason, Failure(FailureKind.BOOTSTRAP, reason[:512]))
-    return Decision(f"waiting for a node that can offer a bootstrap store: {why}", wake_s=until_s)
 
 
 def _cost(plan: Plan) -> str:
@@ -315,20 +238,48 @@ def _losses(now: ClusterView, nodes: int) -> dict[str, int]:
     return losses
 
 
-def _range(now: ClusterView) -> str:
-    low, high = now.policy.min_nodes, now.policy.max_nodes
-    return str(low) if low == high else f"{low} to {high}"
+# -- the order of the nodes --------------------------------------------------------------------
 
 
-def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
-    """Return the plan that forms the generation after ``plan``'s; its world's seats are to be cleared first."""
-    return msgspec.structs.replace(
-        plan,
-        version=plan.version + 1,
-        phase=Phase.FORMING,
-        generation=plan.generation + 1,
-        reason=reason[:512],
-        uncleared=unproven(plan),
-        succeeded=(),
-        **{"notice": None, "lost": (), **changes},
-    )
+def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Return the sort key under which ``n2`` comes before ``n10``.
+
+    Sorting hosts as plain strings is known to tear neighbouring machines apart in the ring.
+    """
+    parts = _DIGITS.split(name)
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part)
+
+
+def seating_order(members: Iterable[Member], remembered: Sequence[str]) -> list[Member]:
+    """Return members in rank order: those that were seated before in their old order, then the new ones.
+
+    New nodes are ordered by their preferred rank, if any, then by natural order of their names.
+    """
+    position = {node_id: index for index, node_id in enumerate(remembered)}
+
+    def key(member: Member) -> tuple[int, int, int, tuple[tuple[int, int, str], ...]]:
+        wish = member.preferred_rank
+        if member.node_id in position:
+            return (0, position[member.node_id], 0, ())
+        return (1, 0 if wish is not None else 1, wish or 0, natural_key(member.node_id))
+
+    return sorted(members, key=key)
+
+
+def seat_members(ordered: Sequence[Member]) -> tuple[Seat, ...]:
+    """Return seats for members in this order; ranks are prefix sums of their slots."""
+    seats: list[Seat] = []
+    rank = 0
+    for member in ordered:
+        seats.append(
+            Seat(member.node_id, member.incarnation, member.address, member.slots, rank, member.role)
+        )
+        rank += member.slots
+    return tuple(seats)
+
+
+def remember(remembered: Sequence[str], seats: Iterable[Seat]) -> tuple[str, ...]:
+    """Return the order to keep after these seats were given: known nodes stay, new ones go to the end."""
+    known = set(remembered)
+    order = [*remembered, *(seat.node_id for seat in seats if seat.node_id not in known)]
+    return tuple(order[-MAX_REMEMBERED_NODES:])

@@ -2,8 +2,17 @@
 
 The holder counts from the moment it *sent* its last successful renewal; the coordinator counts from the
 moment it *saw* that renewal, or from an earlier moment by which the renewal had certainly been written (see
-:mod:`.revisions`); either is later. So by the coordinator's reckoning a lease never ends before it has ended by
+:class:`RevisionTimes`); either is later. So by the coordinator's reckoning a lease never ends before it has ended by
 the holder's, save for the clocks' rates, which the fence margin covers.
+
+A new coordinator finds leases in the store and does not know when they were renewed: clocks of
+two machines are never compared, and it did not read them before its term. But every answer of such a store names the
+newest revision there is. Whatever carries that revision or a lower one had been written before the answer came. So a
+process that keeps, for each answer, the revision and the moment by its own clock knows of every record it finds later
+a moment before which it was written: that of the earliest answer that names the record's revision or a higher one.
+
+The moment is never too early, because the answer came after the write. It may be too late by as long as no answer
+came; without any that counts, the moment of the reading has to do.
 """
 
 from __future__ import annotations
@@ -11,6 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from .records import Lease, Member, Policy
+
+FAR_S = float("inf")
 
 RENEWALS_PER_LEASE, ANSWERS_PER_LEASE = 3, 4
 """A renewal is sent each third of a lease, and its answer is awaited for a quarter. So a lease survives two lost
@@ -27,6 +38,9 @@ PAUSE_COMPENSATION_LEASES = 1 / 3
 
 MAX_PAUSE_COMPENSATIONS = 3
 """So often since its last renewal: a coordinator that is always late must revoke the leases of dead agents, too."""
+
+MOST_KEPT = 64
+"""Of the newest answers. What is older is dated by the oldest that is kept: later than need be, which is safe."""
 
 
 def next_renewal_s(ttl_s: float, sent_s: float, now_s: float) -> float:
@@ -163,8 +177,12 @@ class LeaseLedger:
         """Drop an incarnation whose records were removed."""
         self.sightings.pop(incarnation, None)
 
-    def fenced_s(self, incarnation: str, policy: Policy) -> float | None:
-        """Return when this incarnation's workers are certainly dead by its lease alone, or None while it lives.
+    def replaced(self) -> set[str]:
+        """Return the incarnations that a later one of their node has proven gone."""
+        return {earlier for node in self.sightings.values() for earlier in node.member.replaces}
+
+    def fenced_s(self, incarnation: str, policy: Policy) -> float:
+        """Return when this incarnation's workers are certainly dead by its lease alone; infinite while it lives.
 
         An incarnation that was never seen here cannot have renewed since this ledger was born, and no
         lease of the run is longer than the policy's (members with a longer one are refused).
@@ -172,4 +190,31 @@ class LeaseLedger:
         known = self.sightings.get(incarnation)
         if known is None:
             return self.born_s + policy.lease_ttl_s + policy.fence_margin_s
-        return None if known.alive else known.ends_s + policy.fence_margin_s
+        return FAR_S if known.alive else known.ends_s + policy.fence_margin_s
+
+
+class RevisionTimes:
+    """The revisions in the answers of one store to one process, with the times by its clock, in seconds.
+
+    It may be used from several threads: of two answers that are entered at once one may get lost, and what it would
+    have dated is dated later.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[str, tuple[tuple[int, float], ...]] = ("", ())
+        """The store, and (revision, when it was seen), both growing."""
+
+    def saw(self, store: str, revision: int, now_s: float) -> None:
+        """Note that this store has come to this revision. Another store counts from its own beginning."""
+        known, seen = self._seen
+        if store != known:
+            seen = ()
+        if not seen or revision > seen[-1][0]:
+            self._seen = (store, (*seen, (revision, now_s))[-MOST_KEPT:])
+
+    def written_by(self, store: str, revision: int) -> float | None:
+        """Return the latest time at which this revision can have been written; None if unknown."""
+        known, seen = self._seen
+        if store != known:
+            return None
+        return next((at_s for seen_revision, at_s in seen if seen_revision >= revision), None)

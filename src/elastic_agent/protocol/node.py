@@ -15,14 +15,13 @@ coordinator gives every worker of the world a notice (``Notify``), and the next 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
 from .activity import TRANSITIONS, Activity, Event
-from .records import Failure, FailureKind, History, Notice, Phase, Plan, State, StopRequest, World
+from .records import Failure, FailureKind, Notice, Phase, Plan, State, StopRequest, World
 
 
 class Outcome(enum.StrEnum):
@@ -118,16 +117,8 @@ Action: TypeAlias = Announce | RequestStop | Notify | Prepare | StartWorkers | S
 class Node:
     """The machine. Every method returns the actions to carry out, in order."""
 
-    def __init__(
-        self,
-        incarnation: str,
-        remembered: History | None = None,
-        ignored: Callable[[Activity, Event], None] = lambda activity, event: None,
-    ) -> None:
-        """``remembered``: the run history on this machine's disk.
-
-        ``ignored``: called with events that the table of transitions does not have.
-        """
+    def __init__(self, incarnation: str, remembered: Plan | None = None) -> None:
+        """``remembered``: the run history on this machine's disk."""
         self.incarnation = incarnation
         self._earlier: set[str] = set()
         """The incarnations that this process had before."""
@@ -136,7 +127,6 @@ class Node:
         if remembered is not None and remembered.world is not None and not remembered.settled:
             self._newest_sealed = remembered.world.generation
         self._activity = Activity.IDLE
-        self._ignored = ignored
         self.generation = 0
         """The generation the activity belongs to."""
         self.announced = Announce(State.READY, 0)
@@ -162,8 +152,6 @@ class Node:
         """This node has seen the run in progress, under any incarnation."""
         self._lease_lost: str | None = None
         self._ending: Depart | None = None
-        self._lingers = False
-        """After a stop this node stays until no worker of any node is left: a command waits for that."""
 
     @property
     def activity(self) -> Activity:
@@ -178,12 +166,8 @@ class Node:
         """
         if generation is not None and generation != self.generation:
             return False  # of workers that are over
-        before = self._activity
-        if (before, event) not in TRANSITIONS:
-            self._ignored(before, event)
-            return False
-        after = TRANSITIONS[before, event]
-        self._activity = after or before
+        after = TRANSITIONS.get((self._activity, event))
+        self._activity = after or self._activity
         return after is not None
 
     @property
@@ -235,7 +219,7 @@ class Node:
             # A node that has not read the stop yet has the same record: only the node itself knows which it is.
             self._life = plan.generation + 1
             return self._announce(State.READY, plan.generation + 1)
-        if self._lingers and plan.uncleared and self._ending is None:
+        if plan.uncleared and self._ending is None:
             return self._await_others(plan)
         return self._end(Depart(Outcome.STOPPED, plan.reason), Grace.DRAIN)
 
@@ -257,16 +241,11 @@ class Node:
         """Whether the run is stopped and this node stays only until no worker of any node is left."""
         stopped = self.plan is not None and self.plan.phase is Phase.STOPPED and not self._wants_next_life
         idle = self.activity in (Activity.IDLE, Activity.STOPPING) and self._ending is None
-        return self._lingers and stopped and idle
-
-    def linger(self) -> None:
-        """Stay, from now on, after a stop until no worker of any node is left."""
-        self._lingers = True
+        return stopped and idle
 
     def stop_lingering(self) -> list[Action]:
         """Do not wait for the workers of other nodes any longer."""
-        lingering, self._lingers = self.is_lingering, False
-        if not lingering or self.plan is None:
+        if not self.is_lingering or self.plan is None:
             return []
         return self._end(Depart(Outcome.STOPPED, self.plan.reason), Grace.DRAIN)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,16 +24,18 @@ from elastic_agent.values import (
     smallest_world,
 )
 
-RECORD_VERSION = 6
+RECORD_VERSION = 7
 """Version of the record formats; a record of another version is rejected by name. As unknown fields are rejected, it
 changes with every field (a test says so)."""
 
 Name = Annotated[str, Meta(pattern=rf"\A{NAME_PATTERN}\Z")]
-Text = Annotated[str, Meta(max_length=512)]
+LONGEST_TEXT = 512
+Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 LongText = Annotated[str, Meta(max_length=4096)]
 Host = Annotated[str, Meta(min_length=1, max_length=255)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
-Generation = Annotated[int, Meta(ge=0, le=2**53)]
+MAX_GENERATION = 2**53
+Generation = Annotated[int, Meta(ge=0, le=MAX_GENERATION)]
 Version = Annotated[int, Meta(ge=1, le=2**53)]
 MAX_COUNT = 2**31
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
@@ -42,6 +44,10 @@ Slots = Annotated[int, Meta(ge=1, le=MOST_SLOTS)]
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_TIME_S)]
 LeaseSeconds = Annotated[float, Meta(ge=SHORTEST_LEASE_S, le=LONGEST_LEASE_S)]
 Signature = Annotated[str, Meta(max_length=64, pattern=r"\A[0-9a-f]*\Z")]
+
+
+class Record(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is written into the store: immutable, without defaults, and without room for unknown fields."""
 
 
 class State(enum.StrEnum):
@@ -117,7 +123,7 @@ class Growth(enum.StrEnum):
     """Also by a plain restart, some time after the last one came."""
 
 
-class Failure(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Failure(Record, frozen=True):
     """The first failure of a node in a generation, in words a person can use."""
 
     kind: FailureKind
@@ -161,7 +167,7 @@ class Address(Struct, frozen=True, array_like=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class StopRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class StopRequest(Record, frozen=True):
     """A node's request to the coordinator: that a node leaves, or that the whole run ends."""
 
     serial: Annotated[int, Meta(ge=1, le=MAX_COUNT)]
@@ -177,7 +183,7 @@ class StopRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     """The life of the run that it was made in (see :attr:`Plan.life`)."""
 
 
-class Notice(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Notice(Record, frozen=True):
     """The notice to every worker of the running world: save, and exit by then."""
 
     serial: Version
@@ -190,7 +196,7 @@ class Notice(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """The run ends when all workers have exited; otherwise the next generation is formed."""
 
 
-class Job(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Job(Record, frozen=True):
     """What a run was started for. With the run's id, it distinguishes a run from an earlier one of the same id."""
 
     commands: Annotated[tuple[Text, ...], Meta(max_length=MOST_NODES)] = ()
@@ -217,10 +223,10 @@ class Job(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
         """Return whether the scheduler has started the earlier job again since, as this one."""
         return self.scheduled == earlier.scheduled != "" and self.requeues > earlier.requeues
 
-    def continues(self, history: History) -> bool:
+    def continues(self, history: Plan) -> bool:
         """Return whether users take a run of this job for the one in the history: not if that finished, or was another
         job's and failed."""
-        differs = history.outcome is Phase.FAILED and self.difference(history.job) != ""
+        differs = history.outcome is Phase.FAILED and self.difference(history.policy.job) != ""
         return history.outcome is not Phase.FINISHED and not differs
 
     def difference(self, earlier: Job) -> str:
@@ -232,7 +238,7 @@ class Job(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
         return ""
 
 
-class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Policy(Record, frozen=True):
     """The run's rules. The first member's are taken for the run; times are seconds."""
 
     min_nodes: Nodes = 1
@@ -244,8 +250,6 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     join_timeout_s: Seconds = 600.0
     start_timeout_s: Seconds = 30.0
     grow: Growth = Growth.AFTER
-    grow_delay_s: Seconds = 1.0
-    """How long after the last one came a running world is restarted for newcomers, without a notice."""
     notice_s: Seconds = 60.0
     """How long workers have to save before a growing world is replaced by the next one."""
     node_counts: Annotated[tuple[Nodes, ...], Meta(max_length=1024)] = ()
@@ -254,32 +258,26 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """A run that has finished is not started again under its name with the same command."""
     restart_window_s: Seconds = 3600.0
     """For each so long that training makes progress, one charged failure is forgiven; 0: none ever is."""
-    restart_backoff_s: Seconds = 60.0
-    """The longest pause between two restarts of a crash loop; 0: no pause."""
-    desired_nodes: Annotated[int, Meta(ge=0, le=MOST_NODES)] = 0
-    """How many nodes the first world waits for once there are enough; 0: it waits for no number."""
-    desired_wait_s: Seconds = 120.0
-    """How long it waits for them."""
     job: Job = Job()
 
-    def skips(self, history: History) -> bool:
+    def skips(self, history: Plan) -> bool:
         """Return whether the run has finished and is not to be run again.
 
         Only for the command that has finished: an agent never reports success for a command that no agent ran.
         """
         if history.outcome is not Phase.FINISHED:
             return False
-        is_same = self.job.has_same_command(history.job)
-        return self.job.goes_on(history.job) or (self.finishes_once and is_same)
+        is_same = self.job.has_same_command(history.policy.job)
+        return self.job.goes_on(history.policy.job) or (self.finishes_once and is_same)
 
-    def covering(self, history: History) -> Policy:
+    def covering(self, history: Plan) -> Policy:
         """Return these rules with a lease and a margin that suffice for nodes that may run what is remembered."""
         if history.settled:
             return self
         return msgspec.structs.replace(
             self,
-            lease_ttl_s=max(self.lease_ttl_s, history.lease_ttl_s),
-            fence_margin_s=max(self.fence_margin_s, history.fence_margin_s),
+            lease_ttl_s=max(self.lease_ttl_s, history.policy.lease_ttl_s),
+            fence_margin_s=max(self.fence_margin_s, history.policy.fence_margin_s),
         )
 
     def fit(self, nodes: int) -> int:
@@ -292,7 +290,7 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
         return found if found is not None else self.max_nodes
 
 
-class Fingerprint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Fingerprint(Record, frozen=True):
     """The versions of script and software on a node; every agent warns of nodes that differ."""
 
     script: Text = ""
@@ -340,7 +338,7 @@ class World(Struct, frozen=True, forbid_unknown_fields=True):
         return None if rank is None else self.seats[rank]
 
 
-class Budget(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Budget(Record, frozen=True):
     """What is known of the charged failures of a run, besides their number (see :mod:`.budget`)."""
 
     forgiven: Count = 0
@@ -353,46 +351,7 @@ class Budget(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """Of the last one, if it came before any progress and ended the generation before the newest one."""
 
 
-class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The state of the run as a machine keeps it, for a store without it (see :meth:`Plan.history`)."""
-
-    generation: Generation
-    """The highest generation that was ever published, as far as this machine knows."""
-    world: World | None = None
-    """The newest world sealed; of an earlier generation if the highest was only forming."""
-    charged: Count = 0
-    order: tuple[Name, ...] = ()
-    outcome: Phase | None = None
-    """How the run ended, if it has."""
-    settled: bool = False
-    """Every live node knew the outcome; nodes that join now start a new run, above this generation."""
-    lease_ttl_s: Annotated[float, Meta(ge=0, le=LONGEST_LEASE_S)] = 0.0
-    """The longest lease of any node of the run, seconds."""
-    fence_margin_s: Seconds = 0.0
-    """The longest fence margin by which the run went."""
-    life: Generation = 1
-    """See :attr:`Plan.life`."""
-    budget: Budget = Budget()
-    job: Job = Job()
-
-    @property
-    def rank(self) -> tuple[int, int, bool, bool]:
-        """Of two histories of one run, the one that ranks higher is the newer."""
-        sealed = self.world.generation if self.world is not None else -1
-        return self.generation, sealed, self.outcome is not None, self.settled
-
-    @property
-    def newness(self) -> tuple[object, ...]:
-        """The same, and of two that rank alike the one that knows of more progress is the newer."""
-        return *self.rank, self.charged, self.budget.progress_s, -self.budget.in_a_row
-
-
-class Member(
-    Struct,
-    frozen=True,
-    omit_defaults=True,
-    forbid_unknown_fields=True,
-):
+class Member(Record, frozen=True):
     """A node's record about itself; only that node writes it."""
 
     version: int
@@ -414,14 +373,27 @@ class Member(
     preferred_rank: Count | None = None
     role: Text = "default"
     fingerprint: Fingerprint = Fingerprint()
-    history: History | None = None
+    history: Plan | None = None
+    """The newest plan that the node knows, for a store without it."""
     handles_notices: bool = False
     """Workers of this node handle notices."""
     stop_request: StopRequest | None = None
     """Until the coordinator has acknowledged it."""
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the node will not return."""
+        return self.state in (State.LEAVING, State.LEFT)
 
-class Lease(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    @property
+    def clear(self) -> int:
+        """The generation below which no worker of the node runs, as far as its state says."""
+        if self.state is State.LEFT:
+            return MAX_GENERATION + 2
+        return {State.READY: self.generation, State.STOPPED: self.generation + 1}.get(self.state, 0)
+
+
+class Lease(Record, frozen=True):
     """A node's right to be counted. Renewal and revocation both compare-and-set this record."""
 
     incarnation: Name
@@ -448,13 +420,12 @@ class Refusal(Struct, frozen=True, omit_defaults=True):
     """A living agent has its node id."""
 
 
-class Plan(
-    Struct,
-    frozen=True,
-    omit_defaults=True,
-    forbid_unknown_fields=True,
-):
-    """The coordinator's latest decision. Each version follows exactly the one before."""
+class Plan(Record, frozen=True):
+    """The coordinator's latest decision. Each version follows exactly the one before.
+
+    The newest one is also what machines keep of the run on their disks, its *history*, for a store without it. The
+    coordinator writes a plan to its disk before any node can read it.
+    """
 
     format: int
     version: Version
@@ -502,25 +473,59 @@ class Plan(
     """Stopped: the incarnation whose agent acts for the run outside of it (requeues the job, say)."""
     life: Generation = 1
     """The first generation since the run began, or was resumed after a stop; earlier requests are void."""
+    settled: bool = False
+    """On a disk only: every live node knew the outcome; nodes that join now start a new run, above this generation."""
 
     @property
     def is_terminal(self) -> bool:
         """Whether the run is over."""
         return self.phase.is_terminal
 
-    def history(self, *, settled: bool = False) -> History:
-        """Return what has to be on disk of this plan; the coordinator writes it before any node can read the plan."""
-        outcome = self.phase if self.is_terminal else None
-        return History(
-            self.generation,
-            self.world,
-            self.charged,
-            self.order,
-            outcome,
-            settled,
-            self.policy.lease_ttl_s,
-            self.policy.fence_margin_s,
-            self.life,
-            self.budget,
-            self.policy.job,
+    @property
+    def seats_at_risk(self) -> tuple[Seat, ...]:
+        """Every seat whose workers may run: those of the world, and those awaited before."""
+        seats = (*self.uncleared, *(self.world.seats if self.world is not None else ()))
+        return tuple({seat.incarnation: seat for seat in seats}.values())
+
+    def following(self, reason: str | None = None, **changes: Any) -> Plan:
+        """Return the next version of the plan with these changes; without a reason, that of this version."""
+        reason = self.reason if reason is None else reason[:LONGEST_TEXT]
+        return msgspec.structs.replace(self, version=self.version + 1, reason=reason, **changes)
+
+    def forming(self, reason: str, **changes: Any) -> Plan:
+        """Return the plan that forms the generation after this one; seats at risk are to be cleared first."""
+        fresh: dict[str, Any] = {"succeeded": (), "notice": None, "lost": ()}
+        return self.following(
+            reason,
+            phase=Phase.FORMING,
+            generation=self.generation + 1,
+            uncleared=self.seats_at_risk,
+            **{**fresh, **changes},
         )
+
+    @property
+    def outcome(self) -> Phase | None:
+        """How the run ended, if it has."""
+        return self.phase if self.is_terminal else None
+
+    @property
+    def rank(self) -> tuple[int, int, bool, bool]:
+        """Of two plans of one run on disks, the one that ranks higher is the newer."""
+        sealed = self.world.generation if self.world is not None else -1
+        return self.generation, sealed, self.is_terminal, self.settled
+
+    @property
+    def newness(self) -> tuple[object, ...]:
+        """The same, and of two that rank alike the one that knows of more progress is the newer."""
+        return *self.rank, self.charged, self.budget.progress_s, -self.budget.in_a_row
+
+
+class Waiting(Struct, frozen=True, omit_defaults=True):
+    """What the coordinator waits for, as it tells the nodes."""
+
+    reason: str = ""
+    """In words; empty: nothing is known."""
+    lacks_nodes: bool = False
+    """Fewer nodes than required have joined."""
+    joined: tuple[str, ...] = ()
+    """The ids of those that have, then; empty: they are too many to be written."""

@@ -11,8 +11,17 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from elastic_agent.files import with_remedy
-from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Plan, Waiting
+from elastic_agent.protocol import (
+    RENEWALS_PER_LEASE,
+    Coordinator,
+    Decision,
+    Plan,
+    Waiting,
+    waiting_text,
+)
 from elastic_agent.transport import CoordinatorRecords, Snapshot
 
 from .run_history import RunHistoryStore
@@ -187,8 +196,8 @@ class RunDriver:
         return False
 
     @property
-    def _settled_history(self) -> History | None:
-        return self.plan.history(settled=True) if self.plan is not None else None
+    def _settled_history(self) -> Plan | None:
+        return msgspec.structs.replace(self.plan, settled=True) if self.plan is not None else None
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -275,7 +284,7 @@ class RunDriver:
             self._reason = decision.reason
             self._log.debug("coordinator", decision=decision.reason)
             waiting = Waiting(decision.reason, decision.lacks_nodes, decision.joined)
-            await self._records.write_status(waiting.to_text())
+            await self._records.write_status(waiting_text(waiting))
 
     async def _revoke(self, incarnations: Mapping[str, str]) -> bool:
         """End these leases, unless they were renewed meanwhile; whether any has ended."""
@@ -292,12 +301,12 @@ class RunDriver:
 
     async def _publish(self, plan: Plan) -> None:
         if plan.generation > 0:
-            await self._save(plan.history())  # before any node can read it
+            await self._save(plan)  # before any node can read it
         self.winding_up |= plan.is_terminal  # before our own agent can read it, and end
         await self._records.publish(plan)
         self._coordinator.published(plan, self._clock())
 
-    async def _save(self, history: History) -> None:
+    async def _save(self, history: Plan) -> None:
         """Write the run history to disk, for a new store; if that fails, training continues."""
         try:
             await self._history_store.save(self._run_id, history)

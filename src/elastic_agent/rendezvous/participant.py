@@ -11,13 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from elastic_agent.logs import get_logger
 from elastic_agent.protocol import (
     Action,
-    Activity,
     Announce,
     Depart,
-    Event,
     Node,
     Notice,
     Notify,
@@ -62,7 +59,7 @@ class Participant:
         self, session: Session, workers: Workers, reporter: Reporter, new_incarnation: Callable[[], str]
     ) -> None:
         """``session``: with the run history; its owner passes every event of it to :meth:`take_in`."""
-        self.node = Node(session.member.incarnation, session.history, self.event_ignored)
+        self.node = Node(session.member.incarnation, session.history)
         self._session = session
         self._workers = workers
         self._reporter = reporter
@@ -85,12 +82,6 @@ class Participant:
                 self.perform(self.node.prepared(generation))
             case events.PrepareFailed(generation=generation, failure=failure):
                 self.perform(self.node.prepare_failed(generation, failure))
-
-    def event_ignored(self, activity: Activity, event: Event) -> None:
-        """Log an event that the node's table of transitions does not have."""
-        get_logger().debug(
-            "ignored an event of the workers or the plan", what=event.value, activity=activity.value
-        )
 
     def perform(self, actions: Iterable[Action]) -> None:
         """Carry out the node's actions, in order."""

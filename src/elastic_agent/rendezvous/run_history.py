@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from elastic_agent.files import all_but_newest, write_atomically
-from elastic_agent.protocol import History, RecordError, decode, encode
+from elastic_agent.protocol import Plan, RecordError, decode, encode
 
 from .disk_thread import DiskThread
 
@@ -68,17 +68,17 @@ class RunHistoryStore:
             disk: uses the disk; None: a thread of this store's own.
         """
         self._runs = state_dir / "runs" if state_dir is not None else None
-        self._in_memory: dict[str, History] = {}
+        self._in_memory: dict[str, Plan] = {}
         """What is kept without a state directory."""
         self._suffix = f"={hashlib.sha256(store.encode()).hexdigest()[:12]}" if store is not None else ""
         self._disk = disk if disk is not None else DiskThread("state-directory")
         self._lock = threading.Lock()
-        self._newest: dict[str, History] = {}
+        self._newest: dict[str, Plan] = {}
         """By run, the newest history that is to be on disk, until it is."""
         self._own: set[str] = set()
         """Runs whose history this process writes."""
 
-    async def load(self, run_id: str) -> History | None:
+    async def load(self, run_id: str) -> Plan | None:
         """Return the history of the run, or None; an unreadable file counts as none.
 
         Raises:
@@ -86,7 +86,7 @@ class RunHistoryStore:
         """
         return await self._disk.call_async(f"load {run_id}", lambda: self._read(run_id), LOAD_TIMEOUT_S)
 
-    async def save(self, run_id: str, history: History) -> None:
+    async def save(self, run_id: str, history: Plan) -> None:
         """Store this history; returns when it, or a newer one, is on disk.
 
         Raises:
@@ -95,7 +95,7 @@ class RunHistoryStore:
         """
         await self._disk.wait(self.save_soon(run_id, history), SAVE_TIMEOUT_S)
 
-    def save_soon(self, run_id: str, history: History) -> Future[None]:
+    def save_soon(self, run_id: str, history: Plan) -> Future[None]:
         """Store this history without waiting; the outcome is that of :meth:`save`.
 
         Of what the disk has not taken yet, only the newest is written: whoever asks later may know less.
@@ -113,16 +113,16 @@ class RunHistoryStore:
 
     # -- in the thread of the disk ---------------------------------------------------------------
 
-    def _read(self, run_id: str) -> History | None:
+    def _read(self, run_id: str) -> Plan | None:
         if self._runs is None:
             return self._in_memory.get(run_id)
         folder = self._folder(self._runs, run_id)
         for name in reversed(_states(folder)):
             with contextlib.suppress(OSError, RecordError):
-                return decode(History, (folder / name).read_bytes())
+                return decode(Plan, (folder / name).read_bytes())
         return None
 
-    def _write(self, run_id: str, history: History) -> None:
+    def _write(self, run_id: str, history: Plan) -> None:
         known = self._read(run_id)
         if known is None or known.rank <= history.rank:
             self._replace(run_id, known, history)
@@ -130,7 +130,7 @@ class RunHistoryStore:
             if self._newest.get(run_id) is history:
                 del self._newest[run_id]
 
-    def _replace(self, run_id: str, known: History | None, history: History) -> None:
+    def _replace(self, run_id: str, known: Plan | None, history: Plan) -> None:
         if self._runs is None:
             self._in_memory[run_id] = history
             return
@@ -189,7 +189,7 @@ class RunHistoryStore:
         return runs / f"{run_id}{self._suffix}.run"  # run ids are file-safe and without "="
 
 
-def _state(history: History) -> str:
+def _state(history: Plan) -> str:
     """Return a file's name; such names sort as the histories rank."""
     generation, sealed, over, settled = history.rank
     return f"{generation:016d}-{sealed + 1:016d}-{over:d}{settled:d}.json"

@@ -35,7 +35,6 @@ from elastic_agent.protocol import (
     FailureKind,
     FirstSent,
     HeldLease,
-    History,
     Lease,
     Member,
     Phase,
@@ -45,6 +44,7 @@ from elastic_agent.protocol import (
     Waiting,
     World,
     next_renewal_s,
+    waiting_in,
 )
 from elastic_agent.transport import (
     NodeRecords,
@@ -97,7 +97,7 @@ class Session:
         """
         self.member = member
         self.store_id: str | None = None
-        self.history: History | None = None
+        self.history: Plan | None = None
         """The run history, for a store without one."""
         self._dialer = dialer
         self._clock = clock
@@ -217,7 +217,7 @@ class Session:
         if self._commands is None:
             return Waiting()
         try:
-            return Waiting.from_text(await self._ask(self._commands.read_status()))
+            return waiting_in(await self._ask(self._commands.read_status()))
         except StoreLostError:
             return Waiting()
 
@@ -371,9 +371,8 @@ class Session:
     def _saw(self, plan: Plan) -> None:
         self._read_version = plan.version
         self.plan = plan
-        history = plan.history()
-        if self.history is None or history.rank >= self.history.rank:
-            self.history = history
+        if self.history is None or plan.rank >= self.history.rank:
+            self.history = plan
         elif self._knows_more_than(plan) and self.member.history != self.history:
             self.member = msgspec.structs.replace(self.member, history=self.history)
             self._work.set()

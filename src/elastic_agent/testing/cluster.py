@@ -18,7 +18,7 @@ from elastic_agent.testing.processes import JOURNAL, WAIT_TIMEOUT_S, Agents, fre
 from elastic_agent.testing.records import Line, Lines
 from elastic_agent.worker_variables import PREFIX
 
-LEASE_S, MARGIN_S, SETTLE_S = 4.0, 1.0, 0.5
+LEASE_S, MARGIN_S, SETTLE_S = 4.0, 1.0, 3.0
 """As the agent's defaults, or a little shorter."""
 OBSERVER = Path(__file__).with_name("observer.py")
 RECORDS = "records.jsonl"
@@ -79,7 +79,6 @@ class LocalCluster(Agents):
         self._nproc = nproc_per_node
         self.hang_timeout_s = hang_timeout_s
         self._working_folder = working_folder or (lambda _: Path.cwd())
-        self._wanted = nodes
         self._options = options
         self._port = free_port()
         self._secret = secrets.token_hex(32)
@@ -128,8 +127,7 @@ class LocalCluster(Agents):
             ),
             *self.rendezvous(name),
             *("--rdzv-id", self.run_id, "--node-id", name, "--nnodes", self._nnodes),
-            *("--desired-nodes", str(self._wanted), "--desired-wait", "60"),
-            *("--nproc-per-node", str(self._nproc), "--max-restarts", "1000", "--restart-backoff", "1"),
+            *("--nproc-per-node", str(self._nproc), "--max-restarts", "1000"),
             *("--lease-ttl", str(LEASE_S), "--fence-margin", str(MARGIN_S), "--settle", str(SETTLE_S)),
             *("--hang-timeout", str(self.hang_timeout_s), "--log-format", "console"),
             *("--state-dir", str(state), "--log-dir", str(self.folder / "logs")),

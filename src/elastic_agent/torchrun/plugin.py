@@ -121,9 +121,8 @@ def _settings(params: RendezvousParameters, rdzv_backend: str, secret: str | Non
     return dataclasses.replace(
         Settings(**builder.values),
         state_dir=default_state_dir(os.environ),
-        max_restarts=2**31,  # torchrun counts restarts itself, for each of its agents, and never pauses
+        max_restarts=2**31,  # torchrun counts restarts itself, for each of its agents
         restart_window=0.0,
-        restart_backoff=0.0,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from elastic_agent.protocol import History, Lease, Member, Plan, RecordError, decode, encode
+from elastic_agent.protocol import Lease, Member, Plan, RecordError, decode, encode
 
 from .base import Snapshot
 from .keys import CLEARING, GONE, JOBS, MAX_STATUS_CHARS, RELEASED, LifeKeys
@@ -75,14 +75,14 @@ class CoordinatorRecords:
             raise UnknownPlanError(self._table.root + self._keys.plans)
         return plan
 
-    async def read_ended(self) -> History | None:
+    async def read_ended(self) -> Plan | None:
         """Return how the last run of this name ended, whose records were removed."""
         key = self._keys.run.ended
         data = (await self._table.read([key])).get(key)
         if data is None:
             return None
         try:
-            return decode(History, data)
+            return decode(Plan, data)
         except RecordError as error:
             self._report_invalid(f"{self._table.root}{key}: {error}")
             return None
@@ -109,7 +109,7 @@ class CoordinatorRecords:
         for key in (self._keys.lease(incarnation), self._keys.member(incarnation)):
             await self._table.put(key, GONE, FORGOTTEN_S)
 
-    async def remove_run(self, ended: History | None) -> None:
+    async def remove_run(self, ended: Plan | None) -> None:
         """Remove all records of a run that no node uses any more, but for the reports, which nodes read now.
 
         The life of the records ends first: a node that registers just then detects that at once, or with its next

@@ -14,7 +14,7 @@ Keys, all below the root of the table:
     r/<run>/<life>/m/<incarnation>  member record          r/<run>/<life>/l/<incarnation>  lease
     r/<run>/<life>/plan/<version>   a plan (see :mod:`.plans`)
     r/<run>/<life>/latest           newest plan version    r/<run>/<life>/part/<digest>    part of a plan, by content
-    r/<run>/<life>/status           what the coordinator waits for (protocol/waiting.py)
+    r/<run>/<life>/status           what the coordinator waits for (`protocol.Waiting`)
 
 What one life of a run wrote is never seen in the next one, so its records can be removed while late writes of its
 nodes still arrive.

@@ -12,6 +12,8 @@ from elastic_agent.logs import bind_context, get_logger, is_console, waiting_rep
 from elastic_agent.monitoring.run_log import broken_connection, symptom
 from elastic_agent.monitoring.status import join_causes
 from elastic_agent.protocol import (
+    PROGRESS_S,
+    UNSTABLE,
     Depart,
     Growth,
     Phase,
@@ -21,7 +23,6 @@ from elastic_agent.protocol import (
     World,
     count,
     names,
-    readmission_delay_s,
 )
 from elastic_agent.rendezvous.events import (
     Connected,
@@ -474,14 +475,13 @@ def _standby_causes(world: World) -> str:
 
 def _delay_causes(plan: Plan, node_id: str) -> str:
     losses, failed_starts = plan.losses.get(node_id, 0), plan.start_failures.get(node_id, 0)
-    delay_s = readmission_delay_s(losses, plan.policy)
-    if delay_s:
+    if losses >= UNSTABLE:
         return (
-            f"this node was lost {losses} times in a row: it is admitted {delay_s:.3g} s after it has registered, so "
-            "that an unstable machine does not interrupt the other nodes again and again; see on this machine what "
-            "ended or paused its agent (journalctl, dmesg), or disturbed its network"
+            f"this node was lost {losses} times in a row: it is admitted when the other nodes have trained for "
+            f"{PROGRESS_S:g} s, so that an unstable machine does not interrupt them again and again; see on this "
+            "machine what ended or paused its agent (journalctl, dmesg), or disturbed its network"
         )
-    if failed_starts >= 2:
+    if failed_starts >= UNSTABLE:
         return (
             f"the workers of this node could not be started {failed_starts} times in a row: it is admitted when the "
             "next generation forms with too few nodes; see the errors above"

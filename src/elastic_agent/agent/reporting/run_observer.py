@@ -27,7 +27,7 @@ from elastic_agent.logs import get_logger, is_console
 from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.printable import plain
-from elastic_agent.protocol import Outcome, Phase, Plan, Waiting
+from elastic_agent.protocol import Outcome, Phase, Plan, waiting_in
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.events import Connected, PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
@@ -284,7 +284,7 @@ class RunObserver:
             endpoint=self._backend.shown,
             asked_s=time.time(),
             plan=plan,
-            waiting=Waiting.from_text(view.status),
+            waiting=waiting_in(view.status),
             members=view.snapshot.members,
             leases=view.snapshot.leases,
             reports=tuple(newest.values()),

@@ -72,14 +72,10 @@ class Settings(
             join_timeout_s=self.join_timeout,
             start_timeout_s=self.start_timeout,
             grow=Growth(self.grow),
-            grow_delay_s=self.grow_delay,
             notice_s=self.notice_time,
             node_counts=self.node_unit,
             finishes_once=self.finish_once,
             restart_window_s=self.restart_window,
-            restart_backoff_s=self.restart_backoff,
-            desired_nodes=self.desired_nodes or 0,
-            desired_wait_s=self.desired_wait,
         )
 
 

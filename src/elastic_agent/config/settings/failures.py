@@ -27,12 +27,6 @@ class FailureSettings:
         "Time of training progress after which one failure is forgiven, that is, no longer counts against "
         "--max-restarts. 0: never.",
     )
-    restart_backoff: float = setting(
-        value_types.seconds(0),
-        "60",
-        "Maximum delay between restarts in a crash loop. If failures repeat without progress, the second "
-        "restart is delayed by 1 s, and the delay doubles with each further one. 0: no delay.",
-    )
     lease_ttl: float = setting(
         value_types.seconds(SHORTEST_LEASE_S, most=LONGEST_LEASE_S),
         "5.0",

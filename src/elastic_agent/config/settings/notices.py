@@ -29,14 +29,8 @@ class NoticeSettings:
         "after",
         "When nodes that arrive late may join a running world: never (only when the next generation forms "
         "for another reason), at-notice (if the script handles notices, so that no step is lost), after "
-        "(as at-notice, otherwise by a restart after --grow-delay). A node that was part of the run before "
-        "may always rejoin.",
-    )
-    grow_delay: float = setting(
-        value_types.seconds(0),
-        "1.0",
-        "How long a new node waits after the last arrival before a script that does not handle notices is "
-        "restarted to include it. At least --settle.",
+        "(as at-notice, otherwise by a restart). They join once they have waited for --settle. A node that was "
+        "part of the run before may always rejoin.",
     )
     node_unit: tuple[int, ...] = setting(
         value_types.NODE_COUNTS,

@@ -26,12 +26,6 @@ class WorldSettings:
     nnodes: NodeRange = setting(
         value_types.NODES, "1", "Number of nodes, or its minimum and maximum.", torchrun=True
     )
-    desired_nodes: int | None = setting(
-        value_types.whole_number(1),
-        None,
-        "Number of nodes, between minimum and maximum, for which the first generation waits (--desired-wait). "
-        "After that, the run starts with the nodes that have joined.",
-    )
     nproc_per_node: str = setting(
         value_types.SLOTS,
         "gpu-or-1",

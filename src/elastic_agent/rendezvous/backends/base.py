@@ -161,9 +161,7 @@ class RendezvousBackend(abc.ABC):
         Nothing waits for it: what has to be on disk before a node may act on a plan is the coordinator's to write.
         """
         if self.run_id is not None:
-            self.history_store.save_soon(self.run_id, plan.history()).add_done_callback(
-                self._log_if_not_saved
-            )
+            self.history_store.save_soon(self.run_id, plan).add_done_callback(self._log_if_not_saved)
 
     def _log_if_not_saved(self, outcome: Future[None]) -> None:
         error = outcome.exception()

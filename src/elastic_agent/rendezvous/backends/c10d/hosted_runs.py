@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus, run_status
-from elastic_agent.protocol import Plan, Waiting
+from elastic_agent.protocol import Plan, waiting_in
 from elastic_agent.rendezvous.reports import RunReports, run_reports
 from elastic_agent.transport import ReportRecords, TransportError
 
@@ -69,7 +69,7 @@ class HostedRuns:
             endpoint=self._endpoint,
             asked_s=time.time(),
             plan=log.plan,
-            waiting=Waiting.from_text(known.view.status),
+            waiting=waiting_in(known.view.status),
             members=known.view.snapshot.members,
             leases=known.view.snapshot.leases,
             reports=known.newest,
