@@ -19,7 +19,7 @@ from typing import Any, Self
 import psutil
 
 from elastic_agent.testing.processes import free_port
-from elastic_agent.testing.records import Lines
+from elastic_agent.testing.processes import Lines
 
 from .launchers import Launcher, Place
 

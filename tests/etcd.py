@@ -18,7 +18,7 @@ from typing import Self
 import pytest
 
 from elastic_agent.cli.secret import secret
-from elastic_agent.testing.node import freeze, thaw
+from elastic_agent.testing.processes import freeze, thaw
 from tests.ports import free_ports
 from tests.processes import MARK
 from tests.waiting import wait_for

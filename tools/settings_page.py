@@ -14,7 +14,7 @@ _HEAD = """\
 <!-- Made by: python tools/settings_page.py > docs/settings.md (a test compares them) -->
 
 All settings of elastic-agent. `elastic-agent settings [OPTIONS]` prints the effective settings and the source of
-each value as a settings file, or as JSON with `--json`. `elastic-agent init [OPTIONS]` writes a settings file to start
+each value as a settings file. `elastic-agent init [OPTIONS]` writes a settings file to start
 from, with what the options say and every other setting as a comment. `elastic-agent -h` lists what is used most.
 
 `elastic-agent settings --schema > elastic-agent.schema.json` writes a JSON schema of these files, next to them: editors
@@ -24,9 +24,8 @@ that check TOML (taplo, Even Better TOML) find it by their line `#:schema`, comp
 
 The first source that gives a value wins:
 
-1. The command line. Dashes and underscores are equivalent (`--max-restarts`, `--max_restarts`). Options can be
-   abbreviated if the abbreviation is unique; torchrun's own abbreviations keep their meaning. Options of the
-   script follow the script.
+1. The command line. Dashes and underscores are equivalent (`--max-restarts`, `--max_restarts`). Options of
+   the script follow the script.
 2. Environment variables: `ELASTIC_AGENT_` and the name of the setting in capitals (`ELASTIC_AGENT_MAX_RESTARTS`);
    for options of torchrun also `PET_` and the name (`PET_MAX_RESTARTS`), as with torchrun. An empty variable
    counts as not set. The variables that the agent sets for its workers (`ELASTIC_AGENT_NODE_ID`,

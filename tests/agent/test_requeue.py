@@ -13,14 +13,12 @@ from elastic_agent.agent.slurm import job
 from elastic_agent.agent.slurm.job import JobEnd, SlurmJob, parse_facts
 from elastic_agent.agent.slurm.requeue import decide, how_to_resume, requeue
 from elastic_agent.config.settings import Settings
-from elastic_agent.config.values import NodeRange
+from elastic_agent.config.value_types import NodeRange
 from tests.waiting import wait_for
 
-AUTO = Settings(requeue="auto", max_requeues=100)
+AUTO = Settings(requeue="auto")
 JOB = SlurmJob("4711", requeues=0)
 
-
-LIMITED = replace(AUTO, max_requeues=3)
 NEVER = replace(AUTO, requeue="never", requeue_command="true")
 
 
@@ -37,24 +35,8 @@ NEVER = replace(AUTO, requeue="never", requeue_command="true")
         (NEVER, JOB, "walltime", True, False, "not requeueing the job: --requeue is never"),
         (AUTO, None, "walltime", True, False, "not requeueing the job: this is not a Slurm job step, and"),
         (replace(AUTO, requeue_command="true"), None, "walltime", True, True, "requeueing the job"),
-        (LIMITED, replace(JOB, requeues=2), "walltime", True, True, "requeueing the job"),
-        (
-            LIMITED,
-            replace(JOB, requeues=3),
-            "walltime",
-            True,
-            False,
-            "not requeueing the job: it has been requeued 3",
-        ),
-        (
-            LIMITED,
-            replace(JOB, requeues=9),
-            "walltime",
-            True,
-            False,
-            "not requeueing the job: it has been requeued 9",
-        ),
-        (replace(AUTO, max_requeues=0), JOB, "walltime", True, False, "not requeueing the job: it has been"),
+        (AUTO, replace(JOB, requeues=99), "walltime", True, True, "requeueing the job"),
+        (AUTO, replace(JOB, requeues=100), "walltime", True, False, "not requeueing the job: it has been"),
     ],
 )
 def test_a_job_is_requeued_by_one_agent_if_it_was_interrupted_and_may_be(

@@ -29,7 +29,7 @@ from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Grace
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
-from elastic_agent.testing.node import freeze
+from elastic_agent.testing.processes import freeze
 from elastic_agent.workers.cleanup.generation import Cleanup
 from elastic_agent.workers.cleanup.shm_cleanup import SharedMemorySweep, SweepReport
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.testing.node import NodeProcess
+from elastic_agent.testing.processes import NodeProcess
 from tests.agent.support import COMMAND, clean_environment, elastic_agent
 from tests.faults.cluster import Cluster
 from tests.ports import free_port

@@ -21,7 +21,7 @@ from elastic_agent.agent.worker_group.runner import STACKS_SIGNAL
 from elastic_agent.agent.worker_group.stacks import readable, worker_stacks
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.integrations.collectives.answers import _stacks
-from elastic_agent.testing.node import freeze
+from elastic_agent.testing.processes import freeze
 from tests.agent.support import asynchronous
 from tests.waiting import GUARD_S, wait_for_async
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.linux import descendants, mapped_files, process_ids
-from elastic_agent.testing.node import freeze
+from elastic_agent.testing.processes import freeze
 from tests.agent.support import elastic_agent, started
 from tests.names import unique
 from tests.ports import free_port

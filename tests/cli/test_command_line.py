@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -127,20 +126,6 @@ def test_settings_prints_the_effective_settings_with_their_sources(tmp_path: Pat
     assert re.search(rf"^settle = 2.5 +# {re.escape(str(file))}: settle$", done.stdout, re.MULTILINE)
     assert re.search(r'^role = "trainer" +# PET_ROLE$', done.stdout, re.MULTILINE)
     assert re.search(r"^lease_ttl = 5.0 +# default$", done.stdout, re.MULTILINE)
-
-
-def test_settings_are_printed_as_json(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("", encoding="utf-8")
-    argv = ["--nnodes", "1:4", "--rdzv-endpoint", "n0", "--monitor-interval", "1", str(script), "--json"]
-    done = elastic_agent("settings", "--json", *argv)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    assert document["settings"]["nnodes"] == {"value": "1:4", "layer": "flag", "source": "--nnodes"}
-    assert document["settings"]["lease_ttl"] == {"value": 5.0, "layer": "default", "source": "default"}
-    assert set(document["settings"]) == {spec.name for spec in specs()}
-    assert (document["script"], document["script_args"]) == (str(script), ["--json"])
-    assert [note["level"] for note in document["notes"]] == ["info"]
 
 
 def test_settings_rejects_what_run_would_reject() -> None:

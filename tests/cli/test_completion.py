@@ -65,7 +65,7 @@ def typed(words: str, shell: list[str], before: str, folder: Path, until: str) -
         ("elastic-agent train.py confi", "config.yaml"),
         ("elastic-agent exam", "examples/"),
         ("elastic-agent two", r"two\ words/"),
-        ("elastic-agent settings --js", "--json"),
+        ("elastic-agent settings --sch", "--schema"),
         ("elastic-agent serve --status-p", "--status-port"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import load_settings
 from elastic_agent.config.settings import specs
-from elastic_agent.config.sources.base import Layer, Source
+from elastic_agent.config.sources import Layer, Source
 from tests.config.support import Shell
 
 

@@ -13,7 +13,6 @@ from torch.distributed.elastic.multiprocessing import Std, to_map
 from torch.distributed.run import get_args_parser
 
 from elastic_agent.config import value_types
-from elastic_agent.config.errors import HelpRequested
 from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources.command_line import parse_command_line
 from tests.config.support import Shell
@@ -106,35 +105,6 @@ def torchs_view(argv: list[str]) -> argparse.Namespace | None:
             return TORCHS_PARSER.parse_args(argv)
         except SystemExit:
             return None
-
-
-def every_abbreviation() -> list[tuple[str, str]]:
-    found = []
-    for action in TORCHRUN:
-        for spelling in action.option_strings:
-            found += [(spelling[:end], action.dest) for end in range(3, len(spelling))]
-    return sorted(set(found))
-
-
-def test_every_abbreviation_that_torchrun_accepts_means_the_same_option() -> None:
-    compared = 0
-    for prefix, dest in every_abbreviation():
-        action = next(a for a in TORCHRUN if a.dest == dest)
-        words = [prefix] if is_switch(action) else [prefix, SAMPLES[dest][0]]
-        view = torchs_view([*words, "train.py"])
-        if view is None:
-            continue
-        compared += 1
-        line = parse_command_line([*words, "train.py"])
-        assert list(line.given) == [dest], f"{prefix} means {dest} for torchrun"
-        assert line.script == "train.py"
-    assert compared > 100
-
-
-def test_help_may_be_abbreviated_as_in_torchrun() -> None:
-    for word in ("-h", "--help", "--h", "--hel"):
-        with pytest.raises(HelpRequested):
-            parse_command_line([word])
 
 
 REMAINDERS = [

@@ -144,7 +144,7 @@ class Agent:
         run_id = unique("conformance")
         own = [
             *("--standalone", "--nproc-per-node", str(job.slots), "--max-restarts", str(job.restarts)),
-            *("--redirects", job.redirects, "--log-dir", str(folder / "logs"), "--keep-generations", "100"),
+            *("--redirects", job.redirects, "--log-dir", str(folder / "logs")),
             *("--state-dir", str(folder / "state"), "--event-journal", str(folder / "journal")),
             *("--rdzv-id", run_id, "--node-id", "here", "--shutdown-timeout", "60", "--lease-ttl", "60"),
             *("--worker-start", self.start),

@@ -16,7 +16,7 @@ def training(stage: Stage) -> None:
 
 def agent_killed(stage: Stage) -> None:
     training(stage)
-    stage.cluster.agents["b"].kill_agent()
+    stage.cluster.agents["b"].signal(signal.SIGKILL)
 
 
 def machine_killed(stage: Stage) -> None:
@@ -41,7 +41,7 @@ def interrupted(stage: Stage) -> None:
 
 def terminated(stage: Stage) -> None:
     training(stage)
-    stage.cluster.agents["b"].terminate()
+    stage.cluster.agents["b"].signal(signal.SIGTERM)
 
 
 def full_log_disk(stage: Stage) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_agent.testing.node import NodeProcess
+from elastic_agent.testing.processes import NodeProcess
 from tests.faults.cluster import Cluster
 from tests.faults.machines import SUBNET, Machines, built
 

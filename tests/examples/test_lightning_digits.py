@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.testing.watching import FolderWatch
+from elastic_agent.testing.processes import wait_for
 from tests.cli.support import COMMAND, clean_environment
 
 DIGITS = Path(__file__).parents[2] / "examples" / "lightning_digits.py"
@@ -28,8 +28,10 @@ def start(folder: Path, workers: int) -> subprocess.Popen[str]:
 def test_the_example_resumes_with_another_number_of_workers(tmp_path: Path) -> None:
     record = tmp_path / "elastic_agent" / "digits"
     record.mkdir(parents=True)
-    with FolderWatch(record) as watch, start(tmp_path, 2) as first:
-        watch.until((record / "trainings.json").exists, 100, [first.pid])  # an epoch is complete
+    with start(tmp_path, 2) as first:
+        wait_for(
+            lambda: (record / "trainings.json").exists() or first.poll() is not None, 100
+        )  # an epoch is complete
         first.send_signal(signal.SIGUSR1)
         said, _ = first.communicate()
     assert first.returncode == ExitCode.STOPPED, said

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from elastic_agent.testing.node import NodeProcess
-from elastic_agent.testing.processes import JOURNAL, Agents
-from elastic_agent.testing.records import Line, Lines
+from elastic_agent.testing.processes import JOURNAL, Agents, Line, Lines, NodeProcess
 from tests.cli.support import elastic_agent
 from tests.etcd import set_up_long_ago
 from tests.names import unique

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from elastic_agent.testing.node import NodeProcess
+from elastic_agent.testing.processes import NodeProcess
 
 from .cluster import Cluster
 

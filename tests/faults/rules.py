@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Protocol
 
-from elastic_agent.testing.records import Line
+from elastic_agent.testing.processes import Line
 
 from .cluster import Cluster
 

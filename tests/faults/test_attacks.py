@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent import linux
-from elastic_agent.testing.node import NodeProcess
+from elastic_agent.testing.processes import NodeProcess
 from tests.other_users import (
     OTHER_UID,
     SPEAKS_TO_THE_STORE,

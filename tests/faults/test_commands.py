@@ -17,49 +17,16 @@ import pytest
 
 from elastic_agent.agent.control.socket import Command, agents_here, command
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.testing.node import freeze, thaw
+from elastic_agent.testing.processes import freeze, thaw
 from tests.cli.support import COMMAND, elastic_agent
 from tests.names import unique
 
 from .conftest import MakeCluster
-from .rules import check_saved_and_gone
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
 # -- when they return ---------------------------------------------------------------------------
-
-
-def test_drain_of_this_machine_returns_when_its_worker_has_saved(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1")
-    cluster.start_saving(a=2.0)
-    done = cluster.command("drain")
-    check_saved_and_gone(cluster, "a")
-    assert done.returncode == ExitCode.FINISHED, done.stderr
-    assert f"run {cluster.run_id}: the workers of a have exited, and the run is stopped" in done.stdout
-
-
-def test_drain_of_the_store_host_says_that_its_agent_stays_and_the_node_can_return(
-    make_cluster: MakeCluster,
-) -> None:
-    cluster = make_cluster("1:2")
-    first = cluster.start_training("a", "b")
-    done = cluster.command("drain", "a")
-    stays, left = done.stdout.splitlines()[1:]
-    assert stays.startswith(
-        f"run {cluster.run_id}: the agent of a keeps running until the run ends, because it hosts the"
-    )
-    assert left.startswith(
-        f"run {cluster.run_id}: a has left; the other nodes continue; to have it join again, start"
-    )
-    host = cluster.agents.pop("a")
-    second = cluster.wait_training("b", after=first)
-    assert not host.lines(f"forming generation {second}"), "no generation forms with it"
-    cluster.start("a")
-    cluster.wait_training("a", "b", after=second)
-    assert cluster.command("stop").returncode == ExitCode.FINISHED
-    assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
-    assert host.process.wait(30) == ExitCode.DRAINED
 
 
 def test_drain_of_the_store_host_on_another_node_says_that_its_machine_must_stay(
@@ -80,7 +47,7 @@ def test_drain_of_the_store_host_on_another_node_says_that_its_machine_must_stay
 
 def test_a_failure_on_another_node_does_not_complete_a_drain(make_cluster: MakeCluster) -> None:
     """Another generation begins while the leaver still saves."""
-    cluster = make_cluster("1:2", "--restart-grace", "0.2")
+    cluster = make_cluster("1:2")
     cluster.start_saving(a=0.0, b=2.0)
     asked = subprocess.Popen(
         [*COMMAND, "drain", "b", "--run", str(cluster.run_id)],
@@ -104,7 +71,7 @@ def test_drain_fails_if_the_agent_dies_before_confirming(make_cluster: MakeClust
         text=True,
     )
     cluster.wait("a to save", lambda: cluster.notes("saving") or None)
-    cluster.agents["a"].kill_agent()
+    cluster.agents["a"].signal(signal.SIGKILL)
     _, stderr = asked.communicate(timeout=60)
     assert asked.returncode == ExitCode.NOT_STOPPED
     assert "exited before it could confirm that the workers of this machine have exited" in stderr

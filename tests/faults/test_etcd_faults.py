@@ -12,8 +12,7 @@ from base64 import b64decode
 
 import pytest
 
-from elastic_agent.testing.node import NodeProcess, freeze, thaw
-from elastic_agent.testing.processes import WAIT_TIMEOUT_S
+from elastic_agent.testing.processes import WAIT_TIMEOUT_S, NodeProcess, freeze, thaw
 from tests.etcd import EtcdCluster
 
 from .cluster import SHORT_LEASE_S, SHORT_MARGIN_S, Cluster
@@ -131,28 +130,6 @@ def test_the_run_continues_after_the_coordinators_machine_dies(
     ended = f"/tests/{cluster.mark}/1/r/{cluster.run_id}/ended"
     kept = [key for key in three.keys(f"/tests/{cluster.mark}/1/r/") if "/report/" not in key]
     assert kept == [ended], "the rest of a finished run is removed, but for the reports, which expire"
-
-
-def test_a_run_whose_processes_were_all_killed_resumes_above_its_generation(
-    make_cluster: MakeCluster, three: EtcdCluster
-) -> None:
-    cluster = make_cluster("2", "--max-restarts", "1")
-    for node in ("a", "b"):
-        cluster.start(node)
-    first = cluster.wait_training("a", "b")
-    cluster.order("a/0", "exit")
-    second = cluster.wait_training("a", "b", after=first)
-    for agent in cluster.agents.values():
-        agent.kill_node()
-    for member in three.members:
-        member.kill()
-    for member in three.members:
-        member.start()
-    for node in ("a", "b"):
-        cluster.start(node)
-    third = cluster.wait_training("a", "b", after=second)
-    assert cluster.world(first) == cluster.world(third)
-    see_it_end(cluster, restarts=1)
 
 
 def test_a_node_that_missed_the_end_of_its_run_joins_the_next_one(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.testing.watching import FolderWatch
+from elastic_agent.testing.processes import wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
 
@@ -41,13 +41,13 @@ def test_the_next_workers_find_no_leftovers(
     tmp_path: Path, foreign_before: Path, foreign_since: Path
 ) -> None:
     command = [sys.executable, "-m", "elastic_agent", "--nproc-per-node", "2", "--max-restarts", "1"]
-    command += ["--restart-grace", "0.5", "--log-format", "json"]
+    command += ["--shutdown-timeout", "0.5", "--log-format", "json"]
     command += ["--state-dir", str(tmp_path / "state"), str(SCRIPT), str(tmp_path)]
-    with FolderWatch(tmp_path) as watch, (tmp_path / "log").open("wb") as log:
+    with (tmp_path / "log").open("wb") as log:
         agent = subprocess.Popen(command, stderr=log, stdout=log)
         try:
             shared = tmp_path / "shared.json"
-            watch.until(lambda: shared.exists() or agent.poll() is not None, 90, [agent.pid])
+            wait_for(lambda: shared.exists() or agent.poll() is not None, 90)
             assert shared.exists(), (tmp_path / "log").read_text()
             names = json.loads(shared.read_text())
             assert all((SHM / name).exists() for name in names)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.testing.node import NodeProcess
+from elastic_agent.testing.processes import NodeProcess
 from tests.processes import status_field
 
 from .cluster import HANDLING_NOTICES, Cluster

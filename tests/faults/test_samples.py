@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.testing.records import Line
+from elastic_agent.testing.processes import Line
 
 from .cluster import COUNTING_SAMPLES, Cluster
 from .conftest import MakeCluster

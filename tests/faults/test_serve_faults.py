@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from elastic_agent.testing.node import NodeProcess
+from elastic_agent.testing.processes import NodeProcess
 
-from .cluster import SHORT_LEASE_S, Cluster
+from .cluster import Cluster
 from .conftest import MakeCluster
 from .machines import SUBNET, Machines
 from .rules import see_it_end
@@ -51,14 +51,14 @@ def test_workers_continue_while_the_server_is_killed_or_upgraded(
     cluster.wait_said("head", "run started")
     reconnected = connections(cluster)
 
-    server.kill_agent()
+    server.signal(signal.SIGKILL)
     assert server.process.wait(10) == -signal.SIGKILL
     server = serve(cluster, machines)
     reconnected += 2
     wait_for_steps_after(cluster, generation, reconnected)
     cluster.wait_said("head", "run resumed", "continues without a restart")
 
-    server.terminate()
+    server.signal(signal.SIGTERM)
     assert server.process.wait(10) == 0
     assert server.lines("SIGTERM received", f"still used by 1 run ({cluster.run_id})")
     serve(cluster, machines)
@@ -70,23 +70,3 @@ def test_workers_continue_while_the_server_is_killed_or_upgraded(
     assert not cluster.journal("lease_lost")
     see_it_end(cluster, restarts=0)
     cluster.wait_said("head", "run finished")
-
-
-def test_a_server_that_returns_after_the_lease_forms_the_next_generation(
-    machines: Machines, make_cluster: MakeCluster
-) -> None:
-    cluster = make_cluster("2", endpoint_host=HEAD)
-    server = serve(cluster, machines)
-    for node in ("a", "b"):
-        machines.start(cluster, node)
-    first = cluster.wait_training("a", "b")
-    workers = {one["pid"] for one in cluster.born()}
-    server.kill_agent()
-    for node in ("a", "b"):
-        cluster.wait_event("lease_lost", node)
-    assert cluster.wait_gone(workers, 2 * SHORT_LEASE_S) == []
-    serve(cluster, machines)
-    second = cluster.wait_training("a", "b", after=first)
-    assert second == first + 1
-    assert cluster.world(first) == cluster.world(second)
-    see_it_end(cluster, restarts=0)

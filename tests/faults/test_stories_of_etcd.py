@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from elastic_agent.testing.node import NodeProcess
+from elastic_agent.testing.processes import NodeProcess
 from tests.etcd import EtcdCluster
 
 from .cluster import EXPIRING_LEASE_S

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.testing.processes import freeze
 from tests.cli.support import elastic_agent
 
 from .cluster import EXPIRING_LEASE_S
@@ -26,7 +27,7 @@ def test_a_frozen_node_is_fenced_before_the_others_go_on_and_can_return(make_clu
     first = cluster.wait_training("a", "b")
 
     worker = cluster.pid_of("b/0")
-    b.freeze_agent()
+    freeze(b.pid)
     assert cluster.wait_gone([worker]) == []
     second = cluster.wait_training("a", after=first)
     b.thaw()
@@ -100,7 +101,7 @@ def test_nodes_with_different_numbers_of_workers_join_and_leave_without_a_charge
     second = cluster.wait_training("a", "b", "c", after=first)
     assert cluster.world(second) == {"a": (2, 0), "b": (1, 2), "c": (2, 3)}
 
-    b.terminate()
+    b.signal(signal.SIGTERM)
     third = cluster.wait_training("a", "c", after=second)
     assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
     assert b.lines("this node has left the run", "SIGTERM", "start the same command here again"), (
@@ -136,7 +137,7 @@ def test_a_server_coordinates_runs_and_outlives_their_agents(make_cluster: MakeC
         see_it_end(cluster, restarts=0)
         one.wait_said("server", "run finished", f'"{cluster.run_id}"')
     assert server.runs
-    server.terminate()
+    server.signal(signal.SIGTERM)
     assert server.process.wait() == ExitCode.FINISHED
     assert server.lines("SIGTERM received", "no run uses"), server.said()
 

@@ -34,7 +34,7 @@ def test_drain_returns_when_the_worker_of_the_node_has_saved_and_the_others_cont
     assert left.startswith(f"{run}: a has left; the other nodes continue; to have it join again, start")
     cluster.wait_event("state", "b", generation=2, state="running")
     assert cluster.agents["a"].runs
-    cluster.agents["b"].terminate()
+    cluster.agents["b"].signal(signal.SIGTERM)
     assert cluster.wait_end() == {"a": ExitCode.DRAINED, "b": ExitCode.STOPPED}, cluster.story()
     check_nothing_left(cluster)
 
@@ -68,7 +68,7 @@ def test_no_step_is_lost_or_repeated_when_a_node_leaves_and_when_the_run_stops_a
     cluster.start("b", script=HANDLING_NOTICES)
     first = cluster.wait_training("a", "b")
     wait_heeding(cluster, first, "a", "b")
-    cluster.agents["b"].terminate()
+    cluster.agents["b"].signal(signal.SIGTERM)
     second = cluster.wait_training("a", after=first)
     assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
     check_all_told_and_left(cluster, first, "drain")

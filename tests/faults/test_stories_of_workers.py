@@ -140,7 +140,7 @@ def test_no_process_outlives_its_generation_its_guard_or_its_agent(make_cluster:
     cluster.wait("another daemon", lambda: len(cluster.notes("daemon")) == 2 or None)
     family = {pid for pid in cluster.marked_processes() if pid != a.pid}
     assert {a.guard, cluster.pid_of("a/0"), int(cluster.notes("daemon")[-1]["pid"])} <= family
-    a.kill_agent()
+    a.signal(signal.SIGKILL)
     assert cluster.wait_gone(family) == []
     check_nothing_left(cluster)
 

@@ -14,7 +14,6 @@ import pytest
 from elastic_agent import linux
 from tests.processes import name_of
 
-from .cluster import SHORT_LEASE_S
 from .conftest import MakeCluster
 from .rules import check_nothing_left, see_it_end
 
@@ -42,33 +41,6 @@ def test_a_killed_spawner_does_not_end_the_generation_and_is_replaced(
 
     os.kill(cluster.pid_of("a/1"), signal.SIGKILL)
     cluster.wait_training("a", "b", after=first)
-    see_it_end(cluster, restarts=1)
-
-
-def test_a_worker_that_ignores_sigterm_does_not_delay_a_restart(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("2")
-    first = cluster.start_training("a", "b")
-    cluster.order("b/0", "deaf")
-    cluster.wait_note("deaf")
-    os.kill(cluster.pid_of("a/0"), signal.SIGKILL)
-    cluster.wait_training("a", "b", after=first)
-    asked = cluster.wait_event("stopping", "b", generation=first)["boottime_s"]
-    stopped = cluster.wait_event("workers_stopped", "b", generation=first)["boottime_s"]
-    assert stopped - asked < SHORT_LEASE_S, cluster.story()
-    see_it_end(cluster, restarts=1)
-
-
-def test_a_worker_that_saves_on_sigterm_may_complete_before_a_restart(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("2")
-    first = cluster.start_training("a", "b")
-    cluster.order("b/0", "saves")
-    cluster.wait_note("saves")
-    os.kill(cluster.pid_of("a/0"), signal.SIGKILL)
-    cluster.wait_training("a", "b", after=first)
-    (saved,) = cluster.notes("saved")
-    assert saved["boottime_s"] < min(
-        one["boottime_s"] for one in cluster.born() if one["generation"] > first
-    ), cluster.story()
     see_it_end(cluster, restarts=1)
 
 

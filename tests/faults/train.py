@@ -4,10 +4,8 @@ Each step is one all_reduce. Every rank appends a line per step to ``steps.jsonl
 (atomically) after each step. It trains until the file ``finish`` is there. With ``--alone``, it does all that without
 torch: rank 0 counts, and the others follow its checkpoint.
 
-A worker obeys the order it finds in ``order.NODE.SLOT`` at the end of a step: exception, exit, hang, deaf (hangs
-and ignores SIGTERM), saves (hangs, and writes for seconds at SIGTERM), daemon (leaves a daemonised grandchild behind,
-then goes on). An order is obeyed once, unless it begins with ``always-``. One is obeyed before the first step, in every
-generation: typo (the same error each time).
+A worker obeys the order it finds in ``order.NODE.SLOT`` at the end of a step: exception, exit, hang, daemon
+(leaves a daemonised grandchild behind, then goes on). An order is obeyed once, unless it begins with ``always-``.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -43,17 +40,6 @@ def save(folder: Path, step: int, run_id: str) -> None:
     draft = folder / f".checkpoint.{os.getpid()}"
     draft.write_text(json.dumps({"step": step, "run_id": run_id}))
     draft.replace(folder / "checkpoint.json")
-
-
-def write_for_seconds(folder: Path, worker_id: str) -> None:
-    """Write a large state in pieces; a note says when it is complete."""
-    ends = time.monotonic() + 3.0
-    while time.monotonic() < ends:
-        with (folder / "large-state").open("wb") as file:
-            file.write(bytes(1 << 20))
-            os.fsync(file.fileno())
-    note(folder, kind="saved", worker_id=worker_id)
-    os._exit(0)
 
 
 def daemonise(folder: Path, worker_id: str) -> None:
@@ -85,30 +71,10 @@ def obey(folder: Path, worker_id: str) -> None:
         case "hang":
             while True:
                 time.sleep(3600)
-        case "deaf":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            note(folder, kind="deaf", worker_id=worker_id)
-            while True:
-                time.sleep(3600)
-        case "saves":
-            signal.signal(signal.SIGTERM, lambda *_: write_for_seconds(folder, worker_id))
-            note(folder, kind="saves", worker_id=worker_id)
-            while True:
-                time.sleep(3600)
         case "daemon":
             daemonise(folder, worker_id)
         case unknown:
             raise AssertionError(f"unknown order {unknown}")
-
-
-def trip(folder: Path, worker_id: str) -> None:
-    """Fail before training begins, if the test ordered that."""
-    try:
-        how = (folder / f"order.{worker_id.replace('/', '.')}").read_text()
-    except FileNotFoundError:
-        return
-    if how == "typo":
-        raise ValueError(f"a typo of the test, seen by {os.getpid()}")
 
 
 def steps_together(folder: Path, place: client.Placement, step_s: float) -> Iterator[int]:
@@ -167,7 +133,6 @@ def main() -> None:
         "pid": os.getpid(),
     }
     note(folder, kind="born", **who)
-    trip(folder, me.worker_id)
     steps = steps_alone if options.alone else steps_together
     for step in steps(folder, place, options.step_s):
         client.heartbeat(step)

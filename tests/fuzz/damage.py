@@ -22,21 +22,17 @@ _TOKEN = re.compile(
     rb'"(?:[^"\\]|\\.)*"|[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|[A-Za-z_][\w.-]*|\s+|.', re.DOTALL
 )
 _NUMBERS = (
-    b"0", b"-0", b"-1", b"1", b"2", b"255", b"65535", b"65536", b"2147483648", b"9007199254740993",
-    b"9223372036854775807", b"9223372036854775808", b"18446744073709551616", b"-9223372036854775809", b"1e308",
-    b"1e309", b"-1e309", b"1e-400", b"0.1", b"1.5", b"NaN", b"Infinity", b"-Infinity", b"0x10", b"1_0", b"+1", b"007",
-    "١٢".encode(), "²".encode(), b"9" * 400, b"9" * 5000, b"1e999999999",
+    b"0", b"-0", b"-1", b"255", b"65536", b"9007199254740993", b"18446744073709551616", b"-9223372036854775809",
+    b"1e309", b"-1e309", b"1e-400", b"0.1", b"NaN", b"-Infinity", b"0x10", b"1_0", b"+1", b"007", "١٢".encode(),
+    "²".encode(), b"9" * 400, b"9" * 5000, b"1e999999999",
 )  # fmt: skip
 _TEXTS = (
-    b"", b"a", b"..", b".", b"/", b"../../etc/passwd", b"\x00", b"\\u0000", b"\\ud800", b"\\udc00\\ud800", b"\\u202e",
-    b"\x1b[2J", b"\\u001b]0;x\\u0007", b"\x9b31m", "\u009b31m".encode(), "\u202e".encode(), b"\xff\xfe", b"\xc0\xaf",
-    b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"%s%n{}{0.__class__}", b"a b", b"\n", b"\r\n", b"\t", b"'", b"\\",
-    b",", b":", b"[::1]", b"[1-99999]", "é".encode(), "𝟙".encode(), b"x" * 129, b"x" * 600, b"x" * 70_000,
-    b"?", b"-", b"EA2", b"null",
+    b"", b"a", b"..", b"/", b"../../etc/passwd", b"\x00", b"\\u0000", b"\\ud800", b"\\u202e", b"\x1b[2J",
+    b"\\u001b]0;x\\u0007", b"\x9b31m", "\u009b31m".encode(), "\u202e".encode(), b"\xff\xfe", b"\xed\xa0\x80",
+    b"%s%n{}{0.__class__}", b"a b", b"\r\n", b"\t", b"'", b"\\", b",", b":", b"[::1]", b"[1-99999]", "𝟙".encode(),
+    b"x" * 129, b"x" * 70_000, b"?", b"-", b"null",
 )  # fmt: skip
-_VALUES = (
-    b"null", b"true", b"false", b"[]", b"{}", b"[[]]", b'{"":0}', b'""', b'"a"', b"[null]", b"[0,0]", b'{"a":{"a":{}}}',
-)  # fmt: skip
+_VALUES = (b"null", b"true", b"[]", b"{}", b'{"":0}', b'""', b'"a"', b"[null]", b'{"a":{"a":{}}}')
 _NESTED = tuple(
     opening * _DEPTH + b"0" + end * _DEPTH
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}"), (b"(", b")"), (b"[1-2]", b""))
@@ -88,11 +84,6 @@ def _no_more_than(limit_s: float, data: bytes) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
-
-
-def always(answer: object) -> Callable[..., Any]:
-    """Return a function that gives this answer to everything."""
-    return lambda *_, **__: answer
 
 
 def damaged(samples: Sequence[bytes], nested: bool) -> st.SearchStrategy[bytes]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.testing.records import Line
+from elastic_agent.testing.processes import Line
 from tests.faults.cluster import Cluster
 from tests.integrations.worlds import (
     history,

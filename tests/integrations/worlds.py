@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_agent.testing.records import Line
+from elastic_agent.testing.processes import Line
 from tests.faults.cluster import Cluster
 
 

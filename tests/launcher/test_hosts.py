@@ -14,12 +14,13 @@ import pytest
 from elastic_agent import linux
 from elastic_agent.config.load import resolve
 from elastic_agent.config.sources.command_line import parse_command_line
-from elastic_agent.config.values import Host
+from elastic_agent.config.value_types import Host
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.files import locked
 from elastic_agent.launcher import hosts
 from elastic_agent.launcher.hosts import TRAVELLING, options_of
 from elastic_agent.launcher.on_host import Order
+from elastic_agent.workers.output.folders import KEPT_RUNS
 from tests.cli.support import COMMAND, LONG_LEASE, clean_environment, refusal
 from tests.names import unique
 from tests.ports import free_port
@@ -256,13 +257,15 @@ def test_a_host_that_does_not_answer_is_a_line(desk: Desk, monkeypatch: pytest.M
 
 def test_logs_of_older_runs_without_an_id_are_removed_unless_they_run(desk: Desk) -> None:
     log_name = f"{os.uname().nodename}.log"
-    logs = [desk.folder / "lab1" / "hosts" / f"run-0000000{number}" / log_name for number in range(4)]
+    logs = [
+        desk.folder / "lab1" / "hosts" / f"run-{number:08x}" / log_name for number in range(KEPT_RUNS + 3)
+    ]
     for number, log in enumerate(logs):
         log.parent.mkdir(parents=True)
         log.write_text("it ran\n")
         os.utime(log, (number, number))
     with locked(logs[1]):
-        assert desk.start("lab1,away", "--nnodes=2", "--keep-runs=1").wait(GUARD_S) == ExitCode.TOO_FEW_NODES
+        assert desk.start("lab1,away", "--nnodes=2").wait(GUARD_S) == ExitCode.TOO_FEW_NODES
         wait_for("the end of all processes", lambda: not desk.processes() or None)
-    assert [log.exists() for log in logs] == [False, True, False, True]
+    assert [log.exists() for log in logs[:4]] == [False, True, False, True]
     assert not logs[0].parent.exists()

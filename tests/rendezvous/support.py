@@ -29,7 +29,7 @@ from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
 from elastic_agent.rendezvous.dialer import StoreDialer
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.testing.node import freeze, thaw
+from elastic_agent.testing.processes import freeze, thaw
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server import api
 
-from elastic_agent.testing.node import freeze, thaw
+from elastic_agent.testing.processes import freeze, thaw
 from elastic_agent.torchrun.handler import EXIT_BARRIER
 from tests.etcd import EtcdCluster
 from tests.waiting import wait_for

@@ -90,14 +90,6 @@ def test_a_job_goes_on_while_its_earlier_start_still_runs_on_a_node_that_hangs(
     finish(job)
 
 
-def test_a_job_at_max_requeues_is_not_requeued(slurm: Slurm, folder: Path) -> None:
-    job = started(slurm, folder, "--nodes=2", ELASTIC_AGENT_MAX_REQUEUES="0")
-    slurm.ask("scancel", "--signal=USR1", job.id)
-    assert job.wait_state("FAILED", "PENDING", "COMPLETED") == "FAILED"
-    assert job.facts()["ExitCode"] == "75:0"
-    job.wait_said("not requeueing the job: it has been requeued 0 times, and --max-requeues is 0")
-
-
 def test_a_failed_run_is_not_requeued(slurm: Slurm, folder: Path) -> None:
     script = folder / "elastic.sbatch"
     script.write_text(ELASTIC.read_text().replace("train.py", "failing.py"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from elastic_agent.testing import LocalCluster
@@ -56,10 +56,8 @@ class SoakCluster(LocalCluster):
         self._relays: dict[str, list[Relay]] = {}
         self._stack = ExitStack()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *how: object) -> None:
+        super().__exit__(*how)
         self._stack.close()
 
     def rendezvous(self, name: str) -> tuple[str, ...]:
@@ -142,7 +140,7 @@ class C10dCluster(SoakCluster):
 
     def stop_store(self) -> None:
         store = self.servers["store"]
-        store.terminate()
+        store.signal(signal.SIGTERM)
         store.process.wait()
 
     def stored(self) -> dict[str, int]:

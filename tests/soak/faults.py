@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 
 from elastic_agent import linux
 from elastic_agent.testing import LocalCluster
@@ -31,7 +32,7 @@ def _partition(cluster: LocalCluster, rng: random.Random) -> Injected:
 def _preempted(cluster: LocalCluster, rng: random.Random) -> Injected:
     name = choose_node(cluster, rng)
     at_s = linux.boottime_s()
-    cluster.agents[name].terminate()
+    cluster.agents[name].signal(signal.SIGTERM)
     what = f"SIGTERM to the agent of {name}, later replaced"
     return Injected(what, at_s, name, lambda: restart_node(cluster, name))
 

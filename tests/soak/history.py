@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_agent.testing.records import Line
+from elastic_agent.testing.processes import Line
 from tests.faults.rules import safety_problems
 
 from .cluster import SoakCluster

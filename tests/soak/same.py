@@ -9,7 +9,7 @@ import torch
 
 from elastic_agent.testing import LocalCluster
 from elastic_agent.testing.course import Course
-from elastic_agent.testing.records import Line
+from elastic_agent.testing.processes import Line
 
 from .cluster import SCRIPT
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from elastic_agent import linux
 from elastic_agent.testing import ClusterError, LocalCluster
-from elastic_agent.testing.checks import check_leftovers
 from elastic_agent.testing.faults import Fault, Injected
+from elastic_agent.testing.mistakes import check_leftovers
 
 from .cluster import C10dCluster, SoakCluster, ThreeMembersCluster
 from .counts import Agent, Counts, agent_of, counts, exceeding

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 
 from elastic_agent.testing import LocalCluster
 from elastic_agent.testing.course import Course
-from elastic_agent.testing.records import Line
+from elastic_agent.testing.processes import Line
 
 from .cluster import SCRIPT
 from .counts import MIB, Agent, Counts, exceeding
@@ -31,7 +33,7 @@ def test_the_result_of_the_script_depends_neither_on_the_workers_nor_on_a_fault(
     with LocalCluster(words, tmp_path / "cluster", nodes=1, nproc_per_node=3) as cluster:
         cluster.start_all()
         cluster.wait("a step after a checkpoint", lambda: cluster.course.position > 12 or None)
-        cluster.kill_worker("node-a/1")
+        os.kill(cluster.workers()["node-a/1"], signal.SIGKILL)
         assert cluster.wait_end() == {"node-a": 0}, cluster.story()
         assert len(cluster.course.generations) == 2, cluster.story()
         assert differences(cluster.records("step"), cluster.course, wanted) == []

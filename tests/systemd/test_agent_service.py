@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.testing.node import freeze
+from elastic_agent.testing.processes import freeze
 from tests.processes import without_first_thread
 
 from .container import Container, booted, kill

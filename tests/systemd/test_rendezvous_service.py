@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.testing.node import freeze
+from elastic_agent.testing.processes import freeze
 
 from .container import booted
 from .jobs import RENDEZVOUS, SERVER

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.testing.course import Course
-from elastic_agent.testing.records import Lines
+from elastic_agent.testing.processes import Lines
 from tests.client.support import AGENT_ENVIRONMENT, launched
 
 TRAINING = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.testing.records import Lines
+from elastic_agent.testing.processes import Lines
 
 
 def line(at_s: float, kind: str = "step") -> str:

@@ -30,7 +30,7 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
-from elastic_agent.testing.node import freeze, thaw
+from elastic_agent.testing.processes import freeze, thaw
 from elastic_agent.transport import (
     CoordinatorRecords,
     LifeKeys,

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_agent.testing.node import freeze
+from elastic_agent.testing.processes import freeze
 from elastic_agent.transport import NotAStoreError, Obstacle, StoreLostError, UnreachableError
 from elastic_agent.transport.c10d.dialling import reach
 from elastic_agent.transport.c10d.stream import ByteStream

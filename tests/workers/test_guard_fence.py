@@ -11,7 +11,7 @@ import pytest
 
 from elastic_agent import linux
 from elastic_agent.linux import boottime_s
-from elastic_agent.testing.node import freeze, thaw
+from elastic_agent.testing.processes import freeze, thaw
 from elastic_agent.workers.guard.__main__ import Lease
 from elastic_agent.workers.guard.client import Exited, Fenced, GuardLost, Signalled, Spawned, Stopped
 from tests.processes import status_field

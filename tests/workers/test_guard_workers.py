@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.linux import boottime_s
-from elastic_agent.testing.node import freeze
+from elastic_agent.testing.processes import freeze
 from elastic_agent.workers.guard.client import Exited, Guard, Launch, Ready, Spawned, SpawnFailed, Stopped
 from elastic_agent.workers.guard.messages import NO_SLOT
 from tests.workers.support import SLEEP, Driver, Watched, program

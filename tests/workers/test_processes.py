@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from elastic_agent import linux
-from elastic_agent.testing.node import freeze
+from elastic_agent.testing.processes import freeze
 from tests.names import unique
 from tests.processes import CUT_NAME, TAKE_A_CUT_NAME, process_with_a_cut_name
 

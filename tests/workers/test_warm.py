@@ -13,7 +13,7 @@ import pytest
 
 from elastic_agent import linux
 from elastic_agent.linux import boottime_s
-from elastic_agent.testing.node import freeze
+from elastic_agent.testing.processes import freeze
 from elastic_agent.workers.guard.client import (
     Cold,
     Exited,

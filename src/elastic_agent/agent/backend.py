@@ -39,11 +39,11 @@ def configured_backend(
     endpoint = settings.rdzv_endpoint or Endpoint("127.0.0.1", 0)
     return open_backend(
         reachable_endpoint(endpoint, os.environ),
-        etcd_access(settings, variables.etcd_password()) if is_etcd else None,
+        etcd_access(settings, variables.etcd_password) if is_etcd else None,
         settings.state_dir,
         lease_ttl_s=settings.lease_ttl,
         fence_margin_s=settings.fence_margin,
         port_range=settings.port_range,
-        secret=configured_secret(settings, os.environ, variables.secret()),
+        secret=configured_secret(settings, os.environ, variables.secret),
         serve=serve,
     )

@@ -135,7 +135,7 @@ def _member_record(node: LocalNode, lock: NodeIdLock, incarnation: str) -> Membe
         state=State.READY,
         generation=0,
         policy=node.policy,
-        stop_s=max(settings.restart_grace, settings.shutdown_timeout),
+        stop_s=settings.shutdown_timeout,
         replaces=(lock.predecessor,) if lock.predecessor else (),
         preferred_rank=settings.node_rank,
         role=settings.role,
@@ -147,7 +147,7 @@ def _supervisor(
     node: LocalNode, run: FoundRun, lock: NodeIdLock, session: Session, collectives: Collectives
 ) -> Supervisor:
     settings, disk = node.settings, DiskThread("node-record")
-    graces = Graces(settings.restart_grace, settings.shutdown_timeout, settings.restart_idle)
+    graces = Graces(settings.shutdown_timeout, settings.shutdown_timeout, settings.restart_idle)
     name = settings.notice_signal
 
     def make_runner(guard: Guard, report: events.Subscriber) -> Runner:

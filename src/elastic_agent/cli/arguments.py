@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from elastic_agent.config.builder import usage_error
 from elastic_agent.config.errors import BadValueError, HelpRequested, UsageError, did_you_mean, quoted
 from elastic_agent.config.sources.command_line import Parser
 from elastic_agent.config.value_types import TEXT, Kind
@@ -17,6 +16,9 @@ from elastic_agent.printable import escaped
 
 if TYPE_CHECKING:
     from elastic_agent.agent.control.socket import AgentAddress, Answer
+
+
+ONE_RUN = "at most one run id"
 
 
 class CommandParser(Parser):
@@ -36,6 +38,7 @@ class CommandParser(Parser):
         self._page = page
         self._expected = expected
         self._most_words = most_words
+        self._names_run = expected == ONE_RUN
         self._options: list[str] = []
         self.add_argument("words", nargs="*")
 
@@ -43,11 +46,11 @@ class CommandParser(Parser):
         """Accept an option: with a value of this kind, else with any text, or as ``more`` tells argparse."""
         self._options.append(option)
         if kind is not None:
-            more["type"] = partial(self._value, option, kind)
+            more["type"] = partial(kind.read, source=f"{self._command}: {option}")
         self.add_argument(option, **more)
 
     def select_agents(self) -> None:
-        """Accept the options that select agents of this machine."""
+        """Accept the options that select agents of this machine; with ``ONE_RUN``, the run may be a word, too."""
         self.add("--run", TEXT)
         self.add("--user", USER)
 
@@ -59,7 +62,7 @@ class CommandParser(Parser):
             UsageError: an option is unknown or has no value or a wrong one, or there are too many words.
         """
         if any(word in ("-h", "--help") for word in argv):
-            raise HelpRequested(self._page, options=self._options)
+            raise HelpRequested(self._page)
         try:
             found, rest = self.parse_known_intermixed_args(argv)
         except ArgumentError as error:
@@ -74,17 +77,13 @@ class CommandParser(Parser):
             raise UsageError(
                 f"{self._command}: got {quoted(' '.join(found.words))}; expected {self._expected}"
             )
+        if self._names_run and found.words:
+            found.run = found.words[0]
         return found
 
     def _accepted(self) -> str:
         *first, last = self._options or ["no options"]
         return f"{', '.join(first)} or {last}" if first else last
-
-    def _value(self, option: str, kind: Kind, text: str) -> Any:
-        try:
-            return kind.parse(text)
-        except BadValueError as bad:
-            raise usage_error(f"{self._command}: {option}", text, kind, bad) from None
 
 
 def _uid_of(user: str) -> int:
@@ -106,13 +105,20 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
-async def agents_of(run_id: str | None, uid: int | None) -> dict[AgentAddress, Answer]:
-    """Return the agents of this machine that answer, with their descriptions: of one run and user, or (None) of any."""
+async def agents_of(given: Namespace) -> dict[AgentAddress, Answer]:
+    """Return the selected agents of this machine that answer, with their descriptions."""
     # Imported here: the other commands answer with the standard library alone.
     from elastic_agent.agent.control.socket import agents_here, describe_all
 
-    found = await describe_all([address for address in agents_here() if uid in (None, address.uid)])
-    return {address: answer for address, answer in found.items() if run_id in (None, answer.run_id)}
+    found = await describe_all([address for address in agents_here() if given.user in (None, address.uid)])
+    return {address: answer for address, answer in found.items() if given.run in (None, answer.run_id)}
+
+
+async def agents_of_one_run(command: str, given: Namespace) -> dict[AgentAddress, Answer]:
+    """Return the same; raises ``UsageError`` if they are of several runs."""
+    found = await agents_of(given)
+    check_one_run(command, [answer.run_id for answer in found.values()], "--run")
+    return found
 
 
 HOW_TO_ASK = "run the command on a machine of the run, as the user who runs the agents, or as root"
@@ -124,10 +130,10 @@ def no_agent(given: Namespace) -> str:
     return f"no running agent {whose}found on this machine for this user ({name_of(os.geteuid())})"
 
 
-def check_one_run(command: str, run_ids: Iterable[str], *, of: str, select: str) -> None:
-    """Raise ``UsageError`` if there are several runs; ``of``: whose they are, ``select``: how to select one."""
+def check_one_run(command: str, run_ids: Iterable[str], select: str) -> None:
+    """Raise ``UsageError`` if there are several runs; ``select``: how to select one."""
     runs = sorted({escaped(run_id) for run_id in run_ids})
     if len(runs) > 1:
         raise UsageError(
-            f"{command}: this machine has {of} of several runs ({', '.join(runs)}); select one with {select}"
+            f"{command}: this machine has agents of several runs ({', '.join(runs)}); select one with {select}"
         )

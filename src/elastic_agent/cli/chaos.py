@@ -7,16 +7,12 @@ import signal
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elastic_agent.cli.arguments import CommandParser
 from elastic_agent.config.errors import BadValueError, UsageError, did_you_mean, quoted
 from elastic_agent.config.value_types import Kind, seconds, whole_number
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
-
-if TYPE_CHECKING:
-    from elastic_agent.testing.chaos import Options
 
 PAGE = """\
 Usage: elastic-agent chaos [OPTIONS] -- SCRIPT [ARGUMENTS OF THE SCRIPT]
@@ -37,9 +33,8 @@ nodes share.
   --faults NAME,NAME     faults to inject, in this order [default: worker-killed,worker-killed-saving,node-killed,drain]
   --seed S               decides which worker or node each fault hits [default: 0]
   --every SECONDS        time for which all nodes train before each fault [default: 5]
-  --checkpoints DIR      folder that the script saves to, if it is not given by {checkpoints}; must be empty if absolute
-  --shared DIR,DIR       folders outside the current one that all machines of the real cluster share
-  --separate-folders     give each node its own working folder, like machines that share only --checkpoints
+  --checkpoints DIR      folder below the current one that the script saves to, if it is not given by {checkpoints}
+  --separate-folders     give each node its own working folder, like machines that share only the one for checkpoints
   --hang-timeout SECONDS time without progress after which workers count as hung [default: 10]
   --timeout SECONDS      time in which the script must make its next step [default: 120]
   --preload MODULES      as in the command of the real run: workers are forked with these modules already imported
@@ -55,6 +50,8 @@ Exit codes
   2      usage error: nothing was started
   70     internal error of elastic-agent: please report it"""
 
+_SWITCH = "--separate-folders"
+
 
 def chaos(argv: Sequence[str]) -> int:
     """Run the script with faults, print what happened, and return the exit code.
@@ -62,29 +59,33 @@ def chaos(argv: Sequence[str]) -> int:
     Raises:
         UsageError: nothing was started.
     """
+    from elastic_agent.testing.chaos import Options, run_chaos
     from elastic_agent.testing.faults import DEFAULT, FAULTS
 
     faults = "\n".join(f"  {name:<22} {fault.help}" for name, fault in FAULTS.items())
     parser = CommandParser("chaos", f"{PAGE}{faults}\n{_END}")
-    positive = seconds(0, above=True)
-    switches = ("--separate-folders",)
-    for option, default in (("--nodes", 3), ("--min-nodes", 1), ("--nproc-per-node", 1)):
-        parser.add(option, whole_number(1), default=default)
-    parser.add("--seed", whole_number(0), default=0)
-    for option, duration_s in (("--every", 5.0), ("--hang-timeout", 10.0), ("--timeout", 120.0)):
-        parser.add(option, positive, default=duration_s)
+    for option, least, count in (
+        ("nodes", 1, 3),
+        ("min-nodes", 1, 1),
+        ("nproc-per-node", 1, 1),
+        ("seed", 0, 0),
+    ):
+        parser.add(f"--{option}", whole_number(least), default=count)
+    for option, duration_s in (("every", 5.0), ("hang-timeout", 10.0), ("timeout", 120.0)):
+        parser.add(f"--{option}", seconds(0, above=True), default=duration_s)
     parser.add("--faults", Kind("NAMES", ", ".join(FAULTS), _read_faults), default=DEFAULT)
-    for option in ("--checkpoints", "--shared", "--preload", "--folder"):
+    for option in ("--checkpoints", "--preload", "--folder"):
         parser.add(option)
-    for switch in switches:
-        parser.add(switch, action="store_true")
-    ours, script = _split(argv, switches)
-    options = _options(parser.read(ours), script)
-    from elastic_agent.testing.chaos import run_chaos
-
+    parser.add(_SWITCH, action="store_true")
+    own, script = _split(argv)
+    given = parser.read(own)
+    _check(given, script)
+    options = {name: value for name, value in vars(given).items() if name != "words"}
     signal.signal(signal.SIGTERM, _interrupt)  # its agents are to end with it
     try:
-        report = run_chaos(script, options, lambda line: print(f"chaos: {escaped(line)}", flush=True))
+        report = run_chaos(
+            script, Options(**options), lambda line: print(f"chaos: {escaped(line)}", flush=True)
+        )
     except OSError as error:
         raise UsageError(f"chaos: cannot make the folders of the run: {error}") from None
     print(report.verdict(), flush=True)
@@ -95,12 +96,12 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _split(argv: Sequence[str], switches: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return our options, and the script with its arguments: from the first word that is no option, or after ``--``."""
     arguments = list(argv)
     at = 0
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in ("-m", "--"):
-        takes_value = "=" not in arguments[at] and arguments[at] not in (*switches, "-h", "--help")
+        takes_value = "=" not in arguments[at] and arguments[at] not in (_SWITCH, "-h", "--help")
         at += 2 if takes_value else 1
     return arguments[:at], arguments[at + 1 :] if arguments[at : at + 1] == ["--"] else arguments[at:]
 
@@ -115,8 +116,8 @@ def _read_faults(text: str) -> tuple[str, ...]:
     return plan
 
 
-def _options(given: Namespace, script: list[str]) -> Options:
-    from elastic_agent.testing.chaos import Options
+def _check(given: Namespace, script: list[str]) -> None:
+    from elastic_agent.testing.faults import FAULTS
 
     if given.min_nodes > given.nodes:
         raise UsageError(
@@ -124,35 +125,10 @@ def _options(given: Namespace, script: list[str]) -> Options:
         )
     if given.nodes > 26:
         raise UsageError(f"chaos: --nodes: got {given.nodes}; expected at most 26")
-    _check_nodes(given.faults, given.nodes)
-    _check_script(script)
-    return Options(
-        nodes=given.nodes,
-        min_nodes=given.min_nodes,
-        nproc_per_node=given.nproc_per_node,
-        faults=given.faults,
-        seed=given.seed,
-        every_s=given.every,
-        checkpoints=_checkpoints(given.checkpoints),
-        shared=[Path(os.path.abspath(folder)) for folder in (given.shared or "").split(",") if folder],
-        separate_folders=given.separate_folders,
-        hang_timeout_s=given.hang_timeout,
-        timeout_s=given.timeout,
-        folder=_new_folder(given.folder),
-        agent_options=("--preload", given.preload) if given.preload else (),
-    )
-
-
-def _check_nodes(plan: Sequence[str], nodes: int) -> None:
-    from elastic_agent.testing.faults import FAULTS
-
-    names = [name for name in plan if FAULTS[name].least_nodes > nodes]
+    names = [name for name in given.faults if FAULTS[name].least_nodes > given.nodes]
     if names:
         least = max(FAULTS[name].least_nodes for name in names)
-        raise UsageError(f"chaos: --nodes: got {nodes}; {', '.join(names)} require at least {least}")
-
-
-def _check_script(script: list[str]) -> None:
+        raise UsageError(f"chaos: --nodes: got {given.nodes}; {', '.join(names)} require at least {least}")
     if not script or script == ["-m"]:
         raise UsageError(
             "chaos: no script given; expected elastic-agent chaos [OPTIONS] -- train.py [ARGUMENTS]"
@@ -161,22 +137,13 @@ def _check_script(script: list[str]) -> None:
         raise UsageError(
             f"chaos: the script {quoted(script[0])} does not exist; expected a Python script, or -m MODULE"
         )
-
-
-def _checkpoints(text: str | None) -> Path | None:
-    if text is None:
-        return None
-    path = Path(text)
-    if path.is_absolute() and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UsageError(f"chaos: --checkpoints: {quoted(text)} contains files; expected an empty folder")
-    if ".." in path.parts or path == Path("."):
+    below = Path(given.checkpoints or "checkpoints")
+    if below.is_absolute() or ".." in below.parts or below == Path("."):
         raise UsageError(
-            f"chaos: --checkpoints: got {quoted(text)}; expected a folder below the current one, or a full path"
+            f"chaos: --checkpoints: got {quoted(given.checkpoints)}; expected a folder below the current one, or "
+            "{checkpoints} in the arguments of the script"
         )
-    return path
-
-
-def _new_folder(text: str | None) -> Path | None:
-    if text is not None and os.path.exists(text):
-        raise UsageError(f"chaos: --folder: {quoted(text)} exists already; expected a name for a new folder")
-    return None if text is None else Path(os.path.abspath(text))
+    if given.folder is not None and os.path.exists(given.folder):
+        raise UsageError(
+            f"chaos: --folder: {quoted(given.folder)} exists already; expected a name for a new folder"
+        )

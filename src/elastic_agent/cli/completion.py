@@ -23,8 +23,6 @@ Prints a script by which the shell completes commands, options and files. For ev
 
 _SHELLS = ("bash", "zsh", "fish")
 
-_FISH = "complete -c elastic-agent"
-
 _ZSH = """\
 autoload -Uz compinit bashcompinit
 (( $+functions[compdef] )) || compinit
@@ -58,39 +56,35 @@ def completion(argv: Sequence[str]) -> int:
     shell = words[0] if words else "nothing"
     if shell not in _SHELLS:
         raise UsageError(f"completion: got {quoted(shell)}; expected {expected}")
-    print(_fish() if shell == "fish" else (_ZSH if shell == "zsh" else "") + _bash(), end="", flush=True)
+    options = {name: _options(name) for name in COMMANDS}
+    print(_fish(options) if shell == "fish" else _bash(options, _ZSH * (shell == "zsh")), end="", flush=True)
     return ExitCode.FINISHED
 
 
 def _options(name: str) -> list[str]:
-    """Return the options of a command: its own, or those of ``run``, which many commands have."""
+    """Return the options that the command's page describes, and those of ``run`` if it has them, too."""
+    page, of_run = "", [spec.flag for spec in specs()]
     try:
         load_command(name)(["--help"])
     except HelpRequested as requested:
-        own = requested.options
-        return ["--help", *((spec.flag for spec in specs()) if own is None else own), *requested.more]
-    return []
+        page = "".join(requested.args)
+    own = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", page, re.MULTILINE)
+    return ["--help", *(of_run if not page or "OPTIONS OF RUN" in page else []), *own]
 
 
-def _bash() -> str:
-    patterns = {name: own for name in COMMANDS if (own := _options(name)) != _options("run")}
-    patterns["*"] = _options("run")
+def _bash(options: dict[str, list[str]], head: str) -> str:
+    patterns = {**{name: own for name, own in options.items() if name != "run"}, "*": options["run"]}
     cases = "\n".join(f'    {name}) options="{" ".join(own)}" ;;' for name, own in patterns.items())
-    return _BASH % {"commands": " ".join(COMMANDS), "cases": cases}
+    return head + _BASH % {"commands": " ".join(COMMANDS), "cases": cases}
 
 
-def _fish() -> str:
-    common = _options("run")
-    others = [name for name in COMMANDS if not {*common} <= {*_options(name)}]
-    lines = [f"{_FISH} -l help -d 'print the options'"]
-    for name, (*_, summary) in COMMANDS.items():
-        lines.append(f"{_FISH} -n __fish_use_subcommand -a {name} -d {shlex.quote(summary)}")
-    for name in COMMANDS:
-        seen = f"-n '__fish_seen_subcommand_from {name}'"
-        own = [word.lstrip("-") for word in _options(name)[1:] if name in others or word not in common]
-        lines += [f"{_FISH} {seen} -{'s' if len(word) == 1 else 'l'} {word}" for word in own]
-    unseen = f"-n 'not __fish_seen_subcommand_from {' '.join(others)}'"
-    for spec in specs():
-        value, text = "" if spec.kind.is_switch else " -r", shlex.quote(re.split(r"(?<=\.) ", spec.help)[0])
-        lines.append(f"{_FISH} {unseen} -l {spec.flag[2:]}{value} -d {text}")
+def _fish(options: dict[str, list[str]]) -> str:
+    lines = []
+    for name, own in options.items():
+        summary = shlex.quote(COMMANDS[name][2])
+        lines.append(f"complete -c elastic-agent -n __fish_use_subcommand -a {name} -d {summary}")
+        seen = f"__fish_seen_subcommand_from {name}"
+        if name == "run":
+            seen = f"not __fish_seen_subcommand_from {' '.join(other for other in options if other != name)}"
+        lines += [f"complete -c elastic-agent -n {shlex.quote(seen)} -l {option[2:]}" for option in own]
     return "\n".join(lines) + "\n"

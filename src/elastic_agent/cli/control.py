@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from argparse import Namespace
@@ -18,7 +19,14 @@ from elastic_agent.printable import escaped
 if TYPE_CHECKING:
     from elastic_agent.agent.control.socket import AgentAddress, Answer
 
-DRAIN_PAGE = """\
+_OPTIONS = """\
+
+  --run RUN            the run, if several have agents on this machine
+  --deadline SECONDS   when to stop workers that have not exited yet, from now [default: from the agent's settings]
+  --user USER          only agents of this user (for root, if several users run agents on this machine)"""
+
+DRAIN_PAGE = (
+    """\
 Usage: elastic-agent drain [NODE] [--run RUN] [--deadline SECONDS]
 
 Gracefully removes a node from its run: all workers of the run get a notice (client.notice), save and exit; then the
@@ -27,8 +35,11 @@ process of the node has exited and the machine can be rebooted (exit code 0), or
 code 7). The node's agent exits with code 6. If no other node is left, the run is stopped, and the agent exits with
 code 75. Run the command on any machine of the run, as the user who runs the agents or as root.
 """
+    + _OPTIONS
+)
 
-STOP_PAGE = """\
+STOP_PAGE = (
+    """\
 Usage: elastic-agent stop [--run RUN] [--deadline SECONDS]
 
 Gracefully shuts down a run on all nodes: all workers get a notice (client.notice), save and exit; the agents exit with
@@ -36,55 +47,46 @@ code 75. To resume the run, start it again with the same run id. The command ret
 every node has exited (exit code 0), or when that cannot be confirmed (exit code 7). Run the command on any machine of
 the run, as the user who runs the agents or as root.
 """
-
-OPTIONS_PAGE = """\
-
-  --run RUN            the run, if several have agents on this machine
-  --deadline SECONDS   when to stop workers that have not exited yet, from now [default: from the agent's settings]
-  --user USER          only agents of this user (for root, if several users run agents on this machine)"""
+    + _OPTIONS
+)
 
 
 def drain(argv: Sequence[str]) -> int:
     """Have a node leave; raises ``UsageError`` or ``HelpRequested``."""
-    parser = CommandParser("drain", DRAIN_PAGE + OPTIONS_PAGE, expected="at most one node", most_words=1)
-    return _run("drain", parser, argv)
+    return _run("drain", CommandParser("drain", DRAIN_PAGE, expected="at most one node", most_words=1), argv)
 
 
 def stop(argv: Sequence[str]) -> int:
     """Have a run end; raises ``UsageError`` or ``HelpRequested``."""
-    return _run("stop", CommandParser("stop", STOP_PAGE + OPTIONS_PAGE), argv)
+    return _run("stop", CommandParser("stop", STOP_PAGE), argv)
 
 
 def _run(do: str, parser: CommandParser, argv: Sequence[str]) -> int:
     parser.select_agents()
     parser.add("--deadline", seconds(0))
     given = parser.read(argv)
-    given.node = given.words[0] if given.words else None
-    return asyncio.run(_carry_out(do, given))
+    return asyncio.run(_carry_out(do, given.words[0] if given.words else None, given))
 
 
-async def _carry_out(do: str, given: Namespace) -> int:
+async def _carry_out(do: str, node: str | None, given: Namespace) -> int:
     # Imported here: the other commands answer with the standard library alone.
     from elastic_agent.agent.control.socket import Command, command
 
-    agent = _choose(do, given, await agents_of(given.run, given.user))
+    agent = _choose(do, node, await agents_of(given), no_agent(given))
     if agent.uid != os.geteuid():
         print(f"connecting to the agent of user {name_of(agent.uid)} (pid {agent.pid})", flush=True)
     reason = f"elastic-agent {do} by {name_of(os.getuid())}"
     last: Answer | None = None
-    try:
-        async for last in command(agent, Command(do, given.node, given.deadline, reason)):
+    with contextlib.suppress(OSError, ValueError):  # it has exited, or is not an agent
+        async for last in command(agent, Command(do, node, given.deadline, reason)):
             print(escaped(last.text), file=sys.stderr if last.failed else sys.stdout, flush=True)
-    except (OSError, ValueError):
-        pass  # it has exited, or is not an agent
     if last is None:
         raise UsageError(f"{do}: the agent (pid {agent.pid}) exited before it answered; check its log")
     if not last.done:
-        whose = given.node or ("this machine" if do == "drain" else "every node")
+        whose = node or ("this machine" if do == "drain" else "every node")
         print(
-            f"elastic-agent: {do}: the agent (pid {agent.pid}) exited before it could confirm that the "
-            f"workers of {whose} have exited; check for remaining worker processes there before you "
-            "continue",
+            f"elastic-agent: {do}: the agent (pid {agent.pid}) exited before it could confirm that the workers of "
+            f"{whose} have exited; check for remaining worker processes there before you continue",
             file=sys.stderr,
             flush=True,
         )
@@ -93,19 +95,19 @@ async def _carry_out(do: str, given: Namespace) -> int:
     return ExitCode.USAGE if last.failed else ExitCode.FINISHED
 
 
-def _choose(do: str, given: Namespace, found: dict[AgentAddress, Answer]) -> AgentAddress:
+def _choose(do: str, node: str | None, found: dict[AgentAddress, Answer], none: str) -> AgentAddress:
     """Return the agent to send the command to: the node's own if it is here, else any of the run."""
     if not found:
-        raise UsageError(f"{do}: {no_agent(given)}; {HOW_TO_ASK}")
+        raise UsageError(f"{do}: {none}; {HOW_TO_ASK}")
     users = {address.uid for address in found}
     if len(users) > 1:  # any user can pretend to run an agent of any run
         listed = ", ".join(sorted(map(name_of, users)))
         raise UsageError(
             f"{do}: several users run such agents on this machine ({listed}); select one with --user"
         )
-    check_one_run(do, (answer.run_id for answer in found.values()), of="agents", select="--run")
-    if do == "drain" and given.node is None and len(found) > 1:
+    check_one_run(do, (answer.run_id for answer in found.values()), "--run")
+    if do == "drain" and node is None and len(found) > 1:
         nodes = ", ".join(sorted(escaped(answer.node) for answer in found.values()))
         raise UsageError(f"drain: this machine has several nodes ({nodes}); name one")
-    own = [address for address, answer in found.items() if answer.node == given.node]
+    own = [address for address, answer in found.items() if answer.node == node]
     return (own or list(found))[0]

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from elastic_agent.config.builder import usage_error
-from elastic_agent.config.errors import BadValueError, HelpRequested, UsageError
+from elastic_agent.config.errors import HelpRequested, UsageError
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.script import check_module, check_working_directory
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
@@ -54,13 +53,9 @@ def doctor(argv: Sequence[str]) -> int:
     try:
         line = parse_command_line(argv, switches=(_JSON, _ALONE), values=(_PATHS, _WAIT))
     except HelpRequested:
-        raise HelpRequested(DOCTOR_PAGE, more=(_PATHS, _WAIT, _ALONE, _JSON)) from None
+        raise HelpRequested(DOCTOR_PAGE) from None
     check_working_directory()
-    text = line.values.get(_WAIT, "60")
-    try:
-        wait_s = _WAIT_TIME.parse(text)
-    except BadValueError as bad:
-        raise usage_error(f"doctor: {_WAIT}", text, _WAIT_TIME, bad) from None
+    wait_s = _WAIT_TIME.read(line.values.get(_WAIT, "60"), f"doctor: {_WAIT}")
     resolved, script_error = _resolve(line)
     return _examine(line, wait_s, resolved, script_error)
 
@@ -96,9 +91,7 @@ def _examine(line: CommandLine, wait_s: float, resolved: Resolved, script_error:
     configure_logging(settings.log_format, "warning", sys.stderr)
     shorten_lookups()
     request = replace(
-        doctor_request(
-            settings, environ, password=variables.etcd_password(), secret_variable=variables.secret()
-        ),
+        doctor_request(settings, environ, password=variables.etcd_password, secret_variable=variables.secret),
         script_problem=Refusal(script_error.problem, script_error.remedy) if script_error else None,
         paths=tuple(
             Path(os.path.abspath(folder)) for folder in line.values.get(_PATHS, "").split(",") if folder

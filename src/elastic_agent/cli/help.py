@@ -1,12 +1,15 @@
-"""The help page, made from the settings' specs."""
+"""The help page, made from the settings' specs, and ``elastic-agent version``."""
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import textwrap
 from collections.abc import Sequence
 
+from elastic_agent import installed_version
+from elastic_agent.cli.arguments import CommandParser
 from elastic_agent.cli.main import COMMANDS
 from elastic_agent.config.settings import GROUPS, Spec, specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
@@ -60,6 +63,12 @@ _TAIL = """\
 Sources of a setting, in order of precedence: the option; the environment variable ELASTIC_AGENT_<NAME>
 (ELASTIC_AGENT_MAX_RESTARTS), or for torchrun's options PET_<NAME> (PET_MAX_RESTARTS); the file named by --config
 (max_restarts = 3); Slurm, or systemd's directories; the default."""
+
+
+_VERSION_PAGE = """\
+Usage: elastic-agent version
+
+Prints the versions of elastic-agent, Python and torch. Include them in bug reports."""
 
 
 def help_head() -> str:
@@ -146,3 +155,23 @@ def _folded(option: str, text: str, columns: int, *, indent: int) -> str:
     if len(option) + 2 <= indent:
         return "\n".join([option.ljust(indent) + lines[0], *(margin + line for line in lines[1:])])
     return "\n".join([option, *(margin + line for line in lines)])
+
+
+def version(argv: Sequence[str]) -> int:
+    """Print the versions of this package, Python and torch."""
+    CommandParser("version", _VERSION_PAGE, expected="no arguments").read(argv)
+    print(
+        f"elastic-agent {installed_version()} (Python {platform.python_version()}, torch {_torch_version()})",
+        flush=True,
+    )
+    return ExitCode.FINISHED
+
+
+def _torch_version() -> str:
+    """Return torch's version from its package data; importing torch would take a second."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -38,11 +38,11 @@ COMMANDS = {
     "doctor": ("doctor", "[OPTIONS] [SCRIPT]", "examine the machines of a run before it starts"),
     "chaos": ("chaos", "[OPTIONS] -- SCRIPT", "test a script with faults on a simulated cluster"),
     "init": (
-        "init",
+        "settings",
         "[OPTIONS] [SCRIPT]",
         "write a settings file to start from, with a comment for each setting",
     ),
-    "settings": ("settings", "[OPTIONS] [--json]", "print the effective settings and the source of each"),
+    "settings": ("settings", "[OPTIONS]", "print the effective settings and the source of each"),
     "status": ("status", "[RUN]", "show the status of a run: nodes, workers, restarts, history"),
     "why": ("status", "[RUN]", "print why the generations of a run failed"),
     "drain": ("control", "[NODE]", "gracefully remove a node from its run"),
@@ -55,7 +55,7 @@ COMMANDS = {
         "create a secret by which the agents of a run know each other, or certificates from it",
     ),
     "completion": ("completion", "SHELL", "print a completion script for bash, zsh or fish"),
-    "version": ("version", "", "print the versions of elastic-agent, Python and torch"),
+    "version": ("help", "", "print the versions of elastic-agent, Python and torch"),
 }
 """By command, the module beside this one that has a function of the command's name (only the one that is needed is
 imported: users wait for it), and its arguments and summary, as the help page lists them in this order."""

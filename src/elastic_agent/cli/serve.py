@@ -16,7 +16,7 @@ from elastic_agent.config.errors import HelpRequested, UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.script import check_working_directory
 from elastic_agent.config.settings import spec_by_name
-from elastic_agent.config.sources.base import Layer
+from elastic_agent.config.sources import Layer
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.values import Endpoint
@@ -46,8 +46,7 @@ def serve(argv: Sequence[str]) -> int:
     try:
         line = parse_command_line(argv)
     except HelpRequested:
-        flags = [spec_by_name()[name].flag for name in OPTIONS]
-        raise HelpRequested(serve_page(OPTIONS), options=flags) from None
+        raise HelpRequested(serve_page(OPTIONS)) from None
     _check(line)
     check_working_directory()
     resolved = resolve(line, os.environ, script_needed=False, only=OPTIONS)
@@ -93,7 +92,7 @@ def _serve(resolved: Resolved) -> int:
     for note in resolved.notes:
         (log.warning if note.level == "warning" else log.info)(note.text)
     variables = take_secret_variables()
-    secret = configured_secret(settings, os.environ, variables.secret())
+    secret = configured_secret(settings, os.environ, variables.secret)
     stop = store_server.StopSignals()
     adopt_library_loggers()
     shorten_lookups()

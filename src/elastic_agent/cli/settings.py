@@ -1,50 +1,93 @@
-"""``elastic-agent settings [options]``: the settings in force and where each came from."""
+"""``elastic-agent settings`` and ``elastic-agent init``: the settings in force, as a settings file."""
 
 from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elastic_agent.config.errors import HelpRequested
+from elastic_agent.config.errors import HelpRequested, UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.settings import GROUPS, Settings, Spec, specs
-from elastic_agent.config.sources.base import Layer
+from elastic_agent.config.sources import Layer
 from elastic_agent.config.sources.command_line import parse_command_line
 from elastic_agent.config.value_types import CONF
 from elastic_agent.exit_codes import ExitCode
 
-_JSON, _SCHEMA = "--json", "--schema"
+_SCHEMA, _OUTPUT = "--schema", "--output"
+_FILE = "elastic-agent.toml"
+_COLUMNS = 100
 
 PAGE = """\
-Usage: elastic-agent settings [OPTIONS OF RUN] [--json|--schema] [SCRIPT [ARGUMENTS]]
+Usage: elastic-agent settings [OPTIONS OF RUN] [--schema] [SCRIPT [ARGUMENTS]]
 
 Prints the settings that elastic-agent would use with the same options, in the form of a settings file (--config). A
 comment names the source of each value: the option, the environment variable, the file, Slurm, systemd or the default.
 
-  --json            print one JSON object
   --schema          print a JSON schema of settings files, for editors
 
 elastic-agent --help lists the options of run, and the sources in their order."""
 
 
+INIT_PAGE = f"""\
+Usage: elastic-agent init [--output FILE] [OPTIONS OF RUN] [SCRIPT [ARGUMENTS]]
+
+Writes a settings file, {_FILE} unless another one is named, which must not exist yet. It has what these options and
+arguments say, and as comments every other setting with its meaning and its default. Start every agent with it:
+
+    elastic-agent --config {_FILE}
+
+  --output FILE     where to write it; -: standard output
+
+elastic-agent --help lists the options of run."""
+
+
 def settings(argv: Sequence[str]) -> int:
-    """Print the settings that ``run`` would have with the same options: as TOML, or with ``--json`` as JSON.
+    """Print the settings that ``run`` would have with the same options: as TOML.
 
     Raises:
         UsageError: the same as ``run``, except that no script is needed.
     """
     try:
-        line = parse_command_line(argv, switches=(_JSON, _SCHEMA))
+        line = parse_command_line(argv, switches=(_SCHEMA,))
     except HelpRequested:
-        raise HelpRequested(PAGE, more=(_JSON, _SCHEMA)) from None
+        raise HelpRequested(PAGE) from None
     if _SCHEMA in line.switches:
         print(json.dumps(schema(), indent=2, ensure_ascii=False), flush=True)
         return ExitCode.FINISHED
     resolved = resolve(line, os.environ, script_needed=False)
-    print(as_json(resolved) if _JSON in line.switches else as_toml(resolved), flush=True)
+    print(as_toml(resolved), flush=True)
+    return ExitCode.FINISHED
+
+
+def init(argv: Sequence[str]) -> int:
+    """Write a settings file.
+
+    Raises:
+        UsageError: the same as ``run``, except that no script is needed; or the file exists or cannot be written.
+    """
+    try:
+        line = parse_command_line(argv, values=(_OUTPUT,))
+    except HelpRequested:
+        raise HelpRequested(INIT_PAGE) from None
+    text = commented(resolve(line, os.environ, script_needed=False))
+    path = line.values.get(_OUTPUT, _FILE)
+    if path == "-":
+        print(text, end="", flush=True)
+        return ExitCode.FINISHED
+    try:
+        with Path(path).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"init: {quoted(path)} exists; name another file with --output, or remove it"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"init: cannot write {quoted(path)}: {error.strerror}") from None
+    print(f"wrote {path}; start every agent with: elastic-agent --config {path}", flush=True)
     return ExitCode.FINISHED
 
 
@@ -52,30 +95,11 @@ def as_toml(resolved: Resolved) -> str:
     """Return the settings in force as a settings file; each line has a comment with the value's source."""
     lines = [f"# note: {note.text}" for note in resolved.notes]
     sources = (f"# {resolved.sources[name]}" for name in ("script", "script_args"))
-    lines += _aligned([*zip(as_toml_script(resolved), sources, strict=False)])
+    lines += _aligned([*zip(_toml_script(resolved), sources, strict=False)])
     for group in GROUPS:
         members = [spec for spec in specs() if spec.group == group]
-        lines += ["", f"# {group}", *_aligned([as_toml_entry(spec, resolved) for spec in members])]
+        lines += ["", f"# {group}", *_aligned([_toml_entry(spec, resolved) for spec in members])]
     return "\n".join(lines).lstrip("\n")
-
-
-def as_json(resolved: Resolved) -> str:
-    """Return the same as one JSON object: each setting's value, its layer, and its source in that layer."""
-    entries = {}
-    for spec in specs():
-        source = resolved.sources[spec.name]
-        entries[spec.name] = {
-            "value": _plain(spec, getattr(resolved.settings, spec.name)),
-            "layer": source.layer.name.lower(),
-            "source": str(source),
-        }
-    document = {
-        "script": resolved.settings.script or None,
-        "script_args": list(resolved.settings.script_args),
-        "settings": entries,
-        "notes": [{"level": note.level, "text": note.text} for note in resolved.notes],
-    }
-    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def schema() -> dict[str, Any]:
@@ -99,7 +123,39 @@ def schema() -> dict[str, Any]:
     }
 
 
-def as_toml_script(resolved: Resolved) -> list[str]:
+def commented(resolved: Resolved) -> str:
+    """Return a settings file: in force is what the command line says, the rest are comments."""
+    lines = [
+        "# Settings of elastic-agent, for: elastic-agent --config FILE",
+        "# Remove the # of a line to set it.",
+        "# For editors that check TOML: elastic-agent settings --schema > elastic-agent.schema.json",
+        "#:schema ./elastic-agent.schema.json",
+    ]
+    lines += [
+        "",
+        *(_toml_script(resolved) or ['# script = "train.py"', '# script_args = ["--epochs", "10"]']),
+    ]
+    for group in GROUPS:
+        members = [spec for spec in specs() if spec.group == group and not spec.no_effect]
+        lines += ["", "", f"# ---- {group} ----"]
+        for spec in members:
+            if spec.name != "config":  # a file cannot name another one
+                lines += ["", *_commented_entry(spec, resolved)]
+    return "\n".join(lines) + "\n"
+
+
+def _commented_entry(spec: Spec, resolved: Resolved) -> list[str]:
+    text = spec.help if not spec.why else f"{spec.help} Differs from torchrun: {spec.why}."
+    comment = textwrap.wrap(text, _COLUMNS - 2, break_long_words=False, break_on_hyphens=False)
+    entry, source = _toml_entry(spec, resolved)
+    if resolved.sources[spec.name].layer is not Layer.FLAG and not entry.startswith("#"):
+        entry = f"# {entry}"
+    if entry.endswith("="):
+        entry = f"{entry}  {source}"
+    return [f"# {line}" for line in comment] + [entry]
+
+
+def _toml_script(resolved: Resolved) -> list[str]:
     """Return the lines of a settings file for the script and its arguments; none without a script."""
     if not resolved.settings.script:
         return []
@@ -107,7 +163,7 @@ def as_toml_script(resolved: Resolved) -> list[str]:
     return [f"script = {_toml_text(resolved.settings.script)}", f"script_args = [{arguments}]"]
 
 
-def as_toml_entry(spec: Spec, resolved: Resolved) -> tuple[str, str]:
+def _toml_entry(spec: Spec, resolved: Resolved) -> tuple[str, str]:
     """Return the line of a settings file for a setting, and a comment with its source.
 
     A setting without a value is a comment that ends with ``=``.
@@ -131,25 +187,11 @@ def _aligned(entries: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _toml_value(spec: Spec, value: Any) -> str:
-    plain = _plain(spec, value)
-    if isinstance(plain, bool):
-        return "true" if plain else "false"
-    if isinstance(plain, int | float):
-        return repr(plain)
-    return _toml_text(spec.kind.show(value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, int | float) else _toml_text(spec.kind.show(value))
 
 
 def _toml_text(text: str) -> str:
     """Return a TOML basic string. JSON's escapes are TOML's, but for the delete character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _plain(spec: Spec, value: Any) -> Any:
-    """Return a value as JSON has it: numbers, booleans, texts, lists; everything else as its text."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, Path):
-        return str(value)
-    return spec.kind.show(value)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_agent.cli.arguments import CommandParser, agents_of, check_one_run, name_of
+from elastic_agent.cli.arguments import HOW_TO_ASK, ONE_RUN, CommandParser, agents_of, check_one_run, name_of
 from elastic_agent.config.directories import default_state_dir
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.value_types import PATH, whole_number
@@ -50,59 +50,68 @@ OPTIONS_PAGE = """
 
 def status(argv: Sequence[str]) -> int:
     """Show the status of runs; raises ``UsageError`` or ``HelpRequested``."""
-    given = _parse("status", argv, STATUS_PAGE, "--watch")
+    parser = _parser("status", STATUS_PAGE)
+    parser.add("--watch", action="store_true")
+    given = _read(parser, argv)
     while True:
         found = _find("status", given)
         if given.watch and not given.json and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")
         for number, run in enumerate(found):
-            _show_status(run, given, is_first=number == 0)
-        is_over = all(run.is_saved or run.status.is_over for run in found)
-        if not given.watch or is_over:
+            if number and not given.json:
+                print()
+            _show_status(run, as_json=given.json)
+        if not given.watch or all(run.is_saved or run.status.is_over for run in found):
             return ExitCode.FINISHED
         time.sleep(WATCH_EVERY_S)
 
 
 def why(argv: Sequence[str]) -> int:
     """Print the root causes of a run's failures; raises ``UsageError`` or ``HelpRequested``."""
-    given = _parse("why", argv, WHY_PAGE, "--generation")
+    parser = _parser("why", WHY_PAGE)
+    parser.add("--generation", whole_number(0))
+    given = _read(parser, argv)
     found = _find("why", given)
-    check_one_run(
-        "why", (known.status.run_id for known in found), of="agents", select="elastic-agent why RUN"
-    )
-    run = found[0].status
-    chosen = [
-        generation for generation in run.generations if given.generation in (None, generation.generation)
-    ]
-    if given.generation is not None and not chosen:
+    check_one_run("why", [known.status.run_id for known in found], "elastic-agent why RUN")
+    run, wanted = found[0].status, given.generation
+    chosen = [known for known in run.generations if wanted in (None, known.generation)]
+    if wanted is not None and not chosen:
+        numbers = [str(known.generation) for known in run.generations] or ["none"]
+        listed = ", ".join(numbers) if len(numbers) <= 3 else f"{numbers[0]} to {numbers[-1]}"
         raise UsageError(
-            f"why: generation {given.generation} of run {run.run_id} is not known on this machine; known are "
-            f"{_numbers([generation.generation for generation in run.generations])}"
+            f"why: generation {wanted} of run {run.run_id} is not known on this machine; known are {listed}"
         )
     if given.json:
         import msgspec
 
         for generation in chosen:
             print(msgspec.json.encode(generation).decode())
-        return ExitCode.FINISHED
+    else:
+        print(escaped("\n\n".join(_causes(found[0], chosen, wanted)), keep_lines=True), flush=True)
+    return ExitCode.FINISHED
+
+
+def _causes(found: Found, chosen: Sequence[GenerationStatus], wanted: int | None) -> list[str]:
+    """Return why these generations failed, and what keeps the present one from going on."""
     from elastic_agent.diagnosis.render import folded
     from elastic_agent.monitoring.status_text import problem_text
 
+    run = found.status
     texts = folded(
         (generation.generation, _cause(generation))
         for generation in chosen
         if generation.cause or generation.failed
     )
-    if run.problem and given.generation in (None, run.generation):
+    is_present = wanted in (None, run.generation)
+    if run.problem and is_present:
         texts.append(problem_text(run))
-    if run.standstill is not None and given.generation in (None, run.generation):
+    if run.standstill is not None and is_present:
         texts.append(_standstill(run, run.standstill))
     if not texts:
         texts = [f"run {run.run_id}: no generation has failed, as far as is known on this machine{_gap(run)}"]
-    if found[0].is_saved and not run.is_over:
+    if found.is_saved and not run.is_over:
         texts.append(_age(run))
-    print(escaped("\n\n".join(texts), keep_lines=True), flush=True)
-    return ExitCode.FINISHED
+    return texts
 
 
 def _standstill(run: RunStatus, standstill: Standstill) -> str:
@@ -148,23 +157,16 @@ def _age(run: RunStatus) -> str:
     return f"{NO_AGENT}; this was known {age}{where}{again}"
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    if not numbers:
-        return "none"
-    return ", ".join(map(str, numbers)) if len(numbers) <= 3 else f"{numbers[0]} to {numbers[-1]}"
-
-
-def _parse(command: str, argv: Sequence[str], page: str, own_option: str) -> Namespace:
-    parser = CommandParser(command, page + OPTIONS_PAGE, expected="at most one run id", most_words=1)
+def _parser(command: str, page: str) -> CommandParser:
+    parser = CommandParser(command, page + OPTIONS_PAGE, expected=ONE_RUN, most_words=1)
     parser.select_agents()
     parser.add("--state-dir", PATH)
     parser.add("--json", action="store_true")
-    if own_option == "--watch":
-        parser.add("--watch", action="store_true")
-    else:
-        parser.add("--generation", whole_number(0))
+    return parser
+
+
+def _read(parser: CommandParser, argv: Sequence[str]) -> Namespace:
     given = parser.read(argv)
-    given.run = given.words[0] if given.words else given.run
     given.state_dir = given.state_dir or default_state_dir(os.environ)
     return given
 
@@ -194,8 +196,7 @@ def _find(command: str, given: Namespace) -> list[Found]:
         whose = f"run {given.run}" if given.run else "any run"
         raise UsageError(
             f"{command}: no running agent of {whose} found on this machine for this user "
-            f"({name_of(os.geteuid())}), and no saved status in {given.state_dir} (--state-dir); run the "
-            "command on a machine of the run, as the user who runs the agents, or as root"
+            f"({name_of(os.geteuid())}), and no saved status in {given.state_dir} (--state-dir); {HOW_TO_ASK}"
         )
     return [Found(saved[0], is_saved=True)]
 
@@ -204,7 +205,7 @@ async def _ask(given: Namespace) -> list[RunStatus]:
     """Return the status of each run, from one of its agents here."""
     from elastic_agent.agent.control.socket import Command, command
 
-    found = await agents_of(given.run, given.user)
+    found = await agents_of(given)
     statuses: dict[str, RunStatus] = {}
     # In the order of the nodes, so that several agents of a run do not take turns with --watch.
     for address, agent in sorted(found.items(), key=lambda item: (item[1].run_id, item[1].node, item[0].pid)):
@@ -219,23 +220,17 @@ async def _ask(given: Namespace) -> list[RunStatus]:
     return list(statuses.values())
 
 
-def _show_status(found: Found, given: Namespace, *, is_first: bool) -> None:
+def _show_status(found: Found, *, as_json: bool) -> None:
     from elastic_agent.monitoring.status import of_ended_agent
+    from elastic_agent.monitoring.status_text import status_text
 
     run = of_ended_agent(found.status) if found.is_saved else found.status
-    if given.json:
+    if as_json:
         import msgspec
 
         print(msgspec.json.encode(run).decode(), flush=True)
         return
-    from elastic_agent.monitoring.status_text import status_text
-
-    if not is_first:
-        print()
-    now_s = time.time()
-    text = status_text(run, now_s)
-    if found.is_saved and run.is_over:
-        text = f"{text}\n{NO_AGENT} any more"
-    elif found.is_saved:
-        text = f"{text}\n{_age(run)}"
+    text = status_text(run, time.time())
+    if found.is_saved:
+        text = f"{text}\n{NO_AGENT} any more" if run.is_over else f"{text}\n{_age(run)}"
     print(escaped(text, keep_lines=True), flush=True)

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from elastic_agent.cli.arguments import HOW_TO_ASK, CommandParser, agents_of, check_one_run, no_agent
+from elastic_agent.cli.arguments import HOW_TO_ASK, ONE_RUN, CommandParser, agents_of_one_run, no_agent
 from elastic_agent.config.directories import default_log_dir, default_state_dir
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.value_types import PATH, whole_number
@@ -52,8 +52,8 @@ def logs(argv: Sequence[str]) -> int:
     """Print the output of workers; raises ``UsageError`` or ``HelpRequested``."""
     parser = CommandParser("logs", LOGS_PAGE, expected="at most one NODE or NODE/SLOT", most_words=1)
     parser.select_agents()
-    for option in ("-f", "--follow"):
-        parser.add(option, dest="follow", action="store_true")
+    parser.add("-f", dest="follow", action="store_true")
+    parser.add("--follow", action="store_true")
     for option in ("-n", "--lines"):
         parser.add(option, whole_number(0), dest="lines", default=20)
     parser.add("--generation", whole_number(1))
@@ -70,7 +70,7 @@ def logs(argv: Sequence[str]) -> int:
 async def _logs(given: Namespace) -> None:
     from elastic_agent.agent.control.socket import Question
 
-    found = await _agents("logs", given) if given.log_dir is None else {}
+    found = await agents_of_one_run("logs", given) if given.log_dir is None else {}
     if not found:
         _print_files(given)
         return
@@ -117,19 +117,17 @@ def _print_output(given: Namespace, output: Mapping[str, str]) -> None:
 
 def stacks(argv: Sequence[str]) -> int:
     """Print the stacks of workers; raises ``UsageError`` or ``HelpRequested``."""
-    parser = CommandParser("stacks", STACKS_PAGE, expected="at most one run id", most_words=1)
+    parser = CommandParser("stacks", STACKS_PAGE, expected=ONE_RUN, most_words=1)
     parser.select_agents()
     parser.add("--all-nodes", action="store_true")
-    given = parser.read(argv)
-    given.run = given.words[0] if given.words else given.run
-    asyncio.run(_stacks(given))
+    asyncio.run(_stacks(parser.read(argv)))
     return ExitCode.FINISHED
 
 
 async def _stacks(given: Namespace) -> None:
     from elastic_agent.agent.control.socket import Question
 
-    found = await _agents("stacks", given)
+    found = await agents_of_one_run("stacks", given)
     if not found:
         raise UsageError(f"stacks: {no_agent(given)}; {HOW_TO_ASK}")
     addresses = sorted(found, key=lambda address: found[address].node)[: 1 if given.all_nodes else None]
@@ -138,16 +136,6 @@ async def _stacks(given: Namespace) -> None:
         async for answer in _answers(address, node, Question("stacks")):
             if answer.text:
                 print(f"{escaped(answer.text, keep_lines=True)}\n", flush=True)
-
-
-# -- both ---------------------------------------------------------------------------------------
-
-
-async def _agents(command: str, given: Namespace) -> dict[AgentAddress, Answer]:
-    """Return the agents of the run on this machine; raises ``UsageError`` if they are of several runs."""
-    found = await agents_of(given.run, given.user)
-    check_one_run(command, (answer.run_id for answer in found.values()), of="agents", select="--run")
-    return found
 
 
 async def _answers(address: AgentAddress, node: str | None, question: Question) -> AsyncIterator[Answer]:

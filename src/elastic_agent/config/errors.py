@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 _SHOWN_CHARACTERS = 80
 _LONGEST_WORD = 100
@@ -34,11 +34,6 @@ class MissingScriptError(UsageError):
 
 class HelpRequested(Exception):  # noqa: N818 - not an error
     """The command line has ``--help`` or ``-h``; the argument is the command's page, if it has its own."""
-
-    def __init__(self, *page: str, options: Sequence[str] | None = None, more: Sequence[str] = ()) -> None:
-        """Keep the command's options, too; None: those of ``run``, and ``more``."""
-        super().__init__(*page)
-        self.options, self.more = options, more
 
 
 class ShortHelpRequested(HelpRequested):

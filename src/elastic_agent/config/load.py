@@ -6,37 +6,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from elastic_agent.config.builder import Note, SettingsBuilder, default_of, usage_error
-from elastic_agent.config.checks import (
-    check_allocation,
-    check_node_counts,
-    check_notices,
-    check_paths,
-    check_requeue,
-    leave_ignored_signals,
-)
-from elastic_agent.config.derive import derive_directories, derive_rendezvous
-from elastic_agent.config.errors import BadValueError, MissingScriptError
+from elastic_agent.config.builder import Note, SettingsBuilder
+from elastic_agent.config.errors import MissingScriptError
+from elastic_agent.config.rules import check_all, check_allocation, derive_directories, derive_rendezvous
 from elastic_agent.config.script import check_script
 from elastic_agent.config.settings import Settings, spec_by_name, specs
-from elastic_agent.config.sources.base import Given, Layer, Source
+from elastic_agent.config.sources import Given, Layer, Source
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
-from elastic_agent.config.sources.environment import doubtful_variables, read_environment
-from elastic_agent.config.sources.rdzv_conf import expand
+from elastic_agent.config.sources.environment import doubtful_variables, read_environment, systemd
 from elastic_agent.config.sources.slurm import slurm
 from elastic_agent.config.sources.toml_file import SettingsFile, read_settings_file
 
-_DEFAULT = Source(Layer.DEFAULT, "default")
-
-
-def _systemd(environ: Mapping[str, str]) -> dict[str, Given]:
-    """Return the directories that systemd makes for a service with ``StateDirectory=`` and ``LogsDirectory=``."""
-    given = {}
-    for name, variable in (("state_dir", "STATE_DIRECTORY"), ("log_dir", "LOGS_DIRECTORY")):
-        first = environ.get(variable, "").split(":")[0]
-        if first:
-            given[name] = Given(first, Source(Layer.SITE, f"systemd's {variable}"))
-    return given
+_HARDLY_OF_A_SCRIPT = ("nnodes", "nproc_per_node", "rdzv_endpoint", "rdzv_backend", "rdzv_id", "max_restarts")
+"""Settings that every user of a launcher knows, under names that scripts seldom use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +68,29 @@ def resolve(
     """
     builder = SettingsBuilder()
     variables = read_environment(environ)
-    file = _read_file(line.given.get("config") or variables.get("config"))
-    site = {**_systemd(environ), **slurm(environ)}
-    layers: list[Mapping[str, Given]] = [line.given, variables, file.given, site]
+    named = line.given.get("config") or variables.get("config")
+    file = SettingsFile()
+    if named is not None:
+        file = read_settings_file(spec_by_name()["config"].kind.read(named.text, named.source), named.source)
+    layers: list[Mapping[str, Given]] = [
+        line.given,
+        variables,
+        file.given,
+        {**systemd(environ), **slurm(environ)},
+    ]
     if only is not None:
         layers = [{name: given for name, given in layer.items() if name in only} for layer in layers]
         file = SettingsFile()
-    choose(builder, layers)
+    builder.choose(layers)
     for warning in doubtful_variables(environ):
         builder.warn(warning)
-    _note_options_without_effect(builder)
+    for spec in specs():
+        if spec.no_effect and builder.is_given(spec.name):
+            builder.note(f"{builder.sources[spec.name]} has no effect: {spec.no_effect}")
     check_allocation(builder, environ)
     derive_rendezvous(builder, environ)
     derive_directories(builder, environ)
-    check_paths(builder)
-    if only is None or "signals_to_handle" in only:
-        leave_ignored_signals(builder)
-    check_notices(builder)
-    check_node_counts(builder)
-    check_requeue(builder)
+    check_all(builder, handles_signals=only is None or "signals_to_handle" in only)
     script, script_args = _script(builder, line, file)
     _warn_of_misplaced_options(builder, script_args)
     if script:
@@ -115,54 +101,6 @@ def resolve(
         )
     settings = Settings(script=script, script_args=script_args, **builder.values)
     return Resolved(settings, MappingProxyType(builder.sources), tuple(builder.notes))
-
-
-def _read_file(named: Given | None) -> SettingsFile:
-    if named is None:
-        return SettingsFile()
-    spec = spec_by_name()["config"]
-    try:
-        path = spec.kind.parse(named.text)
-    except BadValueError as bad:
-        raise usage_error(named.source, named.text, spec.kind, bad) from None
-    return read_settings_file(path, named.source)
-
-
-def choose(builder: SettingsBuilder, layers: Sequence[Mapping[str, Given]]) -> None:
-    """Take each setting from the first layer that gives it; in a layer, ``rdzv_conf`` comes after direct settings."""
-    expanded: list[Mapping[str, Given]] = []
-    conf_taken = False
-    for layer in layers:
-        expanded.append(layer)
-        if "rdzv_conf" in layer and not conf_taken:
-            conf_taken = True
-            expanded.append(_expanded_conf(builder, layer["rdzv_conf"]))
-    for spec in specs():
-        given = next((layer[spec.name] for layer in expanded if spec.name in layer), None)
-        if given is None:
-            builder.put(spec.name, default_of(spec.name), _DEFAULT)
-        else:
-            builder.take(spec, given)
-
-
-def _expanded_conf(builder: SettingsBuilder, conf: Given) -> Mapping[str, Given]:
-    builder.take(spec_by_name()["rdzv_conf"], conf)
-    if not conf.text:
-        return {}
-    settings, notes = expand(conf)
-    for note in notes:
-        builder.note(note)
-    return settings
-
-
-def _note_options_without_effect(builder: SettingsBuilder) -> None:
-    for spec in specs():
-        if spec.no_effect and builder.is_given(spec.name):
-            builder.note(f"{builder.sources[spec.name]} has no effect: {spec.no_effect}")
-
-
-_HARDLY_OF_A_SCRIPT = ("nnodes", "nproc_per_node", "rdzv_endpoint", "rdzv_backend", "rdzv_id", "max_restarts")
-"""Settings that every user of a launcher knows, under names that scripts seldom use."""
 
 
 def _warn_of_misplaced_options(builder: SettingsBuilder, script_args: Sequence[str]) -> None:

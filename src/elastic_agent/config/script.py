@@ -7,7 +7,7 @@ import re
 import stat
 import sys
 from collections.abc import Mapping
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from importlib.util import MAGIC_NUMBER, find_spec
 from pathlib import Path
 
@@ -124,62 +124,25 @@ def check_working_directory() -> None:
 
 
 def check_module(name: str) -> None:
-    """Check that a module can be found, as far as that can be determined without importing its packages.
+    """Check that a module, or the outermost package that it is in, can be found; imports nothing.
 
     Raises:
         UsageError: it certainly cannot.
     """
+    dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
     if os.sep in name:
-        dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
         raise UsageError(
             f"module {quoted(name)} is a path",
             f"expected the name of a module, with dots: -m {dotted}, or the script without -m",
         )
-    parts = name.split(".")
-    spec = _outermost(parts[0])
-    for position, part in enumerate(parts[1:], start=1):
-        if spec is None or _finds_its_modules_itself(spec):
-            break
-        found = ".".join(parts[:position])
-        if spec.submodule_search_locations is None:
-            hint = f" (specify the module without .py: -m {found})" if parts[position:] == ["py"] else ""
-            raise _not_found(name, f"was not found: {found} is a module, not a package{hint}")
-        spec = _inner(part, spec)
-    if spec is None:
-        raise _not_found(name, f"was not found from {os.getcwd()}")
-    if spec.submodule_search_locations is None or _finds_its_modules_itself(spec):
-        return
-    if _inner("__main__", spec) is None:
-        raise _not_found(name, "is a package without __main__")
-
-
-def _not_found(name: str, wrong: str) -> UsageError:
-    return UsageError(
-        f"module {quoted(name)} {wrong}",
-        f"expected a module that {sys.executable} -m can run (is its package installed in this environment?)",
-    )
-
-
-def _outermost(name: str) -> ModuleSpec | None:
-    """Return where ``python -m`` would find a package or module that is in no package."""
+    outermost = name.split(".")[0]
     try:
-        return PathFinder.find_spec(name, [os.getcwd(), *sys.path]) or find_spec(name)
+        is_found = PathFinder.find_spec(outermost, [os.getcwd(), *sys.path]) or find_spec(outermost)
     except (ImportError, ValueError):  # no name of a module at all, or one without a specification
-        return None
-
-
-def _inner(name: str, package: ModuleSpec) -> ModuleSpec | None:
-    # By its last name only: of one with dots, the parent would have to be imported.
-    return PathFinder.find_spec(name, list(package.submodule_search_locations or ()))
-
-
-def _finds_its_modules_itself(package: ModuleSpec) -> bool:
-    """Return whether importing the package may change where its modules are found."""
-    if package.origin is None:  # a namespace: just folders
-        return False
-    try:
-        code = Path(package.origin).read_bytes()
-    except OSError:  # built in, or in an archive
-        return True
-    ways = (b"__path__", b"sys.modules", b"meta_path", b"path_hooks")
-    return not package.origin.endswith(".py") or any(way in code for way in ways)
+        is_found = None
+    if is_found is None or (name.endswith(".py") and os.path.isfile(name)):
+        hint = f" (specify the module without .py: -m {dotted})" if name.endswith(".py") else ""
+        raise UsageError(
+            f"module {quoted(name)} was not found from {os.getcwd()}{hint}",
+            f"expected a module that {sys.executable} -m can run (is its package installed in this environment?)",
+        )

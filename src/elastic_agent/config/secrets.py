@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic_agent.config.errors import UsageError
@@ -133,49 +133,27 @@ def etcd_access(settings: Settings, password: str) -> EtcdAccess:
 
 @dataclass(frozen=True)
 class SecretVariables:
-    """Functions that read back each variable that was taken, once."""
+    """The secrets that were in the environment."""
 
-    etcd_password: Callable[[], str] = str
+    etcd_password: str = field(default="", repr=False)
     """Empty if it was not set."""
-    secret: Callable[[], str | None] = lambda: None
+    secret: str | None = field(default=None, repr=False)
     """Of the run; None if it was not set. See :func:`run_secret`."""
 
 
 def take_secret_variables() -> SecretVariables:
-    """Take them out of the environment and the memory of this process.
-
-    To be called before any process is started: a fork has a copy of the memory, and the kernel shows the part that a
-    process got at its start as ``/proc/PID/environ``.
-    """
-    password, secret = _take(ETCD_PASSWORD), _take(SECRET)
-    return SecretVariables(password or str, secret or (lambda: None))
+    """Take them out of the environment of this process, before any process is started that would inherit it."""
+    return SecretVariables(_take(ETCD_PASSWORD) or "", _take(SECRET))
 
 
-def _take(variable: str) -> Callable[[], str] | None:
-    """Take one variable; returns what reads its value back, or None if it is not set."""
-    if variable not in os.environ:
-        return None
-    fd = os.memfd_create("secret")  # closed in whatever is started
-    value = os.environb[variable.encode()]
-    os.write(fd, value)
-    _overwrite(variable, value)
-    del os.environ[variable]
+def _take(variable: str) -> str | None:
+    value = os.environ.get(variable)
+    if value is not None:
+        import ctypes  # only needed with a secret
 
-    def read() -> str:
-        with open(fd, "rb") as file:
-            file.seek(0)
-            return os.fsdecode(file.read())
-
-    return read
-
-
-def _overwrite(variable: str, value: bytes) -> None:
-    """Overwrite the value where C has it, and where Python has it: ``value`` is what ``os.environ`` holds."""
-    import ctypes  # only needed with a secret
-
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_void_p
-    if (address := libc.getenv(variable.encode())) is not None:
-        ctypes.memset(address, 0, len(value))
-    if len(value) > 1:  # of each single byte there is one object for all
-        ctypes.memset(ctypes.c_char_p(value), 0, len(value))
+        libc = ctypes.CDLL(None)
+        libc.getenv.restype = ctypes.c_void_p
+        if (address := libc.getenv(variable.encode())) is not None:
+            ctypes.memset(address, 0, len(os.fsencode(value)))  # the kernel shows this memory: ps e
+        del os.environ[variable]
+    return value

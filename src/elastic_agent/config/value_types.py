@@ -1,4 +1,6 @@
-"""The kinds of value a setting can have: how its text is read, shown, and described to a person."""
+"""The values of settings, and the kinds of them: how a text is read, shown, and described to a person."""
+
+# ruff: noqa: N802 - a function with the decorator _kind is a constant
 
 from __future__ import annotations
 
@@ -8,21 +10,69 @@ import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from elastic_agent.config.errors import BadValueError, did_you_mean, quoted
-from elastic_agent.config.values import Host, NodeRange, StreamChoice
+from elastic_agent.config.errors import BadValueError, UsageError, did_you_mean, quoted
 from elastic_agent.values import DEFAULT_PORT, LONGEST_TIME_S, MOST_NODES, MOST_SLOTS, Endpoint, PortRange
 
 _MOST = 2**31 - 1
 _WHOLE = re.compile(r"[+-]?[0-9]{1,15}")
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*)(\.[A-Za-z0-9_-]+)*\.?")
-_NAME_CHARACTERS = re.compile(r"[A-Za-z0-9._:@+-]")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:@+-]", re.DOTALL)
 _LONGEST_NAME = 128
 _LONGEST_COMMAND = 4000
 
 SLOT_WORDS = ("gpu-or-1", "auto", "cpu", "gpu", "xpu")
+
+
+STATIC_PORT = 29500
+"""The port torchrun uses for ``--master-addr`` without ``--master-port``."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRange:
+    """The number of nodes that a world may have: ``1 <= least <= most``."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
+
+
+class Host(NamedTuple):
+    """A machine of ``--hosts``: its text, what ssh is given, its name without the user, and its workers, if given."""
+
+    text: str
+    target: str
+    name: str
+    workers: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChoice:
+    """The standard streams chosen for local ranks: torch's ``Std`` numbers (0 none, 1 out, 2 err, 3 both).
+
+    Attributes:
+        everywhere: the streams of every local rank that ``by_rank`` does not name.
+        by_rank: pairs of local rank and streams, in the order they were given.
+    """
+
+    everywhere: int = 0
+    by_rank: tuple[tuple[int, int], ...] = ()
+
+    def of(self, local_rank: int) -> int:
+        """Return the streams of one local rank, as torch's ``Std`` number."""
+        return dict(self.by_rank).get(local_rank, self.everywhere)
+
+    def __str__(self) -> str:
+        if self.by_rank:
+            return ",".join(f"{rank}:{streams}" for rank, streams in self.by_rank)
+        return str(self.everywhere)
 
 
 @dataclass(frozen=True)
@@ -46,6 +96,29 @@ class Kind:
     empty_is_unset: bool = False
     is_switch: bool = False
     choices: tuple[str, ...] = ()
+
+    def read(self, text: str, source: object) -> Any:
+        """Parse a text; raises ``UsageError``: where it came from, what is wrong with it, what is accepted."""
+        try:
+            return self.parse(text)
+        except BadValueError as bad:
+            problem = f"{source}: got {quoted(text)}" + (f", {bad.wrong}" if bad.wrong else "")
+            hint = f"; {bad.hint}" if bad.hint else ""
+            raise UsageError(problem, f"expected {self.accepted}{hint}") from None
+
+
+def _kind(metavar: str, accepted: str, **more: Any) -> Callable[[Callable[[str], Any]], Kind]:
+    """Return a decorator that makes a kind of value of the function that parses it."""
+    return lambda parse: Kind(metavar, accepted, parse, **more)
+
+
+def _listed(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Return a function that parses texts of this kind, separated by commas."""
+    return lambda text: tuple(parse(part.strip()) for part in text.split(","))
+
+
+def _joined(values: Iterable[Any]) -> str:
+    return ",".join(map(str, values))
 
 
 def _read_whole(text: str) -> int:
@@ -102,7 +175,16 @@ _LEAST_SIZE = 64 * 1024
 _MOST_SIZE = 2**50
 
 
-def _parse_size(text: str) -> int:
+def _show_size(size: int) -> str:
+    """Show a size in the largest unit that needs no fraction."""
+    for unit, factor in reversed(_UNITS.items()):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return "0"
+
+
+@_kind("SIZE", "a size such as 500M or 2G (units K, M, G, T), 64K or more, or 0 for none", show=_show_size)
+def SIZE(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise BadValueError("which is not a valid size")
@@ -114,38 +196,14 @@ def _parse_size(text: str) -> int:
     return size
 
 
-def _show_size(size: int) -> str:
-    """Show a size in the largest unit that needs no fraction."""
-    for unit, factor in reversed(_UNITS.items()):
-        if size and size % factor == 0:
-            return f"{size // factor}{unit}"
-    return "0"
-
-
-SIZE = Kind(
-    "SIZE",
-    "a size such as 500M or 2G (units K, M, G, T), 64K or more, or 0 for none",
-    _parse_size,
-    _show_size,
-)
-
-
-def _parse_switch(text: str) -> bool:
+@_kind("", "1, true, yes, on, or 0, false, no, off", show=lambda v: "true" if v else "false", is_switch=True)
+def SWITCH(text: str) -> bool:
     word = text.strip().lower()
     if word in ("true", "yes", "on"):
         return True
     if word in ("false", "no", "off"):
         return False
     return _read_whole(word) != 0
-
-
-SWITCH = Kind(
-    "",
-    "1, true, yes, on, or 0, false, no, off",
-    _parse_switch,
-    lambda v: "true" if v else "false",
-    is_switch=True,
-)
 
 
 def choice(choices: Iterable[str], *, metavar: str) -> Kind:
@@ -161,7 +219,8 @@ def choice(choices: Iterable[str], *, metavar: str) -> Kind:
     return Kind(metavar, " or ".join([", ".join(allowed[:-1]), allowed[-1]]), parse, choices=allowed)
 
 
-def _parse_nodes(text: str) -> NodeRange:
+@_kind("MIN:MAX", "N or MIN:MAX, whole numbers with 1 <= MIN <= MAX")
+def NODES(text: str) -> NodeRange:
     parts = text.strip().split(":")
     if len(parts) > 2:
         raise BadValueError("which has more than one colon")
@@ -176,9 +235,6 @@ def _parse_nodes(text: str) -> NodeRange:
     if most > MOST_NODES:
         raise BadValueError(f"which is more than {MOST_NODES} nodes")
     return NodeRange(least, most)
-
-
-NODES = Kind("MIN:MAX", "N or MIN:MAX, whole numbers with 1 <= MIN <= MAX", _parse_nodes)
 
 
 def _parse_slots(text: str) -> str:
@@ -201,14 +257,10 @@ def _parse_host(text: str) -> str:
     """Return a host name or address; IPv6 comes back without brackets."""
     bracketed = text.startswith("[") and text.endswith("]")
     host = text[1:-1] if bracketed else text
-    if bracketed or ":" in host or re.fullmatch(r"[0-9.]+", host):
-        return _checked_address(host)
-    if not host or not _HOST_NAME.fullmatch(host):
-        raise BadValueError(f"whose host {quoted(host)} is neither a host name nor an address")
-    return host
-
-
-def _checked_address(host: str) -> str:
+    if not (bracketed or ":" in host or re.fullmatch(r"[0-9.]+", host)):
+        if not _HOST_NAME.fullmatch(host):
+            raise BadValueError(f"whose host {quoted(host)} is neither a host name nor an address")
+        return host
     import ipaddress  # takes 5 ms; host names do not need it
 
     try:
@@ -269,13 +321,18 @@ def _parse_machine(text: str) -> Host:
 HOSTS = Kind(
     "HOSTS",
     "[USER@]HOST[:WORKERS], several separated by commas, e.g. lab1,lab2:4",
-    lambda text: tuple(_parse_machine(part.strip()) for part in text.split(",")),
-    lambda hosts: ",".join(host.text for host in hosts),
+    _listed(_parse_machine),
+    _joined,
     empty_is_unset=True,
 )
 
 
-def _parse_listener(text: str) -> Endpoint:
+@_kind(
+    "[HOST:]PORT",
+    "PORT, HOST:PORT or [IPV6]:PORT; without a host, the page is served to this machine only",
+    empty_is_unset=True,
+)
+def LISTENER(text: str) -> Endpoint:
     if text.isdecimal():
         return Endpoint("127.0.0.1", _read_port(text, least=0))
     endpoint = _parse_endpoint(text, -1)
@@ -284,17 +341,11 @@ def _parse_listener(text: str) -> Endpoint:
     return endpoint
 
 
-LISTENER = Kind(
-    "[HOST:]PORT",
-    "PORT, HOST:PORT or [IPV6]:PORT; without a host, the page is served to this machine only",
-    _parse_listener,
-    empty_is_unset=True,
-)
-
 C10D, ETCD = "c10d", "etcd"
 
 
-def _parse_backend(text: str) -> str:
+@_kind("NAME", "c10d or etcd (static is treated as c10d)")
+def BACKEND(text: str) -> str:
     word = text.strip().lower()
     if word in ("c10d", "static", "elastic"):
         return C10D
@@ -305,57 +356,42 @@ def _parse_backend(text: str) -> str:
     raise BadValueError()
 
 
-BACKEND = Kind("NAME", "c10d or etcd (static is treated as c10d)", _parse_backend)
-
-
-def _parse_key_prefix(text: str) -> str:
+@_kind("PREFIX", "a path like /team/elastic-agent")
+def KEY_PREFIX(text: str) -> str:
     if not re.fullmatch(r"(/[A-Za-z0-9._@+-]+)+/?", text) or len(text) > _LONGEST_NAME:
         raise BadValueError()
     return text.rstrip("/")
 
 
-KEY_PREFIX = Kind("PREFIX", "a path like /team/elastic-agent", _parse_key_prefix)
-
-
-def _parse_name(text: str) -> str:
+@_kind("ID", f"1 to {_LONGEST_NAME} of the characters A-Z a-z 0-9 . _ : @ + -, except . and .. alone")
+def NAME(text: str) -> str:
     if not text:
         raise BadValueError("which is empty")
     if text in (".", ".."):
         raise BadValueError("which file systems treat as a directory")
-    for position, character in enumerate(text, start=1):
-        if not _NAME_CHARACTERS.fullmatch(character):
-            raise BadValueError(f"whose character {position}, {quoted(character)}, is not allowed")
+    if strange := _NOT_IN_NAMES.search(text):
+        raise BadValueError(f"whose character {strange.start() + 1}, {quoted(strange[0])}, is not allowed")
     if len(text) > _LONGEST_NAME:
         raise BadValueError(f"which has {len(text)} characters")
     return text
 
 
-NAME = Kind(
-    "ID",
-    f"1 to {_LONGEST_NAME} of the characters A-Z a-z 0-9 . _ : @ + -, except . and .. alone",
-    _parse_name,
-)
-
-
-def _parse_text(text: str) -> str:
+@_kind("TEXT", f"1 to {_LONGEST_NAME} printable characters")
+def TEXT(text: str) -> str:
     if not text.strip() or not text.isprintable() or len(text) > _LONGEST_NAME:
         raise BadValueError()
     return text
 
 
-TEXT = Kind("TEXT", f"1 to {_LONGEST_NAME} printable characters", _parse_text)
-
-
-def _parse_program(text: str) -> str:
+@_kind("PROGRAM", "the path of a program, or its name on the PATH")
+def PROGRAM(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise BadValueError("which is not a program")
     return text
 
 
-PROGRAM = Kind("PROGRAM", "the path of a program, or its name on the PATH", _parse_program)
-
-
-def _parse_command(text: str) -> str:
+@_kind("COMMAND", f"a single shell command line of at most {_LONGEST_COMMAND} characters")
+def COMMAND(text: str) -> str:
     if not text.strip():
         raise BadValueError("which is empty")
     if not text.isprintable() or len(text) > _LONGEST_COMMAND:
@@ -363,12 +399,8 @@ def _parse_command(text: str) -> str:
     return text.strip()
 
 
-COMMAND = Kind(
-    "COMMAND", f"a single shell command line of at most {_LONGEST_COMMAND} characters", _parse_command
-)
-
-
-def _parse_path(text: str) -> Path:
+@_kind("PATH", "a path")
+def PATH(text: str) -> Path:
     if not text or "\0" in text:
         raise BadValueError("which is not a path")
     try:
@@ -377,10 +409,8 @@ def _parse_path(text: str) -> Path:
         raise BadValueError("which is relative to the working directory, which was removed") from None
 
 
-PATH = Kind("PATH", "a path", _parse_path)
-
-
-def _parse_port_range(text: str) -> PortRange:
+@_kind("LOW:HIGH", "LOW:HIGH, two ports from 1 to 65535")
+def PORT_RANGE(text: str) -> PortRange:
     low_text, colon, high_text = text.strip().partition(":")
     if not colon:
         raise BadValueError("which has no colon")
@@ -390,10 +420,11 @@ def _parse_port_range(text: str) -> PortRange:
     return PortRange(low, high)
 
 
-PORT_RANGE = Kind("LOW:HIGH", "LOW:HIGH, two ports from 1 to 65535", _parse_port_range)
-
-
-def _parse_streams(text: str) -> StreamChoice:
+@_kind(
+    "STREAMS",
+    "0 (none), 1 (stdout), 2 (stderr) or 3 (both), or RANK:STREAMS,... by local rank, e.g. 0:3,11:1",
+)
+def STREAMS(text: str) -> StreamChoice:
     text = text.strip()
     if re.fullmatch(r"[0-3]", text):
         return StreamChoice(everywhere=int(text))
@@ -406,61 +437,45 @@ def _parse_streams(text: str) -> StreamChoice:
     return StreamChoice(by_rank=tuple(pairs.items()))
 
 
-STREAMS = Kind(
-    "STREAMS",
-    "0 (none), 1 (stdout), 2 (stderr) or 3 (both), or RANK:STREAMS,... by local rank, e.g. 0:3,11:1",
-    _parse_streams,
-)
-
-
-def _parse_ranks(text: str) -> tuple[int, ...]:
-    ranks = []
-    for item in text.split(","):
-        rank = _read_whole(item)
-        if rank < 0:
-            raise BadValueError(f"where {rank} is negative")
-        ranks.append(rank)
-    return tuple(ranks)
+def _read_rank(text: str) -> int:
+    if (rank := _read_whole(text)) < 0:
+        raise BadValueError(f"where {rank} is negative")
+    return rank
 
 
 RANKS = Kind(
     "RANKS",
     "local ranks separated by commas, e.g. 0,1,2",
-    _parse_ranks,
-    lambda ranks: ",".join(map(str, ranks)),
+    _listed(_read_rank),
+    _joined,
     empty_is_unset=True,
 )
 
 _COMMA = "\0"
 
 
-def _parse_filters(text: str) -> tuple[str, ...]:
+@_kind(
+    "TEXT,...",
+    "texts separated by commas; a double comma stands for a literal comma",
+    show=lambda filters: ",".join(item.replace(",", ",,") for item in filters),
+    empty_is_unset=True,
+)
+def FILTERS(text: str) -> tuple[str, ...]:
     items = text.replace(",,", _COMMA).split(",")
     return tuple(item.replace(_COMMA, ",") for item in items)
 
 
-FILTERS = Kind(
-    "TEXT,...",
-    "texts separated by commas; a double comma stands for a literal comma",
-    _parse_filters,
-    lambda filters: ",".join(item.replace(",", ",,") for item in filters),
-    empty_is_unset=True,
-)
-
-
-def _parse_modules(text: str) -> tuple[str, ...]:
-    names = [part.strip() for part in text.split(",")]
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise BadValueError(f"where {quoted(name)} is not a module name")
-    return tuple(dict.fromkeys(names))
+def _read_module(name: str) -> str:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise BadValueError(f"where {quoted(name)} is not a module name")
+    return name
 
 
 MODULES = Kind(
     "MODULES",
     "names of modules separated by commas, e.g. lightning,torch._dynamo",
-    _parse_modules,
-    ",".join,
+    _listed(_read_module),
+    _joined,
     empty_is_unset=True,
 )
 
@@ -476,15 +491,9 @@ def split_conf(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _parse_conf(text: str) -> str:
+@_kind("KEY=VALUE,...", "KEY=VALUE pairs separated by commas", empty_is_unset=True)
+def CONF(text: str) -> str:
     return ",".join(f"{key}={value}" for key, value in split_conf(text))
-
-
-CONF = Kind("KEY=VALUE,...", "KEY=VALUE pairs separated by commas", _parse_conf, empty_is_unset=True)
-
-
-def _parse_signals(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_read_signal(name.strip()) for name in text.split(",")))
 
 
 def _read_signal(name: str) -> str:
@@ -496,34 +505,31 @@ def _read_signal(name: str) -> str:
     return name
 
 
-SIGNALS = Kind("NAMES", "signal names separated by commas, e.g. SIGTERM,SIGINT", _parse_signals, ",".join)
+SIGNALS = Kind(
+    "NAMES", "signal names separated by commas, e.g. SIGTERM,SIGINT", _listed(_read_signal), _joined
+)
 
 NO_SIGNAL = "none"
 
 
-def _parse_signal(text: str) -> str:
+@_kind("NAME", "a signal name, e.g. SIGUSR1, or none")
+def SIGNAL(text: str) -> str:
     return NO_SIGNAL if text.strip().lower() == NO_SIGNAL else _read_signal(text.strip())
 
 
-SIGNAL = Kind("NAME", "a signal name, e.g. SIGUSR1, or none", _parse_signal)
-
-
-def _parse_node_counts(text: str) -> tuple[int, ...]:
-    counts = []
-    for item in text.split(","):
-        count = _read_whole(item)
-        if count < 1:
-            raise BadValueError(f"where {count} is not a positive number of nodes")
-        if count > MOST_NODES:
-            raise BadValueError(f"where {count} is more than {MOST_NODES} nodes")
-        counts.append(count)
-    return tuple(sorted(set(counts)))
+def _read_node_count(text: str) -> int:
+    count = _read_whole(text)
+    if count < 1:
+        raise BadValueError(f"where {count} is not a positive number of nodes")
+    if count > MOST_NODES:
+        raise BadValueError(f"where {count} is more than {MOST_NODES} nodes")
+    return count
 
 
 NODE_COUNTS = Kind(
     "N[,N...]",
     "a whole number, or several separated by commas, e.g. 2 or 1,2,4,8",
-    _parse_node_counts,
-    lambda counts: ",".join(map(str, counts)),
+    lambda text: tuple(sorted({*_listed(_read_node_count)(text)})),
+    _joined,
     empty_is_unset=True,
 )

@@ -21,7 +21,7 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved
 from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
-from elastic_agent.config.values import Host
+from elastic_agent.config.value_types import Host
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.launcher.on_host import Order
 from elastic_agent.printable import escaped

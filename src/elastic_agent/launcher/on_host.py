@@ -22,6 +22,8 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import load_settings
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.files import all_but_newest, locked
+from elastic_agent.workers.output.folders import KEPT_RUNS
+from elastic_agent.workers.output.log_limit import KEPT_BYTES, LogLimit
 from elastic_agent.workers.output.tee import Follower
 
 AGENT = (sys.executable, "-P", "-m", "elastic_agent")
@@ -57,6 +59,7 @@ def main() -> int:
             _remove(Path(log.name))
         return ExitCode.INTERRUPTED
     log.truncate(0)
+    LogLimit(KEPT_BYTES).watch([log.name])
     words = [*AGENT, "run", *order.options, *msgspec.json.decode(options), *order.script]
     agent = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     threading.Thread(target=_obey, args=(agent, order.run_id), daemon=True).start()
@@ -85,7 +88,7 @@ def _examine(order: Order) -> BinaryIO:
     except BlockingIOError:
         raise UsageError(f"run {order.run_id} runs here", "wait for its end, or elastic-agent stop") from None
     logs = folder.parent.glob(f"run-{8 * '[0-9a-f]'}/{os.path.basename(log.name)}")  # those without --rdzv-id
-    for _, old in all_but_newest(logs, settings.keep_runs):
+    for _, old in all_but_newest(logs, KEPT_RUNS):
         with contextlib.suppress(OSError), locked(old):
             _remove(old)
     return log
@@ -104,7 +107,7 @@ def _show(_: str, line: str) -> None:
 
 
 def _obey(agent: subprocess.Popen[bytes], run_id: str) -> None:
-    """Do what the terminal says, and end with it: the agent goes on."""
+    """Do what the terminal says, until it is gone."""
     stop = threading.Thread(target=_stop, args=(agent, run_id), daemon=True)
     for line in sys.stdin.buffer:
         if line == b"stop\n":
@@ -112,9 +115,6 @@ def _obey(agent: subprocess.Popen[bytes], run_id: str) -> None:
         else:  # a second signal ends it at once
             agent.send_signal(signal.SIGTERM)
             agent.send_signal(signal.SIGINT)
-    if stop.ident is not None:  # without a terminal, too
-        stop.join()
-    os._exit(0)
 
 
 def _stop(agent: subprocess.Popen[bytes], run_id: str) -> None:

@@ -12,11 +12,10 @@ The command ``elastic-agent chaos`` does the same.
 from __future__ import annotations
 
 from elastic_agent.testing.chaos import FaultResult, Options, Report, run_chaos
-from elastic_agent.testing.checks import Check
 from elastic_agent.testing.cluster import ClusterError, LocalCluster
 from elastic_agent.testing.faults import FAULTS
-from elastic_agent.testing.mistakes import Mistake
-from elastic_agent.testing.node import NodeProcess
+from elastic_agent.testing.mistakes import Check, Mistake
+from elastic_agent.testing.processes import NodeProcess
 
 __all__ = [
     "FAULTS",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import signal
@@ -11,20 +12,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastic_agent.testing.checks import Check, check_leftovers, check_notices, files_below, torn_files
+from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.cluster import LEFT, ClusterError, LocalCluster
 from elastic_agent.testing.faults import DEFAULT, FAULTS, Injected
-from elastic_agent.testing.mistakes import Evidence, Mistake, find_mistakes
-from elastic_agent.testing.workspace import Workspace
+from elastic_agent.testing.mistakes import (
+    Check,
+    Evidence,
+    Mistake,
+    check_leftovers,
+    check_notices,
+    find_mistakes,
+    is_torn,
+)
 
+PLACEHOLDER = "{checkpoints}"
+"""In the arguments of a script: the folder for checkpoints."""
 ENDING_S = 10.0
 """How long after the first agent the others may end."""
+FIRST_SAVE_S = 60.0
+"""How long the first fault waits for the first checkpoint."""
 _NO_STEP = (
     "no training step was seen: the script makes no step of a torch optimizer; have it report its steps with "
     "client.heartbeat(step)"
 )
-FIRST_SAVE_S = 60.0
-"""How long the first fault waits for the first checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,22 +49,20 @@ class Options:
     """Names from ``FAULTS``, in order."""
     seed: int = 0
     """Decides which worker or node a fault hits."""
-    every_s: float = 5.0
-    """For how long all nodes train before a fault hits."""
-    checkpoints: Path | None = None
-    """The folder that the script saves to, relative to its working folder or absolute; must not contain anything."""
-    shared: Sequence[Path] = ()
-    """More folders that all machines share, when there are machines."""
+    every: float = 5.0
+    """For how many seconds all nodes train before a fault hits."""
+    checkpoints: str | None = None
+    """The folder below the working folder that the script saves to."""
     separate_folders: bool = False
     """Each node has its own working folder, as machines without a shared one."""
-    hang_timeout_s: float = 10.0
-    """After which time without progress workers count as hung; longer than the longest step."""
-    timeout_s: float = 120.0
-    """How long the script may take to make its next step, and to end after the last fault without a step."""
-    folder: Path | None = None
+    hang_timeout: float = 10.0
+    """After which time without progress, in seconds, workers count as hung; longer than the longest step."""
+    timeout: float = 120.0
+    """How many seconds the script may take to make its next step, and to end after the last fault without a step."""
+    folder: str | None = None
     """For everything that is written; None: temporary, removed if the script passed."""
-    agent_options: Sequence[str] = ()
-    """More options of the agents."""
+    preload: str | None = None
+    """The agents' ``--preload``."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +130,12 @@ def run_chaos(
     Raises:
         OSError: a folder cannot be made or written.
     """
-    folder = (options.folder or Path(tempfile.mkdtemp(prefix="elastic-agent-chaos-"))).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    report = Report(folder=folder)
+    folder = Path(options.folder or tempfile.mkdtemp(prefix="elastic-agent-chaos-")).resolve()
+    for part in ("checkpoints", "cluster"):
+        (folder / part).mkdir(parents=True)
     try:
         show(f"running the script with faults: {', '.join(options.faults)}")
-        _ChaosRun(script, options, folder, report, show).run()
+        report = _ChaosRun(script, options, folder, show).run()
     except KeyboardInterrupt:
         if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -138,189 +146,199 @@ def run_chaos(
     return report
 
 
-def _end(cluster: LocalCluster, timeout_s: float) -> dict[str, int]:
-    """Return the exit codes of all nodes. Raises ClusterError when there is no step or end for this long."""
-    while not cluster.is_over():
-        made = len(cluster.records())
+def _make_working_folder(work: Path, ours: Path, checkpoints: str | None) -> None:
+    """Make copies of the files of the current folder and links to the folders in it.
 
-        def look(made: int = made) -> bool:
-            return cluster.is_over() or len(cluster.records()) > made
-
-        cluster.wait("a training step, or the end", look, timeout_s)
-    # Nodes that are still about to join, when the run ends, wait for another one.
-    with contextlib.suppress(ClusterError):
-        cluster.wait("", lambda: not any(agent.runs for agent in cluster.agents.values()), ENDING_S)
-    for agent in cluster.agents.values():
-        if agent.runs:
-            agent.terminate()
-    codes = cluster.wait_end()
-    return {name: code for name, code in codes.items() if code not in LEFT}
-
-
-def _last_error(cluster: LocalCluster) -> str:
-    """Return the last error in the log of a node that failed."""
-    for agent in cluster.agents.values():
-        if agent.process.returncode:
-            lines = [line for line in agent.said().splitlines() if line.strip()]
-            wrong = [line for line in lines if "error" in line.lower()] or lines
-            return (
-                f"{agent.name} ended with exit code {agent.process.returncode}: {wrong[-1] if wrong else ''}"
-            )
-    return ""
+    Args:
+        work: the new folder.
+        ours: a folder that may be in the current one, and gets no link.
+        checkpoints: a folder that is replaced by the new one for checkpoints.
+    """
+    work.mkdir(parents=True)
+    for entry in os.scandir():
+        source, target = Path(entry.path).absolute(), work / entry.name
+        if ours.is_relative_to(source) or (checkpoints and Path(checkpoints).parts[0] == entry.name):
+            continue
+        if entry.is_dir():
+            target.symlink_to(source)
+        elif entry.is_file():
+            shutil.copy2(source, target)
+    if checkpoints:
+        (work / checkpoints).parent.mkdir(parents=True, exist_ok=True)
+        (work / checkpoints).symlink_to(ours / "checkpoints")
 
 
 class _ChaosRun:
-    """The run with faults."""
+    """The run with faults. Its folder has those for checkpoints, the cluster, and the working folders (``work``)."""
 
     def __init__(
-        self,
-        script: Sequence[str],
-        options: Options,
-        folder: Path,
-        report: Report,
-        show: Callable[[str], object],
+        self, script: Sequence[str], options: Options, folder: Path, show: Callable[[str], object]
     ) -> None:
         self._options = options
-        self._report = report
+        self._folder = folder
+        self._checkpoints = folder / "checkpoints"
         self._show = show
+        self._report = Report(folder=folder)
         self._rng = random.Random(options.seed)
         self._torn: list[str] = []
         self._examined = 0
-        self._space = Workspace(folder, script, options.checkpoints, options.separate_folders)
-        own = folder / "cluster"
-        own.mkdir()
+        command = [word.replace(PLACEHOLDER, str(self._checkpoints)) for word in script]
+        if command[0] != "-m":
+            command[0] = os.path.abspath(command[0])
         self._cluster = LocalCluster(
-            self._space.command(),
-            own,
+            command,
+            folder / "cluster",
             nodes=options.nodes,
             min_nodes=options.min_nodes,
             max_nodes=options.nodes + sum(name == "join" for name in options.faults),
             nproc_per_node=options.nproc_per_node,
-            hang_timeout_s=options.hang_timeout_s,
-            options=tuple(options.agent_options),
-            working_folder=self._space.working_folder,
+            hang_timeout_s=options.hang_timeout,
+            options=("--preload", options.preload) if options.preload else (),
+            working_folder=self._working_folder,
         )
 
-    def run(self) -> None:
+    def _working_folder(self, node: str) -> Path:
+        work = self._folder / "work" / (node if self._options.separate_folders else "all")
+        if not work.exists():
+            _make_working_folder(work, self._folder, self._options.checkpoints)
+        return work
+
+    def run(self) -> Report:
         """Inject the faults, and check what came of them."""
         cluster, problem = self._cluster, ""
         codes: dict[str, int] = {}
-        try:
-            with cluster:
-                try:
-                    cluster.start_all()
-                    self._inject_all()
-                    codes = _end(cluster, self._options.timeout_s)
-                except ClusterError as error:
-                    problem = str(error).splitlines()[0]
-                leftovers = check_leftovers(cluster) if cluster.is_over() else None
-                self._judge(codes, problem, leftovers)
-        finally:
-            self._space.close()
+        with cluster:
+            try:
+                cluster.start_all()
+                self._inject_all()
+                codes = self._end()
+            except ClusterError as error:
+                problem = str(error).splitlines()[0]
+            leftovers = [check_leftovers(cluster)] if cluster.is_over() else []
+            self._judge(codes, problem)
+            self._report.checks += leftovers
+        return self._report
 
     def _inject_all(self) -> None:
         cluster = self._cluster
-        cluster.wait_training(*cluster.names, timeout_s=self._options.timeout_s)
+        cluster.wait_training(*cluster.names, timeout_s=self._options.timeout)
         # A checkpoint, and a step after it:
         self._await(lambda: bool(cluster.course.saves) and cluster.course.position > 2, FIRST_SAVE_S)
-        for number, name in enumerate(self._options.faults):
-            self._await(lambda: False, self._options.every_s)
+        for number, name in enumerate(self._options.faults, 1):
+            self._await(lambda: False, self._options.every)
             if cluster.is_over():
                 return
             result = self._inject(name)
-            if result.recovery_s is None and cluster.has_finished():
+            if result.recovery_s is None and ExitCode.FINISHED in self._codes():
                 return  # the script had no step left to make
             self._report.faults.append(result)
-            self._show(f"fault {number + 1}: {result}")
+            self._show(f"fault {number}: {result}")
             if result.recovery_s is None:
                 return
 
+    def _codes(self) -> list[int | None]:
+        return [agent.process.poll() for agent in self._cluster.agents.values()]
+
     def _await(self, look: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until ``look`` finds something, the time is over, or the run is."""
-        cluster = self._cluster
+        """Wait until ``look`` is true, the time is over, or the run is."""
         with contextlib.suppress(ClusterError):
-            cluster.wait("", lambda: look() or cluster.is_over(), timeout_s)
+            self._cluster.wait("", lambda: look() or self._cluster.is_over(), timeout_s)
 
     def _inject(self, name: str) -> FaultResult:
-        cluster = self._cluster
+        cluster, limit_s = self._cluster, self._options.timeout
         generation, position = cluster.generation, cluster.course.position
         injected = FAULTS[name].inject(cluster, self._rng)
         self._examine()
-        alone = len(cluster.names) - (injected.without is not None) < self._options.min_nodes
-        if alone and injected.repair:  # training does not continue before
-            injected.repair()
-        recovered_s = self._next_step(injected, generation)
-        if recovered_s is None:
+        repair = injected.repair or (lambda: None)
+        is_alone = len(cluster.names) - (injected.without is not None) < self._options.min_nodes
+        if is_alone:  # training does not continue before
+            repair()
+        self._await(lambda: self._next_step_s(injected, generation) is not None, limit_s)
+        step_s = self._next_step_s(injected, generation)
+        if step_s is None:
             return FaultResult(name, injected.what, None, position)
         later = cluster.course.newest
         lost = later.lost if later and later.number > generation else 0
         after = 0
-        if injected.repair and not alone:
+        if injected.repair and not is_alone:
             after = later.number if later else 0
-            injected.repair()
-        cluster.wait_training(*cluster.names, after=after, timeout_s=self._options.timeout_s)
-        return FaultResult(name, injected.what, recovered_s - injected.at_s, position, lost)
+            repair()
+        cluster.wait_training(*cluster.names, after=after, timeout_s=limit_s)
+        return FaultResult(name, injected.what, step_s - injected.at_s, position, lost)
 
-    def _next_step(self, injected: Injected, generation: int) -> float | None:
+    def _next_step_s(self, injected: Injected, generation: int) -> float | None:
         """Return when the next training step was made after a fault; None if none was."""
-        cluster = self._cluster
-
-        def look() -> float | None:
-            newest = cluster.course.newest
-            if newest and newest.number > generation:
-                return newest.first_step_s
-            if injected.restarts:
-                return None
-            steps = cluster.records("step") or cluster.records("beat")
-            return next((step["boottime_s"] for step in steps if step["boottime_s"] > injected.at_s), None)
-
-        self._await(lambda: look() is not None, self._options.timeout_s)
-        return look()
+        newest = self._cluster.course.newest
+        if newest and newest.number > generation:
+            return newest.first_step_s
+        if injected.restarts:
+            return None
+        steps = self._cluster.records("step") or self._cluster.records("beat")
+        return next((step["boottime_s"] for step in steps if step["boottime_s"] > injected.at_s), None)
 
     def _examine(self) -> None:
         """Look at the checkpoints as they are just now."""
         generations = self._cluster.course.generations.values()
         loaded = {Path(path) for generation in generations for path in generation.loaded}
-        paths = {*loaded, *files_below(self._space.checkpoint_folder)}
+        paths = loaded | {path for path in self._checkpoints.rglob("*") if path.is_file()}
         self._examined += len(paths)
-        self._torn += torn_files(paths)
+        self._torn += [str(path) for path in paths if is_torn(path)]
 
-    def _judge(self, codes: dict[str, int], problem: str, leftovers: Check | None) -> None:
-        cluster, report = self._cluster, self._report
+    def _end(self) -> dict[str, int]:
+        """Return the exit codes of the nodes that did not leave. Raises ClusterError: no step or end for this long."""
+        cluster = self._cluster
+        while not cluster.is_over():
+            made = len(cluster.records())
+
+            def look(made: int = made) -> bool:
+                return cluster.is_over() or len(cluster.records()) > made
+
+            cluster.wait("a training step, or the end", look, self._options.timeout)
+        # Nodes that are still about to join, when the run ends, wait for another one.
+        with contextlib.suppress(ClusterError):
+            cluster.wait("", lambda: None not in self._codes(), ENDING_S)
+        for agent in cluster.agents.values():
+            if agent.runs:
+                agent.signal(signal.SIGTERM)
+        return {name: code for name, code in cluster.wait_end().items() if code not in LEFT}
+
+    def _judge(self, codes: dict[str, int], problem: str) -> None:
+        report, course = self._report, self._cluster.course
+        work, checks = self._folder / "work", report.checks
+        is_shared = not self._options.separate_folders
         seen = Evidence(
-            cluster.records(),
-            cluster.journal(),
-            cluster.course,
-            [*self._space.local, cluster.temp_folders],
-            [*self._space.shared, *(path.resolve() for path in self._options.shared)],
+            self._cluster.records(),
+            self._cluster.journal(),
+            course,
+            [self._folder / "cluster" / "machines", *([] if is_shared else [work])],
+            [self._checkpoints, *([work] if is_shared else [])],
             self._torn,
         )
         report.mistakes += find_mistakes(seen)
-        done = len(report.faults)
-        wanted = len(self._options.faults)
+        done, wanted = len(report.faults), len(self._options.faults)
         recovered = sum(fault.recovery_s is not None for fault in report.faults)
         text = f"training continued after {recovered} of {done} faults"
-        report.checks.append(
-            Check(recovered == done and not problem, f"{text}; {problem}" if problem else text)
-        )
+        checks.append(Check(recovered == done and not problem, f"{text}; {problem}" if problem else text))
         failed = any(code not in (0, -signal.SIGKILL) for code in codes.values())
         if codes:
-            end = f"the run failed: {_last_error(cluster)}" if failed else "the script ran to its end"
-            report.checks.append(Check(not failed, end))
-        if codes and not failed and not cluster.course.position:
-            report.checks.append(Check(False, _NO_STEP))
+            end = f"the run failed: {self._last_error()}" if failed else "the script ran to its end"
+            checks.append(Check(not failed, end))
+        if codes and not failed and not course.position:
+            checks.append(Check(False, _NO_STEP))
         elif done < wanted and not problem and not failed:
             early = f"the script ended before fault {done + 1} of {wanted}"
-            report.checks.append(
-                Check(False, f"{early}: have it train longer, or inject fewer or sooner (--every)")
-            )
-        loaded = {line["path"] for line in seen.loads()}
-        torn = sorted(loaded.intersection(self._torn))
-        report.checks.append(
-            Check(
-                not torn, f"torn checkpoints: {', '.join(torn) or 'none'} ({self._examined} files examined)"
-            )
-        )
-        report.checks.append(check_notices(seen, is_explained=bool(report.mistakes)))
-        if leftovers is not None:
-            report.checks.append(leftovers)
+            remedy = "have it train longer, or inject fewer or sooner (--every)"
+            checks.append(Check(False, f"{early}: {remedy}"))
+        torn = sorted({line["path"] for line in seen.loads()}.intersection(self._torn))
+        listed = f"torn checkpoints: {', '.join(torn) or 'none'} ({self._examined} files examined)"
+        checks.append(Check(not torn, listed))
+        checks.append(check_notices(seen, is_explained=bool(report.mistakes)))
+
+    def _last_error(self) -> str:
+        """Return the last error in the log of a node that failed."""
+        for agent in self._cluster.agents.values():
+            if code := agent.process.returncode:
+                lines = [line for line in agent.said().splitlines() if line.strip()]
+                errors = [line for line in lines if "error" in line.lower()] or lines
+                return f"{agent.name} ended with exit code {code}: {errors[-1] if errors else ''}"
+        return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,15 +12,20 @@ from pathlib import Path
 from elastic_agent import linux
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.course import Course
-from elastic_agent.testing.node import NodeProcess, freeze, thaw
-from elastic_agent.testing.processes import JOURNAL, WAIT_TIMEOUT_S, Agents, free_port
-from elastic_agent.testing.records import Line, Lines
+from elastic_agent.testing.processes import (
+    JOURNAL,
+    WAIT_TIMEOUT_S,
+    Agents,
+    Line,
+    Lines,
+    NodeProcess,
+    free_port,
+)
 from elastic_agent.worker_variables import PREFIX
 
 LEASE_S, MARGIN_S, SETTLE_S = 4.0, 1.0, 3.0
 """As the agent's defaults, or a little shorter."""
 OBSERVER = Path(__file__).with_name("observer.py")
-RECORDS = "records.jsonl"
 DIE_SAVING = "die-saving"
 """The file that makes the next worker that saves die halfway (see ``observer.py``)."""
 _ENDS_WITH_PARENT = (
@@ -75,16 +79,21 @@ class LocalCluster(Agents):
         self.script = script
         self.names = [f"node-{chr(ord('a') + number)}" for number in range(nodes)]
         self.run_id = f"chaos-{self.mark}"
-        self._nnodes = f"{min_nodes}:{max(nodes, max_nodes or 0)}"
-        self._nproc = nproc_per_node
         self.hang_timeout_s = hang_timeout_s
+        self._nproc = nproc_per_node
         self._working_folder = working_folder or (lambda _: Path.cwd())
-        self._options = options
+        self._options = (
+            *("--rdzv-id", self.run_id, "--nnodes", f"{min_nodes}:{max(nodes, max_nodes or 0)}"),
+            *("--nproc-per-node", str(nproc_per_node), "--max-restarts", "1000"),
+            *("--lease-ttl", str(LEASE_S), "--fence-margin", str(MARGIN_S), "--settle", str(SETTLE_S)),
+            *("--hang-timeout", str(hang_timeout_s), "--log-format", "console"),
+            *("--log-dir", str(folder / "logs"), "--event-journal", str(folder / JOURNAL)),
+            *options,
+        )
         self._port = free_port()
         self._secret = secrets.token_hex(32)
-        self._machines = 0
-        self._temps: dict[str, Path] = {}
-        self._records = Lines(folder / RECORDS)
+        self._machines: list[Path] = []
+        self._records = Lines(folder / "records.jsonl")
         self._course = Course()
         self._fed = 0
 
@@ -113,46 +122,23 @@ class LocalCluster(Agents):
             self.names.append(name)
         state = self.folder / "state" / name
         state.mkdir(parents=True, exist_ok=True)
+        agent = (sys.executable, "-P", "-c", _ENDS_WITH_PARENT, str(os.getpid()), "-P", "-m", "elastic_agent")
         command = [
-            *(
-                sys.executable,
-                "-P",
-                "-c",
-                _ENDS_WITH_PARENT,
-                str(os.getpid()),
-                "-P",
-                "-m",
-                "elastic_agent",
-                "run",
-            ),
-            *self.rendezvous(name),
-            *("--rdzv-id", self.run_id, "--node-id", name, "--nnodes", self._nnodes),
-            *("--nproc-per-node", str(self._nproc), "--max-restarts", "1000"),
-            *("--lease-ttl", str(LEASE_S), "--fence-margin", str(MARGIN_S), "--settle", str(SETTLE_S)),
-            *("--hang-timeout", str(self.hang_timeout_s), "--log-format", "console"),
-            *("--state-dir", str(state), "--log-dir", str(self.folder / "logs")),
-            *("--event-journal", str(self.folder / JOURNAL)),
-            *self._options,
-            *(str(OBSERVER), str(self.folder), *self.script),
+            *(*agent, "run", *self.rendezvous(name), "--node-id", name, "--state-dir", str(state)),
+            *(*self._options, str(OBSERVER), str(self.folder), *self.script),
         ]
-        environment = {
-            "TMPDIR": str(self._temp(name, new_machine)),
-            PREFIX + "SECRET": self._secret,
-        }
-        agent = self.agents[name] = self.launch(name, command, environment, self._working_folder(name))
-        return agent
+        environment = {"TMPDIR": str(self._temp(name, new_machine)), PREFIX + "SECRET": self._secret}
+        self.agents[name] = self.launch(name, command, environment, self._working_folder(name))
+        return self.agents[name]
 
     def _temp(self, name: str, new_machine: bool) -> Path:
-        if new_machine or name not in self._temps:
-            self._machines += 1
-            self._temps[name] = self.folder / "machines" / f"{self._machines}-{name}"
-            self._temps[name].mkdir(parents=True)
-        return self._temps[name]
-
-    @property
-    def temp_folders(self) -> Path:
-        """The folder below which each folder exists on one node only."""
-        return self.folder / "machines"
+        earlier = [folder for folder in self._machines if folder.name.partition("-")[2] == name]
+        if earlier and not new_machine:
+            return earlier[-1]
+        folder = self.folder / "machines" / f"{len(self._machines)}-{name}"
+        folder.mkdir(parents=True)
+        self._machines.append(folder)
+        return folder
 
     def rendezvous(self, name: str) -> tuple[str, ...]:
         """Return the options of this node's agent that say where it reaches the store."""
@@ -164,26 +150,6 @@ class LocalCluster(Agents):
         """Return the newest process of each worker that lives, by worker id."""
         newest = {line["worker"]: int(line["pid"]) for line in self.records("born")}
         return {worker: pid for worker, pid in newest.items() if linux.start_ticks(pid) is not None}
-
-    def kill_worker(self, worker: str) -> None:
-        """Send a worker SIGKILL."""
-        linux.send_signal(self.workers()[worker], signal.SIGKILL)
-
-    def stop_worker(self, worker: str) -> int:
-        """Send a worker SIGSTOP; returns its pid."""
-        pid = self.workers()[worker]
-        freeze(pid)
-        return pid
-
-    def continue_worker(self, pid: int) -> None:
-        """Send SIGCONT, if the process is still there."""
-        thaw(pid)
-
-    def order_death(self) -> Path:
-        """Have the next worker that saves die halfway; returns the order, which can be withdrawn by removing it."""
-        order = self.folder / DIE_SAVING
-        order.touch()
-        return order
 
     def command(self, *arguments: str, timeout_s: float = WAIT_TIMEOUT_S) -> str:
         """Run ``elastic-agent`` with these words, for this run; returns what it printed."""
@@ -228,10 +194,6 @@ class LocalCluster(Agents):
         codes = [agent.process.poll() for agent in self.agents.values()]
         return None not in codes or any(code is not None and code >= 0 and code not in LEFT for code in codes)
 
-    def has_finished(self) -> bool:
-        """Return whether the script came to its end: an agent has ended with success."""
-        return any(agent.process.poll() == ExitCode.FINISHED for agent in self.agents.values())
-
     def wait_training(
         self, *nodes: str, after: int = 0, steps: int = 2, timeout_s: float = WAIT_TIMEOUT_S
     ) -> int:
@@ -241,13 +203,14 @@ class LocalCluster(Agents):
             The number of the generation; 0 if the run has ended.
         """
 
-        def look() -> int | None:
+        def trained() -> int:
             newest = self.course.newest
             if newest is None or newest.number <= after or newest.nodes != {*nodes}:
-                return None
-            trains = len(newest.steps) == self._nproc * len(nodes) and min(newest.steps.values()) >= steps
-            return newest.number if trains else None
+                return 0
+            is_complete = (
+                len(newest.steps) == self._nproc * len(nodes) and min(newest.steps.values()) >= steps
+            )
+            return newest.number if is_complete else 0
 
         awaited = f"{steps} steps of {', '.join(nodes)} in a generation above {after}"
-        generation = self.wait(awaited, lambda: look() or (self.is_over() and -1) or None, timeout_s)
-        return max(generation, 0)
+        return max(0, self.wait(awaited, lambda: trained() or (-1 if self.is_over() else None), timeout_s))

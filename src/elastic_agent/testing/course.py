@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from elastic_agent.testing.records import Line
+from elastic_agent.testing.processes import Line
 
 
 @dataclass
@@ -66,44 +66,31 @@ class Course:
             case "begin":
                 self._begin(generation, line)
             case "step":
-                self._step(generation, line)
+                self._count(generation, line)
+                self._place(generation, line)
             case "stepped":
                 self._place(generation, line)
             case "beat" if line["step"] is not None and not self._counts_optimizer_steps:
                 self._beat(generation, line)
-
-    def _before(self, generation: GenerationCourse) -> GenerationCourse | None:
-        earlier = [
-            other for other in self.generations.values() if other.number < generation.number and other.steps
-        ]
-        return max(earlier, key=lambda other: other.number, default=None)
 
     def _begin(self, generation: GenerationCourse, line: Line) -> None:
         self._counts_optimizer_steps = True
         if generation.is_under_way:
             return
         generation._tracked = line["rank"]
-        before = self._before(generation)
-        if before is None:
-            self._start(generation, 0, before)
+        if self.newest is None:
             self._positions = {line["state"]: 0}
-        else:
-            self._start(
-                generation, self._positions.get(line["state"], None if generation.loaded else 0), before
-            )
+        self._start(generation, self._positions.get(line["state"], None if generation.loaded else 0))
 
-    def _start(
-        self, generation: GenerationCourse, start: int | None, before: GenerationCourse | None
-    ) -> None:
+    def _start(self, generation: GenerationCourse, start: int | None) -> None:
+        earlier = [other for other in self.generations.values() if other.steps]
+        earlier = [other for other in earlier if other.number < generation.number]
+        before = max(earlier, key=lambda other: other.number, default=None)
         generation.is_under_way, generation.start = True, start
         generation.base = generation.reached = start if start is not None else before.reached if before else 0
         if before is not None and start is not None:
             generation.lost = max(0, before.reached - start)
             generation.from_scratch = start == 0 and before.reached > 0
-
-    def _step(self, generation: GenerationCourse, line: Line) -> None:
-        self._count(generation, line)
-        self._place(generation, line)
 
     def _place(self, generation: GenerationCourse, line: Line) -> None:
         # Of every rank: the one that saved the state may be ahead of others, of which one was killed.
@@ -115,7 +102,7 @@ class Course:
         if not generation.is_under_way:
             generation._tracked = line["rank"]
             self._origin = line["step"] if self._origin is None else self._origin
-            self._start(generation, line["step"] - self._origin, self._before(generation))
+            self._start(generation, line["step"] - self._origin)
         self._count(generation, line)
         if line["rank"] == generation._tracked:
             generation.reached = line["step"] - (self._origin or 0) + 1

@@ -6,11 +6,13 @@ What only the agents notice, as a node without a network, is for their own tests
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_agent import linux
-from elastic_agent.testing.cluster import ClusterError, LocalCluster
+from elastic_agent.testing.cluster import DIE_SAVING, ClusterError, LocalCluster
+from elastic_agent.testing.processes import freeze, thaw
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,21 @@ def choose_node(cluster: LocalCluster, rng: random.Random) -> str:
 def _worker_killed(cluster: LocalCluster, rng: random.Random) -> Injected:
     worker, pid = _choose_worker(cluster, rng)
     at_s = linux.boottime_s()
-    cluster.kill_worker(worker)
+    linux.send_signal(pid, signal.SIGKILL)
     return Injected(f"worker {worker} (process {pid}) killed by SIGKILL", at_s)
 
 
 def _worker_killed_saving(cluster: LocalCluster, rng: random.Random) -> Injected:
     seen = len(cluster.records("killed_saving"))
-    order = cluster.order_death()
+    request = cluster.folder / DIE_SAVING
+    request.touch()
     try:
         cluster.wait(
             "the next save of a checkpoint",
             lambda: len(cluster.records("killed_saving")) > seen or cluster.is_over(),
         )
     finally:
-        order.unlink(missing_ok=True)
+        request.unlink(missing_ok=True)
     killed = cluster.records("killed_saving")[seen:]
     if not killed:
         raise ClusterError("the run ended before the next save of a checkpoint")
@@ -75,19 +78,17 @@ def _worker_killed_saving(cluster: LocalCluster, rng: random.Random) -> Injected
 
 
 def _worker_stopped(cluster: LocalCluster, rng: random.Random) -> Injected:
-    worker, _ = _choose_worker(cluster, rng)
+    worker, pid = _choose_worker(cluster, rng)
     generation, at_s = cluster.generation, linux.boottime_s()
-    pid = cluster.stop_worker(worker)
+    freeze(pid)
     description = f"worker {worker} stopped by SIGSTOP"
+    limit_s = cluster.hang_timeout_s + 20
     try:
-        cluster.wait(
-            "the agents to replace it", lambda: cluster.generation > generation, cluster.hang_timeout_s + 20
-        )
+        cluster.wait("the agents to replace it", lambda: cluster.generation > generation, limit_s)
     except ClusterError:
-        cluster.continue_worker(pid)
-        return Injected(
-            f"{description}, continued {linux.boottime_s() - at_s:.0f} s later", at_s, restarts=False
-        )
+        thaw(pid)
+        continued = f"{description}, continued {linux.boottime_s() - at_s:.0f} s later"
+        return Injected(continued, at_s, restarts=False)
     return Injected(description, at_s)
 
 
@@ -95,9 +96,8 @@ def _node_killed(cluster: LocalCluster, rng: random.Random) -> Injected:
     name = choose_node(cluster, rng)
     at_s = linux.boottime_s()
     cluster.agents[name].kill_node()
-    return Injected(
-        f"all processes of {name} killed, later replaced", at_s, name, lambda: cluster.start(name)
-    )
+    description = f"all processes of {name} killed, later replaced"
+    return Injected(description, at_s, name, lambda: cluster.start(name))
 
 
 def _join(cluster: LocalCluster, rng: random.Random) -> Injected:
@@ -144,4 +144,4 @@ FAULTS: dict[str, Fault] = {
 """By name."""
 
 DEFAULT = ("worker-killed", "worker-killed-saving", "node-killed", "drain")
-"""What is injected if nothing else is asked for."""
+"""The faults that are injected if no others are asked for."""

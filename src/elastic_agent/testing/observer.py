@@ -138,23 +138,13 @@ def watch_torch(recorder: Recorder) -> None:
 def _save(recorder: Recorder, save: Callable[[Any], object], f: Any) -> None:
     path = _path(f)
     recorder.write("saving", path=path)
-    if _is_requested(recorder.folder / "die-saving"):
-        _die_halfway(recorder, save, f, path)
-    save(f)
-    recorder.write("saved", path=path)
-
-
-def _is_requested(request: Path) -> bool:
-    """Remove the request to die; return whether it was there, so that one process alone follows it."""
     try:
-        request.unlink()
+        (recorder.folder / "die-saving").unlink()  # one process alone can
     except FileNotFoundError:
-        return False
-    return True
-
-
-def _die_halfway(recorder: Recorder, save: Callable[[Any], object], f: Any, path: str) -> None:
-    """Leave what a power cut or SIGKILL in the middle of a save would: the first half of the file."""
+        save(f)
+        recorder.write("saved", path=path)
+        return
+    # Leave what a power cut or SIGKILL in the middle of a save would: the first half of the file.
     whole = io.BytesIO()
     save(whole)
     half = whole.getvalue()[: whole.tell() // 2]
@@ -175,17 +165,15 @@ def _path(f: Any) -> str:
 
 def watch_heartbeats(recorder: Recorder) -> None:
     """Record the steps that the script, or the integration of a framework, reports."""
-    heartbeat, report_step = client.heartbeat, client.report_step
 
-    def recorded(step: int | None = None) -> None:
-        heartbeat(step)
-        recorder.write("beat", step=step)
+    def recorded(report: Callable[[Any], None]) -> Callable[..., None]:
+        def write(step: int | None = None) -> None:
+            report(step)
+            recorder.write("beat", step=step)
 
-    def reported(step: int) -> None:
-        report_step(step)
-        recorder.write("beat", step=step)
+        return write
 
-    client.heartbeat, client.report_step = recorded, reported
+    client.heartbeat, client.report_step = recorded(client.heartbeat), recorded(client.report_step)
 
 
 def main() -> None:

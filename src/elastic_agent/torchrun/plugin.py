@@ -17,13 +17,12 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from elastic_agent.config.builder import SettingsBuilder
-from elastic_agent.config.derive import derive_rendezvous
 from elastic_agent.config.directories import default_state_dir, make_state_dir
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.load import choose
-from elastic_agent.config.secrets import etcd_access, run_secret, take_secret_variables
+from elastic_agent.config.rules import derive_rendezvous
+from elastic_agent.config.secrets import SecretVariables, etcd_access, run_secret, take_secret_variables
 from elastic_agent.config.settings import Settings
-from elastic_agent.config.sources.base import Given, Layer, Source
+from elastic_agent.config.sources import Given, Layer, Source
 from elastic_agent.config.sources.environment import SECRET
 from elastic_agent.config.sources.rdzv_conf import meanings
 from elastic_agent.config.value_types import ETCD
@@ -68,12 +67,12 @@ def create_handler(params: RendezvousParameters, rdzv_backend: str) -> Rendezvou
     """
     level = os.environ.get("LOGLEVEL", "").lower()
     log_beside_program(level if level in ("debug", "info", "error") else "warning", sys.stderr)
-    password, variable = _secret_variables()
+    variables = _secret_variables()
     try:
-        settings = _settings(params, rdzv_backend, variable)
+        settings = _settings(params, rdzv_backend, variables.secret)
         make_state_dir(settings.state_dir, os.environ)
-        secret = run_secret(settings.secret_file, os.environ, variable)
-        access = etcd_access(settings, password) if rdzv_backend == ETCD else None
+        secret = run_secret(settings.secret_file, os.environ, variables.secret)
+        access = etcd_access(settings, variables.etcd_password) if rdzv_backend == ETCD else None
     except UsageError as error:
         raise ValueError(str(error)) from None
     shorten_lookups()
@@ -114,7 +113,7 @@ def _settings(params: RendezvousParameters, rdzv_backend: str, secret: str | Non
     for name, text in options.items():
         given[name] = Given(text, Source(Layer.FLAG, f"--{name.replace('_', '-')}"))
     builder = SettingsBuilder()
-    choose(builder, [given])
+    builder.choose([given])
     derive_rendezvous(builder, {**os.environ, **({SECRET: secret} if secret is not None else {})})
     for text in (*notes, *(note.text for note in builder.notes)):
         get_logger().warning(text)
@@ -150,10 +149,9 @@ def _stops_within_s() -> float:
 
 
 @functools.cache
-def _secret_variables() -> tuple[str, str | None]:
+def _secret_variables() -> SecretVariables:
     """Take the password for etcd and the run's secret out of the environment; a second handler needs them, too."""
-    variables = take_secret_variables()
-    return variables.etcd_password(), variables.secret()
+    return take_secret_variables()
 
 
 def _safe(text: str) -> str:

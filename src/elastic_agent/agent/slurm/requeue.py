@@ -20,6 +20,10 @@ REASONS = frozenset({Cause.PREEMPTED, Cause.WALLTIME})
 """The reasons for a stop after which a job is requeued."""
 
 
+MOST_REQUEUES = 100
+"""How often a job is requeued at most, requeues by others included."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What to do, and the sentence for the log; empty: nothing to log."""
@@ -49,10 +53,9 @@ def decide(settings: Settings, job: SlurmJob | None, reason: str, *, is_chosen: 
     if not is_chosen:
         return Decision(False, "the agent of another node requeues the job", requeued=True)
     requeues = job.requeues if job is not None else 0
-    most = settings.max_requeues
-    if requeues >= most:
-        return _not(f"it has been requeued {requeues} times, and --max-requeues is {most}")
-    why = f"requeueing the job ({reason}, requeue {requeues + 1} of at most {most})"
+    if requeues >= MOST_REQUEUES:
+        return _not(f"it has been requeued {requeues} times, which is the limit")
+    why = f"requeueing the job ({reason}, requeue {requeues + 1} of at most {MOST_REQUEUES})"
     return Decision(True, why, requeued=True)
 
 

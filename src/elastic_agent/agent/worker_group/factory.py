@@ -13,16 +13,16 @@ from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.directories import default_log_dir
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.slurm import is_step
-from elastic_agent.config.value_types import NO_SIGNAL
-from elastic_agent.config.values import StreamChoice
+from elastic_agent.config.value_types import NO_SIGNAL, StreamChoice
 from elastic_agent.logs import adopt_library_loggers
 from elastic_agent.protocol import World
 from elastic_agent.transport import interface_of
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.facts import Started
 from elastic_agent.workers.guard.client import Guard
-from elastic_agent.workers.output.folders import run_folder
+from elastic_agent.workers.output.folders import KEPT_RUNS, run_folder
 from elastic_agent.workers.output.generation_logs import GenerationLogs
+from elastic_agent.workers.output.log_limit import KEPT_BYTES
 from elastic_agent.workers.output.streams import Streams
 from elastic_agent.workers.spawner.curated import current_folder
 
@@ -38,8 +38,7 @@ if TYPE_CHECKING:  # it is imported late, for the options that need it
 
 
 REDIRECTED_BYTES = 1024**3
-KEPT_BYTES = 16 * 1024**2
-"""What a worker's files may take without --log-limit: of --redirects and --tee, and of what the console shows."""
+"""The space for a worker's files of --redirects and --tee without --log-limit."""
 
 
 def line_prefixes(settings: Settings, envs: dict[int, dict[str, str]]) -> dict[int, str] | None:
@@ -70,9 +69,8 @@ def logs_specs(settings: Settings, slots: int) -> GenerationLogs | LogsSpecs:
         redirects,
         tee,
         shown,
-        settings.keep_generations,
         limit_bytes=REDIRECTED_BYTES if settings.log_limit is None else settings.log_limit,
-        keep_runs=None if named else settings.keep_runs,
+        keep_runs=None if named else KEPT_RUNS,
     )
 
 

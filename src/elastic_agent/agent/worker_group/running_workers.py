@@ -15,7 +15,6 @@ from elastic_agent.workers.guard import client as guard_events
 from .interruptions import Interruptions
 from .stalls import StallWatch
 
-
 @dataclass(frozen=True)
 class Graces:
     """Seconds between SIGTERM and SIGKILL."""

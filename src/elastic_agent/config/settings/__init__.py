@@ -1,7 +1,7 @@
 """Every setting, once: its name, type, default, what it means, and how it is given.
 
 ``Settings`` is what the agent works with. Each field carries its ``Spec``, from which the command line, the
-variables, the settings file, ``--help`` and ``docs/settings.md`` are made. Each heading has a module.
+variables, the settings file, ``--help`` and ``docs/settings.md`` are made. Each heading has a class.
 """
 
 from __future__ import annotations
@@ -10,14 +10,10 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING
 
-from elastic_agent.config.settings.agent import AgentSettings
-from elastic_agent.config.settings.failures import FailureSettings
-from elastic_agent.config.settings.notices import NoticeSettings
-from elastic_agent.config.settings.output import OutputSettings
-from elastic_agent.config.settings.rendezvous import RendezvousSettings
+from elastic_agent.config.settings.changes import FailureSettings, NoticeSettings
+from elastic_agent.config.settings.node import AgentSettings, OutputSettings, WorkerSettings
+from elastic_agent.config.settings.run import RendezvousSettings, WorldSettings
 from elastic_agent.config.settings.spec import Spec
-from elastic_agent.config.settings.workers import WorkerSettings
-from elastic_agent.config.settings.world import WorldSettings
 
 if TYPE_CHECKING:
     from elastic_agent.protocol import Policy

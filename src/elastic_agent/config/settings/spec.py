@@ -27,7 +27,6 @@ class Spec:
         variable: its ``ELASTIC_AGENT_`` variable.
         other_variables: more variables that are read after those, in this order.
         shown_default: the default in words where the text alone would not explain it.
-        abbreviated: the flag may be shortened. Not one whose short form looks as if a secret followed it.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Spec:
     why: str = ""
     no_effect: str = ""
     other_variables: tuple[str, ...] = ()
-    abbreviated: bool = True
 
     @property
     def flag(self) -> str:

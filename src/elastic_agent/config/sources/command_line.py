@@ -1,16 +1,10 @@
-"""The command line: torchrun's options and ours, with argparse, made from the specs.
-
-Abbreviations work as in torchrun: an abbreviation of one of torchrun's options means the same one here, although
-this parser has more. For that, every prefix that is unambiguous is an option string of its own.
-"""
+"""The command line: torchrun's options and ours, with argparse, made from the specs."""
 
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NoReturn
 
 from elastic_agent.config.errors import (
@@ -21,8 +15,8 @@ from elastic_agent.config.errors import (
     did_you_mean,
     quoted,
 )
-from elastic_agent.config.settings import Spec, spec_by_name, specs
-from elastic_agent.config.sources.base import Given, Layer, Source
+from elastic_agent.config.settings import spec_by_name, specs
+from elastic_agent.config.sources import Given, Layer, Source
 
 HELP = "--help"
 VERSION = "--version"
@@ -80,14 +74,16 @@ def parse_command_line(
     """
     parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for spec in specs():
-        _add(parser, spec)
+        how: dict[str, Any] = {"action": "store_const", "const": "true"} if spec.kind.is_switch else {}
+        spellings = [*_written(spec.flag), *([spec.short] if spec.short else [])]
+        parser.add_argument(*spellings, dest=spec.name, default=argparse.SUPPRESS, **how)
     for switch in switches:
         parser.add_argument(switch, dest=switch, action="store_true")
     for option in values:
         parser.add_argument(option, dest=option)
-    parser.add_argument(*_spellings(HELP), action=_Raise, nargs=0, error=HelpRequested)
+    parser.add_argument(HELP, action=_Raise, nargs=0, error=HelpRequested)
     parser.add_argument("-h", action=_Raise, nargs=0, error=ShortHelpRequested)
-    parser.add_argument(*_spellings(VERSION), action=_Raise, nargs=0, error=VersionRequested)
+    parser.add_argument(VERSION, action=_Raise, nargs=0, error=VersionRequested)
     parser.add_argument("training_script").required = False
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER).required = False
     try:
@@ -119,42 +115,9 @@ class _Raise(argparse.Action):
         raise self._error
 
 
-def _add(parser: argparse.ArgumentParser, spec: Spec) -> None:
-    how: dict[str, Any] = {"action": "store_const", "const": "true"} if spec.kind.is_switch else {}
-    spellings = _spellings(spec.flag, spec.short)
-    parser.add_argument(*spellings, dest=spec.name, default=argparse.SUPPRESS, **how)
-
-
-def _spellings(flag: str, short: str = "") -> list[str]:
-    """Return the flag, then its underscore spelling, its letter and its unambiguous abbreviations."""
-    written = _written(flag)
-    short_forms = [prefix for prefix, meant in _abbreviations().items() if meant == flag]
-    return [*written, *([short] if short else []), *(p for p in short_forms if p not in written)]
-
-
 def _written(flag: str) -> list[str]:
     underscored = "--" + flag[2:].replace("-", "_")
     return [flag] if underscored == flag else [flag, underscored]
-
-
-@cache
-def _abbreviations() -> dict[str, str]:
-    """Return every prefix that means one option: first among torchrun's options, then among all."""
-    torchrun_flags = [spec.flag for spec in specs() if spec.torchrun] + [HELP]
-    every_flag = [spec.flag for spec in specs()] + [HELP, VERSION]
-    found = _unique_prefixes(every_flag) | _unique_prefixes(torchrun_flags)
-    whole = {spec.flag for spec in specs() if not spec.abbreviated}
-    return {word: flag for word, flag in found.items() if flag not in whole or word in _written(flag)}
-
-
-def _unique_prefixes(flags: Iterable[str]) -> dict[str, str]:
-    meant: dict[str, set[str]] = defaultdict(set)
-    exact = {spelling: flag for flag in flags for spelling in _written(flag)}
-    for spelling, flag in exact.items():
-        for end in range(len("--x"), len(spelling)):
-            meant[spelling[:end]].add(flag)
-    unique = {prefix: next(iter(found)) for prefix, found in meant.items() if len(found) == 1}
-    return unique | exact
 
 
 def _explained(error: argparse.ArgumentError) -> str:
@@ -168,12 +131,8 @@ def _explained(error: argparse.ArgumentError) -> str:
 
 def _unknown_option(word: str, switches: Iterable[str]) -> str:
     option = word.split("=")[0]
-    flags = [spec.flag for spec in specs()] + [HELP, VERSION, *switches]
-    alike = [flag for flag in flags if any(s.startswith(option) for s in _written(flag))]
-    if option.startswith("--") and len(alike) > 1:
-        return f"{option}: ambiguous abbreviation; expected one of {', '.join(alike)}"
+    flags = [*(spec.flag for spec in specs()), HELP, VERSION, *switches]
     name = option.replace("_", "-")
-    hint = (
-        _OF_OTHER_LAUNCHERS.get(name) or did_you_mean(name, flags) or "elastic-agent --help lists the options"
-    )
+    hint = _OF_OTHER_LAUNCHERS.get(name) or did_you_mean(name, flags)
+    hint = hint or "elastic-agent --help lists the options"
     return f"unknown option {quoted(option)} (options of the script follow the script); {hint}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from elastic_agent.config.errors import nearest
 from elastic_agent.config.settings import spec_by_name, specs
-from elastic_agent.config.sources.base import Given, Layer, Source
+from elastic_agent.config.sources import Given, Layer, Source
 from elastic_agent.worker_variables import (
     INCARNATION,
     NODE_ID,
@@ -24,7 +24,6 @@ SECRET = PREFIX + "SECRET"
 
 _INSTEAD = {NODE_ID: "node_id", RUN_ID: "rdzv_id"}
 """Worker variables that look like these settings."""
-
 
 _OF_TORCHRUN = {
     "TORCHELASTIC_ENABLE_FILE_TIMER": "hangs are found without torch's timers, see --hang-timeout",
@@ -45,37 +44,34 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
     return given
 
 
+def systemd(environ: Mapping[str, str]) -> dict[str, Given]:
+    """Return the directories that systemd makes for a service with ``StateDirectory=`` and ``LogsDirectory=``."""
+    return {
+        name: Given(first, Source(Layer.SITE, f"systemd's {variable}"))
+        for name, variable in (("state_dir", "STATE_DIRECTORY"), ("log_dir", "LOGS_DIRECTORY"))
+        if (first := environ.get(variable, "").split(":")[0])
+    }
+
+
 def doubtful_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable that looks like a setting and is none, or is torchrun's and has no effect."""
     known = {variable for spec in specs() for variable in spec.variables}
-    in_worker = INCARNATION in environ
     warnings = [
         f"{variable} has no effect: {instead}"
         for variable, instead in _OF_TORCHRUN.items()
         if environ.get(variable, "0") not in ("", "0")
     ]
-    for variable in sorted(environ):
-        if variable in known or variable in (ETCD_PASSWORD, SECRET) or variable in READ_BY_WORKERS:
-            continue
-        if variable in WORKER_VARIABLES:
-            if variable in _INSTEAD and not in_worker:
-                spec = spec_by_name()[_INSTEAD[variable]]
-                warnings.append(
-                    f"{variable} is set by the agent for its workers and is not a setting; use "
-                    f"{spec.variable} or {spec.flag}"
-                )
-            continue
-        warning = _unknown(variable, known)
-        if warning:
-            warnings.append(warning)
+    for variable in sorted({*environ} - known - {ETCD_PASSWORD, SECRET, *READ_BY_WORKERS}):
+        if variable in _INSTEAD and INCARNATION not in environ:
+            spec = spec_by_name()[_INSTEAD[variable]]
+            warnings.append(
+                f"{variable} is set by the agent for its workers and is not a setting; use "
+                f"{spec.variable} or {spec.flag}"
+            )
+        elif variable.startswith((PREFIX, "PET_")) and variable not in WORKER_VARIABLES:
+            is_ours = variable.startswith(PREFIX)  # other programs use the prefix PET_, too
+            meant = nearest(variable, known, likeness=0.6 if is_ours else 0.85)
+            if is_ours or meant:
+                hint = f"; did you mean {meant}?" if meant else ""
+                warnings.append(f"{variable} is not a setting and was ignored{hint}")
     return warnings
-
-
-def _unknown(variable: str, known: set[str]) -> str:
-    if variable.startswith(PREFIX):
-        meant = nearest(variable, known)
-        return f"{variable} is not a setting and was ignored" + (f"; did you mean {meant}?" if meant else "")
-    if variable.startswith("PET_"):  # other programs use this prefix too
-        meant = nearest(variable, known, likeness=0.85)
-        return f"{variable} is not a setting and was ignored; did you mean {meant}?" if meant else ""
-    return ""

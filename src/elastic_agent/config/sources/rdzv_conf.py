@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from elastic_agent.config.errors import UsageError, did_you_mean, quoted
-from elastic_agent.config.sources.base import Given, Source
-from elastic_agent.config.value_types import split_conf
+from elastic_agent.config.sources import Given, Source
 
 MEANING = {
     "join_timeout": "join_timeout",
@@ -43,11 +42,6 @@ NO_EFFECT = {
     "protocol": "connections to etcd use TLS if a certificate is given",
 }
 """torch's keys that are accepted but do nothing here, with the reason."""
-
-
-def expand(conf: Given) -> tuple[dict[str, Given], list[str]]:
-    """Return the settings a ``rdzv_conf`` text gives, and notes; see :func:`meanings`."""
-    return meanings(split_conf(conf.text), conf.source)
 
 
 def meanings(conf: Iterable[tuple[str, str]], source: Source) -> tuple[dict[str, Given], list[str]]:

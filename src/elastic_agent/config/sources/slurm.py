@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.sources.base import Given, Layer, Source
+from elastic_agent.config.sources import Given, Layer, Source
 from elastic_agent.values import MOST_NODES
 
 FIRST_PORT, PORTS = 20000, 10000

@@ -9,7 +9,7 @@ from typing import Any
 
 from elastic_agent.config.errors import UsageError, did_you_mean, quoted
 from elastic_agent.config.settings import spec_by_name
-from elastic_agent.config.sources.base import Given, Layer, Source
+from elastic_agent.config.sources import Given, Layer, Source
 
 _LARGEST_BYTES = 1_000_000
 

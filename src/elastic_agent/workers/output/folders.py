@@ -49,6 +49,10 @@ def run_folder(log_dir: str, run_id: str) -> Path:
     return Path(log_dir, "%6Catest" if run_id == _LATEST else file_safe(run_id))
 
 
+KEPT_RUNS = 200
+"""How many runs without --rdzv-id have their output kept in the default log directory."""
+
+
 class LogFolders:
     """Makes the folders of one node's generations.
 

@@ -15,6 +15,9 @@ from collections.abc import Collection
 from elastic_agent import linux
 from elastic_agent.workers.guard.kept_output import CUT_HERE, PARTS
 
+KEPT_BYTES = 16 * 1024**2
+"""The space for what a process prints on the console, unless --log-limit says otherwise."""
+
 CHECK_EVERY_S = 5.0
 """A file may exceed its limit by what a worker writes in this time, as long as it runs."""
 
