@@ -161,10 +161,10 @@ def stalls(folder: Path, limit_s: float | None, **group: Any) -> list[events.Sta
             worker = Worker(collectives)
             await until(collectives, 0, answered=False)
             watch = StallWatch(1, lambda: {0: os.getpid()}, beats, collectives, limit_s, report)
-            watch.start()
+            watching = asyncio.create_task(watch.run())
             answering = asyncio.create_task(answer_always(worker, {**WAITS, **group}))
             await over.wait()
-            watch.stop()
+            watching.cancel()
             answering.cancel()
 
     virtual_time.run(scene())

@@ -36,9 +36,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5, 6})
         monkeypatch.setattr(os, "listdir", lambda _: ["null", "tty", "nvme0", *files])
 
-    devices._ask_torch.cache_clear()
+    devices._accelerators.cache_clear()
     yield become
-    devices._ask_torch.cache_clear()
+    devices._accelerators.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent import events
-from elastic_agent.agent.worker_group.endings import Left, has_not_saved, report_endings
+from elastic_agent.agent.worker_group.endings import Remains, has_not_saved, read_ends
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.diagnosis.records import WorkerState
 from elastic_agent.exit_note import Note, Writer, exit_code, read_note
@@ -161,15 +160,8 @@ class Context:
         return {}
 
 
-def reported(exit_: Exited, left: Left, stopped_s: float | None, stderr: str = "") -> events.WorkerEnd:
-    async def scene() -> events.GenerationEnded:
-        future: asyncio.Future[events.Event] = asyncio.get_running_loop().create_future()
-        report_endings(Context(exit_, stderr), {0: left}, stopped_s, future.set_result)  # type: ignore[arg-type]
-        event = await future
-        assert isinstance(event, events.GenerationEnded)
-        return event
-
-    (end,) = asyncio.run(scene()).workers
+def reported(exit_: Exited, left: Remains, stopped_s: float | None, stderr: str = "") -> events.WorkerEnd:
+    (end,) = read_ends(Context(exit_, stderr), {0: left}, {}, stopped_s).workers  # type: ignore[arg-type]
     assert end.report.failed_s is not None
     return end
 
@@ -180,7 +172,7 @@ def exited(returncode: int, *, stopping: bool) -> Exited:
 
 def test_a_worker_that_is_stopped_while_it_ends_because_of_an_exception_has_failed() -> None:
     note = Note(99.8, 1, ("ValueError: bad batch",))
-    end = reported(exited(-signal.SIGTERM, stopping=True), Left(7, note), 99.9, "Epoch 1\n")
+    end = reported(exited(-signal.SIGTERM, stopping=True), Remains(7, note), 99.9, "Epoch 1\n")
     assert (end.report.returncode, end.report.state, end.report.step) == (1, WorkerState.FAILED, 7)
     assert end.failure is not None
     assert end.failure.message == "ValueError: bad batch"
@@ -188,7 +180,7 @@ def test_a_worker_that_is_stopped_while_it_ends_because_of_an_exception_has_fail
 
 
 def test_a_worker_whose_script_ends_because_of_the_stop_was_stopped() -> None:
-    end = reported(exited(-signal.SIGTERM, stopping=True), Left(0, Note(99.95, 1, ("KeyError: 1",))), 99.9)
+    end = reported(exited(-signal.SIGTERM, stopping=True), Remains(0, Note(99.95, 1, ("KeyError: 1",))), 99.9)
     assert end.report.state is WorkerState.STOPPED
 
 
@@ -196,7 +188,7 @@ def test_a_worker_whose_script_ends_because_of_the_stop_was_stopped() -> None:
 def test_a_worker_that_had_died_before_the_stop_was_killed_by_something_else(
     stopped_s: float, stopping: bool
 ) -> None:
-    end = reported(exited(-signal.SIGKILL, stopping=True), Left(), stopped_s)
+    end = reported(exited(-signal.SIGKILL, stopping=True), Remains(), stopped_s)
     assert (end.report.state is WorkerState.STOPPED, end.failure is None) == (stopping, stopping)
 
 
@@ -213,17 +205,17 @@ def test_a_worker_that_had_died_before_the_stop_was_killed_by_something_else(
 def test_a_worker_that_is_killed_after_its_script_ended_in_order_may_have_saved(
     note: Note | None, is_named: bool
 ) -> None:
-    end = reported(exited(-signal.SIGKILL, stopping=True), Left(0, note), 99.9)
+    end = reported(exited(-signal.SIGKILL, stopping=True), Remains(0, note), 99.9)
     assert has_not_saved(end, signal.SIGTERM) is is_named
 
 
 def test_a_crash_after_the_script_ended_happens_when_the_process_dies() -> None:
-    end = reported(exited(-signal.SIGSEGV, stopping=False), Left(0, Note(99.0, 0, ("",))), None)
+    end = reported(exited(-signal.SIGSEGV, stopping=False), Remains(0, Note(99.0, 0, ("",))), None)
     assert end.report.failed_s == end.report.ended_s
 
 
 def test_a_note_from_the_future_is_ignored() -> None:
-    end = reported(exited(1, stopping=False), Left(0, Note(100.5, 1, ("ValueError: x",))), None, "boom\n")
+    end = reported(exited(1, stopping=False), Remains(0, Note(100.5, 1, ("ValueError: x",))), None, "boom\n")
     assert end.failure is not None
     assert (end.failure.message, end.failure.last_line) == ("", "boom")
     assert end.report.failed_s == end.report.ended_s

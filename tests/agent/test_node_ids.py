@@ -88,8 +88,10 @@ def test_the_other_agent_of_a_machine_is_named_with_its_process(tmp_path: Path) 
     with holders(tmp_path, 1):
         lock = acquire_node_id(tmp_path, None)
         assert lock.node_id == f"{base}-2"
-        assert re.fullmatch(rf"{base} \(process \d+, started \w+ \d+, [\d:]+\)", lock.beside)
-        assert f"takes part in this run as node {lock.beside}; this one is node {base}-2" in lock.warning
+        assert re.search(
+            rf"as node {base} \(process \d+, started \w+ \d+, [\d:]+\); this one is node {base}-2",
+            lock.warning,
+        )
         assert "Ctrl-C ends this one" in lock.warning
         lock.release()
 
@@ -135,6 +137,7 @@ def test_unheld_node_id_locks_of_old_runs_are_removed(tmp_path: Path) -> None:
 
 
 def test_one_sweep_removes_a_limited_number_of_folders(tmp_path: Path) -> None:
+    prune_node_ids(tmp_path)
     for node_id_lock in leave_seats(tmp_path, 5):
         node_id_lock.release()
     prune_node_ids(tmp_path, keep=1, at_most=2)
@@ -160,10 +163,6 @@ def test_a_node_id_lock_swept_during_its_acquisition_is_still_acquired(
     with pytest.raises(IdentityError):
         acquire_node_id(tmp_path / "run", "n1")
     node_id_lock.release()
-
-
-def test_a_sweep_without_files_does_nothing(tmp_path: Path) -> None:
-    prune_node_ids(tmp_path / "none")
 
 
 @pytest.mark.prove

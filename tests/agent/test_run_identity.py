@@ -90,19 +90,19 @@ def test_an_agent_with_another_command_than_the_run_on_its_machine_ends_with_an_
 
 SAYS_THAT_IT_WAITS = """
 import sys
-from elastic_agent.agent.run_claim import OtherCommandError, RunClaim
+from elastic_agent.agent.run_claim import Claim, OtherCommandError
 from elastic_agent.cli.main import main
 
-take = RunClaim.take
+take = Claim.take
 
-def take_or_say(folder, claimed):
+def take_or_say(claim, folder):
     try:
-        return take(folder, claimed)
+        return take(claim, folder)
     except OtherCommandError:
         print("waits", flush=True)
         raise
 
-RunClaim.take = take_or_say
+Claim.take = take_or_say
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import select
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +17,12 @@ import pytest
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.event_log import EventLog
-from elastic_agent.agent.worker_group import runner
+from elastic_agent.agent.worker_group import generation
 from elastic_agent.agent.worker_group.collectives import Collectives
+from elastic_agent.agent.worker_group.generation import WorkerRules
 from elastic_agent.agent.worker_group.interruptions import Interruptions, StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
-from elastic_agent.agent.worker_group.running_workers import Graces
+from elastic_agent.agent.worker_group.warm_start import Guards
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Grace
@@ -33,13 +31,13 @@ from elastic_agent.testing.processes import freeze
 from elastic_agent.workers.cleanup.generation import Cleanup
 from elastic_agent.workers.cleanup.shm_cleanup import SharedMemorySweep, SweepReport
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
-from elastic_agent.workers.guard.client import Guard, GuardLost, Signalled, Spawned, Stopped
+from elastic_agent.workers.guard.client import Guard, GuardEvent, GuardLost, Signalled, Spawned
 from elastic_agent.workers.output.final_output import FinalOutput
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from tests.agent.support import asynchronous
 from tests.waiting import wait_for_async
 
-PATIENCE_S = 300.0
+PATIENCE_S = 60.0
 
 
 SLEEPS = ("-I", "-S", "-c", "import time; time.sleep(1000)")
@@ -58,21 +56,18 @@ class Bench:
         self.folder = folder
         self.closer = BackgroundCloser()
         self.reported: list[tuple[str, object]] = []
-        self.stopped_answers: list[int] = []
         self._news = asyncio.Event()
         self.stop_signals = StopSignals([signal.SIGUSR1, signal.SIGTERM])
-        signum = int(signal.SIGUSR1)
+        self._read_events, guard.read_events = guard.read_events, self._noted_events  # type: ignore[method-assign]
         self.runner = Runner(
-            guard,
+            Guards(guard, Guard.start),
             "n1",
-            self._report,
-            Graces(1.0, 1.0, 1.0),
-            0.0,
+            WorkerRules(1.0, 1.0, 1.0, 0.0, int(signal.SIGUSR1)),
             self.stop_signals,
-            collectives,
-            signum,
+            collectives or Collectives(),
+            report=self._report,
+            start_task=asyncio.create_task,
         )
-        asyncio.get_running_loop().add_reader(guard.fileno(), self._read)
 
     def _report(self, event: events.Event) -> None:
         match event:
@@ -90,21 +85,19 @@ class Bench:
                 self._note("interrupted", (generation, failure.summary))
             case events.WorkersCleared(unkillable=unkillable):
                 self._note("stopped", unkillable)
+            case GuardLost(returncode=returncode):
+                self._note("guard lost", returncode)
+
+    def _noted_events(self) -> list[GuardEvent]:
+        """The guard's events; notes signals, which are not reported, when they have been handled."""
+        found = self._read_events()
+        for event in found:
+            if isinstance(event, Signalled):
+                asyncio.get_running_loop().call_soon(self._note, "signalled", event.signum)
+        return found
 
     def _note(self, what: str, detail: object) -> None:
         self.reported.append((what, detail))
-        self._news.set()
-
-    def _read(self) -> None:
-        for event in self.guard.read_events():
-            if isinstance(event, Stopped):
-                self.stopped_answers.append(event.generation)
-            if isinstance(event, GuardLost):
-                self.close()
-                self._note("guard lost", event.returncode)
-            self.runner.handle(event)
-            if isinstance(event, Signalled):
-                self._note("signalled", event.signum)
         self._news.set()
 
     def start(self, generation: int, program: str, *arguments: object) -> None:
@@ -138,19 +131,16 @@ class Bench:
                 self._news.clear()
                 await self._news.wait()
 
-    async def until_answered(self, *generations: int) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while self.stopped_answers != [*generations]:
-                self._news.clear()
-                await self._news.wait()
-
-    def start_in_vain(self, generation: int) -> None:
-        """Fails before the guard is asked: a launch message cannot hold this argument."""
-        with pytest.raises(ValueError, match="argument"):
-            self.start(generation, sys.executable, Unprintable())
+    @property
+    def pids(self) -> list[int]:
+        """The workers that run."""
+        return [*self.runner.progress.pids.values()] if self.runner.progress is not None else []
 
     def close(self) -> None:
-        asyncio.get_running_loop().remove_reader(self.guard.fileno())
+        guard = self.runner.guards.present
+        self.runner.close()
+        if guard is not self.guard:
+            guard.close()
 
 
 @pytest.fixture
@@ -161,34 +151,26 @@ def guard() -> Iterator[Guard]:
     guard.close()
 
 
+@pytest.mark.parametrize("argument", ["", Unprintable()], ids=["by the guard", "before it is asked"])
 @asynchronous
-async def test_a_late_answer_about_one_generation_does_not_end_the_next(guard: Guard, tmp_path: Path) -> None:
+async def test_a_stop_after_a_failed_start_is_answered_and_does_not_end_the_next_generation(
+    guard: Guard, tmp_path: Path, argument: object
+) -> None:
     bench = Bench(guard, tmp_path)
-    bench.start(1, str(tmp_path / "no-such-program"))
+    bench.start(1, str(tmp_path / "no-such-program"), argument)
     await bench.until("failed", (1, FailureKind.START))
+    bench.runner.stop(Grace.DRAIN)
     await bench.until("stopped", ())
     bench.runner.stop(Grace.DRAIN)  # as an agent does that heard of the failure before it heard of the stop
     await bench.begin(2, *SLEEPS)
-    await bench.until_answered(1, 1)
     assert bench.reported.count(("stopped", ())) == 1, "generation 2 was taken for stopped"
-    assert len(bench.runner.pids) == 1
+    assert len(bench.pids) == 1
     bench.runner.stop(Grace.NONE)
-    await bench.until_answered(1, 1, 2)
+    async with asyncio.timeout(PATIENCE_S):
+        while bench.reported.count(("stopped", ())) < 2:
+            await asyncio.sleep(0)
     bench.close()
-    assert bench.reported[-1] == ("stopped", ())
     assert bench.closer.drain_closing(PATIENCE_S)
-
-
-@asynchronous
-async def test_workers_that_were_never_requested_count_as_stopped_at_once(
-    guard: Guard, tmp_path: Path
-) -> None:
-    bench = Bench(guard, tmp_path)
-    bench.start_in_vain(3)
-    bench.runner.stop(Grace.DRAIN)  # as an agent does when a start has failed
-    await bench.until("stopped", ())
-    bench.close()
-    assert bench.reported == [("stopped", ())]
     assert not [*tmp_path.glob("*.beat")]
 
 
@@ -197,7 +179,7 @@ async def test_a_failure_is_reported_if_the_workers_files_cannot_be_read_in_time
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a file server that hangs."""
-    monkeypatch.setattr(runner, "FINAL_OUTPUT_S", 0.05)
+    monkeypatch.setattr(generation, "FINAL_OUTPUT_S", 0.05)
     answers = threading.Event()
 
     def hang(self: WorkerContext, slot: int) -> FinalOutput:
@@ -260,11 +242,12 @@ def test_a_full_disk_affects_only_the_event_log() -> None:
 async def test_workers_are_stopped_even_if_the_guard_is_frozen(guard: Guard, tmp_path: Path) -> None:
     bench = Bench(guard, tmp_path)
     await bench.begin(1, *SLEEPS)
-    worker = os.pidfd_open(bench.runner.pids[0])
+    worker = os.pidfd_open(bench.pids[0])
     freeze(guard.pid)
     bench.runner.stop(Grace.DRAIN)
     await bench.until("guard lost", -signal.SIGKILL)
-    bench.runner.abandon(GuardLost(None))
+    await bench.until("stopped", ())
+    bench.close()
     ended, _, _ = select.select([worker], [], [], PATIENCE_S)
     os.close(worker)
     assert ended
@@ -296,7 +279,7 @@ async def test_a_worker_killed_by_a_signal_that_its_agent_received_has_not_faile
     await bench.begin(1, *SLEEPS)
     if agent_gets_it == "before":
         bench.stop_signals.receive(signal.SIGUSR1)
-    os.kill(bench.runner.pids[0], signal.SIGUSR1)
+    os.kill(bench.pids[0], signal.SIGUSR1)
     if agent_gets_it == "after":
         bench.stop_signals.receive(signal.SIGUSR1)
     if agent_gets_it == "never":
@@ -322,7 +305,7 @@ async def test_a_worker_that_exits_on_such_a_signal_has_neither_succeeded_nor_fa
     await bench.begin(1, "-I", "-S", "-c", EXITS.format(code=code), gate)
     await wait_for_async("the worker", gate.exists)
     bench.stop_signals.receive(signal.SIGUSR1)
-    for pid in (guard.pid, *bench.runner.pids):
+    for pid in (guard.pid, *bench.pids):
         os.kill(pid, signal.SIGUSR1)
     await bench.until("saved", 1)
     bench.close()
@@ -342,7 +325,7 @@ def test_a_worker_that_did_not_receive_the_signal_succeeds_or_fails_as_usual(
         bench = Bench(guard, tmp_path)
         gate = tmp_path / f"gate-{secrets.token_hex(4)}"
         await bench.begin(generation, "-I", "-S", "-c", program.format(code=code), gate)
-        (worker,) = bench.runner.pids
+        (worker,) = bench.pids
         await wait_for_async("the worker", gate.exists)
         bench.stop_signals.receive(signal.SIGUSR1)
         if to_all:
@@ -393,10 +376,10 @@ class SlowSweep(SharedMemorySweep):
 async def test_the_next_workers_wait_for_the_cleanup_of_the_last_generation(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "CLEANUP_LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(generation, "CLEANUP_LIMIT_S", PATIENCE_S)
     bench = Bench(guard, tmp_path)
     sweep = SlowSweep()
-    monkeypatch.setattr(runner, "Cleanup", partial(Cleanup, sweep=sweep))
+    monkeypatch.setattr(generation, "Cleanup", partial(Cleanup, sweep=sweep))
     await bench.begin(1, *SLEEPS)
     bench.runner.stop(Grace.NONE)
     assert await asyncio.to_thread(sweep.begun.wait, PATIENCE_S)
@@ -412,13 +395,13 @@ async def test_the_next_workers_wait_for_the_cleanup_of_the_last_generation(
 async def test_the_wait_for_the_cleanup_is_limited(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "CLEANUP_LIMIT_S", 0.05)
+    monkeypatch.setattr(generation, "CLEANUP_LIMIT_S", 0.05)
     bench = Bench(guard, tmp_path)
     sweep = SlowSweep()
-    monkeypatch.setattr(runner, "Cleanup", partial(Cleanup, sweep=sweep))
+    monkeypatch.setattr(generation, "Cleanup", partial(Cleanup, sweep=sweep))
     bench.start(1, sys.executable, "-c", "")
     await bench.until("succeeded", 1)
-    monkeypatch.setattr(runner, "Cleanup", Cleanup)
+    monkeypatch.setattr(generation, "Cleanup", Cleanup)
     await bench.begin(2, *SLEEPS)
     sweep.may_end.set()  # too late, and about others
     bench.runner.stop(Grace.NONE)
@@ -448,30 +431,13 @@ async def test_the_file_over_which_workers_met_stays_if_other_nodes_may_meet_ove
 
 
 @asynchronous
-async def test_what_a_worker_of_the_last_generation_told_is_not_told_of_the_one_in_its_place(
+async def test_a_guard_that_dies_takes_its_workers_along_which_is_a_failure(
     guard: Guard, tmp_path: Path
 ) -> None:
-    collectives = Collectives()
-    collectives.open()
-    told: list[object] = []
-
-    class Watching(Bench):
-        def _report(self, event: events.Event) -> None:
-            if isinstance(event, Spawned) and self.runner.progress is not None:
-                told.append(self.runner.progress.collectives)
-            super()._report(event)
-
-    bench = Watching(guard, tmp_path, collectives)
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as former:
-        former.bind("")
-        former.connect(f"\0{collectives.address}")
-        former.send(json.dumps({"slot": 0, "generation": 1, "pid": os.getpid()}).encode())
-        async with asyncio.timeout(PATIENCE_S):
-            while not collectives.workers:
-                await asyncio.sleep(0)
-    await bench.begin(2, *SLEEPS)
-    bench.runner.stop(Grace.NONE)
+    bench = Bench(guard, tmp_path)
+    await bench.begin(1, *SLEEPS)
+    os.kill(guard.pid, signal.SIGKILL)
+    await bench.until("failed", (1, FailureKind.WORKER))
     await bench.until("stopped", ())
     bench.close()
-    collectives.close()
-    assert told == [{}]
+    assert bench.ends == ["guard lost", "failed", "stopped"]

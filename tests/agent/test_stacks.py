@@ -17,7 +17,7 @@ import pytest
 
 from elastic_agent.agent.worker_group import stacks
 from elastic_agent.agent.worker_group.collectives import Collectives
-from elastic_agent.agent.worker_group.runner import STACKS_SIGNAL
+from elastic_agent.agent.worker_group.generation import STACKS_SIGNAL
 from elastic_agent.agent.worker_group.stacks import readable, worker_stacks
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.integrations.collectives.answers import _stacks

@@ -29,10 +29,11 @@ from elastic_agent.agent.events import (
 )
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
-from elastic_agent.agent.supervisor import Ending, Supervisor
+from elastic_agent.agent.supervisor import Ending, Report, StartTask, Supervisor
+from elastic_agent.agent.worker_group.collectives import Collectives
+from elastic_agent.agent.worker_group.generation import WorkerRules
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
-from elastic_agent.agent.worker_group.running_workers import Graces
 from elastic_agent.agent.worker_group.warm_start import Guards
 from elastic_agent.client._cells import HeartbeatFile, claim_cell
 from elastic_agent.client._notice import DEADLINE_NS, NOTICE
@@ -102,13 +103,18 @@ class Scene:
         member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, self.rules)
         self.supervisor = Supervisor(
             Session(backend, member, lease_s),
-            self._guards,
-            lambda guard, report: Runner(guard, "a", report, Graces(0.1, 0.1, 0.05), 0.0, StopSignals()),
+            self._make_runner,
             self._make_workers,
             publish=Publisher(log_event, *subscribers, self._take_in),
             remember=backend.remember,
             write_down=self._write_down,
             join_timeout_s=GUARD_S,
+        )
+
+    def _make_runner(self, report: Report, start_task: StartTask) -> Runner:
+        rules, collectives = WorkerRules(0.1, 0.1, 0.05, 0.0), Collectives()
+        return Runner(
+            self._guards, "a", rules, StopSignals(), collectives, report=report, start_task=start_task
         )
 
     @property

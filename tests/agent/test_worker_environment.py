@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_agent.agent.worker_group.environment import RunFacts, worker_environment
+from elastic_agent.agent.worker_group.command import RunFacts, worker_environment
 from elastic_agent.protocol import Address, Seat, World
 
 SEATS = (

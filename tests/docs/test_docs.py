@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.worker_group.environment import RunFacts, worker_environment
+from elastic_agent.agent.worker_group.command import RunFacts, worker_environment
 from elastic_agent.cli.help import help_page
 from elastic_agent.cli.main import COMMANDS, load_command, main
 from elastic_agent.config.errors import HelpRequested

@@ -134,17 +134,16 @@ def test_progress_of_a_worker(data: bytes) -> None:
 async def report(data: bytes) -> None:
     """Send an agent these bytes as a worker's datagram, after a valid one."""
     collectives = Collectives()
-    datagrams = collectives._datagrams
-    assert datagrams.open()
+    collectives.open()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as worker:
         worker.bind("")
         for message in (json.dumps(PROGRESS[1]).encode(), data):
             with contextlib.suppress(OSError):  # longer than a datagram can be
-                worker.sendto(message, f"\0{datagrams.address}")
-            datagrams._readable()
+                worker.sendto(message, f"\0{collectives.address}")
+            collectives._readable()
     for progress in collectives.workers.values():
         msgspec.json.encode(progress.groups)
-    datagrams.close()
+    collectives.close()
 
 
 async def _status(run_id: str) -> RunStatus:

@@ -1,11 +1,12 @@
-"""How many workers ``--nproc-per-node`` means on this machine."""
+"""How many workers ``--nproc-per-node`` means on this machine, and whether this user's limits let them run."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -14,8 +15,11 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.diagnosis.signals import ending
 from elastic_agent.printable import plain
 
-_MOST_PER_CPU = 4
-"""More workers per CPU are taken for a mistake; fewer are usual in tests."""
+AGENT_FILES, FILES_PER_WORKER = 80, 8
+"""Descriptors that an agent opens at most, and more for each worker, in it or in its guard (measured)."""
+
+AGENT_TASKS, TASKS_PER_WORKER = 15, 2
+"""Processes and threads: the agent's, guard and spawner; a worker and the standby that is to replace it."""
 
 _DEVICE_FILES = ("nvidia", "nvmap", "dxg", "kfd", "dri", "accel")
 """Beginnings of their names: NVIDIA, its Jetson, WSL 2, AMD, Intel and AMD, others."""
@@ -62,17 +66,6 @@ def _without_devices(wanted: str) -> int | None:
     return _cpus() if wanted == "cpu" else None
 
 
-def crowding(slots: int) -> str | None:
-    """Return a warning if so many workers have far too few CPUs."""
-    cpus = _cpus()
-    if slots <= _MOST_PER_CPU * cpus:
-        return None
-    return (
-        f"{slots} workers share {cpus} CPU{'s' if cpus > 1 else ''}; expected one or more CPUs per worker: lower "
-        "--nproc-per-node, or let the agent use more CPUs (taskset, Slurm's --cpus-per-task, the container's cpuset)"
-    )
-
-
 def _cpus() -> int:
     """Return how many CPUs this process may use, which may be some of the machine's only, as in a Slurm step."""
     return len(os.sched_getaffinity(0))
@@ -85,10 +78,6 @@ class _Accelerators(NamedTuple):
     xpus: int
 
 
-def _accelerators() -> _Accelerators:
-    return _ask_torch() if _has_device_files() else _Accelerators(0, 0)
-
-
 def _has_device_files() -> bool:
     """Return whether a device may be there: no driver works without its files."""
     try:
@@ -98,12 +87,14 @@ def _has_device_files() -> bool:
 
 
 @cache
-def _ask_torch() -> _Accelerators:
-    """Ask in a process of its own: torch takes memory, and its drivers threads, which the agent needs for nothing.
+def _accelerators() -> _Accelerators:
+    """Ask torch, where a device may be, in a process of its own: torch takes memory, and its drivers threads.
 
     Raises:
         UsageError: torch cannot be imported, or crashes.
     """
+    if not _has_device_files():
+        return _Accelerators(0, 0)
     with linux.signals_blocked():  # those that reach all processes of a job are for the agent
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _COUNT],
@@ -119,31 +110,22 @@ def _ask_torch() -> _Accelerators:
 
     with process, telling_of_import() as tick:
         try:
-            printed, complaints = _output(process, tick)
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    printed, complaints = process.communicate(timeout=1.0)
+                    break
+                tick()
         except BaseException:  # Ctrl-C
             process.kill()
             raise
     if complaints.strip():
         get_logger().warning(complaints.strip())
     counts = printed.split()[-2:]
-    if process.returncode != 0 or len(counts) < 2:
-        raise _no_answer(process.returncode, complaints)
-    return _Accelerators(int(counts[0]), int(counts[1]))
-
-
-def _output(process: subprocess.Popen[str], while_waiting: Callable[[], None]) -> tuple[str, str]:
-    """Return all that it writes, to stdout and stderr; ``while_waiting`` is called about once a second."""
-    while True:
-        try:
-            return process.communicate(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            while_waiting()
-
-
-def _no_answer(returncode: int, complaints: str) -> UsageError:
+    if process.returncode == 0 and len(counts) == 2:
+        return _Accelerators(int(counts[0]), int(counts[1]))
     last = complaints.strip().splitlines()[-1:]
-    return UsageError(
-        f"torch cannot count the GPUs of this machine: the process that asked it {ending(returncode)}"
+    raise UsageError(
+        f"torch cannot count the GPUs of this machine: the process that asked it {ending(process.returncode)}"
         f"{f' ({plain(last[0]).strip()})' if last else ''}",
         f"expected that {sys.executable} can import torch and use the GPUs; repair that, or give --nproc-per-node a "
         "number and leave out --numa-binding",
@@ -170,3 +152,37 @@ def _at_least_one(count: int, wanted: str, device: str) -> int:
         f"--nproc-per-node {wanted}: torch finds no {device} on this machine",
         "give a number, or cpu for one worker per CPU",
     )
+
+
+def check_limits(slots: int) -> None:
+    """Check that an agent and so many workers have enough descriptors and processes.
+
+    Below these numbers the agent would hang, or end with an error that does not name the cause.
+
+    Raises:
+        UsageError: they have not.
+    """
+    check_open_files(slots)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    wanted = AGENT_TASKS + TASKS_PER_WORKER * slots
+    if os.geteuid() != 0 and limit != resource.RLIM_INFINITY and limit < wanted:  # root is exempt
+        raise UsageError(
+            f"this user can have only {limit} processes and threads",
+            f"expected at least {wanted} for {_workers(slots)}: raise the limit (ulimit -u)",
+        )
+
+
+def check_open_files(slots: int) -> None:
+    """Check that so many workers have enough descriptors (0: the store alone); raises ``UsageError``."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = AGENT_FILES + FILES_PER_WORKER * slots
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        needed_for = f" for {_workers(slots)}" if slots else ""
+        raise UsageError(
+            f"a process of this user can have only {limit} open files",
+            f"expected at least {wanted}{needed_for}: raise the limit (ulimit -n; in a service LimitNOFILE)",
+        )
+
+
+def _workers(slots: int) -> str:
+    return f"{slots} worker{'s' if slots > 1 else ''}"

@@ -16,10 +16,9 @@ from elastic_agent.diagnosis.differences import POLICY_OPTIONS
 from elastic_agent.doctor.request import Refusal, Request
 
 from .backend import configured_secret
-from .devices import check_numa_binding, count_slots, likely_slots
-from .limits import check_limits
+from .devices import check_limits, check_numa_binding, count_slots, likely_slots
+from .identity import try_state_dir
 from .slurm.nodes import reachable_endpoint
-from .state_dir import try_state_dir
 from .worker_group.command import job_fingerprint
 
 _COMPARED = ("nnodes", "rdzv_backend", "rdzv_id", "hang_timeout", "port_range", "module")
@@ -76,9 +75,7 @@ def _refusals(settings: Settings, environ: Mapping[str, str]) -> Iterator[Refusa
             try_state_dir(settings.state_dir)
 
     checks: tuple[Callable[[], object], ...] = (
-        lambda: check_limits(
-            likely_slots(settings.nproc_per_node) or 1, run_python=not settings.runs_program
-        ),
+        lambda: check_limits(likely_slots(settings.nproc_per_node) or 1),
         lambda: count_slots(settings.nproc_per_node),
         lambda: check_numa_binding(settings.numa_binding),
         check_state_dir,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from elastic_agent.agent.events import RunAgreed
 from elastic_agent.agent.worker_group.command import command_on_this_machine, job_fingerprint
@@ -12,16 +15,23 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import FINISHED_BEFORE, Outcome, Plan
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
+from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import Disconnected
 from elastic_agent.rendezvous.waits import in_time
 from elastic_agent.transport import NotAStoreError, StoreLostError, UnreachableError
 
+from .identity import using_state_dir
 from .local_node import LocalNode
-from .run_claim import ClaimedEndpoint, OtherCommandError, RunClaim, RunElsewhereError
-from .state_dir import using_state_dir
+from .run_claim import CLAIM_FILE, Claim, OtherCommandError, OtherRunError
 from .supervisor import Ending
 
 REDIAL_S = 0.5
+
+PATIENCE_S = 10.0
+"""How long to wait for agents of another endpoint, which may just be ending (a requeued job)."""
+
+PAUSE_S, LONG_PAUSE_S = 0.1, 1.0
+"""Between the attempts, and those of a longer wait: each is some calls to a file server."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,8 @@ class FoundRun:
     """The run that this node takes part in."""
 
     id: str
-    claim: RunClaim
+    claim: int
+    """The descriptor that holds its lock."""
 
 
 async def find_run(node: LocalNode, waits: Callable[[], None]) -> FoundRun | Ending:
@@ -48,10 +59,10 @@ async def find_run(node: LocalNode, waits: Callable[[], None]) -> FoundRun | End
         if await _has_finished_before(node, run_id):
             get_logger().info(f"the run finished: {FINISHED_BEFORE}")
             return Ending(Outcome.FINISHED, FINISHED_BEFORE)
-        claim = await _claim_run(node, run_id, waits)
-        if node.settings.rdzv_id is not None or not claim.has_waited:
+        claim, has_waited = await _claim_run(node, run_id, waits)
+        if node.settings.rdzv_id is not None or not has_waited:
             return FoundRun(run_id, claim)
-        claim.release()  # the run that was in the way has ended, and its generated id with it
+        os.close(claim)  # the run that was in the way has ended, and its generated id with it
 
 
 async def _agree_on_run(node: LocalNode) -> str | Ending:
@@ -107,35 +118,51 @@ async def _has_finished_before(node: LocalNode, run_id: str) -> bool:
     return history is not None and history.settled and node.policy.skips(history)
 
 
-async def _claim_run(node: LocalNode, run_id: str, waits: Callable[[], None]) -> RunClaim:
-    settings, scheduled = node.settings, node.job.scheduled
+async def _claim_run(node: LocalNode, run_id: str, waits: Callable[[], None]) -> tuple[int, bool]:
+    """Return the descriptor of the claim, and whether agents of another run had to end before."""
+    settings, job, asked_s = node.settings, node.job, time.monotonic()
     command = command_on_this_machine(settings)
+    disk = DiskThread("claim")  # not asyncio.to_thread, whose thread would stay
 
-    def tell(refusal: RunElsewhereError) -> None:
-        waits()  # it is known why the run does not start
-        get_logger().info(
-            f"an earlier start of job {scheduled} still runs at {refusal}; it was asked to save and stop; waiting up "
-            f"to {settings.join_timeout:g} s for its end"
+    def claimed() -> Claim:
+        return Claim.of(settings.rdzv_endpoint, settings.rdzv_backend, command, job)
+
+    claim, has_waited, is_told = await asyncio.wrap_future(disk.submit("endpoint", claimed)), False, False
+    while True:
+        try:
+            take = partial(claim.take, node.folder(run_id))
+            with using_state_dir(settings.state_dir):
+                return await asyncio.wrap_future(disk.submit("claim", take)), has_waited
+        except OtherRunError as refusal:
+            waited_s = time.monotonic() - asked_s
+            patience_s = settings.join_timeout if refusal.is_earlier_life else PATIENCE_S
+            if waited_s >= patience_s:
+                raise _refused(node, run_id, refusal, command) from None
+            if refusal.is_earlier_life and not is_told:
+                waits()  # it is known why the run does not start
+                get_logger().info(
+                    f"an earlier start of job {job.scheduled} still runs at {refusal}; waiting up to "
+                    f"{patience_s:g} s for its end; if it does not end, end its agents (elastic-agent stop there)"
+                )
+                is_told = True
+            has_waited = True
+        await asyncio.sleep(PAUSE_S if waited_s < PATIENCE_S else LONG_PAUSE_S)
+
+
+def _refused(node: LocalNode, run_id: str, refusal: OtherRunError, command: str) -> UsageError:
+    settings = node.settings
+    if refusal.is_earlier_life:
+        return UsageError(
+            f"an earlier start of job {node.job.scheduled} still runs at {refusal} after {settings.join_timeout:g} s "
+            "(--join-timeout); end its agents, then requeue the job"
         )
-
-    def claimed() -> ClaimedEndpoint:
-        return ClaimedEndpoint.of(settings.rdzv_endpoint, settings.rdzv_backend, command, node.job)
-
-    try:
-        with using_state_dir(settings.state_dir):
-            return await RunClaim.await_turn(node.folder(run_id), claimed, settings.join_timeout, tell)
-    except OtherCommandError as error:
-        raise UsageError(
-            f"this agent was given `{command}`, but run {run_id} at {settings.rdzv_endpoint} runs `{error}` on "
+    if isinstance(refusal, OtherCommandError):
+        return UsageError(
+            f"this agent was given `{command}`, but run {run_id} at {settings.rdzv_endpoint} runs `{refusal}` on "
             "this machine; give this one another --rdzv-id, or wait until that run has ended"
-        ) from None
-    except RunElsewhereError as error:
-        if error.is_earlier_life:
-            raise UsageError(
-                f"an earlier start of job {scheduled} still runs at {error} after {settings.join_timeout:g} s "
-                "(--join-timeout), although it was asked to stop; end its agents, then requeue the job"
-            ) from None
-        raise UsageError(
-            f"run {run_id} is already running at {error}, and its agents use the same state directory, "
-            f"{settings.state_dir}; give this run another --rdzv-id, or its agents another --state-dir"
-        ) from None
+        )
+    return UsageError(
+        f"run {run_id} is already running at {refusal}, and its agents use the same state directory, "
+        f"{settings.state_dir}; give this run another --rdzv-id, or its agents another --state-dir; if that machine "
+        f"is dead, remove {node.folder(run_id) / CLAIM_FILE}"
+    )

@@ -12,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from elastic_agent.config.errors import UsageError
 from elastic_agent.files import all_but_newest, is_at, locked, modified_s
 from elastic_agent.linux import boot_id, boottime_s, pid_namespace, start_ticks
 
@@ -30,8 +33,12 @@ MAX_AGENTS_PER_MACHINE = 256
 KEPT_RUNS = 200
 """The node-id locks of this many runs are kept, the newest, and those of all that are in progress."""
 
-LOCK_ATTEMPTS = 100
-"""An agent that sweeps may remove the file that is to be locked, but hardly so often."""
+_RECORD_BYTES = 4096
+
+_BESIDE = (
+    "another agent on this machine takes part in this run as node {beside}; this one is node {node_id}. If it was "
+    "started twice by mistake, Ctrl-C ends this one; if the other one is left from an earlier start, stop that process"
+)
 
 Process = tuple[int, int]
 """A process beyond doubt: pid and start time in clock ticks since boot."""
@@ -47,51 +54,46 @@ def host_name() -> str:
     return re.sub(r"[^A-Za-z0-9._:@+-]", "-", short)[:96] or "node"
 
 
+class Holder(msgspec.Struct):
+    """What the holder of a node id writes into its lock file."""
+
+    incarnation: str
+    boot: str
+    namespace: str
+    agent: int
+    processes: list[Process]
+    """A successor has to look for these, by pid and start time in clock ticks since boot."""
+
+
 @dataclass
 class NodeIdLock:
     """A held node id. Keep the object alive as long as the agent lives."""
 
     node_id: str
     explicit: bool
+    path: Path
+    handle: int
     predecessor: str | None
     """The previous incarnation under this id whose workers are proven gone, if there was one."""
-    _handle: int
-    _path: Path
-    beside: str = ""
-    """The node id of another agent of this machine in the same run, with its process; empty: there is none."""
+    warning: str = ""
+    """What to know about another agent of this machine in the same run; empty: there is none."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Keeps a late record from being written to a descriptor that was closed and given to another file."""
-    _released: bool = False
-
-    @property
-    def warning(self) -> str:
-        """What to know about the other agent, in words; empty: there is none."""
-        return self.beside and (
-            f"another agent on this machine takes part in this run as node {self.beside}; this one is node "
-            f"{self.node_id}. If it was started twice by mistake, Ctrl-C ends this one; if the other one is left from "
-            "an earlier start, stop that process"
-        )
 
     def record(self, incarnation: str, processes: list[Process]) -> None:
         """Record the holder of the lock, and the processes that a successor has to look for. Raises OSError.
 
         May be called in a thread, as the disk may hang; after the release it does nothing.
         """
-        holder = {
-            "incarnation": incarnation,
-            "boot": boot_id(),
-            "namespace": pid_namespace(),
-            "agent": os.getpid(),
-            "processes": processes,
-        }
+        holder = Holder(incarnation, boot_id(), pid_namespace(), os.getpid(), processes)
         with self._lock:
-            if self._released:
-                return
-            handle = os.dup(self._handle)
+            handle = os.dup(self.handle) if self.handle >= 0 else -1
+        if handle < 0:
+            return
         try:
-            os.pwrite(handle, json.dumps(holder).encode().ljust(4096), 0)
+            os.pwrite(handle, msgspec.json.encode(holder).ljust(_RECORD_BYTES), 0)
         except OSError as error:
-            error.filename = str(self._path)
+            error.filename = str(self.path)
             raise
         finally:
             os.close(handle)
@@ -99,9 +101,9 @@ class NodeIdLock:
     def release(self) -> None:
         """Give the id back, unless that was done before."""
         with self._lock:
-            if not self._released:
-                self._released = True
-                os.close(self._handle)
+            if self.handle >= 0:
+                os.close(self.handle)
+            self.handle = -1
 
 
 def acquire_node_id(
@@ -119,62 +121,93 @@ def acquire_node_id(
         IdentityError: the explicit id is held by a live agent of this machine, or no id is free.
         OSError: the folder cannot be written.
     """
-    if wanted is not None:
-        handle = _lock(folder / f"{wanted}.lock")
-        if handle is None:
-            raise IdentityError(
-                f"node id {wanted} is in use by another agent on this machine{_holder(folder, wanted)}; "
-                "wait until it has exited, choose another --node-id, or omit it to get a free one"
-            )
-        return NodeIdLock(wanted, True, _proven_gone(handle, wait_s), handle, folder / f"{wanted}.lock")
-    base, held = host_name(), ""
-    for number in range(1, MAX_AGENTS_PER_MACHINE + 1):
-        node_id = base if number == 1 else f"{base}-{number}"
+    base, beside = host_name(), ""
+    derived = (f"{base}-{number}" if number > 1 else base for number in range(1, MAX_AGENTS_PER_MACHINE + 1))
+    for node_id in [wanted] if wanted is not None else derived:
+        path = folder / f"{node_id}.lock"
         if node_id in skip:
             continue
-        handle = _lock(folder / f"{node_id}.lock")
+        handle = _lock(path)
         if handle is not None:
-            return NodeIdLock(
-                node_id, False, _proven_gone(handle, wait_s), handle, folder / f"{node_id}.lock", held
-            )
-        held = held or f"{node_id}{_holder(folder, node_id)}"
-    raise IdentityError(f"all {MAX_AGENTS_PER_MACHINE} node ids of this machine are in use in {folder}")
+            predecessor = _proven_gone(_holder(handle), wait_s)
+            warning = beside and _BESIDE.format(beside=beside, node_id=node_id)
+            return NodeIdLock(node_id, wanted is not None, path, handle, predecessor, warning)
+        beside = beside or f"{node_id}{_since(path)}"
+    if wanted is None:
+        raise IdentityError(f"all {MAX_AGENTS_PER_MACHINE} node ids of this machine are in use in {folder}")
+    raise IdentityError(
+        f"node id {wanted} is in use by another agent on this machine{beside.removeprefix(wanted)}; "
+        "wait until it has exited, choose another --node-id, or omit it to get a free one"
+    )
 
 
-def _holder(folder: Path, node_id: str) -> str:
-    """Return which process holds a lock, and since when; empty if none is recorded in this pid namespace."""
+def open_lock(path: Path) -> int:
+    """Open a lock file, and make it and its folder if need be; they may be swept at any time. Raises OSError."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # the folder was swept in between
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def is_lockable(handle: int, how: int) -> bool:
+    """Lock an open file, and return whether that was possible: no other agent keeps it locked. Raises OSError."""
     try:
-        body = json.loads((folder / f"{node_id}.lock").read_bytes())
-        agent, namespace = body["agent"], body["namespace"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
-    if not isinstance(agent, int) or namespace != pid_namespace():
-        return ""
-    ticks = start_ticks(agent)
-    if ticks is None:
-        return f" (process {agent})"
-    started_s = time.time() - boottime_s() + ticks / os.sysconf("SC_CLK_TCK")
-    return f" (process {agent}, started {time.strftime('%b %d, %H:%M:%S', time.localtime(started_s))})"
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
 
 
 def _lock(path: Path) -> int | None:
-    for _ in range(LOCK_ATTEMPTS):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        handle = open_lock(path)
+        is_locked = False
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            continue  # the folder was swept in between
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_at(handle, path):
-                return handle
-        except OSError as error:
-            os.close(handle)
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            if not is_lockable(handle, fcntl.LOCK_EX):
                 return None
-            raise
-        os.close(handle)  # it was removed in between: no other agent would find this lock
-    raise FileNotFoundError(errno.ENOENT, "the file is removed again as soon as it is created", str(path))
+            is_locked = is_at(
+                handle, path
+            )  # else it was removed in between: no other agent would find this lock
+            if is_locked:
+                return handle
+        finally:
+            if not is_locked:
+                os.close(handle)
+
+
+def _holder(handle: int) -> Holder | None:
+    """Return what the last holder of a lock has recorded, if it was one of this boot and pid namespace.
+
+    Only its processes can be looked for. Another boot id proves nothing: it may be that of another machine, and neither
+    the name nor the machine id of a container identifies its machine.
+    """
+    try:
+        holder = msgspec.json.decode(os.pread(handle, _RECORD_BYTES, 0), type=Holder)
+    except (OSError, ValueError, RecursionError):
+        return None
+    here = boot_id(), pid_namespace()
+    return holder if all(here) and (holder.boot, holder.namespace) == here else None
+
+
+def _since(path: Path) -> str:
+    """Return which process holds a lock, and since when; empty if that is not known."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        holder = _holder(file.fileno())
+        ticks = start_ticks(holder.agent) if holder is not None else None
+        if holder is not None and ticks is not None:
+            started_s = time.time() - boottime_s() + ticks / os.sysconf("SC_CLK_TCK")
+            began = time.strftime("%b %d, %H:%M:%S", time.localtime(started_s))
+            return f" (process {holder.agent}, started {began})"
+    return ""
+
+
+def _proven_gone(holder: Holder | None, wait_s: float) -> str | None:
+    """Return the last holder's incarnation, if none of the processes that it recorded is alive."""
+    if holder is None or not all(_await_end(process, wait_s) for process in holder.processes):
+        return None
+    return holder.incarnation
 
 
 def prune_node_ids(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> None:
@@ -204,23 +237,6 @@ def _last_used_s(folder: Path) -> float:
     return max(map(modified_s, folder.glob("*.lock")), default=modified_s(folder))
 
 
-def _proven_gone(handle: int, wait_s: float) -> str | None:
-    """Return the last holder's incarnation, if none of the processes that it recorded is alive.
-
-    Only processes of this boot, in this pid namespace, can be looked for. Another boot id proves nothing: it may be
-    that of another machine, and neither the name nor the machine id of a container identifies its machine.
-    """
-    try:
-        body = json.loads(os.pread(handle, 4096, 0) or b"{}")
-        incarnation, boot, namespace = (str(body[key]) for key in ("incarnation", "boot", "namespace"))
-        processes = [(int(pid), int(ticks)) for pid, ticks in body["processes"]]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
-    if not (boot and namespace) or (boot, namespace) != (boot_id(), pid_namespace()):
-        return None
-    return incarnation if all(_await_end(process, wait_s) for process in processes) else None
-
-
 def _await_end(process: Process, wait_s: float) -> bool:
     pid, ticks = process
     try:
@@ -234,3 +250,33 @@ def _await_end(process: Process, wait_s: float) -> bool:
         return bool(readable)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def using_state_dir(state_dir: Path) -> Iterator[None]:
+    """Report errors of what uses the state directory, and no other, as a wrong ``--state-dir``."""
+    try:
+        yield
+    except OSError as error:
+        where = f" {error.filename}:" if error.filename is not None else ""
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        wanted = "free space there, or pass another one" if is_full else "expected a writable directory"
+        raise UsageError(f"--state-dir {state_dir} is not usable:{where} {error.strerror}", wanted) from None
+
+
+def try_state_dir(state_dir: Path) -> None:
+    """Take a node id of no run there, and remove what that made; raises ``UsageError``."""
+    folder = state_dir / "nodes" / f"=try-{os.getpid()}"
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        with using_state_dir(state_dir):
+            lock = acquire_node_id(folder, "n")
+            try:
+                lock.record("", [])
+            finally:
+                lock.release()
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / "n.lock").unlink(missing_ok=True)
+            for path in made:
+                path.rmdir()

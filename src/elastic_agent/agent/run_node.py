@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
+import sys
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
@@ -32,8 +34,10 @@ from elastic_agent.agent.worker_group.warm_start import (
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.secrets import SecretVariables
 from elastic_agent.config.settings import Settings
-from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Outcome
+from elastic_agent.exit_codes import ExitCode
+from elastic_agent.logs import adopt_library_loggers, get_logger
+from elastic_agent.name_lookups import shorten_lookups
+from elastic_agent.protocol import FailureKind, Outcome
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.waits import in_time
 from elastic_agent.sd_notify import SystemdNotifier
@@ -43,7 +47,7 @@ from elastic_agent.worker_variables import LAUNCH_FOLDER
 from elastic_agent.workers.guard.client import Guard, kill_orphans
 
 from .backend import configured_backend
-from .devices import check_numa_binding, count_slots, crowding, likely_slots
+from .devices import check_numa_binding, count_slots, likely_slots
 from .find_run import FoundRun, find_run
 from .identity import IdentityError
 from .import_wait import telling_of_import
@@ -59,7 +63,74 @@ OUTPUT_PATIENCE_S = 5.0
 """How long writing the last lines of workers' output may take at the end."""
 
 
-def run_node(
+def launch(
+    settings: Settings,
+    guard: Guard,
+    stores_line: socket.socket | None,
+    manager: SystemdNotifier,
+    stop_signals: StopSignals,
+    variables: SecretVariables,
+) -> int:
+    """Run this node until its part in the run is over; then nothing of its agent is left.
+
+    Args:
+        settings: in force.
+        guard: was started already, so that it is up by the time the world is agreed.
+        stores_line: leads to the process that serves its stores, which the guard's spawner forks; None: none does.
+        manager: systemd, if that has started this process.
+        stop_signals: which came since this process began.
+        variables: taken out of the environment before the guard was started.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UsageError: the settings are wrong for this machine, or torch cannot be imported.
+    """
+    shorten_lookups()
+    adopt_library_loggers()
+    try:
+        with contextlib.closing(StoreServers(stores_line)) as stores:
+            return _exit_code(_run_node(settings, guard, stores, manager, stop_signals, variables))
+    except StoreLostError as error:
+        raise UsageError(str(error)) from None
+    except IdentityError as error:
+        get_logger().error(str(error))
+        return ExitCode.REFUSED
+    except EndedAtOnceError as error:
+        return 128 + error.signum
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # it has no reader, or is closed
+                stream.flush()
+
+
+def _exit_code(ending: Ending) -> int:
+    log = get_logger()
+    match ending.outcome:
+        case Outcome.FINISHED:
+            return ExitCode.FINISHED
+        case Outcome.FAILED:
+            too_few = ending.failure is not None and ending.failure.kind is FailureKind.TOO_FEW
+            return ExitCode.TOO_FEW_NODES if too_few else ExitCode.FAILED
+        case Outcome.DRAINED:
+            return ExitCode.DRAINED
+        case Outcome.STOPPED:
+            return ExitCode.STOPPED
+        case Outcome.REFUSED | Outcome.NODE_ID_HELD:
+            is_held = ending.outcome is Outcome.NODE_ID_HELD
+            hint = "; give each agent another --node-id, or none" if is_held else ""
+            log.error(f"the run refused this node: {ending.reason}{hint}")
+            return ExitCode.REFUSED
+        case Outcome.UNREACHABLE:
+            log.error(ending.reason)
+            return ExitCode.NO_STORE
+        case Outcome.STUCK:
+            log.error(ending.reason)
+            return ExitCode.NOT_STOPPED
+
+
+def _run_node(
     settings: Settings,
     guard: Guard,
     stores: StoreServers,
@@ -67,21 +138,6 @@ def run_node(
     stop_signals: StopSignals,
     variables: SecretVariables,
 ) -> Ending:
-    """Run this node until its part in the run is over; then nothing of its agent is left.
-
-    Args:
-        settings: in force.
-        guard: was started already, so that it is up by the time the world is agreed.
-        stores: serves this agent's stores.
-        manager: systemd, if that has started this process.
-        stop_signals: which came since this process began.
-        variables: taken out of the environment before the guard was started.
-
-    Raises:
-        EndedAtOnceError: a second signal came.
-        IdentityError: the node id cannot be taken.
-        UsageError: the settings are wrong for this machine, or torch cannot be imported.
-    """
     slots = _count_workers(settings, guard)
     guards = Guards(guard, lambda: start_next_guard(settings, slots, stores.pid))
     with ExitStack() as closing:  # in reverse order, when the loop has ended
@@ -91,7 +147,7 @@ def run_node(
             workers = WorkerFactory(settings, slots)
             with telling_of_import() as tick:
                 stores.await_ready(tick)
-        except (ValueError, OSError, StoreLostError) as error:
+        except (ValueError, OSError) as error:
             raise UsageError(str(error)) from None
         closing.callback(event_log.close)
         held = closing.enter_context(ExitStack())
@@ -113,8 +169,6 @@ def _count_workers(settings: Settings, guard: Guard) -> int:
     log = get_logger()
     slots = count_slots(settings.nproc_per_node)
     check_numa_binding(settings.numa_binding)
-    if (warning := crowding(slots)) is not None:
-        log.warning(warning)
     if is_warm(settings) and likely_slots(settings.nproc_per_node) is None:
         guard.keep_warm(spawner_config(settings, slots))
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
@@ -169,7 +223,7 @@ async def _live(node: LocalNode, systemd: SystemdReporter, held: ExitStack) -> E
             if isinstance(run, Ending):
                 node.publish(events.NotStarted(run.reason))
                 return run
-            held.callback(run.claim.release)
+            held.callback(os.close, run.claim)
             command = EventCommand(node.settings.on_event, run.id, lambda: node.console.node_id)
             node.publish.subscribe(command.on_event)
             ending = (await take_part(node, run, held)).with_remedy(node.console.remedy)
@@ -223,7 +277,6 @@ async def _requeue(node: LocalNode, run: FoundRun, ending: Ending) -> None:
         node.publish(await requeue(node.settings, node.scheduled))
     if plan is None or (plan.world is None and plan.generation < 2):
         return
-    is_continued = node.scheduled is not None and await run.claim.has_successor()
-    if not (decision.requeued or is_continued):
+    if not decision.requeued:
         how = how_to_resume(node.settings, run.id, node.scheduled)
         get_logger().info(f"{how}: it goes on from the last checkpoint that the script has written")

@@ -15,15 +15,12 @@ from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.diagnosis.signals import signal_name
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Cause, Notice, names
+from elastic_agent.protocol import Cause, names
 
 from .supervisor import Supervisor
 from .tasks import BackgroundTasks
 
 _AGAIN = "the same command is started here again"
-
-FIRST_ONE_S = 2.0
-"""How long the first agent of a Slurm step may take to publish what a signal means."""
 
 
 class EndedAtOnceError(Exception):
@@ -117,55 +114,40 @@ class SignalDesk:
     def _leave_signalled(self, signum: int) -> None:
         self.stop_signals.receive(signum)
         self.leave_signals.append(int(signum))
-        self._publish(LeaveSignalled(f"{signal_name(-signum)} received"))
+        received = f"{signal_name(-signum)} received"
+        self._publish(LeaveSignalled(received))
+        depending = names(self._depending(self._node_id))
         if self._supervisor is None or len(self.leave_signals) > 1:
-            self._exit_now(signum)
+            follows = f"; this machine hosted the store: {depending} cannot go on until {_AGAIN}"
+            self._log.warning(f"{received}: exiting immediately{follows if depending else ''}")
+            if self._main is not None:
+                self._main.cancel()
         elif self.hosting_on:
-            who = names(self._depending(self._node_id)) or "other nodes"
+            who = depending or "other nodes"
             self._log.info(
-                f"{signal_name(-signum)} received while {who} need the store here; send a second signal to exit "
-                "immediately"
+                f"{received} while {who} need the store here; send a second signal to exit immediately"
             )
         elif self._job is not None and signum == signal.SIGTERM:
-            self._tasks.start(self._leave_or_give_notice(self._supervisor, self._job, signum))
+            self._tasks.start(self._ask_slurm(self._supervisor, self._job, signum))
         else:
-            self._leave(self._supervisor, signum)
+            self._leave(self._supervisor, received)
 
-    def _exit_now(self, signum: int) -> None:
-        depending = names(self._depending(self._node_id))
-        follows = (
-            f"; this machine hosted the store: {depending} cannot go on until {_AGAIN}" if depending else ""
-        )
-        self._log.warning(f"{signal_name(-signum)} received: exiting immediately{follows}")
-        if self._main is not None:
-            self._main.cancel()
-
-    def _leave(self, supervisor: Supervisor, signum: int) -> None:
+    def _leave(self, supervisor: Supervisor, received: str) -> None:
         depending = names(self._depending(self._node_id))
         stays = f", and its agent stays to serve the store to {depending}" if depending else ""
         follows = f" (they cannot go on then until {_AGAIN})" if depending else ""
         self._log.info(
-            f"{signal_name(-signum)} received: this node is leaving the run{stays}; send a second signal to exit "
-            f"immediately{follows}"
+            f"{received}: this node is leaving the run{stays}; send a second signal to exit immediately{follows}"
         )
-        supervisor.drain(f"{signal_name(-signum)} received")
+        supervisor.drain(received)
 
-    async def _leave_or_give_notice(self, supervisor: Supervisor, job: SlurmJob, signum: int) -> None:
-        """Act on SIGTERM, which comes from scancel, or from a preemption of the job (if it has no --signal)."""
-        known = await self._from_the_first(supervisor, job)
-        if known is not None and known.ends:
-            return
-        if known is None and (await job.end()).preempted:
-            self._notice_signalled(signum)
-        else:
-            self._leave(supervisor, signum)
-
-    # -- the run ends ---------------------------------------------------------------------------
+    def _begin_notice(self, signum: int) -> None:
+        self._log.info(f"{signal_name(-signum)} received: stopping the run; its workers get a notice to save")
+        self._notice = f"{signal_name(-signum)} on {self._node_id or 'a node'}"
 
     def _notice_signalled(self, signum: int) -> None:
         self.stop_signals.receive(signum)
-        self._log.info(f"{signal_name(-signum)} received: stopping the run; its workers get a notice to save")
-        self._notice = f"{signal_name(-signum)} on {self._node_id or 'a node'}"
+        self._begin_notice(signum)
         if self._supervisor is not None:
             self._give_notice(self._supervisor)
 
@@ -173,31 +155,24 @@ class SignalDesk:
         if self._job is None:
             supervisor.stop(Cause.PREEMPTED, self._meanings.notice_s, self._notice)
         else:
-            self._tasks.start(self._give_slurms_notice(supervisor, self._job))
+            self._tasks.start(self._ask_slurm(supervisor, self._job))
 
-    async def _give_slurms_notice(self, supervisor: Supervisor, job: SlurmJob) -> None:
-        """Give the notice with the reason and the deadline that Slurm's controller names."""
-        known = await self._from_the_first(supervisor, job)
-        if known is not None and known.ends:
-            return
+    async def _ask_slurm(self, supervisor: Supervisor, job: SlurmJob, signum: int | None = None) -> None:
+        """Give the notice with the reason and the deadline that Slurm's controller names.
+
+        ``signum``: SIGTERM, which comes from scancel, or from a preemption of the job (if it has no --signal): this
+        node leaves unless the job is preempted.
+        """
+        plan = supervisor.node.plan
+        if plan is not None and plan.notice is not None and plan.notice.ends:
+            return  # another agent of the job has asked
         end = await job.end()
+        if signum is not None and not end.preempted:
+            self._leave(supervisor, f"{signal_name(-signum)} received")
+            return
+        if signum is not None:
+            self._begin_notice(signum)
         if end.unknown_because:
             self._log.warning("cannot determine when the job ends", reason=end.unknown_because)
         cause = Cause.PREEMPTED if end.preempted else Cause.WALLTIME
         supervisor.stop(cause, end.time_to_save_s(self._meanings.notice_s), self._notice)
-
-    async def _from_the_first(self, supervisor: Supervisor, job: SlurmJob) -> Notice | None:
-        """Return the request of the step's first agent after a signal to all of them; None: no request was read here.
-
-        So a large job queries Slurm's controller once, not a thousand times at once.
-        """
-        plan = supervisor.node.plan
-        if plan is not None and plan.notice is not None and plan.notice.ends:
-            return plan.notice
-        if job.first:
-            return None
-        coming = supervisor.plan_with(lambda plan: plan.notice is not None)
-        with contextlib.suppress(TimeoutError):
-            plan = await asyncio.wait_for(coming, FIRST_ONE_S)
-            return plan.notice if plan is not None else None
-        return None

@@ -13,25 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from elastic_agent.agent import events
+from elastic_agent.agent.worker_group.generation import start_failure
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.agent.worker_group.stalls import Progress
-from elastic_agent.agent.worker_group.warm_start import Guards
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.files import with_remedy
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import (
-    Activity,
-    Cause,
-    Failure,
-    FailureKind,
-    Grace,
-    Notice,
-    Outcome,
-    Plan,
-    Seat,
-    World,
-)
+from elastic_agent.protocol import Cause, Failure, Grace, Notice, Outcome, Plan, Seat, World
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events as session_events
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
@@ -64,7 +53,9 @@ class Ending:
         return replace(self, reason=f"{self.reason}; {remedy}") if is_lacking else self
 
 
-MakeRunner: TypeAlias = Callable[[Guard, Callable[[events.Event], None]], Runner]
+Report: TypeAlias = Callable[[events.Event], None]
+StartTask: TypeAlias = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+MakeRunner: TypeAlias = Callable[[Report, StartTask], Runner]
 MakeWorkers: TypeAlias = Callable[[Guard, World, str, int], tuple[WorkerContext, HeartbeatFile]]
 
 
@@ -74,11 +65,10 @@ class Supervisor:
     def __init__(
         self,
         session: Session,
-        guards: Guards,
         make_runner: MakeRunner,
         make_workers: MakeWorkers,
         *,
-        publish: Callable[[events.Event], None],
+        publish: Report,
         remember: Callable[[Plan], None],
         write_down: Callable[[str], Awaitable[None]],
         join_timeout_s: float,
@@ -87,8 +77,7 @@ class Supervisor:
 
         Args:
             session: with the store.
-            guards: the guard process, and those after it.
-            make_runner: makes what runs the workers of this node through a guard, and reports their events.
+            make_runner: makes what runs the workers of this node, reports events and starts tasks.
             make_workers: makes the workers of an incarnation in a world after so many charged restarts; raises OSError
                 if it cannot.
             publish: publishes events to the reporters; never raises.
@@ -99,45 +88,33 @@ class Supervisor:
         """
         self.world: World | None = None
         """The world whose workers this node runs or ran last."""
-        self._session, self._guards = session, guards
-        self._make_runner, self._make_workers = make_runner, make_workers
+        self._session, self._make_workers = session, make_workers
         self._publish, self._remember, self._write_record = publish, remember, write_down
         self._node_id = session.member.node_id
-        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        self._participant = self._begin_participant()
-        self.node = self._participant.node
-        self._perform = self._participant.perform
-        later = asyncio.get_running_loop().call_later
-        self._requests = StopRequests(self._participant, self._node_id, self._has_handlers, later)
-        self._store_timeout = StoreTimeout(join_timeout_s, later, self._give_up)
+        loop = asyncio.get_running_loop()
+        self._ending: asyncio.Future[Ending] = loop.create_future()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
         """Futures of commands that wait for a plan, with their conditions."""
         """How many commands wait for the end of the run on every node."""
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._recording: asyncio.Task[Any] | None = None
-        """The task that records a new guard on disk: until then no workers are started."""
-        self._held_back: World | None = None
-        """The world whose workers are to be started then."""
-        self._held_notice: tuple[Notice, float] | None = None
-        """The notice they are to get then, and when they are stopped (CLOCK_BOOTTIME)."""
         self._noticed: int | None = None
         """The generation whose workers last got a notice to save and exit."""
-        session.listen(self.session_event)
         self._last_failure: Failure | None = None
-        self._runner = self._attach_guard()
-
-    def _begin_participant(self) -> Participant:
+        self._runner = make_runner(self._worker_event, self._start_task)
         workers = Workers(
-            set_deadline=lambda deadline_s: self._guards.present.set_deadline(deadline_s),
+            set_deadline=self._runner.set_deadline,
             start=self._start_workers,
             stop=self._stop_workers,
             notify=self._notify,
         )
-        reporter = Reporter(announced=self._publish, rejoins=self._rejoins, departs=self._departs)
-        return Participant(self._session, workers, reporter, new_incarnation)
-
-    def _has_handlers(self) -> bool:
-        return self._runner.handles_notices
+        reporter = Reporter(announced=publish, rejoins=self._rejoins, departs=self._departs)
+        self._participant = Participant(session, workers, reporter, new_incarnation)
+        self.node, self._perform = self._participant.node, self._participant.perform
+        self._requests = StopRequests(
+            self._participant, self._node_id, lambda: self._runner.handles_notices, loop.call_later
+        )
+        self._store_timeout = StoreTimeout(join_timeout_s, loop.call_later, self._give_up)
+        session.listen(self.session_event)
 
     def _give_up(self, reason: str) -> None:
         self._end(Ending(Outcome.UNREACHABLE, reason))
@@ -163,15 +140,14 @@ class Supervisor:
         session.add_done_callback(self._session_ended)
         try:
             ending = await self._ending
-            await self._publish_departure()
+            await self._session.flush(LAST_WORD_S)  # else other nodes wait for the lease to expire
             return ending
         finally:
             session.cancel()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(session, *self._tasks, return_exceptions=True)
-            if self._guards.present.fileno() >= 0:
-                loop.remove_reader(self._guards.present.fileno())
+            self._runner.close()
             loop.set_exception_handler(None)
 
     def _session_ended(self, task: asyncio.Task[None]) -> None:
@@ -187,10 +163,6 @@ class Supervisor:
         error = context.get("exception")
         if "handle" in context and isinstance(error, Exception) and not self._ending.done():
             self._ending.set_exception(error)
-
-    async def _publish_departure(self) -> None:
-        """Publish that this node left, so that no node waits for its lease to expire; not for long."""
-        await self._session.flush(LAST_WORD_S)
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -219,7 +191,7 @@ class Supervisor:
     def drain(self, reason: str, left_s: float | None = None) -> None:
         """Have this node leave after its workers and all others have saved, for which they get this much time."""
         self._publish(events.DrainRequested(None, reason))
-        self._requests.leave(reason, self._runner.graces.drain_s if left_s is None else left_s)
+        self._requests.leave(reason, self._runner.rules.drain_s if left_s is None else left_s)
 
     def drain_other(self, node_id: str, left_s: float, reason: str) -> None:
         """Have another node leave."""
@@ -278,61 +250,24 @@ class Supervisor:
 
     # -- workers --------------------------------------------------------------------------------
 
-    def _attach_guard(self) -> Runner:
-        guard = self._guards.present
-        asyncio.get_running_loop().add_reader(guard.fileno(), self._guard_readable)
-        return self._make_runner(guard, self._worker_event)
-
     def hang(self, generation: int, failure: Failure) -> None:
         """Handle a hang of the workers of this generation."""
         self._runner.hang(generation, failure)
 
-    def _guard_readable(self) -> None:
-        for event in self._guards.present.read_events():
-            if isinstance(event, GuardLost):
-                self._guard_lost(event)
-                return
-            self._runner.handle(event)
-
-    def _guard_lost(self, event: GuardLost) -> None:
-        """Start another guard; the workers died with theirs (parent-death signal), their children fell to us."""
-        asyncio.get_running_loop().remove_reader(self._guards.present.fileno())
-        self._publish(event)
-        self._guards.replace()
-        runner, self._runner = self._runner, self._attach_guard()
-        self._guards.present.set_deadline(self._session.deadline_s)
-        failure = Failure(
-            FailureKind.WORKER, f"the guard process of {self._node_id} died ({event.returncode})"
-        )
-        generation = self.node.generation
-        actions = self.node.failed(generation, failure)
-        self._perform(action for action in actions if not isinstance(action, machine.StopWorkers))
-        runner.abandon(event)
-        self._perform(self.node.stopped())
-        self._recording = self._start_task(self._record_guard(self.node.incarnation))
-
-    async def _record_guard(self, incarnation: str) -> None:
-        """Record the new guard before it starts workers.
+    async def _record_guard(self, guard: Guard) -> None:
+        """Record a new guard on the disk before it starts workers.
 
         A successor of this agent that finds the old record would take the end of the old guard for the end of the
         workers that the new one started.
         """
-        written = await self._write_down(incarnation)
-        if self._recording is not asyncio.current_task():
-            return  # that guard died, too
-        self._recording = None
-        if not written and incarnation == self.node.incarnation:
+        incarnation = self.node.incarnation
+        is_written = await self._write_down(incarnation)
+        if guard is not self._runner.guards.present:
+            return  # it died, too
+        if not is_written and incarnation == self.node.incarnation:
             why = "its new guard process could not be recorded in the state directory"
             self._session.fenced(why, at_deadline=False)
-        world, self._held_back = self._held_back, None
-        if (
-            world is not None
-            and self.node.activity is Activity.STARTING
-            and self.node.generation == world.generation
-        ):
-            self._start(world)
-            if self._held_notice is not None:
-                self._give(*self._held_notice)
+        self._runner.release_starts()
 
     def _worker_event(self, event: events.Event) -> None:
         """Handle an event of the runner."""
@@ -353,21 +288,16 @@ class Supervisor:
                 self._perform(self.node.saved(generation))
             case events.WorkersCleared(unkillable=unkillable):
                 self._perform(self.node.stopped(unkillable))
+            case GuardLost():
+                self._start_task(self._record_guard(self._runner.guards.present))
             case Fenced():
                 self._session.fenced("the guard killed the workers when the lease expired")
 
     # -- actions --------------------------------------------------------------------------------
 
     def _notify(self, notice: Notice) -> None:
-        stopped_s = boottime_s() + notice.left_s
-        if self._held_back is None:
-            self._give(notice, stopped_s)
-        else:
-            self._held_notice = notice, stopped_s
-
-    def _give(self, notice: Notice, stopped_s: float) -> None:
         self._noticed = self.node.generation
-        workers = self._runner.notify(notice, stopped_s)
+        workers = self._runner.notify(notice, boottime_s() + notice.left_s)
         self._publish(events.NoticeGiven(self.node.generation, notice, workers))
 
     def _stop_workers(self, action: machine.StopWorkers) -> None:
@@ -383,22 +313,15 @@ class Supervisor:
         return self._noticed == self.node.generation or bool(plan.joining)
 
     def _start_workers(self, world: World) -> None:
-        if self._recording is None:
-            self._start(world)
-        else:
-            self._held_back, self._held_notice = world, None
-
-    def _start(self, world: World) -> None:
         self.world = world
+        restarts = self.node.plan.charged if self.node.plan is not None else 0
         try:
-            restarts = self.node.plan.charged if self.node.plan is not None else 0
-            made = self._make_workers(self._guards.present, world, self.node.incarnation, restarts)
-            self._runner.start(*made)
+            made = self._make_workers(self._runner.guards.present, world, self.node.incarnation, restarts)
         except (OSError, ValueError, RuntimeError) as error:
-            failure = Failure(
-                FailureKind.START, f"{self._node_id} could not start its workers: {with_remedy(error)}"[:512]
-            )
+            failure = start_failure(self._node_id, with_remedy(error))
             self._worker_event(events.WorkersFailed(world.generation, failure))
+        else:
+            self._runner.start(*made)
 
     def _rejoins(self, incarnation: str, reason: str) -> None:
         self._publish(events.Rejoining(incarnation, reason))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from contextlib import AsyncExitStack, ExitStack
@@ -18,29 +17,24 @@ from elastic_agent.agent.slurm.nodes import with_missing_nodes
 from elastic_agent.agent.slurm.requeue import how_to_join_again
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.command import fingerprint
+from elastic_agent.agent.worker_group.generation import WorkerRules
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.runner import Runner
-from elastic_agent.agent.worker_group.running_workers import Graces
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import RECORD_VERSION, Cause, Member, Outcome, Plan, State, Waiting
+from elastic_agent.protocol import RECORD_VERSION, Member, Outcome, Plan, State, Waiting
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import new_incarnation
-from elastic_agent.workers.guard.client import Guard
 
 from .find_run import FoundRun, recall
-from .identity import NodeIdLock, acquire_node_id, prune_node_ids
+from .identity import NodeIdLock, acquire_node_id, prune_node_ids, using_state_dir
 from .local_node import LocalNode
-from .state_dir import using_state_dir
-from .supervisor import Ending, Supervisor
+from .supervisor import Ending, Report, StartTask, Supervisor
 from .tasks import BackgroundTasks
 
 RECORD_TIMEOUT_S = 1.0
 """How long the disk may take to take the record of this node's processes."""
-
-LOOK_EVERY_S = 2.0
-"""How often an agent in a scheduler's job looks whether a later life of the job waits for its end."""
 
 LAST_ANSWERS_S = 2.0
 """How long sending the last answers to ``drain`` and ``stop`` may take."""
@@ -107,8 +101,6 @@ async def _take_part_as(node: LocalNode, run: FoundRun, lock: NodeIdLock) -> End
         closing.callback(tasks.cancel)
         tasks.start(observer.questions.serve())
         closing.callback(observer.questions.close)
-        if node.scheduled is not None:
-            tasks.start(_stop_for_next_life(node, run, supervisor))
         ending = _with_own_part(node, await supervisor.run(), supervisor, history)
         await observer.conclude(
             ending.outcome,
@@ -147,20 +139,20 @@ def _supervisor(
     node: LocalNode, run: FoundRun, lock: NodeIdLock, session: Session, collectives: Collectives
 ) -> Supervisor:
     settings, disk = node.settings, DiskThread("node-record")
-    graces = Graces(settings.shutdown_timeout, settings.shutdown_timeout, settings.restart_idle)
     name = settings.notice_signal
+    rules = WorkerRules(
+        settings.shutdown_timeout,
+        settings.shutdown_timeout,
+        settings.restart_idle,
+        settings.hang_timeout,
+        None if name == NO_SIGNAL else int(signal.Signals[name]),
+        sends_notice_signal=node.scheduled is None,
+    )
 
-    def make_runner(guard: Guard, report: events.Subscriber) -> Runner:
+    def make_runner(report: Report, start_task: StartTask) -> Runner:
+        signals = node.signals.stop_signals
         return Runner(
-            guard,
-            lock.node_id,
-            report,
-            graces,
-            settings.hang_timeout,
-            node.signals.stop_signals,
-            collectives,
-            None if name == NO_SIGNAL else int(signal.Signals[name]),
-            sends_notice_signal=node.scheduled is None,
+            node.guards, lock.node_id, rules, signals, collectives, report=report, start_task=start_task
         )
 
     async def write_down(incarnation: str) -> None:
@@ -169,7 +161,6 @@ def _supervisor(
 
     return Supervisor(
         session,
-        node.guards,
         make_runner,
         partial(node.workers.make, run_id=run.id, asked_by=collectives.address),
         publish=node.publish,
@@ -244,15 +235,6 @@ async def _status(session: Session) -> Waiting:
 def _newest_step(supervisor: Supervisor) -> int:
     progress = supervisor.progress
     return max(progress.steps.values(), default=0) if progress is not None else 0
-
-
-async def _stop_for_next_life(node: LocalNode, run: FoundRun, supervisor: Supervisor) -> None:
-    """Stop the run when the scheduler has started the job again: that start waits for the end of this one."""
-    while not await run.claim.has_successor():
-        await asyncio.sleep(LOOK_EVERY_S)
-    reason = f"job {node.job.scheduled} was started again"
-    get_logger().info(f"{reason}: stopping the run here; its workers get a notice to save")
-    supervisor.stop(Cause.OPERATOR, node.settings.notice_time, reason)
 
 
 # -- what the outcome means here ------------------------------------------------------------------

@@ -37,8 +37,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _launch(resolved: Resolved) -> int:
     # Imported late: a mistake must be answered before that.
-    from elastic_agent.agent.devices import likely_slots
-    from elastic_agent.agent.limits import check_limits
+    from elastic_agent.agent.devices import check_limits, likely_slots
     from elastic_agent.agent.worker_group.interruptions import StopSignals
     from elastic_agent.agent.worker_group.warm_start import start_guard
     from elastic_agent.config.secrets import take_secret_variables
@@ -48,8 +47,7 @@ def _launch(resolved: Resolved) -> int:
     stop_signals = StopSignals()
     if resolved.settings.notice_signal != NO_SIGNAL:
         stop_signals.catch_early(resolved.settings.notice_signal)
-    slots = likely_slots(resolved.settings.nproc_per_node) or 1
-    check_limits(slots, run_python=not resolved.settings.runs_program)
+    check_limits(likely_slots(resolved.settings.nproc_per_node) or 1)
     make_state_dir(resolved.settings.state_dir, os.environ)
     # Before anything is started that would inherit them:
     manager = SystemdNotifier.taken_from(os.environ)
@@ -70,9 +68,9 @@ def _launch(resolved: Resolved) -> int:
         (log.warning if note.level == "warning" else log.info)(note.text)
     try:
         with _without_garbage_collection():
-            from elastic_agent.agent.launch import launch
+            from elastic_agent.agent.run_node import launch
 
-        return launch(resolved, guard, stores, manager, stop_signals, variables)
+        return launch(settings, guard, stores, manager, stop_signals, variables)
     except UsageError:  # takes time to detect, such as --nproc-per-node gpu without a GPU
         raise
     except Exception:

@@ -77,7 +77,7 @@ def _check_port(resolved: Resolved) -> None:
 def _serve(resolved: Resolved) -> int:
     # Imported late: a mistake must be answered before that.
     from elastic_agent.agent.backend import configured_secret
-    from elastic_agent.agent.limits import check_open_files
+    from elastic_agent.agent.devices import check_open_files
     from elastic_agent.config.secrets import take_secret_variables
     from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
     from elastic_agent.name_lookups import shorten_lookups

@@ -7,6 +7,11 @@ that takes optimizer steps without a group says so; also one that ends without a
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import struct
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -15,9 +20,13 @@ import msgspec
 from msgspec import Meta
 
 from elastic_agent.diagnosis.records import GroupProgress
+from elastic_agent.logs import get_logger
 from elastic_agent.printable import plain
 
-from .datagrams import WorkerDatagrams
+LARGEST_MESSAGE = 256 * 1024
+
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group of the sender of a datagram, from the kernel."""
 
 SUMMARY, DETAILS, STACKS = b"summary", b"details", b"stacks"
 _MOST_GROUPS = 64
@@ -122,25 +131,35 @@ class Collectives:
         self.meeting_files: set[str] = set()
         """Files over which the workers of this generation meet, instead of the agents' store."""
         self._stacks: dict[int, str] = {}
-        self._datagrams = WorkerDatagrams("progress", self._receive)
+        self._socket: socket.socket | None = None
+        self.address: str | None = None
+        """Where workers introduce themselves, in the abstract namespace of Unix sockets; None while it is closed."""
         self._generation = 0
         self._peers: dict[int, bytes] = {}
         """Where each slot is asked."""
         self._workers: dict[int, WorkerCollectives] = {}
         self._is_ending = False
 
-    @property
-    def address(self) -> str | None:
-        """Where workers introduce themselves; None while it is closed."""
-        return self._datagrams.address
-
     def open(self) -> None:
-        """Listen. Without a socket, nothing is known of the workers' collectives."""
-        self._datagrams.open()
+        """Listen. Without a socket, which is logged, nothing is known of the workers' collectives."""
+        address = f"elastic-agent-progress/{os.getuid()}/{os.getpid()}-{secrets.token_hex(8)}"
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            opened.bind("\0" + address)
+        except OSError as error:
+            opened.close()
+            get_logger().debug("workers cannot report their progress to the agent", reason=str(error))
+            return
+        self._socket, self.address = opened, address
+        asyncio.get_running_loop().add_reader(opened.fileno(), self._readable)
 
     def close(self) -> None:
         """Stop listening."""
-        self._datagrams.close()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = self.address = None
 
     def begin(self, generation: int) -> None:
         """Forget the workers of earlier generations, once; those of this one may have introduced themselves."""
@@ -174,25 +193,39 @@ class Collectives:
 
     def ask(self, *, details: bool) -> None:
         """Ask all workers; what they answer is found in :attr:`workers` soon."""
-        for slot, peer in self._peers.items():
-            self._datagrams.send(DETAILS if details else SUMMARY, peer)
+        self._send(DETAILS if details else SUMMARY)
+        for slot in self._peers:
             self._workers[slot] = replace(self._workers[slot], asked=self._workers[slot].asked + 1)
 
     def ask_stacks(self) -> Mapping[int, str]:
         """Ask the workers for their stacks; what they answer appears in the mapping, by slot."""
         self._stacks = {}
-        for peer in self._peers.values():
-            self._datagrams.send(STACKS, peer)
+        self._send(STACKS)
         return self._stacks
+
+    def _send(self, question: bytes) -> None:
+        """Ask all workers, but for those that are gone, or have not read what they were asked before."""
+        for peer in self._peers.values():
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.sendto(question, peer)
 
     def ask_at_the_end(self) -> None:
         """Ask the remaining workers for their last collectives, which may show why the generation ends."""
         self._is_ending = True
         self.ask(details=True)
 
-    def _receive(self, data: bytes, peer: bytes) -> None:
-        if peer:
-            self._take_in(_DECODER.decode(data), peer)
+    def _readable(self) -> None:
+        while self._socket is not None:
+            try:
+                data, ancillary, _, peer = self._socket.recvmsg(LARGEST_MESSAGE, socket.CMSG_SPACE(12))
+            except BlockingIOError:
+                return
+            except OSError:
+                continue
+            if isinstance(peer, bytes) and peer and _is_own(ancillary):
+                with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    self._take_in(_DECODER.decode(data), peer)
 
     def _take_in(self, answer: _Answer, peer: bytes) -> None:
         if answer.generation < self._generation:
@@ -218,36 +251,41 @@ class Collectives:
             self._workers[answer.slot] = _updated(known, answer, now_s)
 
 
+def _is_own(ancillary: list[tuple[int, int, bytes]]) -> bool:
+    """Return whether a process of this user, or of root, has sent the datagram."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) >= _CREDENTIALS.size:
+            return _CREDENTIALS.unpack(data[: _CREDENTIALS.size])[1] in (os.geteuid(), 0)
+    return False
+
+
 def _updated(known: WorkerCollectives, answer: _Answer, now_s: float) -> WorkerCollectives:
     if known.is_last:  # an answer that follows may be of a thread that reports the exception
         return known
-    groups = tuple(_progress(group, answer) for group in (answer.groups or ())[:_MOST_GROUPS])
+    groups = answer.groups or ()
+    waits = [group for group in groups if group.enqueued > max(group.completed, 0)]
+    samples = known.samples
+    if not answer.details and now_s - known.since_s <= SAME_PLACE_S:
+        samples = (*samples, bool(waits))[-SAMPLES:]
     fresh = WorkerCollectives(
         answer.pid,
-        groups,
+        tuple(_progress(group, answer) for group in groups[:_MOST_GROUPS]),
         answer.line,
         answer.waits_in,
         answer.stack,
         plain(answer.handles),
         plain(answer.raised_at),
+        min((group.timeout_s for group in waits if group.timeout_s > 0), default=0.0),
+        since_s=now_s,
+        answered_s=now_s,
+        is_last=answer.is_last,
+        samples=samples,
     )
-    waits = [group for group in answer.groups or () if group.enqueued > max(group.completed, 0)]
-    timeouts = [group.timeout_s for group in waits if group.timeout_s > 0]
-    fresh = replace(fresh, timeout_s=min(timeouts, default=0.0), since_s=now_s, answered_s=now_s)
-    fresh = replace(fresh, samples=_sampled(known, bool(waits), answer.details, now_s))
-    if answer.is_last:
-        return replace(fresh, is_last=True)
-    if fresh.position != known.position:
+    if answer.is_last or fresh.position != known.position:
         return fresh
     if not answer.details:  # what is known in detail holds as long as it stays where it is
-        return replace(known, asked=0, samples=fresh.samples, answered_s=now_s)
+        return replace(known, asked=0, samples=samples, answered_s=now_s)
     return replace(fresh, since_s=known.since_s)
-
-
-def _sampled(known: WorkerCollectives, is_waiting: bool, is_detailed: bool, now_s: float) -> tuple[bool, ...]:
-    if is_detailed or now_s - known.since_s > SAME_PLACE_S:
-        return known.samples
-    return (*known.samples, is_waiting)[-SAMPLES:]
 
 
 def _progress(group: _Group, answer: _Answer) -> GroupProgress:

@@ -1,4 +1,4 @@
-"""The command a worker runs, and the versions of what runs."""
+"""The command and the environment of a worker: what torchrun gives, and stable names; and the versions of all that."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from elastic_agent import installed_version
+from elastic_agent import worker_variables as variables
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.config.settings import Settings
 from elastic_agent.printable import without_surrogates
-from elastic_agent.protocol import Fingerprint, Job
+from elastic_agent.protocol import Fingerprint, Job, Seat, World
+
+from .warm_start import libraries_environment
 
 LONGEST_COMMAND = 500
 """Characters of a command that messages show."""
@@ -83,3 +88,92 @@ def fingerprint(settings: Settings) -> Fingerprint:
         installed_version(),
         without_surrogates(Path(settings.script).name),
     )
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is the same for every worker of a node in one generation."""
+
+    run_id: str
+    role: str
+    restarts: int
+    max_restarts: int
+    first_generation: bool
+    heartbeat_file: str
+    stacks_signal: int
+    gloo_interface: str | None = None
+    """The interface under whose address the other nodes reach this one; None if that is loopback."""
+    virtual_local_rank: bool = False
+    asked_by: str | None = None
+    """The agent's socket to which workers introduce themselves; None: they are not asked for their progress."""
+
+
+def worker_environment(
+    inherited: Mapping[str, str], facts: RunFacts, world: World, seat: Seat, slot: int
+) -> dict[str, str]:
+    """Return the variables the agent sets for the worker in ``slot`` (to be laid over the inherited ones)."""
+    first_role_rank, role_size = role_ranks(world, seat)
+    env = {
+        "RANK": str(seat.first_rank + slot),
+        "LOCAL_RANK": str(slot),
+        "WORLD_SIZE": str(world.world_size),
+        "LOCAL_WORLD_SIZE": str(seat.slots),
+        "GROUP_RANK": str(world.node_rank(seat.incarnation)),
+        "GROUP_WORLD_SIZE": str(len(world.seats)),
+        "ROLE_NAME": facts.role,
+        "ROLE_RANK": str(first_role_rank + slot),
+        "ROLE_WORLD_SIZE": str(role_size),
+        "MASTER_ADDR": world.bootstrap.host,
+        "MASTER_PORT": str(world.bootstrap.port),
+        "TORCHELASTIC_RESTART_COUNT": str(facts.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(facts.max_restarts),
+        "TORCHELASTIC_RUN_ID": facts.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **libraries_environment(inherited, seat.slots),
+        **_slurm_share(inherited, seat.slots),
+        variables.RUN_ID: facts.run_id,
+        variables.NODE_ID: seat.node_id,
+        variables.SLOT: str(slot),
+        variables.WORKER_ID: f"{seat.node_id}/{slot}",
+        variables.INCARNATION: seat.incarnation,
+        variables.GENERATION: str(world.generation),
+        variables.RESTARTS: str(facts.restarts),
+        variables.FIRST_GENERATION: "1" if facts.first_generation else "0",
+        variables.HEARTBEAT: facts.heartbeat_file,
+        variables.STACKS_SIGNAL: str(facts.stacks_signal),
+        variables.STORE_PORT: str(world.bootstrap.port),
+    }
+    if facts.asked_by is not None:
+        env[variables.PROGRESS] = facts.asked_by
+    if facts.gloo_interface is not None and "GLOO_SOCKET_IFNAME" not in inherited:
+        env["GLOO_SOCKET_IFNAME"] = facts.gloo_interface
+    if facts.virtual_local_rank:
+        env.update(_virtual_local_rank(inherited, slot))
+    return env
+
+
+def _slurm_share(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
+    """Return this worker's part of the processors of a Slurm task, which runs the agent and so all workers of the node.
+
+    Libraries such as LightlyTrain take SLURM_CPUS_PER_TASK for the processors of one worker, and start as many data
+    loaders.
+    """
+    text = inherited.get("SLURM_CPUS_PER_TASK", "")
+    if "SLURM_STEP_ID" not in inherited or not text.isdecimal():
+        return {}
+    return {"SLURM_CPUS_PER_TASK": str(max(1, int(text) // workers))}
+
+
+def role_ranks(world: World, seat: Seat) -> tuple[int, int]:
+    """Return the first rank of the node's workers among those of the same role, and how many those are."""
+    same = [other for other in world.seats if other.role == seat.role]
+    before = sum(other.slots for other in same if other.first_rank < seat.first_rank)
+    return before, sum(other.slots for other in same)
+
+
+def _virtual_local_rank(inherited: Mapping[str, str], slot: int) -> dict[str, str]:
+    """Return what shows every worker its own GPU as device 0, under LOCAL_RANK 0."""
+    visible = inherited.get("CUDA_VISIBLE_DEVICES", "")
+    devices = [name.strip() for name in visible.split(",") if name.strip()]
+    device = devices[slot] if slot < len(devices) else str(slot)
+    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": device}

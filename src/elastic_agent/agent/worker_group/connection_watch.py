@@ -8,15 +8,15 @@ generation, when workers connect to each other.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_agent.agent import events
+from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.protocol import World
+from elastic_agent.transport import run_abandonable
 from elastic_agent.workers.guard.client import GuardLost, Spawned, Stopped
 from elastic_agent.workers.tcp_sockets import ESTABLISHED, SYN_SENT, SocketReader, TcpSocket
 
@@ -50,10 +50,7 @@ class ConnectionWatch:
         self._node_id = node_id
         self._world = world
         self._report = report
-        self._timer: asyncio.TimerHandle | None = None
-        self._generation = 0
-        self._until_s = 0.0
-        self._since_s: dict[_Blocked, float] = {}
+        self._tasks = BackgroundTasks()
         self._told: set[tuple[str, bool]] = set()
 
     def on_event(self, event: events.Event) -> None:
@@ -61,55 +58,36 @@ class ConnectionWatch:
         match event:
             case Spawned(generation=generation, pids=pids):
                 self.stop()
-                self._generation, self._until_s = generation, time.monotonic() + WATCH_S
-                self._since_s = {}
-                self._wait(SocketReader(pids))
+                self._tasks.start(self._watch(generation, SocketReader(pids)))
             case Stopped() | GuardLost() | events.WorkersStopping():
                 self.stop()
 
     def stop(self) -> None:
         """Watch no more."""
-        self._generation = 0
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._tasks.cancel()
 
-    def _wait(self, reader: SocketReader) -> None:
-        if self._generation and time.monotonic() < self._until_s:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look, reader)
+    async def _watch(self, generation: int, reader: SocketReader) -> None:
+        until_s = time.monotonic() + WATCH_S
+        since_s: dict[_Blocked, float] = {}
+        while time.monotonic() < until_s:
+            await asyncio.sleep(LOOK_EVERY_S)
+            found = await run_abandonable(reader.read, WATCH_S)
+            now_s = time.monotonic()
+            blocked = filter(None, (_blocked(slot, connection) for slot, connection in found))
+            since_s = {connection: since_s.get(connection, now_s) for connection in blocked}
+            for connection, began_s in since_s.items():
+                if connection.is_connected or now_s - began_s >= BLOCKED_S:
+                    self._tell(generation, connection, now_s - began_s)
 
-    def _look(self, reader: SocketReader) -> None:
-        loop, generation = asyncio.get_running_loop(), self._generation
-
-        def look() -> None:
-            found = [_blocked(slot, connection) for slot, connection in reader.read()]
-            blocked = {connection for connection in found if connection is not None}
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
-                loop.call_soon_threadsafe(self._seen, generation, blocked, reader)
-
-        threading.Thread(target=look, name="connections", daemon=True).start()
-
-    def _seen(self, generation: int, blocked: set[_Blocked], reader: SocketReader) -> None:
-        if generation != self._generation:
-            return
-        now_s = time.monotonic()
-        self._since_s = {connection: self._since_s.get(connection, now_s) for connection in blocked}
-        for connection, since_s in self._since_s.items():
-            if connection.is_connected or now_s - since_s >= BLOCKED_S:
-                self._tell(connection, now_s - since_s)
-        self._wait(reader)
-
-    def _tell(self, connection: _Blocked, for_s: float) -> None:
+    def _tell(self, generation: int, connection: _Blocked, for_s: float) -> None:
         node = self._node_at(connection.host)
         if (connection.host, connection.is_connected) in self._told or not (node or _is_internal(connection)):
             return
         self._told.add((connection.host, connection.is_connected))
         peer = f"{node} ({connection.host})" if node else connection.host
         worker = f"{self._node_id}/{connection.slot}"
-        self._report(
-            self._generation,
-            blocked_words(worker, peer, connection.port, None if connection.is_connected else for_s),
-        )
+        tried_s = None if connection.is_connected else for_s
+        self._report(generation, blocked_words(worker, peer, connection.port, tried_s))
 
     def _node_at(self, host: str) -> str:
         world = self._world()

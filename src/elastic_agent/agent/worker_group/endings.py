@@ -1,14 +1,11 @@
-"""How each worker of a generation ended, for the reports of the nodes; reads the workers' files in a thread."""
+"""How a worker ended: what the guard knows, and what it wrote; for the failure that nodes exchange, and for reports."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,24 +17,22 @@ from elastic_agent.exit_note import Note
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
 from elastic_agent.printable import plain, without_surrogates
-from elastic_agent.protocol import count
+from elastic_agent.protocol import Failure, FailureKind, count
 from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import Exited
+from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 ENDED_BY_STOP = (0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
 """Ends of a worker that was being stopped, which need no explanation, unless it wrote a traceback before."""
-
-RESTART_S = 0.2
-"""After a failure the next workers start first: reading how the last ones ended takes tens of milliseconds."""
 
 _LONGEST_ERROR = 500
 
 
 @dataclass(frozen=True)
-class Left:
-    """What a worker left behind, in the heartbeat file and elsewhere."""
+class Remains:
+    """What a worker left in memory: in the heartbeat file, and in its answers."""
 
     step: int = 0
     """The last step that it reported by a heartbeat; 0: none."""
@@ -45,38 +40,47 @@ class Left:
     """On the end of its script."""
     progress: tuple[GroupProgress, ...] = ()
     """Its last collectives, if an exception ended its script or gloo aborted another worker; empty: not known."""
+    has_left: bool = False
+    """It has saved and left after a notice."""
 
 
-def report_endings(
+def protocol_failure(
+    context: WorkerContext, exited: Exited, output: FinalOutput, note: Note | None, node_id: str
+) -> Failure:
+    """Return the failure of a worker that the nodes exchange."""
+    found = _failure(context, exited, output, valid_note(note, exited))
+    return Failure(
+        FailureKind.WORKER,
+        found.summary(node_id)[:512],
+        found.tail[-4096:],
+        slot=exited.slot,
+        returncode=exited.returncode,
+        signature=found.signature,
+        error=found.message[:512],
+    )
+
+
+def read_ends(
     context: WorkerContext,
-    left_behind: Mapping[int, Left],
+    remains: Mapping[int, Remains],
+    outputs: Mapping[int, FinalOutput],
     stopped_s: float | None,
-    report: Callable[[events.GenerationEnded], None],
-    after_s: float = 0.0,
-) -> None:
-    """Publish :class:`~elastic_agent.agent.events.GenerationEnded` soon, in this loop.
+) -> events.GenerationEnded:
+    """Return how each worker of a generation ended. May block as long as a file system hangs.
 
     Args:
-        context: the workers, all of which have ended; their files may be read for some seconds yet.
-        left_behind: what the workers left, by slot.
+        context: the workers, all of which have ended.
+        remains: what they left in memory, by slot.
+        outputs: what has been read of their files.
         stopped_s: when the agent began to stop them (CLOCK_BOOTTIME); None: it did not.
-        report: publishes the event.
-        after_s: how long to leave the processors to other work before.
     """
-    loop = asyncio.get_running_loop()
-    offset_s = time.time() - boottime_s()
-
-    def read() -> None:
-        ends = tuple(
-            _worker_end(context, exit_, left_behind.get(slot, Left()), stopped_s, offset_s)
-            for slot, exit_ in sorted(context.exits.items())
-        )
-        failed = any(end.failure is not None for end in ends)
-        found = context.machine_facts() if failed else {}
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
-            loop.call_soon_threadsafe(report, events.GenerationEnded(context.generation, ends, found))
-
-    loop.call_later(after_s, threading.Thread(target=read, name="worker-endings", daemon=True).start)
+    ends = []
+    for slot, exited in sorted(context.exits.items()):
+        is_failure = exited.returncode != 0
+        output = outputs.get(slot) or (context.final_output(slot) if is_failure else NOTHING_READ)
+        ends.append(_worker_end(context, exited, output, remains.get(slot, Remains()), stopped_s))
+    found = context.machine_facts() if any(end.failure is not None for end in ends) else {}
+    return events.GenerationEnded(context.generation, tuple(ends), found)
 
 
 def has_not_saved(end: events.WorkerEnd, signum: signal.Signals | None) -> bool:
@@ -118,16 +122,13 @@ def log_cleanup(report: SweepReport) -> None:
 
 
 def _worker_end(
-    context: WorkerContext, exit_: Exited, left_behind: Left, stopped_s: float | None, offset_s: float
+    context: WorkerContext, exit_: Exited, output: FinalOutput, remains: Remains, stopped_s: float | None
 ) -> events.WorkerEnd:
-    note = valid_note(left_behind.note, exit_)
+    note, offset_s = valid_note(remains.note, exit_), time.time() - boottime_s()
     failed_s = _failed_s(exit_, note)
     exit_ = _by_itself(exit_, note, failed_s, stopped_s)
     errors = tuple(plain(error)[:_LONGEST_ERROR] for error in note.errors) if note is not None else ()
-    failure = None
-    if exit_.returncode != 0:
-        output = context.final_output(exit_.slot)
-        failure = context.failure(exit_, output, "" if output.no_room else noted_error(note))
+    failure = _failure(context, exit_, output, note) if exit_.returncode != 0 else None
     # A worker may have failed just before its agent stopped it because of what this caused elsewhere. That SIGINT ended
     # it shows that its last exception was the KeyboardInterrupt.
     if failure is not None and exit_.stopping and exit_.returncode in ENDED_BY_STOP:
@@ -141,13 +142,17 @@ def _worker_end(
         exit_.returncode,
         exit_.at_boottime_s + offset_s,
         stdout=stdout and without_surrogates(stdout)[:512],
-        step=left_behind.step or None,
-        progress=left_behind.progress,
+        step=remains.step or None,
+        progress=remains.progress,
         origin=errors[-1] if len(errors) > 1 else "",
         failed_s=failed_s + offset_s,
         **(failure_fields(failure) if failure is not None else {}),
     )
     return events.WorkerEnd(report, failure, context.shows_stderr(exit_.slot))
+
+
+def _failure(context: WorkerContext, exited: Exited, output: FinalOutput, note: Note | None) -> WorkerFailure:
+    return context.failure(exited, output, "" if output.no_room else noted_error(note))
 
 
 def _state(exit_: Exited, failure: WorkerFailure | None) -> WorkerState:

@@ -26,10 +26,9 @@ from elastic_agent.workers.output.log_limit import KEPT_BYTES
 from elastic_agent.workers.output.streams import Streams
 from elastic_agent.workers.spawner.curated import current_folder
 
-from .command import worker_command
-from .environment import RunFacts, worker_environment
+from .command import RunFacts, worker_command, worker_environment
+from .generation import STACKS_SIGNAL
 from .heartbeat_files import make_heartbeat_file
-from .runner import STACKS_SIGNAL
 from .warm_start import PATIENCE_SHARE, is_warm
 
 if TYPE_CHECKING:  # it is imported late, for the options that need it

@@ -19,7 +19,7 @@ from elastic_agent.transport import StoreLostError, run_abandonable
 from elastic_agent.workers.output.folders import file_safe
 
 from .collectives import Collectives
-from .runner import STACKS_SIGNAL
+from .generation import STACKS_SIGNAL
 from .stalls import Progress
 
 LOOK_S, ANSWER_LOOKS, DUMP_LOOKS, QUIET_LOOKS = 0.02, 25, 50, 5

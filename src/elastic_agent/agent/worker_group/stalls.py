@@ -69,12 +69,12 @@ class Progress:
 
 
 class StallWatch:
-    """Watches the workers of one generation. For the agent's loop."""
+    """Watches the workers of one generation."""
 
     def __init__(
         self,
         generation: int,
-        alive: Callable[[], Mapping[int, int] | None],
+        alive: Callable[[], Mapping[int, int]],
         heartbeats: HeartbeatFile,
         collectives: Collectives,
         limit_s: float | None,
@@ -84,7 +84,7 @@ class StallWatch:
 
         Args:
             generation: the workers'.
-            alive: the processes of the workers that run, by slot; None: they are not to be watched any more.
+            alive: the processes of the workers that run, by slot.
             heartbeats: their heartbeats.
             collectives: their answers.
             limit_s: the time-out; 0: a stall never counts as a hang; None: by the collectives' own time-outs.
@@ -99,15 +99,14 @@ class StallWatch:
         self._beats: dict[int, tuple[int, float]] = {}
         """Of each slot with heartbeats: how many, and since when there are so many."""
         self._position: object = None
-        self._since_s = 0.0
+        self._since_s = math.inf
+        """Since when there was no progress."""
         self._quiet_since_s = 0.0
-        """Since when there was no progress, first signs of life of the workers not counted: until they have met, they
-        may wait for each other."""
+        """The same, first signs of life of the workers not counted: until they have met, they may wait for each
+        other."""
         self._has_progressed = False
-        self._tell_after_s = self._tells_first_s
-        self._over_again_s = 0.0
-        """A stall that was reported as over and is no hang is reported again after it has lasted for so long."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._tells_first_s = TELL_AFTER_S if not limit_s else min(TELL_AFTER_S, limit_s / 2)
+        self._pause_s = min(LOOK_AT_LEAST_EVERY_S, (limit_s or HEARTBEAT_TIMEOUT_S) / LOOKS_PER_TIMEOUT)
 
     @property
     def stalled_s(self) -> float | None:
@@ -115,51 +114,46 @@ class StallWatch:
         stalled_s = asyncio.get_running_loop().time() - self._since_s
         return stalled_s if stalled_s >= self._tells_first_s else None
 
-    @property
-    def _tells_first_s(self) -> float:
-        return TELL_AFTER_S if not self._limit_s else min(TELL_AFTER_S, self._limit_s / 2)
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        clock = asyncio.get_running_loop().time
+        self._since_s = self._quiet_since_s = clock()
+        tell_after_s, over_again_s = self._tells_first_s, 0.0
+        while True:
+            now_s = clock()
+            cells = {slot: self._heartbeats.read(slot) for slot in self._alive()}
+            silent = self._silent({slot: beats for slot, (beats, _) in cells.items()}, now_s)
+            if self._has_moved(cells, now_s):
+                over_again_s = 0.0
+                if self._has_progressed:
+                    tell_after_s = self._tells_first_s
+            stalled_s, quiet_s = now_s - self._since_s, now_s - self._quiet_since_s
+            is_over = stalled_s >= over_again_s and (silent is not None or stalled_s >= self._limit()[0])
+            if is_over or quiet_s >= tell_after_s:
+                # A stall that was reported as over and is no hang is reported again after it has lasted for so long.
+                over_again_s = stalled_s + OVER_AGAIN_S if is_over else over_again_s
+                tell_after_s = 2 * quiet_s if quiet_s >= tell_after_s else tell_after_s
+                self._collectives.ask(details=True)
+                await asyncio.sleep(min(ANSWER_S, max(0.3, self._pause_s)))
+                self._tell(is_over, silent)
+            else:
+                self._collectives.ask(details=False)
+                await asyncio.sleep(
+                    self._pause_s if quiet_s == 0 else min(self._pause_s, STALLED_LOOK_EVERY_S)
+                )
 
-    def start(self) -> None:
-        """Watch from now on."""
-        self._since_s = self._quiet_since_s = asyncio.get_running_loop().time()
-        self._look()
-
-    def stop(self) -> None:
-        """Watch no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        alive = self._alive()
-        if alive is None:
-            return
-        now_s = loop.time()
-        cells = {slot: self._heartbeats.read(slot) for slot in alive}
-        silent = self._silent({slot: beats for slot, (beats, _) in cells.items()}, now_s)
+    def _has_moved(self, cells: Mapping[int, tuple[int, int]], now_s: float) -> bool:
+        """Note and return whether there was any progress since the last look."""
         workers = self._collectives.workers
-        counts = [self._heartbeats.optimizer_steps(slot) for slot in alive]
+        counts = [self._heartbeats.optimizer_steps(slot) for slot in cells]
         position = [(slot, workers[slot].position) for slot in sorted(workers)], cells, counts
-        if position != self._position:
-            self._position, self._since_s = position, now_s
-            self._over_again_s = 0.0
-            self._has_progressed |= any(map(any, cells.values())) or any(map(_has_begun, workers.values()))
-            if self._has_progressed:
-                self._quiet_since_s, self._tell_after_s = now_s, self._tells_first_s
-        stalled_s, quiet_s = now_s - self._since_s, now_s - self._quiet_since_s
-        over = stalled_s >= self._over_again_s and (silent is not None or stalled_s >= self._limit()[0])
-        if over or quiet_s >= self._tell_after_s:
-            if over:
-                self._over_again_s = stalled_s + OVER_AGAIN_S
-            if quiet_s >= self._tell_after_s:
-                self._tell_after_s = 2 * quiet_s
-            self._collectives.ask(details=True)
-            self._timer = loop.call_later(self._answer_s, self._tell, over, silent)
-        else:
-            self._collectives.ask(details=False)
-            pause_s = self._pause_s if quiet_s == 0 else min(self._pause_s, STALLED_LOOK_EVERY_S)
-            self._timer = loop.call_later(pause_s, self._look)
+        if position == self._position:
+            return False
+        self._position, self._since_s = position, now_s
+        self._has_progressed |= any(map(any, cells.values())) or any(map(_has_begun, workers.values()))
+        if self._has_progressed:
+            self._quiet_since_s = now_s
+        return True
 
     def _silent(self, counts: Mapping[int, int], now_s: float) -> int | None:
         """Return a slot whose heartbeats have stopped for the time-out; ``counts``: how many each has sent."""
@@ -176,42 +170,24 @@ class StallWatch:
     def _limit(self) -> tuple[float, str]:
         """Return the time-out, of several the one that ends first, and its name."""
         waiting = [worker for worker in self._collectives.workers.values() if is_waiting(worker)]
-        own_s = (
-            min((worker.timeout_s for worker in waiting if worker.timeout_s > 0), default=0.0)
-            * SHARE_OF_TIMEOUT
+        own_s = SHARE_OF_TIMEOUT * min(
+            (worker.timeout_s for worker in waiting if worker.timeout_s > 0), default=0.0
         )
         if self._limit_s == 0:
             return math.inf, ""
         limits = (own_s, _OWN_LIMIT), (self._limit_s or 0.0, f"--hang-timeout {self._limit_s or 0:g}")
         return min((limit for limit in limits if limit[0] > 0), default=(math.inf, ""))
 
-    @property
-    def _pause_s(self) -> float:
-        return min(LOOK_AT_LEAST_EVERY_S, (self._limit_s or HEARTBEAT_TIMEOUT_S) / LOOKS_PER_TIMEOUT)
-
-    @property
-    def _answer_s(self) -> float:
-        return min(ANSWER_S, max(0.3, self._pause_s))
-
-    def _tell(self, over: bool, silent: int | None) -> None:
-        if self._alive() is None:
-            return
-        now_s = asyncio.get_running_loop().time()
+    def _tell(self, is_over: bool, silent: int | None) -> None:
+        stalled_s = asyncio.get_running_loop().time() - self._quiet_since_s
         step = self._heartbeats.read(silent)[1] if silent is not None else 0
-        stalled_s = now_s - self._quiet_since_s
         limit_s, limit = self._limit()
+        over_at_s = self._since_s + limit_s
         self._report(
             events.Stalled(
-                self._generation,
-                stalled_s,
-                over,
-                silent,
-                step,
-                over_at_s=self._since_s + limit_s,
-                limit=limit,
+                self._generation, stalled_s, is_over, silent, step, over_at_s=over_at_s, limit=limit
             )
         )
-        self._look()
 
 
 def _has_begun(worker: WorkerCollectives) -> bool:

@@ -1,0 +1,574 @@
+"""The workers of one generation on this node, from their start until nothing of them is left.
+
+Each generation is one coroutine, :func:`run_generation`: where it stands is the state of its workers. What happens to
+them is noted in :class:`Generation` and wakes it; what became of them is reported as events
+(:data:`~elastic_agent.agent.events.Event`). Nothing here blocks. Whatever a worker leaves behind (daemonised children
+too) is ended before a generation counts as stopped or succeeded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ParamSpec
+
+import msgspec
+
+from elastic_agent.agent import events
+from elastic_agent.agent.tasks import BackgroundTasks
+from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.files import with_remedy
+from elastic_agent.linux import boottime_s, catches, is_frozen
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol import PROMPT, Failure, FailureKind, Grace, Notice
+from elastic_agent.transport import StoreLostError, run_abandonable
+from elastic_agent.workers.cleanup.generation import CLEANUP_LIMIT_S, Cleanup
+from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
+from elastic_agent.workers.context import WorkerContext
+from elastic_agent.workers.failure import signal_name
+from elastic_agent.workers.guard import client as guard_events
+from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
+
+from .collectives import Collectives
+from .endings import Remains, log_cleanup, protocol_failure, read_ends, warn_of_unsaved
+from .interruptions import SPREAD_S, Interruptions, StopSignals
+from .stalls import Progress, StallWatch
+from .warm_start import Guards
+
+P = ParamSpec("P")
+
+STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
+"""A real-time signal that neither glibc, Python, torch nor NCCL uses."""
+
+NOTICE_POLL_EVERY_S = (0.05, 5.0)
+"""The shortest and longest pause between checks whether workers handle notices; it grows."""
+
+FINAL_OUTPUT_S = 2.0
+"""How long reading a failed worker's files may take."""
+
+SHOWN_S = 1.0
+"""How much later the end of workers is reported if a terminal has not taken their last lines yet."""
+
+ANSWERED_S = 0.02
+"""How long the other workers may send their last collectives when one has aborted, before they are stopped."""
+
+STACKS_TIME_S = 0.3
+"""How long workers get to write their stacks before they are stopped."""
+
+EXPLAINED_S = 60.0
+"""How long reading how the workers ended may take; nothing waits for so long."""
+
+EXPLAIN_AFTER_S = 0.2
+"""After a failure the next workers start first: reading how the last ones ended takes tens of milliseconds."""
+
+
+@dataclass(frozen=True)
+class WorkerRules:
+    """How the workers of this node are treated, from the settings."""
+
+    restart_s: float
+    drain_s: float
+    """Seconds between SIGTERM and SIGKILL, before a restart and when this node leaves."""
+    restart_idle_s: float
+    """Before a restart, workers that make no progress for so long are killed earlier."""
+    hang_timeout_s: float | None
+    """How long they may make no progress; 0: for ever; None: by the collectives' own time-outs."""
+    notice_signal: int | None = None
+    """By which workers that handle it, and no notices, are told to save."""
+    sends_notice_signal: bool = True
+    """They get it from this agent, and not from Slurm."""
+
+    def grace_s(self, grace: Grace) -> float:
+        """Return the time between SIGTERM and SIGKILL for this kind of stop."""
+        return {Grace.RESTART: self.restart_s, Grace.DRAIN: self.drain_s, Grace.NONE: 0.0}[grace]
+
+
+@dataclass
+class WorkerGroup:
+    """What the generations of workers of a node have in common."""
+
+    guards: Guards
+    """The present guard starts and stops the workers."""
+    node_id: str
+    rules: WorkerRules
+    stop_signals: StopSignals
+    """The signals that make this agent stop, and which of them it has received."""
+    collectives: Collectives
+    """What workers answer about their collectives."""
+    report: Callable[[events.Event], None]
+    """Takes each event."""
+    start_task: Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
+    """Starts a coroutine whose error ends the agent."""
+    may_start: bool = True
+    """The present guard is on record on the disk; before that it starts no workers."""
+    wants_cold: bool = False
+    """A worker of an earlier generation was not what a cold one would be; later ones start cold."""
+    present: Generation | None = None
+    explanations: BackgroundTasks = field(default_factory=BackgroundTasks)
+    reached_step: int = 0
+    reached_optimizer_steps: int = 0
+    """How far the workers of earlier generations got, on this node, by their heartbeats."""
+
+    def take_in_steps(self, workers: Generation) -> None:
+        """Count these workers among the earlier ones; they have ended."""
+        cells, slots = workers.heartbeats, workers.pids
+        self.reached_step = max(self.reached_step, *(cells.read(slot)[1] for slot in slots), 0)
+        counts = map(cells.optimizer_steps, slots)
+        self.reached_optimizer_steps = max(self.reached_optimizer_steps, *counts, 0)
+
+    def is_passed_by(self, workers: Generation) -> bool:
+        """Return whether one of these workers got further, by its steps or by heartbeats without steps.
+
+        A worker that reports neither did if it made more optimizer steps.
+        """
+        for slot in workers.pids:
+            beats, step = workers.heartbeats.read(slot)
+            if step > self.reached_step if step else bool(beats):
+                return True
+            if not step and workers.heartbeats.optimizer_steps(slot) > self.reached_optimizer_steps:
+                return True
+        return False
+
+
+class Generation:
+    """What is known of the workers of one generation, and what is done to them; see :func:`run_generation`."""
+
+    def __init__(self, group: WorkerGroup, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
+        self.group, self.context, self.heartbeats = group, context, heartbeats
+        self.guard, self.number = group.guards.present, context.generation
+        self.cleanup = Cleanup(self.guard.pid)
+        self.failure: Failure | None = None
+        """Why the workers are to be stopped, if it is not by the exit of one of them: a hang, or a failed start."""
+        self.gone: guard_events.Stopped | guard_events.GuardLost | None = None
+        """No process is left."""
+        self.has_started = self.has_failed = False
+        self.is_interrupted = False
+        """A worker was ended by a signal that makes the agent stop, too."""
+        self.is_fenced = False
+        """The lease ended, so that other nodes may have begun the next generation."""
+        self.stopped_s: float | None = None
+        """When the agent began to stop the workers (CLOCK_BOOTTIME)."""
+        self.restarts = False
+        """They are stopped because one failed, and this node goes on with the next ones."""
+        self.saves_on: signal.Signals | None = None
+        """The signal on which they may save; None: none was sent, or they are stopped because of a failure."""
+        self.stalls = StallWatch(
+            self.number,
+            self.alive,
+            heartbeats,
+            group.collectives,
+            group.rules.hang_timeout_s,
+            group.report,
+        )
+        self.outputs: dict[int, FinalOutput] = {}
+        """The files of failed workers that were read, by slot."""
+        self._interruptions = Interruptions(group.stop_signals, context.ignored_signals)
+        self._notice_sent: set[int] = set()
+        self.news = asyncio.Event()
+        """Has the coroutine look at what has changed."""
+
+    # -- what happens -------------------------------------------------------------------------------
+
+    async def until(self, test: Callable[[], object], timeout_s: float | None = None) -> None:
+        """Wait until the test holds, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not test():
+                    self.news.clear()
+                    await self.news.wait()
+
+    def take_in(self, event: guard_events.GuardEvent) -> None:
+        """Note and report an event of the guard."""
+        self.context.handle(event)
+        match event:
+            case guard_events.Spawned(pids=pids):
+                self.cleanup.started(pids.values())
+                self.group.collectives.begin(self.number)  # before these workers are reported
+            case guard_events.SpawnFailed(slot=slot, error=error):
+                self.fail(start_failure(self.group.node_id, error, max(slot, 0)))
+                return
+            case guard_events.Signalled(signum=signum):
+                self._note_signal(signum)
+                return
+            case guard_events.Stopped() if self.gone is not None:
+                return  # the answer to a repeated stop
+            case guard_events.Stopped():
+                self.gone = event
+            case guard_events.GuardLost(returncode=returncode):
+                why = f"the guard process of {self.group.node_id} died ({returncode})"
+                self.fail(Failure(FailureKind.WORKER, why))
+                self.gone = event
+            case guard_events.Fenced():
+                self.is_fenced = True
+        if not isinstance(event, guard_events.GuardLost):  # that is reported for the whole node
+            self.group.report(event)
+        self.news.set()
+
+    def fail(self, failure: Failure) -> None:
+        """Note why the workers are to be stopped, if they are not to be in any case."""
+        if not (self.is_to_end() or self.has_failed):
+            self.failure = failure
+            self.news.set()
+
+    def _note_signal(self, signum: int) -> None:
+        """Note which workers a signal reached that the guard received: those that run, or have just ended."""
+        if self.gone is None:
+            since_s = boottime_s() - SPREAD_S
+            ended = {slot: None for slot, exited in self.exits.items() if exited.at_boottime_s >= since_s}
+            self._interruptions.guard_received(signum, {**self.alive(), **ended})
+
+    # -- what is known ------------------------------------------------------------------------------
+
+    @property
+    def exits(self) -> Mapping[int, guard_events.Exited]:
+        """How workers ended, by slot, in this order."""
+        return self.context.exits
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """The workers' processes by slot; empty until all are started."""
+        return self.context.pids()
+
+    @property
+    def unkillable(self) -> tuple[int, ...]:
+        """The processes that are left although no user code of theirs runs again."""
+        return self.gone.unkillable if isinstance(self.gone, guard_events.Stopped) else ()
+
+    def is_to_end(self) -> bool:
+        """Return whether the ends of workers say nothing any more."""
+        return self.stopped_s is not None or self.gone is not None or self.failure is not None
+
+    def alive(self) -> dict[int, int]:
+        """Return the processes of the workers that have not ended."""
+        return {slot: pid for slot, pid in self.pids.items() if slot not in self.exits}
+
+    @property
+    def handles_notices(self) -> bool:
+        return any(map(self.heartbeats.handles_notices, self.pids))
+
+    @property
+    def progress(self) -> Progress:
+        """What the workers do."""
+        pids, cells = self.alive(), self.heartbeats
+        steps = {slot: cells.read(slot)[1] for slot in pids}
+        answers = {slot: answer for slot, answer in self.group.collectives.workers.items() if slot in pids}
+        counts = {slot: cells.optimizer_steps(slot) for slot in pids}
+        stalled_s = self.stalls.stalled_s
+        return Progress(self.number, pids, steps, dict(self.exits), answers, stalled_s, counts)
+
+    # -- what is done to them -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Have the guard start the workers."""
+        try:
+            self.context.start()
+            self.has_started = True
+        except (OSError, ValueError, RuntimeError) as error:
+            self.fail(start_failure(self.group.node_id, with_remedy(error)))
+
+    def stop(self, grace: Grace, dump_stacks: bool, may_save: bool) -> None:
+        """Stop the workers; see :meth:`Runner.stop`. A guard that is frozen itself is killed: then its end follows."""
+        rules, stop_signals = self.group.rules, self.group.stop_signals
+        grace_s = rules.grace_s(grace)
+        idle_s = rules.restart_idle_s if grace is Grace.RESTART else None
+        signum = stop_signals.for_workers if grace is Grace.DRAIN else signal.SIGTERM
+        self.restarts = grace is Grace.RESTART
+        if self.stopped_s is None:
+            if may_save and grace_s > 0 and self.pids and not (self.has_failed or self.failure):
+                self.saves_on = signum
+            self.stopped_s = boottime_s()
+            self.news.set()
+        if self.gone is not None or not self.has_started:
+            return
+        self.cleanup.inspect()
+        if is_frozen(self.guard.pid):
+            get_logger().error(
+                "the guard process is frozen and cannot stop the workers; killing it together with the workers"
+            )
+            os.kill(self.guard.pid, signal.SIGKILL)
+        elif dump_stacks and grace_s > 0 and self._dump_stacks():
+            later = asyncio.get_running_loop().call_later
+            later(STACKS_TIME_S, lambda: self._stop_by_guard(grace_s, signum, idle_s))
+        else:
+            self._stop_by_guard(grace_s, signum, idle_s)
+
+    def _stop_by_guard(self, grace_s: float, signum: int, idle_s: float | None) -> None:
+        if self.gone is None:
+            self.guard.stop(grace_s, signum, idle_s=idle_s)
+
+    def _dump_stacks(self) -> bool:
+        """Have the workers that support it, and have not sent where they are, write the stacks of their threads."""
+        answers = self.group.collectives.workers
+        answered = {slot for slot, answer in answers.items() if answer.stack and not answer.is_silent}
+        able = {
+            slot: pid
+            for slot, pid in self.alive().items()
+            if slot not in answered and catches(pid, STACKS_SIGNAL)
+        }
+        if able:
+            get_logger().warning(
+                f"workers of generation {self.number} are writing their stacks to stderr", slots=sorted(able)
+            )
+        for pid in able.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, STACKS_SIGNAL)
+        return bool(able)
+
+    def notify(self, notice: Notice, stopped_s: float) -> events.Notified:
+        """Give the workers the notice; see :meth:`Runner.notify`. Those that are still to be started find it then."""
+        self.heartbeats.notify(notice.serial, notice.cause.value, int(stopped_s * 1e9))
+        alive = self.alive()
+        if not alive:
+            return events.Notified(is_delivered=True)
+        handling = sum(self._handles(slot, pid, notice) for slot, pid in alive.items())
+        stop = self.group.stop_signals.for_workers
+        return events.Notified(True, handling, stop, sum(catches(pid, stop) for pid in alive.values()))
+
+    def _handles(self, slot: int, pid: int, notice: Notice) -> bool:
+        """Return whether a worker handles notices or the notice signal; in the latter case send it the signal."""
+        if self.heartbeats.handles_notices(slot):
+            return True
+        signum = self.group.rules.notice_signal
+        if signum is None or notice.cause in PROMPT or not catches(pid, signum):
+            return False
+        if self.group.rules.sends_notice_signal:
+            self._notice_sent.add(slot)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+        return True
+
+    # -- how they end -------------------------------------------------------------------------------
+
+    async def ended_in_order(self, exited: guard_events.Exited) -> bool:
+        """Return whether a worker has succeeded, has saved and left, or was ended by a signal to all processes."""
+        slot, code = exited.slot, exited.returncode
+        if self.heartbeats.left(slot):
+            if code != 0:
+                who = f"worker {self.group.node_id}/{slot}"
+                get_logger().warning(
+                    f"{who} saved and left, then exited with {code}; treated as a clean exit"
+                )
+            return True
+        if slot in self._notice_sent and self.group.rules.notice_signal is not None:
+            self._report_interrupted(exited, self.group.rules.notice_signal)
+            return True
+        suspects = self._interruptions.suspects(slot, code)
+        if suspects and not self.group.stop_signals.received(suspects):
+            await self.until(self.is_to_end, SPREAD_S)  # by then the agent has received it, or never will
+        if self.group.stop_signals.received(suspects):
+            self._report_interrupted(exited, min(suspects))
+            return True
+        return code == 0
+
+    def _report_interrupted(self, exited: guard_events.Exited, signum: int) -> None:
+        """Report a worker that ended because its node is to stop: neither a failure nor a success."""
+        name, code, slot = signal_name(-signum), exited.returncode, exited.slot
+        how = f"was terminated by {name}" if code < 0 else f"exited with code {code} after {name}"
+        whose = "its agent sent" if slot in self._notice_sent else "the agent also received"
+        summary = f"worker {self.group.node_id}/{slot} {how}, which {whose}"
+        failure = Failure(FailureKind.INTERRUPTED, summary[:512], slot=slot, returncode=code)
+        self.is_interrupted = True
+        self.group.report(events.WorkersInterrupted(self.number, failure))
+
+    def report_late_signals(self) -> None:
+        """Report an end by a signal that the guard and the agent received later than the worker."""
+        for slot, exited in self.exits.items():
+            suspects = self._interruptions.suspects(slot, exited.returncode)
+            if not self.heartbeats.left(slot) and self.group.stop_signals.received(suspects):
+                self._report_interrupted(exited, min(suspects))
+                return
+
+    async def describe(self, exited: guard_events.Exited) -> Failure:
+        """Return how a worker failed, by its files if they can be read in time; a file server may hang."""
+        loop, slot = asyncio.get_running_loop(), exited.slot
+        answered_s = loop.time()
+        if exited.returncode == -signal.SIGABRT:  # as gloo does if the collectives of workers differ
+            self.group.collectives.ask_at_the_end()
+            answered_s += ANSWERED_S
+
+        def read() -> None:
+            self.outputs[slot] = self.context.final_output(slot)
+            self.context.show_output(SHOWN_S)
+
+        with contextlib.suppress(StoreLostError):  # the time is over
+            await run_abandonable(read, FINAL_OUTPUT_S)
+        await asyncio.sleep(max(0.0, answered_s - loop.time()))
+        output, note = self.outputs.get(slot, NOTHING_READ), self.heartbeats.note(slot)
+        return protocol_failure(self.context, exited, output, note, self.group.node_id)
+
+    def remains(self) -> dict[int, Remains]:
+        """Return what the workers left in memory, by slot."""
+        cells, last_of = self.heartbeats, self.group.collectives.last_of
+        return {
+            slot: Remains(
+                cells.read(slot)[1], cells.note(slot), last_of(slot, exited.pid), has_left=cells.left(slot)
+            )
+            for slot, exited in self.exits.items()
+        }
+
+    async def clear(self, in_order: bool) -> None:
+        """Remove what the workers left, but do not delay the next generation by much."""
+        if not (self.is_fenced or in_order):  # ranks of other nodes may still meet, or meet again
+            self.cleanup.remove(self.group.collectives.meeting_files)
+        if self.cleanup.nothing_to_do:
+            self.cleanup.close()
+            return
+        finished = asyncio.Event()
+
+        def cleared(report: SweepReport) -> None:
+            log_cleanup(report)
+            finished.set()
+
+        self.cleanup.clear(_in_this_loop(cleared), self.unkillable)
+        await _wait_for(finished, CLEANUP_LIMIT_S)
+
+    async def close_output(self) -> None:
+        """Show the rest of the workers' output; not for longer than a moment."""
+        closed, shows_output = asyncio.Event(), self.context.shows_output
+        self.context.close_later(_in_this_loop(closed.set))
+        if shows_output:
+            await _wait_for(closed, SHOWN_S)
+
+    def leave(self) -> None:
+        """Note that nothing is left of these workers: the next ones may start."""
+        if self.group.present is self:
+            self.group.present = None
+
+    def explain(self, after_s: float) -> asyncio.Task[None]:
+        """Report soon how each worker ended, and log which has not saved; ``after_s``: let others run first."""
+        return self.group.explanations.start(self._explain(self.remains(), after_s))
+
+    async def _explain(self, remains: Mapping[int, Remains], after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        with contextlib.suppress(StoreLostError):  # a file server hangs: nothing is known of their ends
+            read = partial(read_ends, self.context, remains, self.outputs, self.stopped_s)
+            event = await run_abandonable(read, EXPLAINED_S)
+            self.group.report(event)
+            ends = [end for end in event.workers if not remains[end.report.slot].has_left]
+            warn_of_unsaved(self.group.node_id, ends, self.saves_on)
+
+    async def poll_notice_handling(self) -> None:
+        """Check from time to time whether a worker has begun to handle notices: then growth need not cost a step."""
+        pause_s, longest_s = NOTICE_POLL_EVERY_S
+        while not self.handles_notices:
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, longest_s)
+        self.group.report(events.NoticesHandled(self.number))
+
+
+async def run_generation(workers: Generation) -> None:
+    """Run the workers of a generation until nothing is left of them, and report what became of them."""
+    group = workers.group
+    try:
+        await workers.until(lambda: group.may_start or workers.is_to_end())
+        if not workers.is_to_end():
+            workers.start()
+        await workers.until(lambda: workers.pids or workers.is_to_end())
+        async with _watched(workers):
+            failed = await _first_failed(workers)
+        in_order = failed is None and not workers.is_to_end()
+        if failed is not None:
+            workers.has_failed = True
+            workers.failure = await workers.describe(failed)
+        if in_order:
+            workers.guard.stop(0.0)  # end what the workers left behind
+            await workers.until(lambda: workers.gone)
+        if workers.failure is not None:
+            failure = msgspec.structs.replace(workers.failure, progressed=group.is_passed_by(workers))
+            group.report(events.WorkersFailed(workers.number, failure))
+        if workers.has_started:
+            await workers.until(lambda: workers.gone)
+            await workers.clear(in_order)
+            await workers.close_output()
+        await _report_end(workers, in_order and workers.stopped_s is None and workers.failure is None)
+    finally:
+        workers.leave()
+        group.take_in_steps(workers)
+        group.wants_cold |= any(map(workers.heartbeats.wants_cold, workers.pids))
+        workers.heartbeats.close()
+
+
+@contextlib.asynccontextmanager
+async def _watched(workers: Generation) -> AsyncIterator[None]:
+    """Watch the workers' progress, and whether they handle notices."""
+    watchers = [
+        workers.group.start_task(work) for work in (workers.stalls.run(), workers.poll_notice_handling())
+    ]
+    try:
+        yield
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+
+
+async def _first_failed(workers: Generation) -> guard_events.Exited | None:
+    """Return the first worker that fails; None when all have ended in order, or are to be stopped in any case."""
+    judged = known = 0
+
+    def has_more() -> bool:
+        return workers.is_to_end() or len(workers.exits) > known
+
+    while not workers.is_to_end():
+        ended = [*workers.exits.values()]
+        if judged and judged == len(workers.pids):
+            return None
+        if judged == len(ended) or ended[judged].stopping:
+            known = len(ended)
+            await workers.until(has_more)
+        elif await workers.ended_in_order(ended[judged]):
+            judged += 1
+        else:
+            return None if workers.is_to_end() else ended[judged]
+    return None
+
+
+async def _report_end(workers: Generation, has_succeeded: bool) -> None:
+    """Report that nothing is left of the workers, so that the next ones may start."""
+    group, cells, number, unkillable = workers.group, workers.heartbeats, workers.number, workers.unkillable
+    if has_succeeded:
+        if not workers.is_interrupted:
+            workers.report_late_signals()
+        workers.explain(0.0)
+        workers.leave()
+        if workers.is_interrupted or any(map(cells.left, workers.exits)):
+            group.report(events.WorkersSaved(number, unkillable))
+        else:
+            idle = group.collectives.idle
+            trained = any(slot not in idle or any(cells.read(slot)) for slot in workers.pids)
+            group.report(events.WorkersSucceeded(number, unkillable, trained))
+        return
+    in_order = (0, -(workers.saves_on or 0))
+    if workers.saves_on is not None and any(end.returncode not in in_order for end in workers.exits.values()):
+        # The agent may exit afterwards, so a worker that has not saved is named before.
+        await asyncio.wait([workers.explain(0.0)], timeout=FINAL_OUTPUT_S)
+    elif workers.has_started:
+        workers.explain(EXPLAIN_AFTER_S if workers.restarts else 0.0)
+    workers.leave()
+    if workers.has_started or workers.stopped_s is not None:
+        group.report(events.WorkersCleared(unkillable))
+
+
+def _in_this_loop(call: Callable[P, object]) -> Callable[P, None]:
+    """Return a function for other threads that has this one called in the present loop, as long as that runs."""
+    loop = asyncio.get_running_loop()
+
+    def call_soon(*args: P.args, **kwargs: P.kwargs) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
+            loop.call_soon_threadsafe(partial(call, *args, **kwargs))
+
+    return call_soon
+
+
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)
+
+
+def start_failure(node_id: str, error: str, slot: int | None = None) -> Failure:
+    """Return the failure of a node whose workers cannot be started."""
+    return Failure(FailureKind.START, f"{node_id} could not start its workers: {error}"[:512], slot=slot)
