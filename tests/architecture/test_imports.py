@@ -45,7 +45,7 @@ GUARD = {
     "workers/guard/__main__.py",
     *(
         f"workers/guard/{part}.py"
-        for part in ("generation", "kept_output", "loop", "messages", "progress", "relay", "spawn", "warm")
+        for part in ("generation", "kept_output", "line", "progress", "relay", "spawn", "warm")
     ),
     "linux.py",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import py_compile
 import zipfile
 from collections.abc import Callable, Mapping
@@ -55,10 +54,7 @@ def compile_it(folder: Path) -> None:
 # What is not there at all is no kind of script: the agent refuses it before it starts anything.
 KINDS = {
     "a script": Kind("train.py", {"train.py": FAILS}),
-    "a script that is called like a library": Kind("torch_train.py", {"torch_train.py": FAILS}),
     "a script in a folder below": Kind("./below/../below/train.py", {"below/train.py": FAILS}),
-    "an empty script": Kind("train.py", {"train.py": ""}),
-    "a script without an ending": Kind("train", {"train": FAILS}),
     "a script with blanks and other letters in its name": Kind("für –  x.py", {"für –  x.py": FAILS}),
     "a link to a script": Kind(
         "links/train.py",
@@ -74,15 +70,10 @@ KINDS = {
         "train.py",
         {"train.py": f"# -*- coding: latin-1 -*-\nprint('ü', len('ü'))\n{FAILS}".encode("latin-1")},
     ),
-    "a script with a byte order mark": Kind(
-        "train.py", {"train.py": codecs.BOM_UTF8 + f"print('ü')\n{FAILS}".encode()}
-    ),
-    "a script with carriage returns": Kind("train.py", {"train.py": FAILS.replace("\n", "\r\n").encode()}),
     "a script with a docstring and future features": Kind(
         "train.py",
         {"train.py": f'"""Trains."""\nfrom __future__ import annotations\nx: Missing = 1\n{FAILS}'},
     ),
-    "a script whose names are looked up late": Kind("train.py", {"train.py": "def f(x: Missing): pass\n"}),
     "a script with an error of syntax": Kind("train.py", {"train.py": "x = 1\nif x\n    print('ü')\n"}),
     "a script that is no UTF-8": Kind("train.py", {"train.py": b"x = 1\ny = '\xff'\n"}),
     "a script that warns when compiled": Kind("train.py", {"train.py": "x = 1\nx is 1\nprint('\\d')\n"}),
@@ -106,19 +97,12 @@ KINDS = {
         | {"package/x.py": "print(__name__)\n"},
         module=True,
     ),
-    "a module that is no part of a package": Kind("alone", {"alone.py": FAILS}, module=True),
     "a package with __main__.py": Kind(
         "runs", {"runs/__init__.py": "", "runs/__main__.py": FAILS}, module=True
-    ),
-    "a module that its package imports": Kind(
-        "imports.train",
-        {"imports/__init__.py": "from . import train\n", "imports/train.py": "print(__name__)\n"},
-        module=True,
     ),
     "a module whose package raises": Kind(
         "raises.train", {"raises/__init__.py": "1 / 0\n", "raises/train.py": ""}, module=True
     ),
-    "a module with an error of syntax": Kind("wrong", {"wrong.py": "x = = 1\n"}, module=True),
 }
 
 ALSO_COLD = ("a script", "a folder with __main__.py", "a module")

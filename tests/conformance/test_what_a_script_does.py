@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from .launchers import BARE, GUARDED_WARM, SCRIPTS, Job, Launcher, functions_of, launchers, run_everywhere
 
 BEHAVIOURS = SCRIPTS / "behaviours.py"
@@ -29,16 +27,3 @@ def test_scripts_behave_as_under_plain_python(launcher: Launcher, tmp_path: Path
         assert seen[thing] == expected[thing], (
             f"{thing}: {seen[thing]!r}\nunder python -u: {expected[thing]!r}"
         )
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@launchers(GUARDED_WARM)
-def test_loaders_that_start_python_return_objects_of_the_script(
-    launcher: Launcher, method: str, tmp_path: Path
-) -> None:
-    job = Job(str(BEHAVIOURS), (method,), cwd=tmp_path)
-    outcome = run_everywhere(job, tmp_path, [launcher])[launcher.name]
-    assert outcome.worker(0, 0).code == 0, outcome
-    found = json.loads((tmp_path / launcher.name / "things.json").read_text())
-    assert found == {method: [[[item**2, 1], [True, item + 1]] for item in range(8)]}

@@ -20,7 +20,7 @@ from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.values import Endpoint
 from elastic_agent.web.server import Runs, StatusServer
-from elastic_agent.workers.guard.messages import LineBuffer, encode
+from elastic_agent.workers.guard.line import LineBuffer, encode
 
 from .damage import fuzzed
 from .samples import TRACEBACK, statuses

@@ -17,8 +17,7 @@ from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.facts import Started
 from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import Exited, GuardLost, Spawned, Stopped
-from elastic_agent.workers.output.generation_logs import GenerationLogs
-from elastic_agent.workers.output.streams import Streams
+from elastic_agent.workers.output.generation_logs import GenerationLogs, Streams
 from tests.workers.support import PATIENCE_S, SLEEP, Driver
 
 RAISE = "raise RuntimeError('boom')"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.workers.failure import describe
-from elastic_agent.workers.fatal_errors import last_fatal_error
-from elastic_agent.workers.tracebacks import script_line
+from elastic_agent.workers.tracebacks import last_fatal_error, script_line
 from tests.cli.support import LONG_LEASE, elastic_agent
 
 GLOO = """step 3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers.guard.messages import TAIL_BYTES
+from elastic_agent.workers.guard.line import TAIL_BYTES
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput, read_final_output
 
 

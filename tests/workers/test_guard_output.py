@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
-import struct
-import termios
-from contextlib import closing
 from pathlib import Path
 
 from elastic_agent.workers.guard.client import Exited, Stopped
-from elastic_agent.workers.guard.messages import TAIL_BYTES
+from elastic_agent.workers.guard.line import TAIL_BYTES
 from elastic_agent.workers.guard.relay import _threaded_sink
 from tests.workers.support import (
     PATIENCE_S,
     Driver,
     News,
-    StandIn,
     agent_with_stderr,
     daemonising,
     program,
@@ -34,13 +29,6 @@ def read_until(fd: int, wanted: bytes) -> bytes:
         assert select.select((fd,), (), (), PATIENCE_S)[0], f"{wanted!r} did not come, only {seen!r}"
         seen += os.read(fd, 65536)
     return seen
-
-
-def test_stderr_without_a_final_newline_is_complete() -> None:
-    with agent_with_stderr("pipe") as (agent, read_end):
-        agent.spawn(python(0, BOOM))
-        assert agent.until("Exited")["stderr_tail"] == "first line\nlast words"
-        assert read_until(read_end, b"words") == b"first line\nlast words"
 
 
 def test_stderr_is_forwarded_while_the_worker_runs() -> None:
@@ -63,16 +51,6 @@ def test_output_of_a_grandchild_after_the_workers_exit_is_forwarded(news: News, 
         agent.until("Stopped")
 
 
-def test_a_regular_file_takes_everything(tmp_path: Path) -> None:
-    with open(tmp_path / "log", "ab", buffering=0) as log:
-        log.write(b"before\n")
-        with closing(StandIn(stderr=log.fileno())) as agent:
-            agent.spawn(*(python(slot, "import os; os.write(2, b'x' * 300_000)") for slot in range(3)))
-            for _ in range(3):
-                assert agent.until("Exited")["returncode"] == 0
-    assert (tmp_path / "log").read_bytes() == b"before\n" + b"x" * 900_000
-
-
 def test_blocked_output_is_queued_without_blocking() -> None:
     """Such as a file on a server that does not answer; here a pipe that may not be opened a second time."""
     read_end, write_end = os.pipe()
@@ -84,18 +62,6 @@ def test_blocked_output_is_queued_without_blocking() -> None:
     # Only then: its thread would write what is left to the next file of this number.
     assert sink._writer is not None
     assert sink._writer.ended(PATIENCE_S)
-    os.close(write_end)
-
-
-def test_queued_output_is_written_in_order_and_can_be_flushed() -> None:
-    read_end, write_end = os.pipe()
-    sink = _threaded_sink(write_end)
-    lines = [f"line {number}\n".encode() for number in range(2000)]
-    for line in lines:
-        sink.put(line)
-    assert sink.finish(PATIENCE_S)
-    assert read_until(read_end, lines[-1]) == b"".join(lines)
-    os.close(read_end)
     os.close(write_end)
 
 
@@ -124,34 +90,3 @@ def test_binary_stderr_is_accepted(driver: Driver) -> None:
     assert "abc" in driver.until(Exited).stderr_tail
     driver.guard.stop(0.0)
     driver.until(Stopped)
-
-
-def test_on_a_terminal_stderr_stays_a_terminal_of_the_same_size() -> None:
-    code = """
-        import os, sys
-        size = os.get_terminal_size(2)
-        os.write(2, f"{os.isatty(2)} {size.lines} {size.columns}\\r50 %\\nboom".encode())
-        sys.exit(1)
-    """
-    with agent_with_stderr("terminal") as (agent, read_end):
-        fcntl.ioctl(read_end, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
-        agent.spawn(python(0, code))
-        assert agent.until("Exited")["stderr_tail"] == "True 33 77\r50 %\nboom"
-        # The terminal itself, and only that, turns a line's end into what terminals want.
-        assert read_until(read_end, b"boom") == b"True 33 77\r50 %\r\nboom"
-
-
-def test_workers_continue_when_the_reader_of_stderr_is_gone(news: News) -> None:
-    read_end, write_end = os.pipe()
-    code = """
-        import os, sys
-        for _ in range(100):
-            os.write(2, b"x" * 65536)
-        os.write(os.open(sys.argv[1], os.O_WRONLY), b"went on\\n")
-    """
-    with closing(StandIn(stderr=write_end)) as agent:
-        os.close(write_end)
-        os.close(read_end)
-        agent.spawn(python(0, code, str(news.path)))
-        assert news.line() == "went on"
-        assert agent.until("Exited")["returncode"] == 0

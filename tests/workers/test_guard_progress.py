@@ -132,11 +132,6 @@ def test_a_child_that_saves_on_sigterm_after_its_worker_has_ended_may_complete(
     assert news.line() == "saved"
 
 
-def test_a_handler_that_ignores_further_signals_may_complete(driver: Driver, news: News) -> None:
-    handler = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WRITES
-    assert stop(driver, news, saving(news, handler)).returncode == 5
-
-
 def test_a_worker_that_hangs_does_not_end_the_grace_period_of_one_that_saves(
     driver: Driver, news: News
 ) -> None:

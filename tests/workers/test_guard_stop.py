@@ -111,14 +111,25 @@ def test_a_daemonised_grandchild_gets_the_grace_period_too(driver: Driver, news:
         assert news.line() == "asked"
 
 
-def test_processes_left_by_exited_workers_are_stopped(driver: Driver, news: News) -> None:
-    driver.guard.spawn(1, [daemonising(0, news, worker="sys.exit(0)")])
-    with watching(int(news.line())) as (daemon,):
+LEFT_IN_ITS_GROUP = """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+open(sys.argv[1], "w").write(f"{os.getpid()}\\n")
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("is_daemon", [True, False], ids=["daemonised", "in its group"])
+def test_processes_left_by_exited_workers_are_stopped(driver: Driver, news: News, is_daemon: bool) -> None:
+    in_group = python(0, LEFT_IN_ITS_GROUP, str(news.path))
+    driver.guard.spawn(1, [daemonising(0, news, worker="sys.exit(0)") if is_daemon else in_group])
+    with watching(int(news.line())) as (left,):
         assert driver.until(Exited).returncode == 0
-        assert not daemon.ended(0)
+        assert not left.ended(0)
         driver.guard.stop(LONG_S)
         assert driver.until(Stopped) == Stopped(1, ())
-        assert daemon.ended(0)
+        assert left.ended(0)
 
 
 def test_a_process_whose_first_thread_has_ended_is_still_found(driver: Driver, news: News) -> None:
@@ -256,20 +267,3 @@ def test_a_process_stuck_in_the_kernel_does_not_delay_the_others(freezer: Path) 
         (freezer / "freezer.state").write_text("THAWED")
         assert process.ended()
     guard.close()
-
-
-def test_what_a_worker_that_exited_before_the_stop_has_left_in_its_group_gets_sigterm(
-    driver: Driver, news: News
-) -> None:
-    code = """
-        import os, sys, time
-        if os.fork():
-            os._exit(0)
-        open(sys.argv[1], "w").write("left\\n")
-        time.sleep(1000)
-    """
-    driver.guard.spawn(1, [python(0, code, str(news.path))])
-    assert news.line() == "left"
-    driver.until(Exited)
-    driver.guard.stop(LONG_S)
-    driver.until(Stopped)

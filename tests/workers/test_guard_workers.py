@@ -13,7 +13,7 @@ import pytest
 from elastic_agent.linux import boottime_s
 from elastic_agent.testing.processes import freeze
 from elastic_agent.workers.guard.client import Exited, Guard, Launch, Ready, Spawned, SpawnFailed, Stopped
-from elastic_agent.workers.guard.messages import NO_SLOT
+from elastic_agent.workers.guard.line import NO_SLOT
 from tests.workers.support import SLEEP, Driver, Watched, program
 
 

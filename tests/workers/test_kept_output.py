@@ -57,16 +57,23 @@ def ended(agent: StandIn) -> int:
 # --- through the guard ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+@pytest.mark.parametrize("kind", ["pipe", "terminal", "file"])
 def test_both_streams_of_a_worker_keep_their_order_if_they_go_to_the_same_place(
     tmp_path: Path, kind: str
 ) -> None:
-    read_end, write_end = os.pipe() if kind == "pipe" else os.openpty()
+    """There, and in the file in which they are kept."""
+    log = tmp_path / "log"
+    if kind == "file":
+        log.touch()
+        read_end, write_end = os.open(log, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND)
+    else:
+        read_end, write_end = os.pipe() if kind == "pipe" else os.openpty()
     with standin(write_end, write_end) as agent:
         agent.spawn(shell(ORDER, tmp_path / "output.log"))
-        shown = read_until(read_end, b"err 50")
+        shown = read_until(read_end, b"err 50") if kind != "file" else b""
         assert ended(agent) == 0
     os.close(read_end)
+    shown = log.read_bytes() if kind == "file" else shown
     assert shown.replace(b"\r\n", b"\n").strip() == IN_ORDER.strip()
     assert (tmp_path / "output.log").read_bytes() == IN_ORDER
 
@@ -179,15 +186,6 @@ def test_workers_go_on_when_the_reader_of_their_log_is_gone(tmp_path: Path) -> N
         gate.write_text("")
         assert ended(agent) == 0
     assert (tmp_path / "output.log").read_text() == "ready\nsaving\nsaved\n"
-
-
-def test_what_goes_into_a_log_file_is_kept_for_each_worker_too(tmp_path: Path) -> None:
-    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with standin(log, log) as agent:
-        agent.spawn(shell(ORDER, tmp_path / "output.log"))
-        assert ended(agent) == 0
-    assert (tmp_path / "log").read_bytes() == IN_ORDER
-    assert (tmp_path / "output.log").read_bytes() == IN_ORDER
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from elastic_agent import linux
-from elastic_agent.workers.output import log_limit
-from elastic_agent.workers.output.generation_logs import GenerationLogs
-from elastic_agent.workers.output.log_limit import LogLimit
-from elastic_agent.workers.output.streams import Streams
+from elastic_agent.workers.output import generation_logs
+from elastic_agent.workers.output.generation_logs import GenerationLogs, LogLimit, Streams
 from tests.cli.support import LONG_LEASE, elastic_agent
 from tests.waiting import GUARD_S
 from tests.workers.test_logs import environments
@@ -78,7 +76,7 @@ def finish(path: Path) -> None:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == log_limit.__name__]
+    return [record.getMessage() for record in caplog.records if record.name == generation_logs.__name__]
 
 
 def test_output_within_the_limit_is_complete(path: Path, writer: Writer) -> None:
@@ -142,28 +140,20 @@ def test_a_file_system_without_holes_is_reported_once(
     assert path.read_bytes() == lines(0, writer.written)
 
 
-def test_a_missing_file_is_ignored(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    finish(path)
-    assert warnings_of(caplog) == []
-
-
 # --- which files ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("redirects", "names"),
-    [
-        (Streams.ALL, {"stdout.log", "stderr.log", "filtered_stdout.log", "filtered_stderr.log"}),
-        (Streams.OUT, {"stdout.log", "filtered_stdout.log", "filtered_stderr.log"}),
-    ],
-)
-def test_all_files_of_output_are_limited(tmp_path: Path, redirects: Streams, names: set[str]) -> None:
-    logs = GenerationLogs(str(tmp_path), {0: redirects}, limit_bytes=LIMIT)
-    logs.reify(environments(node_id="n1"))
-    assert logs._limit is not None
-    files = logs._limit._files
+def test_all_files_of_output_are_limited_if_they_are_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = GenerationLogs(str(tmp_path), {0: Streams.ALL}, limit_bytes=LIMIT)
+    files = logs.reify(environments())
+    written = [Path(path) for path in (files.stdouts[0], files.filtered_stdout, files.filtered_stderr)]
+    for path in written:
+        Writer(path).write(20 * LIMIT // LINE_BYTES)
     logs.close()
-    assert {Path(path).name for path in files} == names
+    assert all(taken(path) <= LIMIT for path in written)
+    assert warnings_of(caplog) == [], "there is no stderr.log"
 
 
 WORKER = """

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
 from elastic_agent.workers.output.folders import LogFolders, file_safe, prune_runs
-from elastic_agent.workers.output.generation_logs import GenerationLogs
-from elastic_agent.workers.output.streams import Destinations, Streams
+from elastic_agent.workers.output.generation_logs import Destinations, GenerationLogs, Streams
 from tests.waiting import GUARD_S
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from elastic_agent.workers.output.folders import LogFolders, run_folder
-from elastic_agent.workers.output.log_limit import take_out_middle
+from elastic_agent.workers.output.generation_logs import take_out_middle
 from elastic_agent.workers.output.read_output import read_output
 
 

@@ -309,19 +309,6 @@ def test_workers_of_a_replaced_spawner_inherit_no_descriptor(
     stop(warm)
 
 
-@pytest.mark.prove
-def test_variables_set_by_a_preload_are_set_in_workers(driver: Driver, tmp_path: Path, news: News) -> None:
-    (tmp_path / "mymodel.py").write_text("import os\nos.environ['SET_BY_MODEL'] = 'yes'\n")
-    keep_warm(driver.guard, tmp_path, "mymodel")
-    body = "import mymodel\nfd = os.open(sys.argv[1], os.O_WRONLY)\n"
-    body += "os.write(fd, (os.environ['SET_BY_MODEL'] + '\\n').encode())\n"
-    spawn(driver, 1, script(tmp_path, news, body + STAY))
-    driver.until(Spawned)
-    assert news.line().split()[0] == "warm"
-    assert news.line() == "yes"
-    stop(driver)
-
-
 def test_no_spawner_process_outlives_a_killed_guard(warm: Driver, tmp_path: Path, news: News) -> None:
     pids, _ = staying(warm, 1, tmp_path, news)
     pids |= {spawner_of(warm.guard.pid)} | standbys_of(warm.guard.pid)

@@ -23,7 +23,7 @@ from elastic_agent.config.load import load_settings
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.files import all_but_newest, locked
 from elastic_agent.workers.output.folders import KEPT_RUNS
-from elastic_agent.workers.output.log_limit import KEPT_BYTES, LogLimit
+from elastic_agent.workers.output.generation_logs import KEPT_BYTES, LogLimit
 from elastic_agent.workers.output.tee import Follower
 
 AGENT = (sys.executable, "-P", "-m", "elastic_agent")

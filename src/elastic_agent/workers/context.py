@@ -35,8 +35,7 @@ if TYPE_CHECKING:  # torch's are those of a plug-in (--logs-specs)
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
     from torch.numa.binding import NumaOptions
 
-    from elastic_agent.workers.output.generation_logs import GenerationLogs
-    from elastic_agent.workers.output.streams import Destinations
+    from elastic_agent.workers.output.generation_logs import Destinations, GenerationLogs
 
 
 class BackgroundCloser:

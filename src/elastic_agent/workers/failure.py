@@ -22,9 +22,15 @@ from elastic_agent.diagnosis.known_errors import (
 from elastic_agent.diagnosis.signals import MEANINGS, ending
 from elastic_agent.diagnosis.signals import signal_name as name_of_signal
 from elastic_agent.printable import plain
-from elastic_agent.workers.fatal_errors import last_fatal_error, without_requested_stacks
 from elastic_agent.workers.signature import mismatch_signature, signature
-from elastic_agent.workers.tracebacks import Traceback, last_of_script, script_line, shortened
+from elastic_agent.workers.tracebacks import (
+    Traceback,
+    last_fatal_error,
+    last_of_script,
+    script_line,
+    shortened,
+    without_requested_stacks,
+)
 
 MESSAGE_CHARACTERS = 500
 TAIL_BYTES = 2 * 1024

@@ -2,8 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import doctest
-import enum
 import importlib
 import inspect
 import json
@@ -12,13 +10,9 @@ import multiprocessing.pool
 import multiprocessing.shared_memory
 import os
 import pathlib
-import pickle
 import subprocess
 import sys
-import tempfile
-import threading
 import traceback
-import typing
 
 import sibling
 
@@ -51,11 +45,7 @@ def thing(function):
 
 @dataclasses.dataclass
 class Point:
-    """A class of the script.
-
-    >>> Point(1, [2]).total()
-    3
-    """
+    """A class of the script."""
 
     x: int
     rest: "list[int]"
@@ -63,12 +53,6 @@ class Point:
 
     def total(self) -> "int":
         return self.x + sum(self.rest)
-
-
-class Colour(enum.Enum):
-    """An enumeration of the script."""
-
-    RED = 1
 
 
 class Squares:
@@ -157,62 +141,14 @@ def multiprocessing_with_forkserver():
     return processes("forkserver")
 
 
-@thing
-def names_of_child_processes():
-    return multiprocessing.Process().name.rpartition("-")[0], multiprocessing.current_process().name
-
-
 def batches(**options):
     loader = torch.utils.data.DataLoader(Squares(), batch_size=4, **options)
     return [[one.tolist() for one in batch] for batch in loader]
 
 
-class Points(Squares):
-    """A data set of objects of the script."""
-
-    def __getitem__(self, index):
-        return super().__getitem__(index), moved(Point(index, []))
-
-
-def objects_from_a_loader(method):
-    options = {"num_workers": 1, "multiprocessing_context": method, "collate_fn": list}
-    loader = torch.utils.data.DataLoader(Points(), batch_size=4, **options)
-    return [(item, is_of_this_script(point)) for batch in loader for item, point in batch]
-
-
-@thing
-def objects_from_a_loader_with_fork():
-    return objects_from_a_loader("fork")
-
-
 @thing
 def data_loader_by_default():
     return batches(num_workers=2, persistent_workers=True)
-
-
-@thing
-def torch_multiprocessing_spawn():
-    torch.multiprocessing.spawn(leave_if_wrong, args=(torch.ones(2),), nprocs=1)
-    return "joined"
-
-
-def leave_if_wrong(index, tensor):
-    sys.exit(0 if tensor.sum() == 2 else 1)
-
-
-@thing
-def pickling_of_its_own_classes():
-    data = pickle.dumps([Point(1, [2], Point(3, [])), Colour.RED, total])
-    return pickle.loads(data) == [Point(1, [2], Point(3, [])), Colour.RED, total], data.hex()
-
-
-@thing
-def saving_and_loading_a_model():
-    with tempfile.TemporaryDirectory() as folder:
-        torch.save(Net(), f"{folder}/net")
-        net = torch.load(f"{folder}/net", weights_only=False)
-        torch.save(net.state_dict(), f"{folder}/state")
-        return type(net) is Net, sorted(torch.load(f"{folder}/state"))
 
 
 @thing
@@ -240,17 +176,6 @@ def importing_a_sibling():
 
 
 @thing
-def importing_main_by_its_name():
-    return importlib.import_module("__main__").Point is Point
-
-
-@thing
-def importing_itself_again():
-    again = importlib.import_module("behaviours")
-    return again.Point is Point, again.__name__
-
-
-@thing
 def files_beside_it():
     beside = pathlib.Path(__file__).with_name("beside.txt").read_text()
     return beside, __file__, os.path.exists("beside.txt"), os.path.abspath("x")
@@ -262,52 +187,11 @@ def its_own_source():
 
 
 @thing
-def doctests():
-    return list(doctest.testmod(sys.modules["__main__"]))
-
-
-@thing
-def type_hints():
-    hints = {name: str(hint) for name, hint in typing.get_type_hints(Point).items()}
-    return hints, str(typing.get_type_hints(Point.total)), str(dataclasses.fields(Point)[1].type)
-
-
-@thing
-def names_of_its_classes():
-    return (
-        repr(Point),
-        repr(Colour.RED),
-        Point.__module__,
-        Point.__qualname__,
-        str(total).partition(" at ")[0],
-    )
-
-
-@thing
 def traceback_of_a_caught_exception():
     try:
         fail()
     except ValueError:
         return traceback.format_exc()
-
-
-@thing
-def stack_of_a_thread():
-    found = []
-    thread = threading.Thread(target=lambda: found.extend(traceback.format_stack()))
-    thread.start()
-    thread.join()
-    return found
-
-
-@thing
-def a_child_that_runs_python():
-    ran = subprocess.run(
-        [sys.executable, "-u", "-c", "import sys; print(sys.argv, sys.path[0])", "a"],
-        capture_output=True,
-        text=True,
-    )
-    return ran.stdout, ran.stderr, ran.returncode
 
 
 @thing
@@ -321,11 +205,6 @@ def a_child_with_default_signals():
     return ran.stdout
 
 
-@thing
-def a_child_in_a_shell():
-    return os.popen("ls /proc/self/fd; umask").read()
-
-
 def act(do):
     try:
         return do()
@@ -334,9 +213,7 @@ def act(do):
 
 
 def main():
-    methods = sys.argv[1:]  # given: of loaders that start Python, and import torch, once more
-    found = {one: objects_from_a_loader(one) for one in methods}
-    found = found or {name: act(do) for name, do in things.items()}
+    found = {name: act(do) for name, do in things.items()}
     place = os.path.join(os.environ["CONFORMANCE_FOLDER"], "things.json")
     with open(place, "w") as file:
         json.dump(found, file, default=str)

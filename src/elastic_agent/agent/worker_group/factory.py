@@ -21,9 +21,7 @@ from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.facts import Started
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.folders import KEPT_RUNS, run_folder
-from elastic_agent.workers.output.generation_logs import GenerationLogs
-from elastic_agent.workers.output.log_limit import KEPT_BYTES
-from elastic_agent.workers.output.streams import Streams
+from elastic_agent.workers.output.generation_logs import KEPT_BYTES, GenerationLogs, Streams
 from elastic_agent.workers.spawner.curated import current_folder
 
 from .command import RunFacts, worker_command, worker_environment

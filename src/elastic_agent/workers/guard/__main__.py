@@ -21,28 +21,28 @@ Run as `python workers/guard/__main__.py SOCKET_FD MEMORY_FD AGENT_PID KILL_PATI
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 if not __package__:  # run by path, without site-packages: let the package be found, after everything else
     sys.path.append(os.path.abspath(__file__).rsplit(os.sep, 4)[0])
 
 from elastic_agent import linux
 from elastic_agent.workers.guard.generation import DONE, KILLING, Generation
-from elastic_agent.workers.guard.loop import Channel, Loop
-from elastic_agent.workers.guard.messages import DEADLINE_BYTES, MAILBOX_OFFSET, NO_SLOT, decode
+from elastic_agent.workers.guard.line import DEADLINE_BYTES, MAILBOX_OFFSET, NO_SLOT, Channel, Loop
 from elastic_agent.workers.guard.relay import Console
-from elastic_agent.workers.guard.spawn import LaunchSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_agent.workers.guard.messages import Message
+    from elastic_agent.workers.guard.line import Message
     from elastic_agent.workers.guard.warm import WarmPool
 
 _REPORTED_SIGNALS = linux.JOB_SIGNALS - {signal.SIGALRM, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
@@ -132,7 +132,7 @@ class GuardProcess:
 
     def run(self) -> None:
         """Run until the agent is gone and so is everything below the guard."""
-        self._channel.send({"event": "ready"})
+        self._channel.send({"event": "Ready"})
         while not (self._orphaned and self._generation is None):
             ready = self._loop.wait(self._timeout_s())
             self._enforce_deadline()  # before anything else: everything may have been stopped for long
@@ -170,7 +170,7 @@ class GuardProcess:
         generation.kill()
         self._news = True
         late_s = (self._lease.late_ns() or late_ns) / 1e9
-        self._channel.send({"event": "fenced", "generation": generation.number, "late_s": late_s})
+        self._channel.send({"event": "Fenced", "generation": generation.number, "late_s": late_s})
 
     def _agent_gone(self) -> None:
         self._orphaned = True
@@ -193,7 +193,7 @@ class GuardProcess:
                 if signum == signal.SIGCHLD:
                     self._news = True
                 else:
-                    self._channel.send({"event": "signalled", "signum": signum})
+                    self._channel.send({"event": "Signalled", "signum": signum})
 
     def _reap(self) -> None:
         """Collect the dead: workers, and what they left and the guard inherited."""
@@ -255,7 +255,7 @@ class GuardProcess:
         elif late_ns >= 0:
             self._refuse(number, f"the lease expired {late_ns / 1e9:.3f} s ago")
         elif not self._orphaned:
-            launches = [LaunchSpec(fields) for fields in decode(mailbox)["launches"]]
+            launches = [SimpleNamespace(**fields) for fields in json.loads(mailbox)]
             self._generation = Generation(
                 number,
                 self._loop,
@@ -269,16 +269,16 @@ class GuardProcess:
             self._generation.start(launches)
 
     def _refuse(self, number: int, error: str) -> None:
-        message = {"event": "spawn_failed", "generation": number, "slot": NO_SLOT, "error": error}
+        message = {"event": "SpawnFailed", "generation": number, "slot": NO_SLOT, "error": error}
         self._channel.send(message)
-        self._channel.send({"event": "stopped", "generation": number, "unkillable": ()})
+        self._channel.send({"event": "Stopped", "generation": number, "unkillable": ()})
 
     def _stop(self, number: int, grace_s: float, signum: int, idle_s: float | None) -> None:
         if self._generation is not None:
             self._generation.stop(grace_s, signum, idle_s)
             self._news = True
         else:
-            self._channel.send({"event": "stopped", "generation": number, "unkillable": ()})
+            self._channel.send({"event": "Stopped", "generation": number, "unkillable": ()})
 
 
 def main(arguments: list[str]) -> None:

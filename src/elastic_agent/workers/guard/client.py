@@ -7,6 +7,7 @@ agent's loop, owns a `Guard`.
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import signal
@@ -14,15 +15,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, get_args
+
+import msgspec
 
 from elastic_agent import linux
-from elastic_agent.workers.guard.messages import DEADLINE_BYTES, MAILBOX_OFFSET, LineBuffer, encode
+from elastic_agent.workers.guard.line import DEADLINE_BYTES, MAILBOX_OFFSET, LineBuffer, encode
 
 if TYPE_CHECKING:
-    from elastic_agent.workers.guard.messages import Message
+    from elastic_agent.workers.guard.line import Message
 
 # Isolated and without site-packages: a third of the start time, and nothing there can break it.
 _GUARD_OPTIONS = ("-I", "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py"))
@@ -297,7 +300,7 @@ class Guard:
 
     def keep_warm(self, config: SpawnerConfig) -> None:
         """Have a spawner from which warm launches are forked; answered by `Warm` or `Cold`. Call it once at most."""
-        self._send({"do": "warm", "config": asdict(config)})
+        self._send({"do": "warm", "config": vars(config)})
 
     def spawn(self, generation: int, launches: Sequence[Launch], warm_patience_s: float = 10.0) -> None:
         """Start the workers of `generation`; answered by `Spawned` or `SpawnFailed`.
@@ -307,7 +310,7 @@ class Guard:
         `Stopped`.
         """
         self._generation = generation
-        payload = encode({"launches": [asdict(launch) for launch in launches]})
+        payload = json.dumps([vars(launch) for launch in launches]).encode()  # may hold surrogates
         os.ftruncate(self._memory_fd, MAILBOX_OFFSET + len(payload))
         os.pwrite(self._memory_fd, payload, MAILBOX_OFFSET)
         self._send(
@@ -377,19 +380,7 @@ class Guard:
                 self._lost = True
                 events.append(GuardLost(self._returncode()))
                 return events
-            events.extend(self._event(message) for message in self._lines.feed(data))
-
-    def _event(self, message: Message) -> GuardEvent:
-        kind = message.pop("event")
-        if kind == "spawned":
-            pids = {int(slot): pid for slot, pid in message["pids"].items()}
-            return Spawned(message["generation"], pids)
-        if kind == "stopped":
-            return Stopped(message["generation"], tuple(message["unkillable"]))
-        if kind == "stop_delayed":
-            alive = tuple(Survivor(**fields) for fields in message["alive"])
-            return StopDelayed(message["generation"], alive, message["waited_s"])
-        return _PLAIN_EVENTS[kind](**message)
+            events.extend(map(_event, self._lines.feed(data)))
 
     def _returncode(self) -> int | None:
         """Return how the guard ended: its line closed, so it is dying if not dead."""
@@ -420,18 +411,12 @@ class Guard:
                 self._process.wait(timeout_s)
 
 
-_PLAIN_EVENTS: dict[str, Callable[..., GuardEvent]] = {
-    "ready": Ready,
-    "exited": Exited,
-    "warm": Warm,
-    "cold": Cold,
-    "not_preloaded": NotPreloaded,
-    "spawner_died": SpawnerDied,
-    "warm_late": WarmLate,
-    "spawn_failed": SpawnFailed,
-    "fenced": Fenced,
-    "signalled": Signalled,
-}
+_EVENTS = {kind.__name__: kind for kind in get_args(GuardEvent)}
+
+
+def _event(message: Message) -> GuardEvent:
+    event: GuardEvent = msgspec.convert(message, _EVENTS[message["event"]], str_keys=True)
+    return event
 
 
 def kill_orphans(patience_s: float, spared_pid: int | None = None) -> tuple[int, ...]:

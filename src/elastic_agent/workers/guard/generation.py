@@ -21,12 +21,11 @@ from elastic_agent.workers.guard.progress import LOOK_EVERY_S, Progress
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import SimpleNamespace
 
     from elastic_agent.linux import Process
-    from elastic_agent.workers.guard.loop import Loop
-    from elastic_agent.workers.guard.messages import Message
+    from elastic_agent.workers.guard.line import Loop, Message
     from elastic_agent.workers.guard.relay import Channels, Console
-    from elastic_agent.workers.guard.spawn import LaunchSpec
     from elastic_agent.workers.guard.warm import Standby, WarmPool
 
 RUNNING, TERMINATING, KILLING, DONE = "running", "terminating", "killing", "done"
@@ -83,7 +82,7 @@ class Generation:
         self._kill_patience_s = kill_patience_s
         self._abandoned = abandoned
         self._pool = pool
-        self._to_start: list[LaunchSpec] = []
+        self._to_start: list[SimpleNamespace] = []
         self._cold_at: float | None = time.monotonic() + patience_s
         self._workers: dict[int, Worker] = {}
         self._pids: dict[int, int] = {}
@@ -105,7 +104,7 @@ class Generation:
 
     # --- starting ---------------------------------------------------------------------------------
 
-    def start(self, launches: list[LaunchSpec]) -> None:
+    def start(self, launches: list[SimpleNamespace]) -> None:
         """Fork all workers.
 
         `Spawned` is reported when every one runs its program, `SpawnFailed` when one cannot.
@@ -127,7 +126,7 @@ class Generation:
                 return
             del self._to_start[0]
 
-    def _start(self, launch: LaunchSpec) -> bool:
+    def _start(self, launch: SimpleNamespace) -> bool:
         """Start it if that is possible now, and return whether it was; if not, a standby is on its way."""
         pool = self._pool
         if not launch.warm or pool is None or not pool.usable or self._cold_at is None:
@@ -146,7 +145,7 @@ class Generation:
             return True
         return False
 
-    def _hand_over(self, launch: LaunchSpec, standby: Standby) -> None:
+    def _hand_over(self, launch: SimpleNamespace, standby: Standby) -> None:
         from elastic_agent.workers.guard import warm  # loaded already, where there are standbys
 
         channels = self._console.open(launch)
@@ -156,7 +155,7 @@ class Generation:
             channels.started()
         self._add_worker(Worker(launch.slot, standby.pid, standby.pidfd, start_fd, channels))
 
-    def _fork(self, launch: LaunchSpec) -> None:
+    def _fork(self, launch: SimpleNamespace) -> None:
         channels = self._console.open(launch)
         try:
             pid, start_fd = spawn.fork_worker(launch, channels.fds)
@@ -195,13 +194,13 @@ class Generation:
         self._starting = False
         if self._pool is not None:
             self._pool.refill_later()
-        self._report_now({"event": "spawned", "generation": self.number, "pids": self._pids})
+        self._report_now({"event": "Spawned", "generation": self.number, "pids": self._pids})
         self._release_reports()
 
     def _start_failed(self, slot: int, error: str) -> None:
         if self._starting:
             self._starting = False
-            message = {"event": "spawn_failed", "generation": self.number, "slot": slot, "error": error}
+            message = {"event": "SpawnFailed", "generation": self.number, "slot": slot, "error": error}
             self._report_now(message)
             self._release_reports()
             self.kill()
@@ -251,7 +250,7 @@ class Generation:
         if self._pids.get(worker.slot) != pid:  # it never became a worker
             return
         message: Message = {
-            "event": "exited",
+            "event": "Exited",
             "generation": self.number,
             "slot": worker.slot,
             "pid": pid,
@@ -399,7 +398,7 @@ class Generation:
         elif self._to_start and self._cold_at is not None and now >= self._cold_at:
             self._cold_at = None
             importing = self._pool is not None and self._pool.overdue()
-            self._report_now({"event": "warm_late", "generation": self.number, "importing": importing})
+            self._report_now({"event": "WarmLate", "generation": self.number, "importing": importing})
             self.start_more()
 
     def _stalled(self, now: float) -> bool:
@@ -423,7 +422,7 @@ class Generation:
             alive = [_described(process) for process in remaining]
             waited_s = self._delays * self._kill_patience_s
             self._report(
-                {"event": "stop_delayed", "generation": self.number, "alive": alive, "waited_s": waited_s}
+                {"event": "StopDelayed", "generation": self.number, "alive": alive, "waited_s": waited_s}
             )
         self._patience_ends = time.monotonic() + self._kill_patience_s
 
@@ -436,7 +435,7 @@ class Generation:
                     os.close(fd)
         self.report_read()
         self._console.close_all()
-        self._report({"event": "stopped", "generation": self.number, "unkillable": unkillable})
+        self._report({"event": "Stopped", "generation": self.number, "unkillable": unkillable})
 
 
 def _described(process: Process) -> dict[str, object]:

@@ -23,16 +23,15 @@ import time
 
 from elastic_agent import linux
 from elastic_agent.workers.guard.kept_output import KeptOutputs
-from elastic_agent.workers.guard.loop import WRITABLE
-from elastic_agent.workers.guard.messages import TAIL_BYTES
+from elastic_agent.workers.guard.line import TAIL_BYTES, WRITABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import SimpleNamespace
 
     from elastic_agent.workers.guard.kept_output import KeptOutput
-    from elastic_agent.workers.guard.loop import Loop
-    from elastic_agent.workers.guard.spawn import LaunchSpec
+    from elastic_agent.workers.guard.line import Loop
 
 _CHUNK_BYTES = 64 * 1024
 _DRAIN_BYTES = 1024 * 1024
@@ -360,7 +359,7 @@ class Console:
         self._kept_outputs = KeptOutputs()
         self._kept: list[KeptOutput] = []
 
-    def open(self, launch: LaunchSpec) -> Channels:
+    def open(self, launch: SimpleNamespace) -> Channels:
         """Return the channels of a worker."""
         kept = None
         if launch.kept is not None:

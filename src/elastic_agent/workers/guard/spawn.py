@@ -15,7 +15,8 @@ from elastic_agent import linux
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from typing import Any, NoReturn
+    from types import SimpleNamespace
+    from typing import NoReturn
 
 _ALL_SIGNALS = signal.valid_signals()
 _RESETTABLE = tuple(int(s) for s in _ALL_SIGNALS if s not in (signal.SIGKILL, signal.SIGSTOP))
@@ -23,24 +24,6 @@ _ERROR_BYTES = 4096
 
 STARTUP_HOOK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "startup_hook")
 """The folder of a `sitecustomize`, which every Python imports when it starts and finds it (the module `site`)."""
-
-
-class LaunchSpec:
-    """One worker to start; the fields of `client.Launch`."""
-
-    slot: int
-    argv: list[str]
-    env: dict[str, str]
-    stdout: str | None
-    stderr: str | None
-    kept: str | None
-    kept_bytes: int
-    warm: bool
-    ignored: list[int]
-    startup_hook: bool
-
-    def __init__(self, fields: dict[str, Any]) -> None:
-        vars(self).update(fields)
 
 
 def with_startup_hook(env: Mapping[str, str]) -> dict[str, str]:
@@ -52,8 +35,8 @@ def with_startup_hook(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": f"{STARTUP_HOOK}{os.pathsep}{path}" if path else STARTUP_HOOK}
 
 
-def fork_worker(launch: LaunchSpec, streams: Mapping[int, int]) -> tuple[int, int]:
-    """Start a worker; returns its pid and a non-blocking descriptor with the result of the start.
+def fork_worker(launch: SimpleNamespace, streams: Mapping[int, int]) -> tuple[int, int]:
+    """Start the worker of a `client.Launch`; returns its pid and a non-blocking descriptor with the result.
 
     The descriptor reads as end-of-file once the program runs (or the child died), or holds an error
     message. `streams` become the worker's stdout and stderr, by their descriptors there; the launch names the
@@ -121,7 +104,9 @@ def read_start_error(fd: int) -> str | None:
         return ""
 
 
-def _become_worker(launch: LaunchSpec, streams: Mapping[int, int], guard_pid: int, error_fd: int) -> NoReturn:
+def _become_worker(
+    launch: SimpleNamespace, streams: Mapping[int, int], guard_pid: int, error_fd: int
+) -> NoReturn:
     doing = "prepare"
     try:
         os.setsid()
@@ -133,21 +118,28 @@ def _become_worker(launch: LaunchSpec, streams: Mapping[int, int], guard_pid: in
             if fd in streams:
                 os.dup2(streams[fd], fd)
             elif path is not None:
-                _redirect(path, fd)
+                redirect(path, fd)
         doing = f"start {launch.argv[0]!r}"
         _restore_signals(ignored=launch.ignored)
         env = with_startup_hook(launch.env) if launch.startup_hook else launch.env
         os.execvpe(launch.argv[0], launch.argv, env)
     except BaseException as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
-        os.write(error_fd, f"cannot {doing}: {reason}".encode(errors="replace")[:_ERROR_BYTES])
+        os.write(error_fd, start_error(doing, error))
     finally:
         os._exit(127)
 
 
-def _redirect(path: str, fd: int) -> None:
+def start_error(doing: str, error: BaseException) -> bytes:
+    """Return what is reported when a worker cannot do this at its start."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+    return f"cannot {doing}: {reason}".encode(errors="replace")[:_ERROR_BYTES]
+
+
+def redirect(path: str, fd: int) -> None:
+    """Have a descriptor of this process append to a file."""
     opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     os.dup2(opened, fd)
+    os.close(opened)
 
 
 def _restore_signals(ignored: Collection[int] = (), blocked: Collection[int] = ()) -> None:

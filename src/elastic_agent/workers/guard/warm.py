@@ -19,12 +19,11 @@ from elastic_agent.workers.guard import spawn
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import SimpleNamespace
     from typing import Any
 
     from elastic_agent.linux import Process
-    from elastic_agent.workers.guard.loop import Loop
-    from elastic_agent.workers.guard.messages import Message
-    from elastic_agent.workers.guard.spawn import LaunchSpec
+    from elastic_agent.workers.guard.line import Loop, Message
 
 OFF, LOADING, READY = "off", "loading", "ready"
 
@@ -200,9 +199,7 @@ class WarmPool:
         """Take one message of the spawner's, if there is one."""
         assert self._line is not None
         try:
-            data, ancillary, _, _ = self._line.recvmsg(
-                _MESSAGE_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
-            )
+            data, fds = receive(self._line)
         except BlockingIOError:
             return False
         except OSError:
@@ -210,13 +207,10 @@ class WarmPool:
         if not data:
             self._close_line()  # its exit is handled separately
             return False
-        fds = array.array("i")
-        for _, _, content in ancillary:
-            fds.frombytes(content)
         message = json.loads(data)
         if "standby" in message and not fds:  # no descriptor was free to receive it with
             message = {"fork_failed": "this process has too many open files"}
-        self._registered(message, list(fds))
+        self._registered(message, fds)
         return True
 
     def _registered(self, message: Message, fds: list[int]) -> None:
@@ -227,7 +221,7 @@ class WarmPool:
             self._close_stores_line()
         elif "ready_s" in message:
             self._state = READY
-            self._report({"event": "warm", **message})
+            self._report({"event": "Warm", **message})
             self._request(self._config["standbys"])
         elif "fork_failed" in message:
             self._requested = max(0, self._requested - 1)
@@ -235,7 +229,7 @@ class WarmPool:
         elif "unusable" in message and self._config["imports"]:
             self._config = {**self._config, "imports": []}
             self._leaves = True
-            self._report({"event": "not_preloaded", "reason": message["unusable"]})
+            self._report({"event": "NotPreloaded", "reason": message["unusable"]})
         elif "unusable" in message:
             self._give_up(message["unusable"], message["detail"])
 
@@ -282,7 +276,7 @@ class WarmPool:
         if self._deaths > _DEATHS_IN_A_ROW:
             self._give_up(f"the spawner died repeatedly ({_ending(returncode)})", "")
             return
-        self._report({"event": "spawner_died", "how": _ending(returncode)})
+        self._report({"event": "SpawnerDied", "how": _ending(returncode)})
         self.start()
         self._changed()
 
@@ -290,7 +284,7 @@ class WarmPool:
         self._state = OFF
         self._refill_at = None
         self._close_stores_line()
-        self._report({"event": "cold", "reason": reason, "detail": detail})
+        self._report({"event": "Cold", "reason": reason, "detail": detail})
         self._changed()
 
     def _close_stores_line(self) -> None:
@@ -312,7 +306,17 @@ class WarmPool:
         standby.line.close()
 
 
-def hand_over(standby: Standby, launch: LaunchSpec, streams: Mapping[int, int]) -> int:
+def receive(line: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a message and the descriptors that came with it, which no program inherits. Raises OSError."""
+    # Not socket.recv_fds, which ignores its flags.
+    data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for _, _, content in ancillary:
+        fds.frombytes(content)
+    return data, list(fds)
+
+
+def hand_over(standby: Standby, launch: SimpleNamespace, streams: Mapping[int, int]) -> int:
     """Send the standby the worker to become; takes and returns what `fork_worker` does.
 
     Raises OSError when the standby is dead.
@@ -322,8 +326,7 @@ def hand_over(standby: Standby, launch: LaunchSpec, streams: Mapping[int, int]) 
         os.write(memory, json.dumps(vars(launch)).encode())
         os.lseek(memory, 0, os.SEEK_SET)
         message = json.dumps({"streams": list(streams)}).encode()
-        fds = [memory, *streams.values()]
-        standby.line.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        socket.send_fds(standby.line, [message], [memory, *streams.values()])
     finally:
         os.close(memory)
     return standby.line.detach()

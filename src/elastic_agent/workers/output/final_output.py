@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastic_agent.workers.guard.messages import TAIL_BYTES
+from elastic_agent.workers.guard.line import TAIL_BYTES
 
 _ERROR_FILE_BYTES = 1024 * 1024
 _ROOM_BYTES = 16 * 1024

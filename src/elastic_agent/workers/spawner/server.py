@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import gc
 import json
@@ -17,7 +16,9 @@ from typing import Any
 
 from elastic_agent import linux
 from elastic_agent.integrations import post_import
-from elastic_agent.workers.spawner.curated import REPLACES, in_full
+from elastic_agent.workers.guard.spawn import redirect, start_error
+from elastic_agent.workers.guard.warm import receive
+from elastic_agent.workers.spawner.curated import in_full
 from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
 from elastic_agent.workers.spawner.preloaded import Preloaded
 from elastic_agent.workers.spawner.process_title import show_as
@@ -50,7 +51,6 @@ def serve(
     line.set_inheritable(False)
     started = time.monotonic()
     doing = "an import failed in the spawner"
-    recorder.replaces = REPLACES
     try:
         gc.disable()  # what is imported stays: looking through it for garbage is a tenth of the time
         recorder.import_("torch")
@@ -78,9 +78,8 @@ def serve(
 
 
 def _send(line: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
-    ancillary = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
     try:
-        line.sendmsg([json.dumps(message).encode()], ancillary)
+        socket.send_fds(line, [json.dumps(message).encode()], [] if fd is None else [fd])
     except OSError:  # the guard is gone, and so are we
         os._exit(1)
 
@@ -216,13 +215,17 @@ def _stand_by(line: socket.socket, between_pid: int, guard_pid: int, preloaded: 
     except BaseException:
         traceback.print_exc()
         os._exit(127)
-    message, fds = _receive(line)
+    try:
+        message, fds = receive(line)
+    except ConnectionResetError:  # the spawner was killed before it had announced this process
+        message = b""
+    if not message:
+        os._exit(0)
     doing: list[str] = ["prepare"]
     try:
         program = _prepare(line, json.loads(message), fds, preloaded, doing.append)
     except BaseException as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
-        line.send(f"cannot {doing[-1]}: {reason}".encode(errors="replace")[:4096])
+        line.send(start_error(doing[-1], error))
         os._exit(127)
     return program
 
@@ -232,21 +235,6 @@ def _await_adoption(between_pid: int) -> None:
     ends = time.monotonic() + _FORK_S
     while os.getppid() == between_pid and time.monotonic() < ends:
         time.sleep(0.0002)
-
-
-def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
-    try:
-        data, ancillary, _, _ = line.recvmsg(
-            _MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC
-        )
-    except ConnectionResetError:  # the spawner was killed before it had announced this process
-        data = b""
-    if not data:
-        os._exit(0)
-    fds = array.array("i")
-    for _, _, content in ancillary:
-        fds.frombytes(content)
-    return data, list(fds)
 
 
 def _prepare(
@@ -266,9 +254,7 @@ def _prepare(
             os.close(streams[fd])
         elif path is not None:
             doing(f"open {path!r}")
-            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            os.dup2(opened, fd)
-            os.close(opened)
+            redirect(path, fd)
     doing(f"start {launch['argv'][0]!r}")
     _take_signals(launch["ignored"])
     return become(launch, preloaded, line.close)
