@@ -22,7 +22,7 @@ from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
-from elastic_agent.rendezvous.backends.base import RendezvousBackend
+from elastic_agent.rendezvous.backends import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
 from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports

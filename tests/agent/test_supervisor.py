@@ -42,10 +42,10 @@ from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.protocol import Activity, Announce, Cause, Depart, Grace, Notice, Outcome
 from elastic_agent.protocol.records import RECORD_VERSION, Member, Phase, Plan, State, World
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
-from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import LeaseLost, PlanSeen, Prepared, Registered
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.session import Session
+from elastic_agent.transport.blocking_call import DiskThread
 from elastic_agent.values import Endpoint
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Exited, Guard, Spawned, Stopped

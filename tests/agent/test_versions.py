@@ -36,7 +36,7 @@ def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) ->
     other = msgspec.json.encode(msgspec.json.decode(encode(plan(1))) | newer)
     run_id = unique("run")
     table = in_loop(c10d.open_table(endpoint, PATIENCE_S))
-    Blocking(table).put(f"{life_keys(table, run_id).plans}1", b'{"plan": ' + other + b"}")
+    Blocking(table).put(life_keys(table, run_id).plan, other)
     said = refused(str(endpoint), run_id, tmp_path)
     Blocking(host).close()
     assert (

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import resource
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,7 @@ from elastic_agent.doctor.examination import report_alone
 from elastic_agent.doctor.findings import Finding, error, grouped, warning
 from elastic_agent.doctor.gpus import check_gpus, find_gpus
 from elastic_agent.doctor.interpreter import Installed, Interpreter
-from elastic_agent.doctor.network import check_endpoint, foreign_port_holder
+from elastic_agent.doctor.network import check_endpoint
 from elastic_agent.doctor.report import as_text
 from elastic_agent.doctor.request import Refusal, Request
 from elastic_agent.doctor.script import check_source
@@ -38,7 +37,7 @@ from elastic_agent.doctor.system import (
     check_shared_memory,
     check_start,
 )
-from elastic_agent.transport import UnreachableError, holder_of
+from elastic_agent.transport import UnreachableError
 from elastic_agent.values import Endpoint
 from tests.cli.support import elastic_agent
 from tests.ports import free_port
@@ -166,14 +165,6 @@ def test_interface_variables_name_interfaces_of_this_machine(
 
 
 # -- machine --------------------------------------------------------------------------------------
-
-
-def test_a_process_on_the_endpoints_port_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = int(listening.getsockname()[1])
-        assert holder_of(port).endswith(f"(pid {os.getpid()})")
-        finding = foreign_port_holder(Endpoint("127.0.0.1", port), "not a store")
-    assert f"(pid {os.getpid()}) listens there" in finding.cause
 
 
 def test_an_endpoint_on_loopback_or_without_an_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from elastic_agent import linux
 from elastic_agent.agent.identity import acquire_node_id
 from elastic_agent.agent.reporting.status_files import saved_statuses
-from elastic_agent.agent.run_claim import STOP_FILE, ClaimedEndpoint, RunClaim
+from elastic_agent.agent.run_claim import Claim, OtherRunError
 from elastic_agent.agent.slurm.nodes import parse_node
 from elastic_agent.agent.worker_group.script_scan import curated_imports, needs_own_python
 from elastic_agent.client._cells import SLOT_BYTES, HeartbeatFile
@@ -34,9 +34,8 @@ from elastic_agent.integrations.transformers.position import saved
 from elastic_agent.logs.render import console_line, journal_lines, json_line
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.printable import escaped, json_text, plain, without_surrogates
-from elastic_agent.protocol import History
-from elastic_agent.rendezvous.backends.c10d.job_files import JobFiles
-from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.protocol import Plan
+from elastic_agent.rendezvous.run_history import JobFiles, RunHistoryStore
 from elastic_agent.values import MOST_NODES
 from elastic_agent.workers.failure import describe
 from elastic_agent.workers.output.tee import Follower
@@ -83,7 +82,7 @@ LOCK = {
     "namespace": linux.pid_namespace(),
     "processes": [[2**22 + 1, 5]],
 }
-CLAIM = ClaimedEndpoint("n0:29400", "c10d", linux.boot_id(), ["c10d n0:29400"], [])
+CLAIM = Claim("n0:29400", ["c10d n0:29400"], linux.boot_id(), os.getpid(), linux.pid_namespace(), "train.py")
 ATTRIBUTES = {"saved": {"step": 60, "world_size": 4}}
 STEP = {"global_step": 60, "stateful_callbacks": {"ElasticCallback": {"attributes": ATTRIBUTES}}}
 ERROR = {
@@ -201,7 +200,7 @@ def test_saved_status(tmp_path: Path, data: bytes) -> None:
         check_shown(escaped(status_text(status, 1.7e9), keep_lines=True))
 
 
-@fuzzed(*record_samples()[History])
+@fuzzed(*record_samples()[Plan])
 def test_history(tmp_path: Path, data: bytes) -> None:
     written(tmp_path / f"runs/run.run/{7:016d}-{8:016d}-11.json", data)
     in_loop(RunHistoryStore(tmp_path).load("run"))
@@ -222,13 +221,16 @@ def test_lock_of_a_node_id(tmp_path: Path, data: bytes) -> None:
     acquire_node_id(tmp_path, "n0", wait_s=0.0).release()
 
 
-@fuzzed(b'{"commands":["a1"],"scheduled":"100","requeues":1}', msgspec.json.encode(CLAIM))
+@fuzzed(msgspec.json.encode(CLAIM))
 def test_claim_of_a_run(tmp_path: Path, data: bytes) -> None:
-    RunClaim.take(tmp_path, CLAIM).release()
-    (file,) = (file for file in tmp_path.iterdir() if file.is_file() and file.name != STOP_FILE)
-    written(file, data)
-    written(tmp_path / STOP_FILE, data)
-    RunClaim.take(tmp_path, CLAIM).release()
+    held = CLAIM.take(tmp_path)
+    try:
+        (file,) = tmp_path.iterdir()
+        written(file, data)
+        with contextlib.suppress(OtherRunError):
+            os.close(CLAIM.take(tmp_path))
+    finally:
+        os.close(held)
 
 
 @fuzzed(json.dumps({"message": ERROR}).encode(), b'{"message": "boom"}')

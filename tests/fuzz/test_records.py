@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ssl
 from typing import Any
 
@@ -32,8 +31,7 @@ from elastic_agent.rendezvous.reports import run_reports
 from elastic_agent.transport import LifeKeys, RunKeys, RunView
 from elastic_agent.transport.certificates import Secret, secret_id_in
 from elastic_agent.transport.keys import begun_run_in, name_in
-from elastic_agent.transport.plans import PlanReader, _pack, _parts_of
-from elastic_agent.transport.record_reader import RecordReader, lease_in, lease_over
+from elastic_agent.transport.record_reader import Plans, RecordReader, lease_in, lease_over
 from elastic_agent.web.metrics import metrics_text
 from tests.loop_thread import finished
 from tests.transport.support import lease
@@ -42,8 +40,6 @@ from .damage import check_shown, fuzzed
 from .samples import MemoryTable, plans, record_samples, reports
 
 KEYS = LifeKeys(RunKeys("run"), "life")
-PACKED = [_pack(plan) for plan in plans()]
-PARTS = tuple(part for _, parts in PACKED for part in parts.values())
 BULLETIN = encode_bulletin(reports())
 FINDING = error("script", "train.py does not compile", "correct it")
 SHARED = doctor.Shared("/data", "", True, "12", 10**12)
@@ -122,35 +118,13 @@ def test_members_and_leases_of_a_store(data: bytes) -> None:
     lease_over(data, lease("a"))
 
 
-def read_plan(values: dict[str, bytes]) -> Plan | None:
-    """The newest plan of a store with these values."""
-    problems: list[str] = []
-    return finished(PlanReader(MemoryTable(values), KEYS, problems.append).newest())  # type: ignore[arg-type]
-
-
-@fuzzed(*(msgspec.json.encode(envelope) for envelope, _ in PACKED))
+@fuzzed(*record_samples()[Plan])
 def test_plan_of_a_store(data: bytes) -> None:
-    parts = {KEYS.parts + hashlib.sha256(part).hexdigest()[:32]: part for part in PARTS}
-    for version in (1, 5):
-        read_plan({**parts, KEYS.plan(version): data, KEYS.latest: b"%d" % version})
-    _parts_of(data)
+    problems: list[str] = []
+    finished(Plans(MemoryTable({KEYS.plan: data}), KEYS, problems.append).read())  # type: ignore[arg-type]
 
 
-@fuzzed(*PARTS)
-def test_part_of_a_plan(data: bytes) -> None:
-    """The plan names these bytes as its world, and as its order."""
-    digest = hashlib.sha256(data).hexdigest()[:32]
-    for which in ("world", "order"):
-        envelope = msgspec.json.encode(msgspec.structs.replace(PACKED[0][0], **{which: digest}))
-        read_plan({KEYS.parts + digest: data, KEYS.plan(1): envelope, KEYS.latest: b"1"})
-
-
-@fuzzed(b"1", b"12", b"9" * 16)
-def test_number_of_the_newest_plan(data: bytes) -> None:
-    read_plan({KEYS.latest: data})
-
-
-@fuzzed(b"node-1.x", b"..", b"r/run/life/m/a", b"r/../life/latest")
+@fuzzed(b"node-1.x", b"..", b"r/run/life/m/a", b"r/../life/plan")
 def test_names(data: bytes) -> None:
     for name in (name_in(data), begun_run_in(data.decode(errors="surrogateescape"))):
         if name is not None:

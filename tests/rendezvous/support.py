@@ -26,7 +26,7 @@ from elastic_agent.protocol.records import (
 from elastic_agent.rendezvous import events, participant
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
-from elastic_agent.rendezvous.dialer import StoreDialer
+from elastic_agent.rendezvous.bootstrap_offers import StoreDialer
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.testing.processes import freeze, thaw

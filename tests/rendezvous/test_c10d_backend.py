@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.protocol import Address
-from elastic_agent.rendezvous.backends import base
+from elastic_agent.rendezvous import backends as base
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.transport import StoreLostError, c10d
 from elastic_agent.values import Endpoint

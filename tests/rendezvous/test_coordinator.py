@@ -18,9 +18,9 @@ import pytest
 from elastic_agent.protocol.records import Phase, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
-from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import CoordinatorRecords, c10d
+from elastic_agent.transport.blocking_call import DiskThread
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
@@ -210,7 +210,7 @@ def test_a_run_whose_records_are_deleted_continues_from_the_rest(endpoint: Endpo
                 plan = await x.running("x")
                 untouched = await y.running("y")
                 stranger = Blocking(in_loop(c10d.open_table(endpoint, PATIENCE_S)))
-                stranger.delete((), life_keys(stranger.records, "one").plans)
+                stranger.delete([life_keys(stranger.records, "one").plan])
                 stranger.close()
                 x.fail()
                 await x.running("x", above=plan.generation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import types
 from collections.abc import Collection, Generator
 from typing import Any, cast
@@ -25,7 +24,6 @@ from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport.base import Snapshot
 from elastic_agent.transport.coordinator_records import CoordinatorRecords
-from tests.protocol.support import on_disk, world
 
 LEASE_S = 10.0
 RULES = Policy(min_nodes=1, max_nodes=2, lease_ttl_s=LEASE_S, settle_s=0.5, fence_margin_s=1.0)
@@ -42,7 +40,6 @@ class Store:
         self.leases: dict[str, Lease] = {}
         self.plan: Plan | None = None
         self.disk: Plan | None = None
-        self.disk_is_full = False
         self.asked: list[tuple[Any, ...]] = []
         """All calls since the driver waited: the name, and the arguments."""
 
@@ -63,8 +60,6 @@ class Store:
 
     async def revoke(self, lease: Lease, reason: str) -> bool:
         self.asked.append(("revoke", lease))
-        if self.leases[lease.incarnation] != lease:
-            return False
         self.leases[lease.incarnation] = lease.revoke(reason)
         return True
 
@@ -81,15 +76,13 @@ class Store:
 
     async def save(self, run_id: str, history: Plan) -> None:
         self.asked.append(("save", history))
-        if self.disk_is_full:
-            raise OSError("no space left on device")
         self.disk = history
 
 
 class Run(Store):
     """A driver, and the store and the disk that it uses."""
 
-    def __init__(self, store_age_s: float = math.inf) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.now_s = 1000.0
         self.waits_until_s: float | None = None
@@ -101,7 +94,6 @@ class Run(Store):
             _hints_from_the_test,
             lambda: self.now_s,
             structlog.get_logger(),
-            store_born_s=self.now_s - store_age_s,
             keep_over_s=60.0,
         )
         self._life = self.driver.coordinate()
@@ -131,13 +123,6 @@ class Run(Store):
             self.wait()
         return self.plan
 
-    @property
-    def seats(self) -> list[str]:
-        """The nodes of the newest world."""
-        assert self.plan is not None
-        assert self.plan.world is not None
-        return [seat.node_id for seat in self.plan.world.seats]
-
     def come(self, name: str, **fields: Any) -> str:
         """A node writes its record."""
         member = Member(RECORD_VERSION, name, f"{name}-1", "10.0.0.1", 1, State.READY, 0, RULES)
@@ -161,77 +146,11 @@ def run() -> Run:
     return Run()
 
 
-def test_a_generation_is_saved_before_its_plan_is_published(run: Run) -> None:
-    run.resume([run.come("a")])
-    calls = run.calls()
-    assert calls.index("save") < calls.index("publish")
-    assert run.plan is not None
-    assert run.disk is not None
-    assert run.disk.generation == run.plan.generation == 1
-
-
-def test_a_full_disk_does_not_stop_a_run(run: Run) -> None:
-    run.disk_is_full = True
-    run.resume([run.come("a")])
-    run.come("a", generation=1)
-    assert run.wait_for(Phase.RUNNING).generation == 1
-    assert run.disk is None
-
-
 def test_a_hint_causes_the_read_of_one_record_only(run: Run) -> None:
     run.resume([run.come("a")])
     run.come("b")
     run.resume(["b-1"])
     assert [args for name, *args in run.asked if name == "read"] == [[["b-1"]]]
-
-
-def test_a_lost_hint_delays_by_a_lease_at_most(run: Run) -> None:
-    run.resume([run.come("a")])
-    run.come("b")
-    lost_s = run.now_s
-    while "b-1" not in run.driver._coordinator.ledger.sightings:
-        run.wait()
-    assert run.now_s <= lost_s + LEASE_S
-
-
-def test_the_first_plan_includes_a_node_that_registered_at_the_last_moment() -> None:
-    """The hint of that is still on its way, and it may run what no other node knows of."""
-    run = Run(store_age_s=LEASE_S + RULES.fence_margin_s - 0.3)
-    run.resume([run.come("c")])
-    assert run.plan is None
-    known = on_disk(3, world(3, "a-1"), order=("a",))
-    run.come("a", state=State.RUNNING, generation=3, history=known)
-    while run.plan is None:
-        run.wait()
-    assert (run.plan.phase, run.plan.generation) == (Phase.RUNNING, 3), run.plan.reason
-
-
-def test_a_lost_node_is_named_and_replaced_when_its_workers_are_certainly_dead(run: Run) -> None:
-    run.resume([run.come("a")])
-    for state in (State.READY, State.RUNNING):
-        run.resume([run.come(name, state=state, generation=1) for name in ("a", "b")])
-    assert run.seats == ["a", "b"]
-    seen_s = run.now_s
-    run.wait_for(Phase.FORMING, "a-1")
-    assert 0.0 <= run.now_s - (seen_s + LEASE_S) < 0.1
-    assert [run.leases[name].revoked for name in ("a-1", "b-1")] == [False, True]
-    assert run.plan is not None
-    assert run.plan.reason == "b lost"
-    run.resume([run.come("a", generation=2)])
-    run.wait_for(Phase.RUNNING, "a-1")
-    assert run.seats == ["a"]
-    assert run.plan.charged == 0
-    assert 0.0 <= run.now_s - (seen_s + LEASE_S + RULES.fence_margin_s) < 0.1
-
-
-def test_a_new_store_forms_no_world_until_earlier_nodes_registered_or_are_fenced() -> None:
-    """A node that knows nothing of them is there first; they are slow to dial again."""
-    run = Run(store_age_s=0.0)
-    created_s = run.now_s
-    run.resume([run.come("c")])
-    assert run.plan is None
-    assert run.wait_for(Phase.FORMING).generation == 1
-    assert 0.0 <= run.now_s - (created_s + LEASE_S + RULES.fence_margin_s) < 0.1
 
 
 def test_a_pause_of_the_coordinator_does_not_use_up_the_time_to_join(run: Run) -> None:
@@ -253,22 +172,6 @@ def test_a_pause_of_the_coordinator_does_not_count_against_nodes(run: Run) -> No
     run.resume(())
     assert not run.leases["a-1"].revoked
     assert "revoke" not in run.calls()
-
-
-def test_a_renewal_that_arrives_with_the_revocation_keeps_the_lease(run: Run) -> None:
-    run.resume([run.come("a")])
-    assert run.waits_until_s is not None
-    revoke = run.revoke
-
-    async def renew_just_before(lease: Lease, reason: str) -> bool:
-        run.leases["a-1"] = run.leases["a-1"].renewed()
-        return await revoke(lease, reason)
-
-    run.revoke = renew_just_before  # type: ignore[method-assign]
-    end_s = run.now_s + 1.5 * LEASE_S
-    while run.now_s < end_s:
-        run.wait()
-    assert not run.leases["a-1"].revoked
 
 
 def test_the_records_of_a_run_that_never_began_are_removed_after_a_while(run: Run) -> None:

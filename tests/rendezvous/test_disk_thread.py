@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.rendezvous.disk_thread import DiskThread, DoNext
+from elastic_agent.transport.blocking_call import DiskThread, DoNext
 from tests.loop_thread import Blocking
 
 PATIENCE_S = 300.0

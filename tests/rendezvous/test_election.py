@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from elastic_agent.rendezvous.backends.etcd.election import Election, keep_leading
-from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.rendezvous.waits import Signal, Waits
+from elastic_agent.rendezvous.backends.etcd.election import keep_leading
+from elastic_agent.rendezvous.waits import Signal
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.etcd import Leadership, NotLeaderError
 from tests.loop_thread import finished
@@ -113,81 +111,3 @@ def test_leadership_is_lost_at_once_when_etcd_reports_it(
         "b leads" if isinstance(answer, NotLeaderError) else "the coordinator's etcd lease expired"
     )
     assert key.now_s == 1001.0
-
-
-class Disk(Election, Waits):
-    """An agent that is elected although its state directory does not answer."""
-
-    def __init__(self) -> None:
-        self.logged: list[tuple[str, str]] = []
-        self.resigned = 0
-        super().__init__(
-            "run",
-            "",
-            self._connect,
-            cast(RunHistoryStore, self),
-            1.0,
-            clock=lambda: 1000.0,
-            waits=self,
-            log=self,
-        )
-
-    # -- etcd, the disk, and time ---------------------------------------------------------------
-
-    async def _connect(self) -> Any: ...
-
-    async def _await_no_leader(self) -> str:
-        return "life"
-
-    async def _campaign(self, life: str) -> Leadership:
-        return cast(Leadership, self)
-
-    @property
-    def records(self) -> Any:
-        return self
-
-    async def read_plan(self) -> None: ...
-
-    async def read_ended(self) -> None: ...
-
-    async def store_age_s(self) -> float:
-        return 1e6
-
-    async def load(self, run_id: str) -> None:
-        raise TimeoutError(110, "the disk did not answer within 5 s")
-
-    async def _give_back(self, leadership: Leadership) -> None:
-        self.resigned += 1
-
-    async def until_one_ends(self, *parts: Coroutine[Any, Any, None]) -> None:
-        coordinating, keeping = parts
-        keeping.close()
-        await coordinating
-
-    async def sleep(self, seconds: float) -> None:
-        raise GivenUpError
-
-    # -- its log --------------------------------------------------------------------------------
-
-    def debug(self, event: str, **fields: Any) -> None: ...
-
-    def info(self, event: str, **fields: Any) -> None: ...
-
-    def warning(self, event: str, **fields: Any) -> None:
-        self.logged.append(("warning", f"{event}: {fields['reason']}"))
-
-    def error(self, event: str, **fields: Any) -> None:
-        self.logged.append(("error", event))
-
-    def exception(self, event: str, **fields: Any) -> None:
-        self.logged.append(("traceback", event))
-
-
-def test_an_elected_agent_with_a_hanging_disk_resigns_with_one_log_line() -> None:
-    disk = Disk()
-    with pytest.raises(GivenUpError):
-        finished(disk.run())
-    assert disk.resigned == 1
-    [(level, text)] = disk.logged
-    assert level == "warning"
-    assert "the disk did not answer within 5 s" in text

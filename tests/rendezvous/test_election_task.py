@@ -19,7 +19,7 @@ from elastic_agent.rendezvous.backends.etcd.election import Election
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import NodeRecords
 from elastic_agent.transport.etcd import EtcdTable, KeptLease, Leadership, campaign_for
-from elastic_agent.transport.etcd.client import delete
+from elastic_agent.transport.etcd.api import delete
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, set_up_long_ago
 from tests.loop_thread import Blocking, in_loop

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.rendezvous.backends.c10d.job_files import KEPT_JOBS, JobFiles
+from elastic_agent.rendezvous.run_history import KEPT_JOBS, JobFiles
 
 
 def leave(jobs: JobFiles, folder: Path, count: int) -> None:

@@ -14,7 +14,7 @@ from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.node import Announce
 from elastic_agent.protocol.records import RECORD_VERSION, Address, Lease, Member, Phase, Plan, State
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.dialer import StoreDialer
+from elastic_agent.rendezvous.bootstrap_offers import StoreDialer
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport.base import StoreLostError, TransportError
 from tests.protocol.support import plan, world
@@ -187,18 +187,6 @@ def test_the_end_of_the_lease_is_detected_on_time_while_requests_or_dialling_han
         assert all(handle.closed for handle in node.handles), "both connections are given up when one breaks"
 
 
-def test_an_incarnation_whose_workers_the_guard_killed_is_not_renewed() -> None:
-    node = Node()
-    node.go_on(LEASE_S)
-    renewed = node.times_of(events.Renewed)
-    assert renewed
-    node.session.fenced("the guard killed the workers")
-    node.go_on(2 * LEASE_S)
-    assert len(node.times_of(events.LeaseLost)) == 1
-    assert node.times_of(events.Renewed) == renewed
-    assert node.session.deadline_s is None
-
-
 def test_an_agent_that_was_paused_says_so_also_if_its_guard_reports_before_its_timer_runs() -> None:
     node = Node()
     node.go_on(0.1)
@@ -257,25 +245,6 @@ def test_a_lease_survives_two_lost_renewals_in_a_row() -> None:
     node.go_on(3 * LEASE_S)
     assert len(node.of(events.Connected)) == 3
     assert next(renewals) > 4
-    assert not node.of(events.LeaseLost)
-
-
-def test_a_renewal_whose_answer_is_lost_counts_from_when_it_was_sent_first() -> None:
-    node = Node()
-    node.go_on(0.1)
-    sent_s: list[float] = []
-
-    def loses(connection: Connection, what: str, args: tuple[Any, ...]) -> bool:
-        if sent_s or what != "renew":
-            return False
-        sent_s.append(node.machine.clock())
-        return node.renew(*args)
-
-    node.loses = loses
-    node.go_on(LEASE_S)
-    assert len(node.of(events.Connected)) == 2
-    assert node.of(events.Renewed)[0].deadline_s == pytest.approx(sent_s[0] + LEASE_S, abs=LATE_S)
-    node.go_on(3 * LEASE_S)
     assert not node.of(events.LeaseLost)
 
 

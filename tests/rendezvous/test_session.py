@@ -11,7 +11,7 @@ import pytest
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol.records import Address, FailureKind, Lease, Member, Phase, Plan
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.dialer import StoreDialer
+from elastic_agent.rendezvous.bootstrap_offers import StoreDialer
 from elastic_agent.transport import NodeRecords
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.values import Endpoint

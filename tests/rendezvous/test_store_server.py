@@ -25,11 +25,11 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
-from elastic_agent.rendezvous.disk_thread import DiskThread
-from elastic_agent.rendezvous.run_history import KEPT_SETTLED, KEPT_UNNAMED, RunHistoryStore
+from elastic_agent.rendezvous.run_history import KEPT_RUNS, RunHistoryStore
 from elastic_agent.transport import begun_runs, c10d
 from elastic_agent.transport.base import StoreLostError
-from elastic_agent.transport.c10d.inbox import KEPT_RUNS
+from elastic_agent.transport.blocking_call import DiskThread
+from elastic_agent.transport.c10d import host as c10d_host
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
@@ -174,12 +174,12 @@ def test_many_runs_leave_nothing_in_the_store(tmp_path: Path) -> None:
                 in_loop(c10d.release_run_id(store.endpoint, fingerprint, run_id, PATIENCE_S))
             node.records.close()
 
-        for number in range(KEPT_RUNS):
+        for number in range(c10d_host.KEPT_RUNS):
             job(number)
         all_removed(store)
         before = store.keys
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(job, range(KEPT_RUNS, 60)))
+            list(pool.map(job, range(c10d_host.KEPT_RUNS, 60)))
         all_removed(store)
         assert {*store.ended} == {f"run-{number}" for number in range(60)}, "every run had its verdict"
         wait_for("as few keys as before", lambda: store.keys == before)
@@ -277,45 +277,19 @@ def test_a_job_whose_run_id_was_agreed_again_keeps_it(tmp_path: Path) -> None:
 # -- on disk -----------------------------------------------------------------------------------------
 
 
-def test_the_disk_keeps_the_newest_settled_runs_and_all_others(tmp_path: Path) -> None:
-    history_store = Blocking(RunHistoryStore(tmp_path))
-    history_store.save("open-again", on_disk(3, outcome=Phase.FINISHED, settled=True))
-    history_store.save("open-again", on_disk(4))
-    for number in range(5):
-        history_store.save(f"open-{number}", on_disk(3))
-        history_store.save(f"unheard-{number}", on_disk(3, outcome=Phase.FINISHED))
-    for number in range(KEPT_SETTLED + 50):
-        run_id = f"settled-{number}"
-        history_store.save(run_id, on_disk(3, outcome=Phase.FINISHED))
-        history_store.settle(run_id)
-        for path in (tmp_path / "runs" / f"{run_id}.run").iterdir():
-            os.utime(path, (number, number))  # the clock is coarser than this loop
-    left = {path.name.removesuffix(".run") for path in (tmp_path / "runs").iterdir()}
-    assert {f"{kind}-{number}" for kind in ("open", "unheard") for number in range(5)} <= left
-    assert history_store.load("open-again") == on_disk(4), "it was restarted"
-    settled = {name for name in left if name.startswith("settled")}
-    assert settled == {f"settled-{number}" for number in range(50, KEPT_SETTLED + 50)}
-
-
-def test_the_disk_keeps_the_newest_killed_unnamed_runs(tmp_path: Path) -> None:
-    going_on, elsewhere = "run-ffffffff", "run-eeeeeeee"
+def test_the_disk_keeps_the_newest_runs_and_those_of_agents_that_go_on(tmp_path: Path) -> None:
     disk = DiskThread("disk")
     own = Blocking(RunHistoryStore(tmp_path, disk=disk))
-    own.save(going_on, on_disk(3))
-    (tmp_path / "nodes" / elsewhere).mkdir(parents=True)
-    for number in range(KEPT_UNNAMED + 5):
-        run_id = f"run-{number:08x}"
-        Blocking(RunHistoryStore(tmp_path, disk=disk)).save(
-            run_id, on_disk(3)
-        )  # by an agent of its own, which was killed then
-        os.utime(*(tmp_path / "runs" / f"{run_id}.run").iterdir(), (number, number))
-    Blocking(RunHistoryStore(tmp_path, disk=disk)).save(elsewhere, on_disk(3))
-    Blocking(RunHistoryStore(tmp_path, disk=disk)).save("named", on_disk(3))
-    for path in (tmp_path / "runs").glob("*.run/*"):
-        if path.parent.stem in (going_on, elsewhere, "named"):
-            os.utime(path, (0, 0))  # longer ago than all others
-    own.save("run-newest", on_disk(3))
+    own.save("going-on", on_disk(3))
+    (tmp_path / "nodes" / "elsewhere").mkdir(parents=True)
+    for number, run_id in enumerate(["elsewhere", *(f"run-{number}" for number in range(KEPT_RUNS + 5))]):
+        Blocking(RunHistoryStore(tmp_path, disk=disk)).save(run_id, on_disk(3))  # by an agent of its own
+        os.utime(tmp_path / "runs" / f"{run_id}.run", (number, number))  # the clock is coarser than this loop
+    os.utime(tmp_path / "runs" / "going-on.run", (0, 0))
+    own.save("ended", on_disk(3, outcome=Phase.FINISHED))
+    own.settle("ended")
+    own.save("newest", on_disk(4))
     left = {path.name.removesuffix(".run") for path in (tmp_path / "runs").iterdir()}
-    assert left - {f"run-{number:08x}" for number in range(5, KEPT_UNNAMED + 5)} == {
-        *(going_on, elsewhere, "named", "run-newest")
-    }
+    kept = {f"run-{number}" for number in range(6, KEPT_RUNS + 5)}
+    assert left == {"going-on", "elsewhere", "ended", "newest", *kept}
+    assert own.load("going-on") == on_disk(3)

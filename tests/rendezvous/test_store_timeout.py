@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from elastic_agent.rendezvous.events import Connected, Disconnected, Unusable
-from elastic_agent.rendezvous.store_timeout import StoreTimeout
+from elastic_agent.rendezvous.participant import StoreTimeout
 
 CONNECTED = Connected("s", replaced=False)
 LOST = Disconnected("no route to host")

@@ -7,8 +7,7 @@ from itertools import islice
 
 import pytest
 
-from elastic_agent.rendezvous.waits import Waits, back_offs, in_time, until_one_ends
-from elastic_agent.transport.base import StoreLostError
+from elastic_agent.rendezvous.waits import Waits, back_offs, until_one_ends
 
 from .support import PATIENCE_S, run
 
@@ -19,25 +18,6 @@ def test_a_signal_that_was_set_before_the_wait_is_not_lost_and_counts_once() -> 
         signal.set()
         assert await signal.wait(PATIENCE_S)
         assert not await signal.wait(0.0)
-
-    run(story())
-
-
-def test_a_signal_wakes_the_part_that_waits() -> None:
-    async def story() -> None:
-        signal = Waits().signal()
-        waiting = asyncio.create_task(signal.wait(PATIENCE_S))
-        await asyncio.sleep(0)
-        signal.set()
-        assert await waiting
-
-    run(story())
-
-
-def test_an_answer_that_takes_too_long_means_that_the_store_is_lost() -> None:
-    async def story() -> None:
-        with pytest.raises(StoreLostError, match="no answer within 0 s"):
-            await in_time(asyncio.Event().wait(), 0.0)
 
     run(story())
 

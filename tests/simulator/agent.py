@@ -38,10 +38,8 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
+from elastic_agent.rendezvous.participant import Participant, Reporter, StoreTimeout, Workers
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.rendezvous.stop_requests import ANSWER_PATIENCE_S, StopRequests
-from elastic_agent.rendezvous.store_timeout import StoreTimeout
 from elastic_agent.transport import NodeRecords, StoreLostError, TransportError, UnreachableError
 
 from .election import SimulatedElection

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 
 from elastic_agent.protocol.records import Plan
-from elastic_agent.rendezvous.disk_thread import DiskThread, DoNext, timed_out
 from elastic_agent.rendezvous.run_history import SAVE_TIMEOUT_S, RunHistoryStore
+from elastic_agent.transport.blocking_call import DiskThread, DoNext, timed_out
 
 from .kernel import Inbox, Kernel, Process, Routine
 

@@ -24,7 +24,7 @@ from elastic_agent.protocol.records import (
     StopRequest,
     World,
 )
-from elastic_agent.rendezvous.stop_requests import ANSWER_PATIENCE_S
+from elastic_agent.rendezvous.participant import ANSWER_PATIENCE_S
 
 from .guard import Group
 

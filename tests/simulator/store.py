@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Collection, Generator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from elastic_agent.protocol.codec import RecordError, decode
 from elastic_agent.protocol.records import Member, Plan
 from elastic_agent.transport.keys import GONE, LifeKeys, RunKeys, name_in
-from elastic_agent.transport.plans import PlanReader
 from elastic_agent.transport.record_reader import lease_in
-from elastic_agent.transport.table import Table
-from tests.loop_thread import finished
 
 from .kernel import Inbox, Process
 from .machine import RUN
@@ -139,9 +136,8 @@ class Store:
                 self.checker.revoked(self, lease)
             elif lease is not None:
                 self.checker.renewed(lease.incarnation)
-        elif key.startswith(keys.plans):
-            before, reader = self.plan, PlanReader(cast(Table, _Inside(self)), keys, lambda problem: None)
-            plan = finished(reader._open(value, int(key.removeprefix(keys.plans))))
+        elif key == keys.plan:
+            before, plan = self.plan, decode(Plan, value)
             self._plans[keys.life] = plan
             self.checker.published(self, before, plan)
             self.checker.cluster.at("plan written", None)
@@ -192,18 +188,6 @@ class Store:
         folder: str = getattr(self.keys_of(self.life), of)
         found = {key.removeprefix(folder): self.values[key] for key in Store.keys(self, folder)}
         return {name: data for name, data in found.items() if data != GONE}
-
-
-class _Inside:
-    """Reads a store as it is at this moment."""
-
-    root = ""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def read(self, keys: Collection[str]) -> dict[str, bytes]:
-        return Store.read(self._store, keys)
 
 
 @types.coroutine

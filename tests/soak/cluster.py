@@ -15,9 +15,8 @@ from typing import Any
 
 from elastic_agent.testing import LocalCluster
 from elastic_agent.transport import Secret
-from elastic_agent.transport.c10d.dialling import reach
-from elastic_agent.transport.c10d.tcpstore import TCPStoreClient
-from elastic_agent.transport.plans import KEPT_PLANS
+from elastic_agent.transport.c10d import reach
+from elastic_agent.transport.record_reader import KEPT_BELLS
 from elastic_agent.values import Endpoint
 from elastic_agent.worker_variables import PREFIX
 from tests.etcd import EtcdCluster
@@ -108,8 +107,8 @@ class SoakCluster(LocalCluster):
         Not what stands for removed ones, nor the newest plans, of which 16 are kept.
         """
         records = {key for key, size in self.stored().items() if size > REMOVED_BYTES}
-        plans = {key for key in records if "/plan/" in key or "/part/" in key}
-        return sorted(records - plans if len(plans) <= 2 * KEPT_PLANS else records)
+        plans = {key for key in records if key.endswith("/plan") or "/bell/" in key}
+        return sorted(records - plans if len(plans) <= KEPT_BELLS + 2 else records)
 
     def stored(self) -> dict[str, int]:
         """The keys in the store, and how many bytes each has."""
@@ -148,7 +147,7 @@ class C10dCluster(SoakCluster):
 
     async def _stored(self) -> dict[str, int]:
         endpoint, secret = Endpoint("127.0.0.1", self._port), Secret((self._secret.encode(),))
-        store = TCPStoreClient(await reach(endpoint, ANSWER_S, secret), str(endpoint), ANSWER_S)
+        store = await reach(endpoint, ANSWER_S, secret, ANSWER_S)
         try:
             keys = await store.list_keys()
             return dict(zip(keys, map(len, await store.get(keys)), strict=True))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_agent.transport import Secret
-from elastic_agent.transport.c10d import connection, host, table
+from elastic_agent.transport.c10d import dialling, host
 from tests.etcd import EtcdCluster
 
 from .support import PATIENCE_S, C10dScene, Scene
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _calls_end_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no call to a store given up because the machine is busy."""
-    for module in (connection, host, table):
+    for module in (dialling, host):
         monkeypatch.setattr(module, "CALL_TIMEOUT_S", PATIENCE_S)
 
 

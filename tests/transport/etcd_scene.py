@@ -23,7 +23,8 @@ from elastic_agent.transport.etcd import (
     campaign_for,
     root_of,
 )
-from elastic_agent.transport.etcd.client import EtcdClient, News, delete, put
+from elastic_agent.transport.etcd.api import delete, put
+from elastic_agent.transport.etcd.client import EtcdClient, News
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
 from tests.loop_thread import Blocking, background_loop, in_loop

@@ -15,9 +15,9 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-import msgspec
 from torch.distributed import TCPStore
 
+from elastic_agent.protocol import encode
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
     Address,
@@ -42,8 +42,7 @@ from elastic_agent.transport import (
     c10d,
 )
 from elastic_agent.transport.addresses import listen
-from elastic_agent.transport.c10d import connection as c10d_connection
-from elastic_agent.transport.plans import _pack
+from elastic_agent.transport.c10d import dialling
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
@@ -95,12 +94,9 @@ def forge(store: Any, folder: str, *plans: Plan) -> None:
 
     ``store``: what has ``put``; ``folder``: of the run's records.
     """
-    for one in plans:
-        envelope, parts = _pack(one)
-        for digest, body in parts.items():
-            store.put(f"{folder}part/{digest}", body)
-        store.put(f"{folder}plan/{one.version}", msgspec.json.encode(envelope))
-        store.put(f"{folder}latest", str(one.version).encode())
+    for forged in plans:
+        store.put(f"{folder}plan", encode(forged))
+        store.put(f"{folder}bell/{forged.version}", b"1")
 
 
 def beside(work: Callable[[], T]) -> Future[T]:
@@ -411,7 +407,7 @@ def peers(count: int, endpoint: Endpoint) -> Iterator[list[Peer]]:
 
 
 def _take_part(connection: Connection, endpoint: Endpoint) -> None:
-    c10d_connection.BIRTH_S = PATIENCE_S  # the store may be one that another process is only starting
+    dialling.BIRTH_S = PATIENCE_S  # the store may be one that another process is only starting
     connection.send("born")
     host = None
     with suppress(EOFError):

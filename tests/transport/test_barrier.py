@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.torchrun.barrier import Gathering
+from elastic_agent.torchrun.node import Gathering
 from elastic_agent.transport.base import TransportError
 from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker
 from tests.loop_thread import Blocking, background_loop

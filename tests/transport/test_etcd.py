@@ -21,8 +21,10 @@ from elastic_agent.rendezvous.backends.etcd.election import keep_leading
 from elastic_agent.rendezvous.waits import Signal
 from elastic_agent.transport import NodeRecords, UnknownPlanError
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
-from elastic_agent.transport.etcd import EtcdTable, KeptLease, NotLeaderError, kept_lease
-from elastic_agent.transport.etcd.client import EtcdClient, News, prefix_end
+from elastic_agent.transport.etcd import EtcdTable, KeptLease, NotLeaderError
+from elastic_agent.transport.etcd import table as table_module
+from elastic_agent.transport.etcd.api import prefix_end
+from elastic_agent.transport.etcd.client import EtcdClient, News
 from elastic_agent.transport.etcd.leadership import campaign_for
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
@@ -394,10 +396,10 @@ def test_what_is_not_a_plan_is_reported_and_not_replaced(etcd_scene: EtcdScene, 
     """Nodes may know a plan that was there before, and ignore all that begin at version 1 again."""
     first = etcd_scene.leadership()
     first.publish(plan(1))
-    etcd_scene.stranger().set(f"{etcd_scene.root()}/plan/1", data)
+    etcd_scene.stranger().set(f"{etcd_scene.root()}/plan", data)
     first.resign()
     with pytest.raises(
-        UnknownPlanError, match=f"what {etcd_scene.root()}/plan/ in the store holds is not a plan"
+        UnknownPlanError, match=f"what {etcd_scene.root()}/plan in the store holds is not a plan"
     ) as caught:
         etcd_scene.leadership().read_plan()
     assert "\n" not in str(caught.value)
@@ -473,7 +475,7 @@ def test_writes_of_a_node_keep_its_records_alive(
     etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock_s = [0.0]
-    monkeypatch.setattr(kept_lease, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
+    monkeypatch.setattr(table_module, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     client = etcd_scene.dial()
     kept_alive: list[int] = []
     keep_alive = client.keep_alive

@@ -20,7 +20,8 @@ WITHOUT_A_FAST_ONE = {"3.20.3": "for Python 3.11, 3.20 is published in pure Pyth
 USE = """
 import asyncio, contextlib, json, os, sys
 before = dict(os.environ)
-from elastic_agent.transport.etcd.client import EtcdClient, has_value, is_missing, put, get, delete
+from elastic_agent.transport.etcd.api import delete, get, has_value, is_missing, put
+from elastic_agent.transport.etcd.client import EtcdClient
 from elastic_agent.transport.etcd import EtcdTable
 from elastic_agent.values import Endpoint, EtcdAccess
 import google.protobuf
@@ -123,7 +124,8 @@ def test_grpc_writes_nothing_to_standard_error(shared_etcd: EtcdCluster) -> None
     """It would between the lines of the workers; a broken handshake is worth two lines to it."""
     provoke = """
 import asyncio, sys
-from elastic_agent.transport.etcd.client import EtcdClient, grpc
+from elastic_agent.transport.etcd.api import grpc
+from elastic_agent.transport.etcd.client import EtcdClient
 
 async def provoke():
     channel = grpc.aio.secure_channel(sys.argv[1], grpc.ssl_channel_credentials(b"no certificate"))

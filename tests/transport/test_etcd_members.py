@@ -15,7 +15,8 @@ import pytest
 
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.transport.base import StoreLostError, TransportError, UnreachableError
-from elastic_agent.transport.etcd.client import CALL_TIMEOUT_S, EtcdClient, put
+from elastic_agent.transport.etcd.api import put
+from elastic_agent.transport.etcd.client import CALL_TIMEOUT_S, EtcdClient
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, EtcdServer
 from tests.loop_thread import Blocking, in_loop

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from elastic_agent.transport.etcd.client import EtcdClient, put
+from elastic_agent.transport.etcd.api import put
+from elastic_agent.transport.etcd.client import EtcdClient
 from tests.loop_thread import in_loop
 
 from .etcd_scene import EtcdScene, first_change

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_agent.transport.hidden_listener import HiddenListener
+from elastic_agent.transport.c10d.relay import HiddenListener
 from tests.other_users import OTHER_UID, needs_other_users, run_as
 
 TRIES_TO_CONNECT = """

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 from elastic_agent.transport import c10d
-from elastic_agent.transport.c10d.wire import greeting
+from elastic_agent.transport.c10d.client import greeting
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from elastic_agent.protocol import encode
 from elastic_agent.protocol.records import Plan, State
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import StoreLostError
+from elastic_agent.transport.c10d import host
+from elastic_agent.transport.record_reader import KEPT_BELLS
 from tests.loop_thread import Blocking, in_loop
 from tests.relay import Relay
 from tests.waiting import wait_for
@@ -220,7 +223,7 @@ def test_no_plan_within_the_time_leaves_the_link_usable(scene: Scene) -> None:
 def test_reading_a_plan_does_not_wake_nodes_that_wait_for_it(c10d_scene: C10dScene) -> None:
     """torch's server wakes a key's waiters at any compare-and-set: two nodes could keep each other awake for ever."""
     node, another = c10d_scene.stranger(), c10d_scene.node()
-    key = f"{c10d_scene.root()}/plan/1"
+    key = f"{c10d_scene.root()}/bell/1"
     waiting = beside(lambda: node.wait([key], timedelta(seconds=PATIENCE_S)))
     for _ in range(5):
         assert another.next_plan(0, 0.05) is None
@@ -241,15 +244,17 @@ def test_a_node_far_behind_gets_the_newest_plan_at_once(scene: Scene) -> None:
     assert scene.node().next_plan(0, PATIENCE_S) == newest
 
 
-def test_a_node_that_fell_behind_while_it_looked_gets_the_newest_plan(scene: Scene) -> None:
+def test_a_bell_that_did_not_ring_costs_a_node_its_patience_alone(scene: Scene) -> None:
+    """As when the coordinator ends between a plan and its bell."""
     coordinator, node = scene.coordinator(), scene.node()
-    for version in range(1, 41):
-        coordinator.publish(plan(version))
-    # As a node sees it that reads just before 38 versions pass.
-    scene.stranger().set(f"{scene.root()}/latest", b"2")
-    assert node.next_plan(2, 0.05) is None
-    scene.stranger().set(f"{scene.root()}/latest", b"40")
-    assert node.next_plan(2, PATIENCE_S) == plan(40)
+    coordinator.publish(plan(1))
+    assert node.next_plan(0, PATIENCE_S) == plan(1)
+    scene.stranger().set(f"{scene.root()}/plan", encode(plan(2)))
+    assert node.next_plan(1, 0.01) == plan(2)
+    waiting = beside(lambda: node.next_plan(2, PATIENCE_S))
+    scene.stranger().set(f"{scene.root()}/plan", encode(plan(3)))
+    assert scene.coordinator().read_plan() == plan(3), "the next one, which rings it"
+    assert waiting.result(PATIENCE_S) == plan(3)
 
 
 def test_a_former_coordinator_cannot_publish_an_old_version(scene: Scene) -> None:
@@ -262,16 +267,18 @@ def test_a_former_coordinator_cannot_publish_an_old_version(scene: Scene) -> Non
     assert scene.node().read_plan() == plan(40)
 
 
-def test_old_plans_and_worlds_are_removed_from_the_store(scene: Scene) -> None:
-    """Also by the next coordinator those of the one before."""
-    order = tuple(f"n{i}" for i in range(50))
-    for coordinator, versions in ((scene.coordinator(), range(1, 51)), (scene.coordinator(), range(51, 101))):
-        for version in versions:
-            coordinator.publish(plan(version, world=world(30, version), order=(*order, f"m{version}")))
+def test_one_plan_and_few_bells_stay_in_the_store(scene: Scene) -> None:
+    """Also with the next coordinator."""
+    scene.coordinator().publish(plan(1, world=world(30)))
+    scene.forge(*(plan(version) for version in (2, 3, KEPT_BELLS, KEPT_BELLS + 1)))
+    scene.coordinator().publish(plan(KEPT_BELLS + 2))
+    scene.coordinator().publish(plan(KEPT_BELLS + 3))
     keys = Blocking(scene.table()).keys("r/run/")
-    parts = [key for key in keys if "/part/" in key]
-    assert len(parts) == 32, "a world and an order for each of the sixteen plans that are kept"
-    assert sum("/plan/" in key for key in keys) == 16
+    assert sum(key.endswith("/plan") for key in keys) == 1
+    assert [key.rpartition("/")[2] for key in keys if "/bell/" in key] == [
+        "1",
+        *map(str, range(KEPT_BELLS, KEPT_BELLS + 4)),
+    ]
 
 
 def test_what_the_coordinator_waits_for_can_be_read(scene: Scene) -> None:
@@ -344,20 +351,6 @@ def test_agents_that_end_one_run_of_a_job_and_start_the_next_at_once_agree(c10d_
 
 
 # -- the inbox and connections ---------------------------------------------------------------------
-
-
-def test_no_hint_is_lost_by_waits_that_are_cancelled_or_time_out(c10d_scene: C10dScene) -> None:
-    async def given_up(inbox: c10d.C10dInbox) -> None:
-        waiting = asyncio.create_task(inbox.wait(10 * PATIENCE_S))
-        await asyncio.sleep(0)
-        waiting.cancel()
-
-    inbox = c10d_scene.inbox()
-    for name in ("a", "b", "c"):
-        assert inbox.wait(0.02) == []
-        in_loop(given_up(inbox.records))
-        c10d_scene.joined(name)
-        assert inbox.wait(PATIENCE_S) == [("run", name)]
 
 
 def test_no_hint_is_lost_that_comes_when_a_wait_times_out(c10d_scene: C10dScene) -> None:
@@ -440,21 +433,21 @@ def test_an_inbox_that_is_not_completed_leaves_no_connection(
     c10d_scene: C10dScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        connect, tables, is_waiting = c10d.C10dTable.connect, list[c10d.C10dTable](), asyncio.Event()
+        clients, is_waiting = list[Any](), asyncio.Event()
 
-        async def connect_once(*args: Any) -> c10d.C10dTable:
-            if tables:
+        async def reach_once(*args: Any) -> Any:
+            if clients:
                 is_waiting.set()
                 await asyncio.Event().wait()
-            tables.append(await connect(*args))
-            return tables[0]
+            clients.append(await c10d.reach(*args))
+            return clients[0]
 
-        monkeypatch.setattr(c10d.C10dTable, "connect", connect_once)
+        monkeypatch.setattr(host, "reach", reach_once)
         opening = asyncio.create_task(c10d_scene.host.inbox())
         await is_waiting.wait()
         opening.cancel()
         await asyncio.wait([opening])
         with pytest.raises(StoreLostError, match="the connection was closed"):
-            await tables[0].read(["key"])
+            await clients[0].get(["key"])
 
     in_loop(story())

@@ -9,7 +9,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import pytest
@@ -26,7 +26,7 @@ from elastic_agent.transport import (
     c10d,
 )
 from elastic_agent.transport.addresses import listen
-from elastic_agent.transport.c10d import dialling, store_relay
+from elastic_agent.transport.c10d import relay as store_relay
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.relay import Relay
@@ -133,50 +133,12 @@ def test_values_of_any_size_arrive() -> None:
             assert client.read(["key"]) == {"key": b"x" * size}
 
 
-@pytest.mark.parametrize(("limit", "value", "silent"), [("HANDSHAKE_S", 0.2, 1), ("MOST_UNPROVEN", 2, 3)])
-def test_clients_that_say_nothing_are_closed_in_time_and_make_room_for_others(
-    monkeypatch: pytest.MonkeyPatch, limit: str, value: float, silent: int
-) -> None:
-    monkeypatch.setattr(store_relay, limit, value)
-    with served(OURS) as endpoint, ExitStack() as opened:
-        address = endpoint.host, endpoint.port
-        oldest, *_ = [opened.enter_context(socket.create_connection(address)) for _ in range(silent)]
-        oldest.settimeout(PATIENCE_S)
-        assert oldest.recv(1) == b""
+def test_a_client_that_says_nothing_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_relay, "HANDSHAKE_S", 0.2)
+    with served(OURS) as endpoint, socket.create_connection((endpoint.host, endpoint.port)) as silent:
+        silent.settimeout(PATIENCE_S)
+        assert silent.recv(1) == b""
         dial(endpoint, OURS)
-
-
-def test_an_agent_whose_host_was_stopped_for_a_while_connects_and_is_not_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It has the secret, and looks beside its handshake whether the store has none; the host reads both late."""
-    monkeypatch.setattr(dialling, "LOOK_S", 0.0)
-
-    def answer_late(listener: socket.socket, endpoint: Endpoint) -> None:
-        with (
-            listener.accept()[0] as agent,
-            socket.create_connection((endpoint.host, endpoint.port)) as server,
-        ):
-            with listener.accept()[0] as look:
-                answer_from(endpoint, look)
-            forward_between(agent, server)
-
-    with capture_logs() as logs, served(OURS) as endpoint, socket.create_server(("127.0.0.1", 0)) as listener:
-        stopped = Endpoint("127.0.0.1", listener.getsockname()[1])
-        thread = threading.Thread(target=answer_late, args=(listener, endpoint), daemon=True)
-        thread.start()
-        opened = table(stopped)
-        opened.put("key", b"value")
-        assert opened.read(["key"]) == {"key": b"value"}
-        # Its handshake has succeeded by now, and a look that was on its way arrives.
-        with socket.create_connection((endpoint.host, endpoint.port)) as look:
-            look.settimeout(PATIENCE_S)
-            look.sendall(b"no handshake")
-            while look.recv(4096):
-                pass
-        opened.close()
-        thread.join(PATIENCE_S)
-    assert [line for line in logs if line["log_level"] == "warning"] == []
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 1, 200])

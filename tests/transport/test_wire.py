@@ -7,12 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
-import pytest
 from torch.distributed import TCPStore
 
-from elastic_agent.transport import Obstacle, UnreachableError
 from elastic_agent.transport.c10d import check_store
-from elastic_agent.transport.c10d.wire import PROVOCATION
 from elastic_agent.values import Endpoint
 from tests.loop_thread import in_loop
 
@@ -35,26 +32,6 @@ def test_our_greeting_equals_the_first_message_of_torchs_client() -> None:
         ours = _overhear(server, lambda: in_loop(check_store(Endpoint("127.0.0.1", port), PATIENCE_S)))
     assert len(theirs) == len(ours) == 10
     assert theirs[:6] == ours[:6], "all but the number that is to be echoed"
-
-
-def test_a_store_that_answers_just_after_the_time_out_is_no_other_program() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer_late() -> None:
-            caller, _ = server.accept()
-            with caller:
-                said = b""
-                while PROVOCATION not in said:  # it is sent when the time is over
-                    said += caller.recv(100)
-                caller.sendall(said[6:10])
-                caller.recv(100)
-
-        with ThreadPoolExecutor(1) as pool:
-            late = pool.submit(answer_late)
-            with pytest.raises(UnreachableError) as silence:
-                in_loop(check_store(Endpoint(*server.getsockname()), 0.2))
-            late.result(PATIENCE_S)
-        assert silence.value.obstacle is Obstacle.SILENT
 
 
 def _overhear(server: socket.socket, dial: Callable[[], object]) -> bytes:

@@ -9,8 +9,7 @@ from elastic_agent.agent.slurm.nodes import reachable_endpoint
 from elastic_agent.config.secrets import SecretVariables, etcd_access, run_secret
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import ETCD
-from elastic_agent.rendezvous.backends import open_backend
-from elastic_agent.rendezvous.backends.base import RendezvousBackend
+from elastic_agent.rendezvous.backends import RendezvousBackend, open_backend
 from elastic_agent.transport import Secret
 from elastic_agent.transport.c10d import ServeStore
 from elastic_agent.values import Endpoint

@@ -15,10 +15,9 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import FINISHED_BEFORE, Outcome, Plan
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
-from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import Disconnected
 from elastic_agent.rendezvous.waits import in_time
-from elastic_agent.transport import NotAStoreError, StoreLostError, UnreachableError
+from elastic_agent.transport import DiskThread, NotAStoreError, StoreLostError, UnreachableError
 
 from .identity import using_state_dir
 from .local_node import LocalNode

@@ -18,7 +18,7 @@ from elastic_agent.agent.worker_group.warm_start import Guards
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context
 from elastic_agent.protocol import Job, Policy
-from elastic_agent.rendezvous.backends.base import RendezvousBackend
+from elastic_agent.rendezvous.backends import RendezvousBackend
 
 from .signals import SignalDesk
 

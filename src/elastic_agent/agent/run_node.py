@@ -38,7 +38,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.name_lookups import shorten_lookups
 from elastic_agent.protocol import FailureKind, Outcome
-from elastic_agent.rendezvous.backends.base import RendezvousBackend
+from elastic_agent.rendezvous.backends import RendezvousBackend
 from elastic_agent.rendezvous.waits import in_time
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.transport import StoreLostError, TransportError

@@ -23,10 +23,8 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Cause, Failure, Grace, Notice, Outcome, Plan, Seat, World
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events as session_events
-from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
+from elastic_agent.rendezvous.participant import Participant, Reporter, StopRequests, StoreTimeout, Workers
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.rendezvous.stop_requests import StopRequests
-from elastic_agent.rendezvous.store_timeout import StoreTimeout
 from elastic_agent.values import new_incarnation
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard.client import Fenced, Guard, GuardLost, Spawned

@@ -23,8 +23,8 @@ from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import RECORD_VERSION, Member, Outcome, Plan, State, Waiting
-from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.session import Session
+from elastic_agent.transport import DiskThread
 from elastic_agent.values import new_incarnation
 
 from .find_run import FoundRun, recall

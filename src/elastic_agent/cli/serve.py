@@ -93,7 +93,6 @@ def _serve(resolved: Resolved) -> int:
         (log.warning if note.level == "warning" else log.info)(note.text)
     variables = take_secret_variables()
     secret = configured_secret(settings, os.environ, variables.secret)
-    stop = store_server.StopSignals()
     adopt_library_loggers()
     shorten_lookups()
     stores = None
@@ -102,7 +101,7 @@ def _serve(resolved: Resolved) -> int:
         stores.await_ready()
         show = partial(_page, settings.status_port, secret)
         as_asked = asyncio.run(
-            store_server.serve(settings.rdzv_endpoint, settings.state_dir, stop, stores.serve, show, secret)
+            store_server.serve(settings.rdzv_endpoint, settings.state_dir, stores.serve, show, secret)
         )
     except (store_server.CannotServeError, TransportError) as error:
         log.error(str(error))

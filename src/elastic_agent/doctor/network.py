@@ -13,10 +13,8 @@ import psutil
 from elastic_agent.transport import (
     Obstacle,
     UnreachableError,
-    holder_of,
     how_to_reach,
     interface_of,
-    is_local,
     is_loopback_name,
     resolve,
 )
@@ -118,17 +116,9 @@ def explain_unreachable(endpoint: Endpoint, problem: str, obstacle: Obstacle, st
 
 def foreign_port_holder(endpoint: Endpoint, problem: str) -> Finding:
     """Report that something that is no store of elastic-agent has the endpoint's port."""
-    holder = holder_of(endpoint.port) if is_local(_resolved(endpoint.host)) else ""
-    who = f": on this machine, {holder} listens there" if holder else f": {problem}"
     return error(
         "port-in-use",
-        f"port {endpoint.port} of {endpoint.host} is used by a program that is not a store of elastic-agent{who}",
-        "stop that program, or use another port in --rdzv-endpoint on all machines",
+        f"port {endpoint.port} of {endpoint.host} is used by a program that is not a store of elastic-agent: {problem}",
+        f"stop that program (on {endpoint.host}, `ss -ltnp` shows it), or use another port in --rdzv-endpoint on all "
+        "machines",
     )
-
-
-def _resolved(host: str) -> list[tuple[int, str]]:
-    try:
-        return resolve(host)
-    except UnreachableError:
-        return []

@@ -1,4 +1,8 @@
-"""The history of a run on an agent's disk, so that generations never repeat when the store is lost."""
+"""What an agent's disk keeps of runs.
+
+Their histories, so that generations never repeat when the store is lost; and which run a job without a given run id was
+part of when its agent was killed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import re
 import secrets
 import threading
 from concurrent.futures import Future, wait
@@ -15,24 +18,17 @@ from pathlib import Path
 import msgspec
 
 from elastic_agent.files import all_but_newest, write_atomically
-from elastic_agent.protocol import Plan, RecordError, decode, encode
+from elastic_agent.protocol import Name, Plan, RecordError, decode, encode
+from elastic_agent.transport import DiskThread
 
-from .disk_thread import DiskThread
-
-KEPT_SETTLED = 200
-"""How many runs that ended in order are kept, the newest."""
-
-KEPT_UNNAMED = 200
-"""How many runs without a given name that did not end in order are kept, the newest; named ones all are."""
+KEPT_RUNS = 400
+"""How many runs without an agent on this machine are kept, those that were written last."""
 
 SAVE_TIMEOUT_S = 1.0
 """How long a write is waited for. What it records is less urgent than the leases that go on meanwhile."""
 
 LOAD_TIMEOUT_S = 5.0
 """The same of a read, without whose result a run cannot be resumed."""
-
-_SETTLED = re.compile(r"\d{16}-\d{16}-11\.json")
-_UNNAMED = re.compile(r"run-[0-9a-f]{8}")
 
 
 def new_run_id() -> str:
@@ -134,7 +130,7 @@ class RunHistoryStore:
         if self._runs is None:
             self._in_memory[run_id] = history
             return
-        self._own.add(run_id)
+        (self._own.discard if history.settled else self._own.add)(run_id)
         folder = self._folder(self._runs, run_id)
         state = _state(history)
         try:
@@ -146,7 +142,7 @@ class RunHistoryStore:
         for other in _states(folder):
             if other < state:
                 (folder / other).unlink(missing_ok=True)
-        if known is None or (history.settled and not known.settled):
+        if known is None:
             self._prune(self._runs)
 
     def _settle(self, run_id: str) -> None:
@@ -155,35 +151,18 @@ class RunHistoryStore:
             self._write(run_id, msgspec.structs.replace(known, settled=True))
 
     def _prune(self, runs: Path) -> None:
-        """Forget the oldest runs that ended in order (one of that name would begin at generation 1 again), and the
-        oldest unnamed ones that were killed.
+        """Forget the oldest runs that no agent here takes part in: one of that name begins at generation 1 again."""
+        idle = [folder for folder in runs.iterdir() if not self._is_used(folder)]
+        for _, folder in all_but_newest(idle, KEPT_RUNS):
+            for state in _states(folder):
+                (folder / state).unlink(missing_ok=True)  # another agent of this machine prunes, too
+            with contextlib.suppress(OSError):  # such an agent has begun the run again
+                folder.rmdir()
 
-        A run that begins again meanwhile has a newer state in its folder, which is not touched.
-        """
-        folders: list[Path] = []
-        with contextlib.suppress(OSError):
-            folders = [runs / name for name in os.listdir(runs)]
-        if len(folders) <= min(KEPT_SETTLED, KEPT_UNNAMED):
-            return
-        settled: list[Path] = []
-        killed: list[Path] = []
-        for folder in folders:
-            states = _states(folder)
-            if states and _SETTLED.fullmatch(states[-1]):
-                settled.append(folder / states[-1])
-            elif states and self._is_over(folder):
-                killed.append(folder / states[-1])
-        too_many = all_but_newest(settled, KEPT_SETTLED) + all_but_newest(killed, KEPT_UNNAMED)
-        for _, state in too_many:
-            with contextlib.suppress(OSError):  # another agent of this machine prunes, too
-                state.unlink()
-                state.parent.rmdir()  # fails if there is more in it
-
-    def _is_over(self, folder: Path) -> bool:
-        """Return whether no agent takes part in an unnamed run: the ids of its nodes are not on disk either."""
+    def _is_used(self, folder: Path) -> bool:
+        """Return whether an agent takes part in the run: then the ids of its nodes are on disk, too."""
         run_id = folder.name.removesuffix(".run").partition("=")[0]
-        is_known = run_id in self._own or (folder.parent.parent / "nodes" / run_id).exists()
-        return _UNNAMED.fullmatch(run_id) is not None and not is_known
+        return run_id in self._own or (folder.parent.parent / "nodes" / run_id).exists()
 
     def _folder(self, runs: Path, run_id: str) -> Path:
         return runs / f"{run_id}{self._suffix}.run"  # run ids are file-safe and without "="
@@ -203,3 +182,52 @@ def _states(folder: Path) -> list[str]:
         )
     except OSError:
         return []
+
+
+KEPT_JOBS = 200
+"""So many files of agents that were killed are kept, the newest; an agent that ends removes its own."""
+
+
+class _JobFile(msgspec.Struct):
+    run_id: Name
+
+
+class JobFiles:
+    """A file per job in the agent's state directory. A job is any text: its endpoint, and what its workers run."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._folder = state_dir / "jobs"
+        self._nodes = state_dir / "nodes"
+
+    def run_of(self, job: str) -> str | None:
+        """Return the run that this machine was part of when it went down, if it did not end in order."""
+        return _run_in(self._file(job))
+
+    def write(self, job: str, run_id: str) -> None:
+        """Store the job's run; remove the files of the oldest jobs whose agents were killed.
+
+        Raises:
+            OSError: the state directory cannot be written.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file(job), msgspec.json.encode(_JobFile(run_id)))
+        for _, file in all_but_newest(self._folder.glob("*.json"), KEPT_JOBS):
+            run_id_there = _run_in(file)
+            # Its node ids are removed, too.
+            if run_id_there is None or not (self._nodes / run_id_there).exists():
+                with contextlib.suppress(OSError):
+                    file.unlink()
+
+    def remove(self, job: str) -> None:
+        """Have the job's next start be a new run."""
+        self._file(job).unlink(missing_ok=True)
+
+    def _file(self, job: str) -> Path:
+        return self._folder / f"{hashlib.sha256(job.encode()).hexdigest()[:32]}.json"
+
+
+def _run_in(file: Path) -> str | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=_JobFile).run_id
+    except (OSError, ValueError, RecursionError):
+        return None

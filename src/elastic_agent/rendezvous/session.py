@@ -57,8 +57,7 @@ from elastic_agent.transport import (
 )
 
 from . import events
-from .bootstrap_offers import BootstrapOffers
-from .dialer import BootstrapOffer, StoreDialer
+from .bootstrap_offers import BootstrapOffer, BootstrapOffers, StoreDialer
 from .waits import Waits, back_offs
 
 T = TypeVar("T")

@@ -32,8 +32,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Outcome
 from elastic_agent.store_servers import first_line
 
-from .barrier import Gathering
-from .node import TorchrunNode
+from .node import Gathering, TorchrunNode
 
 STORE_TIMEOUT_S = 300.0
 """How long torchrun's own exchange of ranks may take."""

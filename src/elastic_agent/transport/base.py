@@ -1,10 +1,15 @@
-"""The errors of a store, and what is read from it at once."""
+"""A store as what is above it sees it: its table of keys and values, its errors and their remedies, and views of it.
+
+Everything that knows a record of a run (:mod:`.records`) is written once, above a :class:`Table`. There
+are two: torch's TCPStore (:mod:`.c10d.table`) and etcd (:mod:`.etcd.table`).
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from elastic_agent.protocol import Lease, Member, Plan
 
@@ -99,3 +104,103 @@ class RunView:
     snapshot: Snapshot = field(default_factory=Snapshot)
     reports: Mapping[str, bytes] = field(default_factory=dict)
     """The reports of each node, by node id, as the node wrote them."""
+
+
+class Table(Protocol):
+    """One connection to a store. Keys are paths below a root that belongs to elastic-agent.
+
+    A value has at least one byte: one without counts as missing.
+
+    Every call raises:
+        StoreLostError: no answer in time, or the connection broke; whether the call was carried out is not known.
+    """
+
+    @property
+    def store_id(self) -> str:
+        """Random name of this life of the store; a new one means that everything written before is gone."""
+
+    @property
+    def local_address(self) -> str:
+        """The address of this machine on the way to the store: one that the other nodes can reach too."""
+
+    @property
+    def root(self) -> str:
+        """What precedes every key in the store, as users find it there."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether many runs that have nothing to do with each other use this store by design."""
+
+    async def read(self, keys: Collection[str]) -> dict[str, bytes]:
+        """Return the values of those keys that are there."""
+
+    async def keys(self, folder: str) -> Sequence[str]:
+        """Return every key that begins with ``folder``."""
+
+    async def read_folders(self, *folders: str) -> dict[str, bytes]:
+        """Return every key that begins with one of ``folders``, with its value."""
+
+    async def swap(self, key: str, expected: bytes | None, desired: bytes) -> bytes | None:
+        """Write ``desired`` if the value is ``expected`` (None: if there is none); return the value afterwards."""
+
+    async def put(self, key: str, value: bytes, lasts_s: float | None = None) -> None:
+        """Write; after ``lasts_s`` seconds the store may remove the key."""
+
+    async def delete(self, keys: Collection[str], *folders: str) -> None:
+        """Remove those keys that are there, then every key that begins with one of ``folders``."""
+
+    async def wait(self, key: str, timeout_s: float) -> bool:
+        """Wait until the key has been written since this connection read it last; False at the time-out."""
+
+    async def hint(self, run_id: str, incarnation: str) -> None:
+        """Tell the coordinator of a run that this member record was written."""
+
+    def written_by(self, key: str) -> float | None:
+        """Return the latest time at which what was read last under this key can have been written.
+
+        By ``time.monotonic()``; None: not known.
+        """
+
+    def close(self) -> None:
+        """Close the connection; never blocks."""
+
+
+def how_to_reach(
+    obstacle: Obstacle, where: str, port: int, start: str = "the same command", *, had_answered: bool = False
+) -> str:
+    """Return what to do, in words; empty: the error says it.
+
+    Args:
+        obstacle: what the last attempt ended with.
+        where: the machine of the store, as the user knows it.
+        port: of the store.
+        start: what to start there.
+        had_answered: the store answered before: the endpoint is right.
+    """
+    opens = f"open the port there: firewall-cmd --add-port={port}/tcp, or ufw allow {port}/tcp"
+    checks_endpoint = "check that the endpoint is an address of one of the machines"
+    match obstacle, had_answered:
+        case Obstacle.REFUSED, True:
+            return f"start {start} on {where} again"
+        case Obstacle.REFUSED, False:
+            compare = f"compare its port with {port}, then check its address and its firewall"
+            return f"start {start} on {where}; if it runs there, {compare}"
+        case Obstacle.NO_ANSWER, _:
+            return f"if {where} is down, switch it on and start {start} there; if it is up, {opens}"
+        case Obstacle.UNREACHABLE, True:
+            return f"connect {where} to the network again, or switch it on and start {start} there"
+        case Obstacle.UNREACHABLE, False:
+            return f"{checks_endpoint} that is up and in this network; if `ping {where}` is answered, {opens}"
+        case Obstacle.SILENT, True:
+            return f"continue what hosts it on {where} (kill -CONT PID), or stop that and start {start} there again"
+        case Obstacle.SILENT | Obstacle.CLOSED, False:
+            return (
+                f"stop what `ss -ltnp` on {where} shows for port {port}, or use another port on all machines"
+            )
+        case Obstacle.CLOSED | Obstacle.OTHER, True:
+            return f"if it has ended there, start {start} on {where} again"
+        case Obstacle.OTHER, False:
+            return f"{checks_endpoint}, that {start} runs there, and that it has port {port}"
+        case Obstacle.OWN_NETWORK, False:
+            return f"if the network of this machine is as it should be, {checks_endpoint}"
+    return ""

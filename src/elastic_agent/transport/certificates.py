@@ -115,13 +115,11 @@ def secret_id_in(certificate: bytes) -> str | None:
     return found[1].decode() if found is not None else None
 
 
-def certificate_at(endpoint: Endpoint, timeout_s: float, secret: Secret | None = None) -> bytes | None:
-    """Return the certificate of the server there (DER), for messages alone; empty: it is not known; None: no TLS.
+def certificate_at(endpoint: Endpoint, timeout_s: float, secret: Secret | None = None) -> bytes:
+    """Return the certificate of the server there (DER), for messages alone; empty: it is not known.
 
-    Args:
-        endpoint: of the server.
-        timeout_s: how long the connection may take, and then the handshake.
-        secret: of this agent, which it presents: a host that has it, too, then reports no stranger.
+    ``secret``: of this agent, which it presents: a host that has it, too, then reports no stranger. ``timeout_s``: how
+    long the connection may take, and then the handshake.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if secret is None else secret.new_client_context()
     context.check_hostname = False
@@ -131,10 +129,8 @@ def certificate_at(endpoint: Endpoint, timeout_s: float, secret: Secret | None =
             sock.settimeout(timeout_s)
             with context.wrap_socket(sock, server_hostname=endpoint.host) as stream:
                 return stream.getpeercert(binary_form=True) or b""
-    except ssl.SSLError as error:
-        return b"" if "ALERT" in (error.reason or "") else None
     except (OSError, UnreachableError):
-        return None
+        return b""
 
 
 def _id_of(secret: bytes) -> str:

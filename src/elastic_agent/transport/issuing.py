@@ -66,7 +66,6 @@ def certificate(
         .not_valid_before(_BEGIN)
         .not_valid_after(_END)
         .add_extension(x509.BasicConstraints(is_authority, 0 if is_authority else None), critical=True)
-        .add_extension(_usage(signs_certificates=is_authority), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
     if not is_authority:
@@ -89,17 +88,3 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
-    )

@@ -12,8 +12,7 @@ Keys, all below the root of the table:
     r/<run>/asked/<node>            what a user asks the node about its workers (see agent/reporting/questions.py)
     r/<run>/told/<question>         its answer
     r/<run>/<life>/m/<incarnation>  member record          r/<run>/<life>/l/<incarnation>  lease
-    r/<run>/<life>/plan/<version>   a plan (see :mod:`.plans`)
-    r/<run>/<life>/latest           newest plan version    r/<run>/<life>/part/<digest>    part of a plan, by content
+    r/<run>/<life>/plan             the newest plan        r/<run>/<life>/bell/<version>   written after it
     r/<run>/<life>/status           what the coordinator waits for (`protocol.Waiting`)
 
 What one life of a run wrote is never seen in the next one, so its records can be removed while late writes of its
@@ -43,7 +42,7 @@ GONE = b"-"
 """Replaces the records of a forgotten incarnation: they cannot be written any more."""
 
 _NAME = re.compile(NAME_PATTERN)
-_BEGUN = re.compile(r"r/([^/]+)/[^/]+/(m/.+|latest)")
+_BEGUN = re.compile(r"r/([^/]+)/[^/]+/(m/.+|plan)")
 
 
 class RunKeys:
@@ -66,8 +65,7 @@ class LifeKeys:
         self.life = life
         self.folder = f"{run.folder}{life}/"
         self.members, self.leases = f"{self.folder}m/", f"{self.folder}l/"
-        self.plans, self.parts = f"{self.folder}plan/", f"{self.folder}part/"
-        self.latest, self.status = f"{self.folder}latest", f"{self.folder}status"
+        self.plan, self.status = f"{self.folder}plan", f"{self.folder}status"
 
     def member(self, incarnation: str) -> str:
         """Return the key of its member record."""
@@ -77,9 +75,9 @@ class LifeKeys:
         """Return the key of its lease."""
         return self.leases + incarnation
 
-    def plan(self, version: int) -> str:
-        """Return the key of a plan."""
-        return f"{self.plans}{version}"
+    def bell(self, version: int) -> str:
+        """Return the key that is written after this version of the plan."""
+        return f"{self.folder}bell/{version}"
 
 
 def is_life(key: str) -> bool:
@@ -88,7 +86,7 @@ def is_life(key: str) -> bool:
 
 
 def begun_run_in(key: str) -> str | None:
-    """Return the id of the run whose member record or newest plan this key names; None if it is another key."""
+    """Return the id of the run whose member record or plan this key names; None if it is another key."""
     found = _BEGUN.fullmatch(key)
     return found[1] if found is not None and _NAME.fullmatch(found[1]) else None
 

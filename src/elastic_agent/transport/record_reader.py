@@ -1,4 +1,9 @@
-"""Reads member and lease records from a store: an invalid one is described once and skipped."""
+"""Reads records from a store: an invalid one is described once and skipped; and the newest plan, which is also written.
+
+A run's plan lies under one key, and a bell of each version beside it. A plan replaces the one before by
+compare-and-set, so that of two coordinators one fails. A TCPStore lets its clients wait for a key to be there, not for
+one to change: so when a version is written, a key of its own follows it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,19 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Lease, Member, RecordError, decode
+from elastic_agent.protocol import (
+    ForeignVersionError,
+    Lease,
+    Member,
+    Plan,
+    RecordError,
+    check_whole,
+    decode,
+    encode,
+)
 
-from .keys import GONE
+from .base import StoreLostError, Table
+from .keys import GONE, LifeKeys
 
 _MOST_REPORTED = 1000
 
@@ -95,3 +110,94 @@ def lease_over(stored: bytes | None, lease: Lease) -> Lease | None:
 def _check_name(expected: str, found: str) -> None:
     if found != expected:
         raise RecordError(f"its name field is {found}")
+
+
+KEPT_BELLS = 256
+"""So many stay, for nodes that were stopped between reading a plan and waiting for the next."""
+
+
+class UnknownPlanError(StoreLostError):
+    """The run has a plan that cannot be read, so the next one cannot be determined."""
+
+
+class Plans:
+    """The plans of one run over one connection."""
+
+    def __init__(self, table: Table, keys: LifeKeys, report_invalid: ReportInvalid) -> None:
+        """``report_invalid`` is called once with everything in the store that is not a plan."""
+        self._table = table
+        self._keys = keys
+        self._report_invalid = once(report_invalid)
+        self.newest: Plan | None = None
+        """The newest plan, as of the last reading or writing."""
+        self._stored: bytes | None = None
+        """What stands in the store, as of then."""
+        self.problem: RecordError | None = None
+        """Why that is no plan that can be read."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another version of elastic-agent coordinates the run, as far as is known."""
+        return isinstance(self.problem, ForeignVersionError)
+
+    async def read(self) -> Plan | None:
+        """Return the newest plan, or None; what is not a plan is reported, and hides none that was read before."""
+        stored = (await self._table.read([self._keys.plan])).get(self._keys.plan)
+        if stored != self._stored:
+            self._stored, self.problem = stored, None
+            if stored is not None:
+                self._take(stored)
+        return self.newest
+
+    def _take(self, stored: bytes) -> None:
+        try:
+            plan = decode(Plan, stored)
+            check_whole(plan)
+        except RecordError as error:
+            self.problem = error
+            self._report_invalid(f"{self._table.root}{self._keys.plan}: {error}")
+        else:
+            self.newest = plan
+
+    async def take_over(self) -> Plan | None:
+        """Return the newest plan, for a coordinator; its bell is rung, as the one before may have ended meanwhile.
+
+        Raises:
+            UnknownPlanError: what is there is not a plan.
+        """
+        plan = await self.read()
+        if self.problem is not None:
+            raise UnknownPlanError(
+                f"what {self._table.root}{self._keys.plan} in the store holds is not a plan; expected the newest plan; "
+                "restore it from a backup, or stop every agent of the run, remove its keys and start it again"
+            )
+        if plan is not None:
+            await self._ring(plan.version)
+        return plan
+
+    async def publish(self, plan: Plan) -> None:
+        """Write the version that follows the newest one.
+
+        Raises:
+            StoreLostError: also if another one stands there by now: the store has to be read again.
+        """
+        newest = self.newest or await self.read()
+        follows = plan.version == (newest.version if newest is not None else 0) + 1
+        key, data = self._keys.plan, encode(plan)
+        if not follows or await self._replace(data) != data:
+            raise StoreLostError(f"another coordinator has written {self._table.root}{key}")
+        self.newest, self._stored = plan, data
+        await self._ring(plan.version)
+        if plan.version > KEPT_BELLS:
+            await self._table.delete([self._keys.bell(plan.version - KEPT_BELLS)])
+
+    async def _replace(self, data: bytes) -> bytes | None:
+        stored = await self._table.swap(self._keys.plan, self._stored, data)
+        if (
+            stored is None and self._stored is not None
+        ):  # another client deleted it: nodes go on from what they know
+            stored = await self._table.swap(self._keys.plan, None, data)
+        return stored
+
+    async def _ring(self, version: int) -> None:
+        await self._table.put(self._keys.bell(version), b"1")

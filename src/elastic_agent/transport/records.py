@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 from elastic_agent.protocol import Lease, Member, Plan, encode
 
-from .base import OtherVersionError, StoreLostError
+from .base import OtherVersionError, StoreLostError, Table
 from .keys import GONE, MAX_STATUS_CHARS, RUNS, LifeKeys, RunKeys, begun_run_in, name_in
-from .plans import PlanReader
-from .record_reader import ReportInvalid, lease_in, lease_over, log_invalid
-from .table import Table
+from .record_reader import Plans, ReportInvalid, lease_in, lease_over, log_invalid
 
 
 async def begun_runs(table: Table) -> list[str]:
@@ -55,7 +53,7 @@ class NodeRecords:
         """See :meth:`open`."""
         self._table = table
         self._keys = keys
-        self._plans = PlanReader(table, keys, report_invalid)
+        self._plans = Plans(table, keys, report_invalid)
         self._on_renewal = on_renewal
         self._clock = clock
         self._written: dict[str, bytes] = {}
@@ -167,7 +165,7 @@ class NodeRecords:
 
     async def read_plan(self) -> Plan | None:
         """Return the newest plan, or None before the first."""
-        return await self._plans.newest()
+        return await self._plans.read()
 
     async def read_status(self) -> str:
         """Return the text that tells what the coordinator waits for; empty if it wrote nothing."""
@@ -182,16 +180,19 @@ class NodeRecords:
             OtherVersionError: no plan can be read, because another version of elastic-agent coordinates the run.
         """
         deadline_s = self._clock() + timeout_s
+        version, newest = after_version, self._plans.newest
+        is_read = newest is not None and newest.version == after_version
         while True:
-            plan = await self._plans.newest()
+            plan = newest if is_read else await self._plans.read()
             if plan is not None and plan.version > after_version:
                 return plan
-            if plan is None and self._plans.foreign:
-                raise OtherVersionError(self._plans.foreign)
-            left_s = deadline_s - self._clock()
-            following = max(self._plans.end, after_version) + 1
-            if left_s <= 0 or not await self._table.wait(self._keys.plan(following), left_s):
+            if plan is None and self._plans.is_foreign:
+                raise OtherVersionError(str(self._plans.problem))
+            remaining_s = deadline_s - self._clock()
+            if remaining_s <= 0:
                 return None
+            version, is_read = version + 1, False
+            await self._table.wait(self._keys.bell(version), remaining_s)
 
     def close(self) -> None:
         """Close the connection; never blocks."""

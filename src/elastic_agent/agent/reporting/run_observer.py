@@ -28,7 +28,7 @@ from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.printable import plain
 from elastic_agent.protocol import Outcome, Phase, Plan, waiting_in
-from elastic_agent.rendezvous.backends.base import RendezvousBackend
+from elastic_agent.rendezvous.backends import RendezvousBackend
 from elastic_agent.rendezvous.events import Connected, PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import TransportError

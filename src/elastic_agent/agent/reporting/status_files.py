@@ -13,7 +13,7 @@ import msgspec
 from elastic_agent.files import all_but_newest, write_atomically
 from elastic_agent.monitoring.status import GenerationStatus, RunStatus, unexplained
 from elastic_agent.protocol import Phase
-from elastic_agent.rendezvous.disk_thread import DiskThread
+from elastic_agent.transport import DiskThread
 
 KEPT_RUNS = 200
 LONGEST_FILE = 16 * 1024 * 1024

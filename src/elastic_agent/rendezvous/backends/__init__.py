@@ -1,16 +1,180 @@
-"""The rendezvous backends: a folder for each store."""
+"""The rendezvous backends: what all have in common, and a folder for each store."""
 
 from __future__ import annotations
 
+import abc
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from elastic_agent.transport import Secret
-from elastic_agent.transport.c10d import ServeStore, serve_here
+from elastic_agent.files import with_remedy
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol import Address, Plan, Seat
+from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.rendezvous.waits import in_time
+from elastic_agent.transport import NodeRecords, Obstacle, ReportRecords, Secret, run_abandonable
+from elastic_agent.transport.c10d import BootstrapStore, PortPicker, ServeStore, check_store, serve_here
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
-if TYPE_CHECKING:
-    from .base import RendezvousBackend
+BOOTSTRAP_TIMEOUT_S = 5.0
+
+
+class RendezvousBackend(abc.ABC):
+    """One endpoint, one run; a ``StoreDialer``. Used in one event loop; only what blocks is called in threads."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        state_dir: Path,
+        *,
+        port_range: PortRange | None,
+        port_rest_s: float,
+        secret: Secret | None,
+        serve: ServeStore,
+    ) -> None:
+        """Prepare; connects to nothing.
+
+        Args:
+            endpoint: of the store.
+            state_dir: this agent's.
+            port_range: the ports for bootstrap stores; None: any.
+            port_rest_s: for how long no bootstrap store's port is used again, seconds.
+            secret: what all agents of the run share; None: they share none.
+            serve: serves stores.
+        """
+        self.run_id: str | None = None
+        """The run's name: set by the owner, or agreed at the endpoint."""
+        self.history_store = RunHistoryStore(state_dir)
+        self._endpoint = endpoint
+        self.secret = secret
+        """What all agents of the run share; None: they share none."""
+        self._serve = serve
+        self._ports = PortPicker(port_range, port_rest_s)
+        self._changed = asyncio.Event()
+        self._log = get_logger()
+
+    @property
+    def shown(self) -> str:
+        """The endpoint as users write it."""
+        return str(self._endpoint)
+
+    # -- which run ------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def agree(self, fingerprint: str) -> str:
+        """Find the run of this job at the endpoint, or create it. Takes one dial at most.
+
+        Raises:
+            UnreachableError: nothing answers (yet).
+            NotAStoreError: another program answers.
+            StoreLostError: the store went away meanwhile.
+        """
+
+    @abc.abstractmethod
+    async def release(self) -> None:
+        """Take in that the run has its outcome: the next job with this fingerprint at the endpoint is another run.
+
+        Raises:
+            TransportError: the store does not answer.
+        """
+
+    def run_ended(self) -> None:
+        """Have the next start of the same job be a new run, under the same name too: this one ended in order.
+
+        Only the coordinator knows whether all nodes acknowledged the outcome; but any machine may coordinate next
+        time.
+        """
+        if self.run_id is not None:
+            self.history_store.settle(self.run_id)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this process hosts the store."""
+        return False
+
+    # -- dialling -------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def connect(self) -> NodeRecords:
+        """Return a new connection to the run's store; see ``StoreDialer``."""
+
+    @abc.abstractmethod
+    async def connect_reports(self) -> ReportRecords:
+        """Return a new connection to the run's store for reports; hosts nothing.
+
+        Raises:
+            TransportError: the store does not answer.
+        """
+
+    async def offer_bootstrap(self, local_address: str) -> BootstrapStore:
+        """Serve a fresh store for the workers of the next generation; see ``StoreDialer``."""
+        return await run_abandonable(
+            lambda: BootstrapStore.open(local_address, self._ports, self._serve),
+            2 * BOOTSTRAP_TIMEOUT_S,
+            too_late=lambda late: late.close(),
+        )
+
+    async def dial_bootstrap(self, address: Address) -> None:
+        """Check that a generation's bootstrap store answers; see ``StoreDialer``."""
+        checking = check_store(Endpoint(address.host, address.port), BOOTSTRAP_TIMEOUT_S)
+        await in_time(checking, 2 * BOOTSTRAP_TIMEOUT_S)  # looking up a name may take much longer
+
+    def is_at_store(self, seat: Seat) -> bool:
+        """Return whether this node is on the machine of the store."""
+        return False
+
+    @abc.abstractmethod
+    def how_to_reach(self, obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str:
+        """Return what to do about a store that does not answer, in words; empty: the error says it.
+
+        Args:
+            obstacle: what the last attempt to reach it ended with.
+            had_answered: it did before.
+            seats: of the nodes of the last world.
+        """
+
+    # -- the end --------------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def busy_with(self) -> list[str]:
+        """Runs that still depend on this process, besides its own part."""
+
+    def depending(self, node_id: str) -> tuple[str, ...]:
+        """Return the nodes that cannot go on without the store of this process, in which ``node_id`` is the node."""
+        return ()
+
+    async def changed(self) -> None:
+        """Wait until ``busy_with`` may have changed."""
+        self._changed.clear()
+        if self.busy_with:
+            await self._changed.wait()
+
+    def _poke(self) -> None:
+        """Wake the waiting task: ``busy_with`` may have changed."""
+        self._changed.set()
+
+    def remember(self, plan: Plan) -> None:
+        """Write the run history to disk, for a new store; returns at once.
+
+        Nothing waits for it: what has to be on disk before a node may act on a plan is the coordinator's to write.
+        """
+        if self.run_id is not None:
+            self.history_store.save_soon(self.run_id, plan).add_done_callback(self._log_if_not_saved)
+
+    def _log_if_not_saved(self, outcome: Future[None]) -> None:
+        error = outcome.exception()
+        if isinstance(error, Exception):
+            self._log.warning("cannot write the state directory", error=with_remedy(error))
+
+    async def leave(self) -> None:
+        """Close, once another process can take over what this one does for others; within a second."""
+        self.close()
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stop whatever is done for others, in the event loop or after it."""
 
 
 def open_backend(

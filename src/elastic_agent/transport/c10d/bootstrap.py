@@ -14,8 +14,8 @@ from elastic_agent.protocol import Address
 from elastic_agent.transport.addresses import listen
 from elastic_agent.transport.base import TransportError
 
+from .relay import StoreRelay, keep_other_users_out
 from .server_process import ServeStore, serve_here
-from .store_relay import StoreRelay, keep_other_users_out
 
 MAX_TRIES = 64
 

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from elastic_agent.store_servers import allow_many_connections
 from elastic_agent.transport.addresses import (
@@ -21,21 +21,25 @@ from elastic_agent.transport.addresses import (
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
 from elastic_agent.transport.blocking_call import run_abandonable
 from elastic_agent.transport.certificates import Secret
-from elastic_agent.transport.keys import STORE_ID
-from elastic_agent.transport.port_holder import holder_of
-from elastic_agent.transport.report_records import ReportRecords
+from elastic_agent.transport.coordinator_records import CoordinatorRecords, ReportRecords
+from elastic_agent.transport.keys import STORE_ID, LifeKeys, RunKeys, name_in
+from elastic_agent.transport.records import begun_runs, life_of
 from elastic_agent.values import Endpoint
 
 from .bootstrap import own_address
-from .dialling import LOOK_UP_S
-from .inbox import C10dInbox
+from .dialling import LOOK_UP_S, reach
+from .relay import StoreRelay, keep_other_users_out
 from .server_process import ANSWER_S, ServeStore, serve_here
-from .store_relay import StoreRelay, keep_other_users_out
 from .table import CALL_TIMEOUT_S, C10dTable
 
 _WHAT = "the store of this run"
 
 LOOPBACK = "127.0.0.1"
+
+MAX_HINTS = 4096
+"""So many hints are taken at once; the rest is taken the next time."""
+KEPT_RUNS = 8
+"""Of so many ended runs the reports are kept: nodes read them when the run's other records are gone already."""
 
 SERVE_S = 4 * ANSWER_S
 """How long making a server may take: the process that serves it may have to import torch first, from a slow disk."""
@@ -89,11 +93,9 @@ def _free_port(endpoint: Endpoint, timeout_s: float) -> socket.socket | None:
         try:
             connect(endpoint.host, endpoint.port, timeout_s).close()  # another agent was quicker
         except UnreachableError:
-            holder = holder_of(endpoint.port)
-            has = f": {holder} has it" if holder else ""
             raise NotAStoreError(
-                f"port {endpoint.port} of this machine cannot be used ({error.strerror}{has}) and no store "
-                "answers there; use another port"
+                f"port {endpoint.port} of this machine cannot be used ({error.strerror}) and no store answers there; "
+                f"use another port, or stop what `ss -ltnp` shows for port {endpoint.port}"
             ) from None
         return None
 
@@ -177,7 +179,7 @@ class C10dHost:
         return ReportRecords(await self._table(), run_id)
 
     async def _table(self) -> C10dTable:
-        return await C10dTable.connect(self._address, self._own_port, CALL_TIMEOUT_S)
+        return C10dTable(await reach(Endpoint(self._address, self._own_port), CALL_TIMEOUT_S))
 
     def close(self) -> None:
         """Stop serving; nothing happens if that was done already."""
@@ -185,6 +187,60 @@ class C10dHost:
         close_store()
         if self._relay is not None:
             self._relay.close()
+
+
+class C10dInbox:
+    """Hints for the coordinator, and the records of all runs of the store."""
+
+    def __init__(self, waiting: C10dTable, requests: C10dTable) -> None:
+        """``waiting``: a connection that the wait for hints occupies; ``requests``: one for everything else, as a run
+        that is only a name must cost nothing.
+        """
+        self._waiting = waiting
+        self._requests = requests
+        self._ended: dict[str, None] = {}
+        """Runs that were removed but for their reports."""
+
+    async def wait(self, timeout_s: float) -> list[tuple[str, str]]:
+        """Wait until a hint comes; all that are there, as (run id, incarnation). Empty at the time-out.
+
+        Raises:
+            StoreLostError: the store is gone.
+        """
+        items = await self._waiting.take_hints(timeout_s, MAX_HINTS)
+        return [hint for item in dict.fromkeys(items) if (hint := _hint_in(item)) is not None]
+
+    def close(self) -> None:
+        """Close its connections; a wait raises StoreLostError."""
+        self._waiting.close()
+        self._requests.close()
+
+    async def runs(self) -> Collection[str]:
+        """Return every run that has begun here."""
+        return await begun_runs(self._requests)
+
+    async def records(self, run_id: str) -> CoordinatorRecords | None:
+        """Return the coordinator's records of one run; None if it has none."""
+        run = RunKeys(run_id)
+        life = await life_of(self._requests, run)
+        return CoordinatorRecords(self._requests, LifeKeys(run, life)) if life is not None else None
+
+    async def ended(self, run_id: str) -> None:
+        """Keep the reports of a run that was removed, and remove those of the oldest such runs."""
+        self._ended.pop(run_id, None)
+        self._ended[run_id] = None
+        while len(self._ended) > KEPT_RUNS:
+            oldest = RunKeys(next(iter(self._ended)))
+            del self._ended[oldest.run_id]
+            if await life_of(self._requests, oldest) is None:
+                await self._requests.delete((), oldest.folder)
+
+
+def _hint_in(item: bytes) -> tuple[str, str] | None:
+    """Return the run and the incarnation; None if it is no hint of ours."""
+    run_id, _, incarnation = item[:512].partition(b" ")
+    names = name_in(run_id), name_in(incarnation)
+    return (names[0], names[1]) if names[0] is not None and names[1] is not None else None
 
 
 def _secure_relay(sock: socket.socket, secret: Secret) -> StoreRelay:

@@ -7,10 +7,8 @@ from collections import deque
 from collections.abc import Collection
 
 from elastic_agent.transport.keys import INBOX
-from elastic_agent.values import Endpoint
 
-from .dialling import reach
-from .tcpstore import TCPStoreClient
+from .client import TCPStoreClient
 
 CALL_TIMEOUT_S = 10.0
 
@@ -47,16 +45,6 @@ class C10dTable:
         self.root = root
         self._expiring: deque[tuple[float, str]] = deque()
         """When to remove which keys, in the order in which they were written."""
-
-    @classmethod
-    async def connect(cls, host: str, port: int, timeout_s: float, root: str = ROOT) -> C10dTable:
-        """Connect to a server without a secret.
-
-        ``timeout_s``: how long the connection may take, and then the first answer. Raises what :func:`.dialling.reach`
-        raises.
-        """
-        endpoint = Endpoint(host, port)
-        return cls(TCPStoreClient(await reach(endpoint, timeout_s), str(endpoint), CALL_TIMEOUT_S), root=root)
 
     async def read(self, keys: Collection[str]) -> dict[str, bytes]:
         """Return the values of those keys that are there."""

@@ -5,8 +5,8 @@ directly"), unless protobuf is slowed down to its pure Python implementation by 
 modules carry their descriptors as serialized bytes, though. Those are read out of the installed files, and the modules
 built from them with what protobuf offers for this since 3.20, before etcd3 is imported.
 
-Only its messages and stubs are used. "Dependencies" in docs/internals.md explains why its client is not used,
-and why the stubs are not generated from etcd's own files.
+Only its messages and stubs are used, and what a client builds of them. "Dependencies" in docs/internals.md explains why
+its client is not used, and why the stubs are not generated from etcd's own files.
 """
 
 from __future__ import annotations
@@ -94,3 +94,61 @@ rpc: Any
 """Messages (``rpc.RangeRequest``) and stubs (``rpc.KVStub``) of etcd's API version 3."""
 
 grpc, rpc = _load()
+
+
+# -- building requests ---------------------------------------------------------------------------
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """Return the end of the range of all keys that begin with ``prefix``."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+def put(key: bytes, value: bytes, lease_id: int = 0) -> Any:
+    """Return an operation of a transaction: write the key, to last as long as the lease."""
+    return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease_id))
+
+
+def replace(key: bytes, value: bytes) -> Any:
+    """Return an operation of a transaction: write the key, which is there and keeps its lease."""
+    return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, ignore_lease=True))
+
+
+def get(key: bytes, end: bytes | None = None) -> Any:
+    """Return an operation of a transaction: read the key, or all keys from it up to ``end``."""
+    return rpc.RequestOp(request_range=rpc.RangeRequest(key=key, range_end=end or b""))
+
+
+def delete(key: bytes, end: bytes | None = None) -> Any:
+    """Return an operation of a transaction: remove the key, or all keys from it up to ``end``."""
+    return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key, range_end=end or b""))
+
+
+def is_missing(key: bytes) -> Any:
+    """Return a condition: there is no such key."""
+    return rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.EQUAL, version=0)
+
+
+def has_value(key: bytes, value: bytes) -> Any:
+    """Return a condition: the key has this value."""
+    return rpc.Compare(key=key, target=rpc.Compare.VALUE, result=rpc.Compare.EQUAL, value=value)
+
+
+def was_created_at(key: bytes, revision: int) -> Any:
+    """Return a condition: the key has existed since this revision."""
+    return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=revision)
+
+
+# -- reading answers -----------------------------------------------------------------------------
+
+
+def found_in(response: Any) -> Any | None:
+    """Return what one operation of a transaction found: a KeyValue, or None."""
+    found = response.response_range.kvs
+    return found[0] if found else None
+
+
+def value_in(response: Any) -> bytes | None:
+    """Return the value that it found."""
+    found = found_in(response)
+    return bytes(found.value) if found is not None else None

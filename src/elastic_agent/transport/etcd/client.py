@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,13 +26,14 @@ from elastic_agent.transport.base import (
     StoreLostError,
     TransportError,
     UnreachableError,
+    WrongKeyError,
 )
 from elastic_agent.transport.blocking_call import run_abandonable
 from elastic_agent.transport.certificates import SERVER_NAME, Secret
+from elastic_agent.transport.keys import STORE_ID
 from elastic_agent.values import Endpoint, EtcdAccess
 
-from .api import grpc, rpc
-from .probe import probe_server
+from .api import grpc, is_missing, put, rpc
 
 CALL_TIMEOUT_S = 1.0
 """A member that does not answer within this time is given up for another one."""
@@ -49,6 +52,21 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),  # for the web: etcd is inside the cluster, and named by address here
 )
+AGE_KNOWN_S = 2 * 3600
+"""How long the age of an etcd's life is known: for the longest lease, and as much margin."""
+
+NAME_WITH_AGE = re.compile(r"[0-9a-f]{16}L([0-9a-f]{1,16})")
+
+_FAULTS_OF_ETCD = {
+    ("database space exceeded",): "is full (NOSPACE alarm): compact and defragment it, then disarm the alarm",
+    ("too large", "larger than max"): "rejects messages of this size ({}); raise its --max-request-bytes",
+    ("no leader", "leader changed", "not capable"): "has no leader; a majority of its members must be up",
+}
+"""Words of its errors, and what they mean."""
+_BAD_CERTIFICATE = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification")
+_NOT_HTTP2 = ("Failed parsing HTTP/2", "WRONG_VERSION_NUMBER", "missing selected ALPN")
+"""Words of gRPC for a server of another protocol."""
+
 _EXPIRED_LOGIN = ("invalid auth token", "invalid auth revision", "revision of auth store is old")
 
 
@@ -73,7 +91,13 @@ class EtcdClient:
     """One connection, and the login that goes with it."""
 
     def __init__(
-        self, channel: Any, endpoint: Endpoint, access: EtcdAccess, local_address: str, timeout_s: float
+        self,
+        channel: Any,
+        endpoint: Endpoint,
+        access: EtcdAccess,
+        secret: Secret | None,
+        local_address: str,
+        timeout_s: float,
     ):
         """Use :meth:`dial`."""
         self.endpoint = endpoint
@@ -93,7 +117,9 @@ class EtcdClient:
             rpc.LeaseKeepAliveResponse,
         )
         self._access = access
+        self._secret = secret
         self._timeout_s = timeout_s
+        self._has_answered = False
         self._token: str | None = None
         self._open = True
         self._calls: set[Any] = set()
@@ -116,20 +142,20 @@ class EtcdClient:
             secret: connect with certificates made from it, in place of those of ``access``.
 
         Raises:
-            UnreachableError: nothing answers there, or not in time.
-            WrongKeyError: what answers has another secret, or only one of the two has one.
-            NotAStoreError: what answers is not etcd, or denies access.
+            UnreachableError: nothing listens there, or a login is not answered in time.
+            NotAStoreError: the certificates or the login are not accepted.
         """
-        local_address, open_channel = await run_abandonable(
-            lambda: _explore(endpoint, access, timeout_s, secret), DIAL_TIMEOUT_S
+        local_address, numeric, own = await run_abandonable(
+            lambda: _reach(endpoint, access, timeout_s, secret), DIAL_TIMEOUT_S
         )
-        client = cls(open_channel(), endpoint, access, local_address, timeout_s)
+        channel = _channel_to(numeric, own, endpoint.host if secret is None else SERVER_NAME)
+        client = cls(channel, endpoint, access, secret, local_address, timeout_s)
         try:
             if access.user:
                 await client._log_in()
         except StoreLostError as error:
             client.close()
-            raise UnreachableError(str(error)) from None
+            raise UnreachableError(str(error), error.obstacle) from None
         except BaseException:
             client.close()
             raise
@@ -258,7 +284,9 @@ class EtcdClient:
 
     async def _attempt(self, method: Callable[..., Any], request: Any, token: str | None) -> Any:
         with self._begun(method, request, self._timeout_s, token) as call:
-            return await call
+            answer = await call
+        self._has_answered = True
+        return answer
 
     @contextmanager
     def _begun(
@@ -288,71 +316,130 @@ class EtcdClient:
             if "authentication is not enabled" not in _details(error):
                 raise self._explained(error) from None
 
+    # -- errors ---------------------------------------------------------------------------------
+
     def _explained(self, error: Any) -> Exception:
-        if "requested lease not found" in _details(error):
+        """Return what went wrong, in one line."""
+        code, details = error.code(), " ".join(_details(error).split())
+        shown, access, status = f"etcd at {self.endpoint}", self._access, grpc.StatusCode
+        if "requested lease not found" in details:
             return LeaseGoneError("the etcd lease does not exist")
-        return explain(error, str(self.endpoint), self._access, self._timeout_s)
+        if "authentication failed" in details:
+            return NotAStoreError(f"{shown} rejects user {access.user!r}: wrong name or password")
+        if "user name is empty" in details or (code is status.UNAUTHENTICATED and not access.user):
+            return NotAStoreError(f"{shown} requires authentication; give --etcd-user and its password")
+        if code is status.PERMISSION_DENIED:
+            who = f"user {access.user!r}" if access.user else "unauthenticated clients"
+            return NotAStoreError(
+                f"{shown} denies {who} access to the keys under {access.prefix}; grant a role with read and write "
+                "permission"
+            )
+        if code is status.UNIMPLEMENTED:
+            return NotAStoreError(
+                f"{self.endpoint} is a gRPC server but does not support the etcd v3 API ({details[:120]})"
+            )
+        for causes, problem in _FAULTS_OF_ETCD.items():
+            if any(cause in details for cause in causes):
+                return StoreLostError(f"{shown} {problem.format(details[:120])}", Obstacle.EXPLAINED)
+        if _timed_out(error):
+            return StoreLostError(
+                f"{shown} did not answer within {self._timeout_s:g} s (no majority of its members, or it is frozen or "
+                "overloaded, or another program listens there)",
+                Obstacle.SILENT,
+            )
+        if code is status.CANCELLED:
+            return StoreLostError("the connection was closed")
+        return self._broken(details)
+
+    def _broken(self, details: str) -> TransportError:
+        """Return the error of a connection that broke, which gRPC alone describes."""
+        shown = f"etcd at {self.endpoint}"
+        # The last of the causes that it lists helps a user; what precedes it names the address again.
+        cause = details.rpartition("last error: ")[2].rpartition(f":{self.endpoint.port}: ")[2]
+        cause = (
+            cause.rpartition("OPENSSL_internal:")[2].removesuffix(": OK")[:200] or "the connection was lost"
+        )
+        if any(sign in details for sign in _BAD_CERTIFICATE):
+            if self._secret is not None:
+                return WrongKeyError(
+                    f"{shown} has certificates that were not made from this agent's secret (key id "
+                    f"{', '.join(self._secret.ids)}): {cause}; give all agents and all members of etcd the same "
+                    "secret, or the agents --etcd-ca in place of theirs (docs/etcd.md)"
+                )
+            return NotAStoreError(
+                f"the certificate of {shown} is not accepted: {cause}; expected one that names {self.endpoint.host}, "
+                f"is valid by this machine's clock, and is issued by --etcd-ca {self._access.ca}"
+            )
+        if "Failed to create security handshaker" in details:
+            files = filter(None, (self._access.ca, self._access.cert, self._access.key))
+            return NotAStoreError(
+                f"{' or '.join(map(str, files))} cannot be used for etcd: expected PEM, and the key of --etcd-cert "
+                "without a passphrase"
+            )
+        if any(sign in details for sign in _NOT_HTTP2):
+            return NotAStoreError(
+                f"{self.endpoint} is not etcd ({cause}); expected etcd's client port, usually 2379"
+            )
+        remedy = "" if self._has_answered else f"; {self._how_to_agree()}"
+        return StoreLostError(f"{shown}: {cause}{remedy}", Obstacle.CLOSED)
+
+    def _how_to_agree(self) -> str:
+        """Return what to do if the two sides have different certificates: then gRPC knows only that etcd hung up."""
+        if self._secret is not None:
+            return (
+                "if it runs, start it with the certificates that `elastic-agent secret --certificates DIR FILE` writes "
+                f"for this agent's secret (key id {self._secret.ids[0]}; docs/etcd.md)"
+            )
+        if self._access.tls:
+            return "if it runs: without TLS it needs no --etcd-ca; with it, it must trust --etcd-cert and --etcd-key"
+        return "if it runs and requires TLS, give --etcd-ca, or the --secret-file that its certificates were made from"
 
 
-# -- building requests ---------------------------------------------------------------------------
+# -- which etcd ----------------------------------------------------------------------------------
 
 
-def prefix_end(prefix: bytes) -> bytes:
-    """Return the end of the range of all keys that begin with ``prefix``."""
-    return prefix[:-1] + bytes((prefix[-1] + 1,))
+def root_of(prefix: str) -> str:
+    """Return what precedes every key of the runs below this prefix: the keys are those of :mod:`..keys`."""
+    return f"{prefix.rstrip('/')}/1/"
 
 
-def put(key: bytes, value: bytes, lease_id: int = 0) -> Any:
-    """Return an operation of a transaction: write the key, to last as long as the lease."""
-    return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease_id))
+def id_key(root: str) -> bytes:
+    """Return the key of the random name of this etcd's life: another one means that its data were lost.
+
+    The name contains an etcd lease, whose remaining time shows its age.
+    """
+    return f"{root}{STORE_ID}".encode()
 
 
-def replace(key: bytes, value: bytes) -> Any:
-    """Return an operation of a transaction: write the key, which is there and keeps its lease."""
-    return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, ignore_lease=True))
+async def store_id(client: EtcdClient, root: str) -> str:
+    """Return the random name of this etcd's life; written by the first agent that connects.
+
+    Raises:
+        NotAStoreError: something else of that name is there.
+    """
+    key = id_key(root)
+    found = await client.get(key)
+    if found is None:
+        await _begin_life(client, key)
+        found = await client.get(key)
+    name = found.value.decode("ascii", "replace") if found is not None else ""
+    if not (name.isalnum() and len(name) <= 64):
+        raise NotAStoreError(
+            f"{key.decode()} in etcd was not written by elastic-agent: {name[:40]!r}; give another "
+            "--etcd-prefix"
+        )
+    return name
 
 
-def get(key: bytes, end: bytes | None = None) -> Any:
-    """Return an operation of a transaction: read the key, or all keys from it up to ``end``."""
-    return rpc.RequestOp(request_range=rpc.RangeRequest(key=key, range_end=end or b""))
+async def _begin_life(client: EtcdClient, key: bytes) -> None:
+    """Name this etcd's life, unless another agent has just done so."""
+    age = await client.grant(AGE_KNOWN_S)  # when the data that were there before, if any, are gone already
+    name = f"{secrets.token_hex(8)}L{age:x}"
+    if not (await client.transact([is_missing(key)], [put(key, name.encode())])).succeeded:
+        await client.revoke(age)
 
 
-def delete(key: bytes, end: bytes | None = None) -> Any:
-    """Return an operation of a transaction: remove the key, or all keys from it up to ``end``."""
-    return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key, range_end=end or b""))
-
-
-def is_missing(key: bytes) -> Any:
-    """Return a condition: there is no such key."""
-    return rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.EQUAL, version=0)
-
-
-def has_value(key: bytes, value: bytes) -> Any:
-    """Return a condition: the key has this value."""
-    return rpc.Compare(key=key, target=rpc.Compare.VALUE, result=rpc.Compare.EQUAL, value=value)
-
-
-def was_created_at(key: bytes, revision: int) -> Any:
-    """Return a condition: the key has existed since this revision."""
-    return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=revision)
-
-
-# -- reading answers -----------------------------------------------------------------------------
-
-
-def found_in(response: Any) -> Any | None:
-    """Return what one operation of a transaction found: a KeyValue, or None."""
-    found = response.response_range.kvs
-    return found[0] if found else None
-
-
-def value_in(response: Any) -> bytes | None:
-    """Return the value that it found."""
-    found = found_in(response)
-    return bytes(found.value) if found is not None else None
-
-
-# -- the channel and its errors ------------------------------------------------------------------
+# -- the channel ----------------------------------------------------------------------------------
 
 
 def _cancels() -> int:
@@ -361,10 +448,10 @@ def _cancels() -> int:
     return task.cancelling() if task is not None else 0
 
 
-def _explore(
+def _reach(
     endpoint: Endpoint, access: EtcdAccess, timeout_s: float, secret: Secret | None
-) -> tuple[str, Callable[[], Any]]:
-    """Return our address on the way to what may be etcd and grants access, and what opens a channel to it; blocks."""
+) -> tuple[str, str, Any]:
+    """Return our address on the way there, the address there, and credentials (None: without TLS); blocks."""
     try:
         sock = connect(endpoint.host, endpoint.port, timeout_s)
     except UnreachableError as error:  # members on one machine differ in the port only, so errors name it
@@ -374,35 +461,27 @@ def _explore(
     with sock:
         local_address = local_address_towards(endpoint.host, str(sock.getsockname()[0]))
         address = str(sock.getpeername()[0])
-        probe_server(sock, endpoint, access, secret, timeout_s)
     numeric = f"ipv6:[{address}]:{endpoint.port}" if ":" in address else f"ipv4:{address}:{endpoint.port}"
-    return local_address, _channel_to(numeric, endpoint, access, secret)
-
-
-def _channel_to(
-    numeric: str, endpoint: Endpoint, access: EtcdAccess, secret: Secret | None
-) -> Callable[[], Any]:
-    """Return what opens a channel to this address; certificates are checked against the name of the endpoint."""
-    if secret is not None:  # whose certificates need not name the machine
+    if secret is not None:
         pem = secret.own
-        credentials = grpc.ssl_channel_credentials(pem.authorities, pem.key, pem.certificate)
-        name = SERVER_NAME
-    elif access.tls:
-        credentials, name = _configured_credentials(access), endpoint.host
-    else:
-        return lambda: grpc.aio.insecure_channel(numeric, options=_OPTIONS)
-    options = (*_OPTIONS, ("grpc.ssl_target_name_override", name))
-    return lambda: grpc.aio.secure_channel(numeric, credentials, options=options)
-
-
-def _configured_credentials(access: EtcdAccess) -> Any:
+        return local_address, numeric, grpc.ssl_channel_credentials(pem.authorities, pem.key, pem.certificate)
+    if not access.tls:
+        return local_address, numeric, None
     try:
         ca, key, certificate = (
             path.read_bytes() if path is not None else None for path in (access.ca, access.key, access.cert)
         )
-    except OSError as error:  # replaced since the server was probed with them, or no descriptor is left
+    except OSError as error:
         raise NotAStoreError(f"{error.filename}: {error.strerror}; expected a PEM file for etcd") from None
-    return grpc.ssl_channel_credentials(ca, key, certificate)
+    return local_address, numeric, grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def _channel_to(numeric: str, own: Any, name: str) -> Any:
+    """Open a channel to this address; ``name``: which the certificate there is to have."""
+    if own is None:
+        return grpc.aio.insecure_channel(numeric, options=_OPTIONS)
+    options = (*_OPTIONS, ("grpc.ssl_target_name_override", name))
+    return grpc.aio.secure_channel(numeric, own, options=options)
 
 
 def _calls(kind: Any, method: str, request: Any, response: Any) -> Any:
@@ -445,62 +524,3 @@ def _login_expired(error: Any) -> bool:
     return error.code() is grpc.StatusCode.UNAUTHENTICATED or any(
         message in _details(error) for message in _EXPIRED_LOGIN
     )
-
-
-def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> TransportError:
-    """Return what went wrong, in one line."""
-    code, details = error.code(), " ".join(_details(error).split())
-    status = grpc.StatusCode
-    if "authentication failed" in details:
-        return NotAStoreError(f"etcd at {shown} rejects user {access.user!r}: wrong name or password")
-    if "user name is empty" in details or (code is status.UNAUTHENTICATED and not access.user):
-        return NotAStoreError(f"etcd at {shown} requires authentication; give --etcd-user and its password")
-    if code is status.PERMISSION_DENIED:
-        return _no_permission(shown, access)
-    if code is status.UNIMPLEMENTED:
-        return NotAStoreError(
-            f"{shown} is a gRPC server but does not support the etcd v3 API ({details[:120]})"
-        )
-    if "database space exceeded" in details:
-        return StoreLostError(
-            f"etcd at {shown} is full (NOSPACE alarm): compact and defragment it, then disarm the alarm",
-            Obstacle.EXPLAINED,
-        )
-    if "too large" in details or "larger than max" in details:
-        return StoreLostError(
-            f"etcd at {shown} rejects messages of this size ({details[:120]}); raise its --max-request-bytes",
-            Obstacle.EXPLAINED,
-        )
-    if "no leader" in details or "leader changed" in details or "not capable" in details:
-        return StoreLostError(
-            f"etcd at {shown} has no leader; a majority of its members must be up", Obstacle.EXPLAINED
-        )
-    if _timed_out(error):
-        return StoreLostError(
-            f"etcd at {shown} did not answer within {timeout_s:g} s (no majority of its members, or it "
-            "is frozen or overloaded)"
-        )
-    if code is status.CANCELLED:
-        return StoreLostError("the connection was closed")
-    return _broken_connection(details, shown, access)
-
-
-def _no_permission(shown: str, access: EtcdAccess) -> NotAStoreError:
-    who = f"user {access.user!r}" if access.user else "unauthenticated clients"
-    return NotAStoreError(
-        f"etcd at {shown} denies {who} access to the keys under {access.prefix}; grant a role with read "
-        "and write permission"
-    )
-
-
-def _broken_connection(details: str, shown: str, access: EtcdAccess) -> TransportError:
-    if access.tls and "CERTIFICATE_VERIFY_FAILED" in details:  # all else is found out by probing it
-        return NotAStoreError(
-            f"the certificate of etcd at {shown} is not issued by a trusted authority; give --etcd-ca"
-        )
-    return StoreLostError(f"etcd at {shown}: {_tail(details) or 'the connection was lost'}")
-
-
-def _tail(details: str) -> str:
-    """Return the last of the causes that gRPC lists, which is the one that helps a user."""
-    return details.rpartition("last error: ")[2][-200:]

@@ -20,22 +20,9 @@ from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.coordinator_records import CoordinatorRecords
 from elastic_agent.transport.keys import LifeKeys, RunKeys, name_in
 
-from .client import (
-    CompactedError,
-    EtcdClient,
-    LeaseGoneError,
-    News,
-    found_in,
-    get,
-    has_value,
-    is_missing,
-    prefix_end,
-    put,
-    was_created_at,
-)
-from .keys import AGE_KNOWN_S, NAME_WITH_AGE, id_key
-from .table import EtcdTable
-from .watch import Watch
+from .api import found_in, get, has_value, is_missing, prefix_end, put, was_created_at
+from .client import AGE_KNOWN_S, NAME_WITH_AGE, CompactedError, EtcdClient, LeaseGoneError, News, id_key
+from .table import EtcdTable, Watch
 
 LEADER_LEASES = 0.6
 """The coordinator's key lasts this part of a lease: another agent is to take over within one."""

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any
+from contextlib import aclosing
+from typing import Any, TypeVar
 
+from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.keys import is_life
 
-from .client import (
-    MAX_OPERATIONS,
-    CompactedError,
-    EtcdClient,
-    delete,
-    get,
-    has_value,
-    is_missing,
-    prefix_end,
-    put,
-    replace,
-    value_in,
-)
-from .kept_lease import KeptLease
-from .watch import Watch
+from .api import delete, get, has_value, is_missing, prefix_end, put, replace, value_in
+from .client import MAX_OPERATIONS, CompactedError, EtcdClient, LeaseGoneError, News
+
+T = TypeVar("T")
+
+KEPT_LEASES = 4.0
+"""After this many lease times without a keep-alive, etcd removes a node's records."""
+
+LEAST_KEPT_S = 20.0
 
 Transact = Callable[..., Awaitable[Any]]
 """Carries out a transaction that writes (see ``EtcdClient.transact``), under conditions of its own: the answers to
@@ -178,3 +177,93 @@ class EtcdTable:
         """Release the connection; a call in progress raises ``StoreLostError``."""
         self._on_close()
         self._client.close()
+
+
+class KeptLease:
+    """Granted with the first key that hangs on it, kept alive with later ones; it outlives any one connection.
+
+    For one task at a time.
+    """
+
+    def __init__(self, ttl_s: float) -> None:
+        """``ttl_s``: how long its keys last when nothing is written over it."""
+        self._ttl_s = math.ceil(ttl_s)
+        self._id: int | None = None
+        self._renewed_s = 0.0
+
+    @classmethod
+    def of_node(cls, lease_ttl_s: float) -> KeptLease:
+        """Return one for the records of a node, whose own lease lasts ``lease_ttl_s``."""
+        return cls(max(LEAST_KEPT_S, KEPT_LEASES * lease_ttl_s))
+
+    async def id(self, client: EtcdClient) -> int:
+        """Return the id that etcd gave it; it is kept alive now and then."""
+        lease_id, now_s = self._id, time.monotonic()
+        if lease_id is not None and now_s - self._renewed_s > self._ttl_s / 4:
+            try:
+                await client.keep_alive(lease_id)
+                self._renewed_s = now_s
+            except LeaseGoneError:
+                lease_id = None
+        if lease_id is None:
+            lease_id = self._id = await client.grant(self._ttl_s)
+            self._renewed_s = now_s
+        return lease_id
+
+    async def write(self, client: EtcdClient, write: Callable[[int], Awaitable[T]]) -> T:
+        """Write keys that hang on it: ``write`` gets its id. One that is gone is granted anew.
+
+        Raises:
+            StoreLostError: the new one is gone as well.
+        """
+        for _ in range(2):
+            lease_id = await self.id(client)
+            try:
+                return await write(lease_id)
+            except LeaseGoneError:
+                self._id = None
+        raise StoreLostError("etcd leases expire as fast as they are granted")
+
+
+class Watch:
+    """Changes of some keys since a revision, collected by a task that ends with its client's connection.
+
+    etcd serves a watch that begins in the past, even by one revision, only in a loop that runs ten times a second; and
+    since every renewal of a lease is a revision, almost every watch begins in the past. One that is open gets changes
+    at once.
+    """
+
+    def __init__(self, client: EtcdClient, key: bytes, end: bytes | None, revision: int) -> None:
+        """Begin at once. ``end``: of a range of keys, or None for one key; ``revision``: the first of interest."""
+        self._news: list[News] = []
+        self._error: Exception | None = None
+        self._came = asyncio.Event()
+        self._task = asyncio.create_task(self._collect(client, key, end, revision))
+
+    async def _collect(self, client: EtcdClient, key: bytes, end: bytes | None, revision: int) -> None:
+        try:
+            async with aclosing(client.follow(key, end, revision)) as changes:
+                async for news in changes:
+                    self._news.append(news)
+                    self._came.set()
+        except Exception as error:
+            self._error = error
+        finally:
+            self._came.set()
+
+    async def wait(self, timeout_s: float) -> list[News]:
+        """Return what has come since the last time; if nothing, wait for the next. Empty at the time-out.
+
+        Raises:
+            CompactedError: some revisions are gone: read the keys again and begin another watch.
+            StoreLostError: the connection broke.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._came.wait()
+        found, self._news = self._news, []
+        if self._error is None:
+            self._came.clear()
+        elif not found:
+            raise self._error
+        return found

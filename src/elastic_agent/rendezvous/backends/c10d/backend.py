@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elastic_agent.protocol import Plan, Seat
-from elastic_agent.rendezvous.backends.base import RendezvousBackend
-from elastic_agent.rendezvous.run_history import RunHistoryStore, new_run_id
+from elastic_agent.rendezvous.backends import RendezvousBackend
+from elastic_agent.rendezvous.run_history import JobFiles, RunHistoryStore, new_run_id
 from elastic_agent.transport import (
     NodeRecords,
     Obstacle,
@@ -32,9 +32,7 @@ from elastic_agent.transport import (
 )
 from elastic_agent.values import Endpoint, PortRange
 
-from .coordinator import StoreCoordinator
-from .coordinator_thread import CoordinatorThread
-from .job_files import JobFiles
+from .coordinator import CoordinatorThread, StoreCoordinator
 
 DIAL_TIMEOUT_S = 5.0
 

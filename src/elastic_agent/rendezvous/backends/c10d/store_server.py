@@ -15,7 +15,6 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from elastic_agent.logs import get_logger
@@ -43,42 +42,20 @@ class CannotServeError(Exception):
     """The endpoint is not this machine's, or another program listens there; the message is one line."""
 
 
-class StopSignals:
-    """Receives SIGTERM and SIGINT from now on, also before there is an event loop.
-
-    The signals come through a pipe, which the C handler writes to.
-    """
-
-    def __init__(self) -> None:
-        """Take the signals over, until the process ends; one that is ignored (``serve &`` in a script) stays so."""
-        self._news, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        for signum in _STOP_SIGNALS:
-            if signal.getsignal(signum) == signal.SIG_IGN:
-                get_logger().info(f"ignoring {signum.name}, which was ignored when this program was started")
-            else:
-                signal.signal(signum, _keep_running)
-
-    async def wait(self) -> str:
-        """Return the name of the next signal."""
-        loop, came = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._news, came.set)
-        try:
-            await came.wait()
-        finally:
-            loop.remove_reader(self._news)
-        return signal.Signals(os.read(self._news, 1)[0]).name
-
-
-def _keep_running(signum: int, frame: FrameType | None) -> None:
-    """Do nothing: the signal's number is in the pipe."""
+def _signals_to_stop() -> asyncio.Queue[str]:
+    """Return where the names of signals come from now on; one that is ignored (``serve &`` in a script) stays so."""
+    loop, names = asyncio.get_running_loop(), asyncio.Queue[str]()
+    for signum in _STOP_SIGNALS:
+        if signal.getsignal(signum) == signal.SIG_IGN:
+            get_logger().info(f"ignoring {signum.name}, which was ignored when this program was started")
+        else:
+            loop.add_signal_handler(signum, names.put_nowait, signum.name)
+    return names
 
 
 async def serve(
     endpoint: Endpoint | None,
     state_dir: Path,
-    stop: StopSignals,
     serve_store: ServeStore,
     show: Callable[[HostedRuns], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     secret: Secret | None = None,
@@ -88,7 +65,6 @@ async def serve(
     Args:
         endpoint: the rendezvous endpoint; None: this machine's name and the default port.
         state_dir: the directory for the run history, read at the next start.
-        stop: signals that came since the program began.
         serve_store: serves the store.
         show: makes the runs known to users until it is exited.
         secret: what the agents of all its runs share; None: every agent is let in.
@@ -99,6 +75,7 @@ async def serve(
     Raises:
         CannotServeError: the endpoint is not this machine's, or is taken.
     """
+    stop = _signals_to_stop()
     shown = endpoint or Endpoint(socket.gethostname(), DEFAULT_PORT)
     host = await _host(endpoint or Endpoint(EVERYWHERE, DEFAULT_PORT), shown, secret, serve_store)
     with contextlib.closing(host):
@@ -133,7 +110,7 @@ class Server:
         self.runs = HostedRuns(str(endpoint), host.report_records)
         """Of this store."""
 
-    async def run(self, stop: StopSignals) -> bool:
+    async def run(self, stop: asyncio.Queue[str]) -> bool:
         """Coordinate until a signal to stop; whether that is why it ended."""
         from elastic_agent.rendezvous.waits import until_one_ends
 
@@ -154,8 +131,8 @@ class Server:
             self._log.info(f"{self._signal} received: closing the store, which no run uses")
         return bool(self._signal)
 
-    async def _await_signal(self, stop: StopSignals) -> None:
-        self._signal = await stop.wait()
+    async def _await_signal(self, stop: asyncio.Queue[str]) -> None:
+        self._signal = await stop.get()
 
     async def _show_life(self) -> None:
         """Tell the watchdog that the event loop runs."""

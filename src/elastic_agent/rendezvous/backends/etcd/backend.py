@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elastic_agent.protocol import RevisionTimes, Seat
-from elastic_agent.rendezvous.backends.base import RendezvousBackend
+from elastic_agent.rendezvous.backends import RendezvousBackend
 from elastic_agent.transport import (
     NodeRecords,
     NotAStoreError,
