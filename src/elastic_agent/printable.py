@@ -53,3 +53,8 @@ def json_text(value: object) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def cut(text: str, length: int) -> str:
+    """Return the text, with an ellipsis in place of what is beyond so many characters."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"

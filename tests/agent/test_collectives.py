@@ -18,16 +18,10 @@ from typing import Any, ClassVar
 import pytest
 
 from elastic_agent.agent import events
-from elastic_agent.agent.reporting.node_reports import NodeReports
-from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.collectives import Collectives
-from elastic_agent.agent.worker_group.stalls import TELL_AFTER_S, Progress, StallWatch
+from elastic_agent.agent.worker_group.stalls import TELL_AFTER_S, StallWatch
 from elastic_agent.client._cells import HeartbeatFile
-from elastic_agent.diagnosis.records import NodeReport
 from elastic_agent.integrations.collectives import private_names
-from elastic_agent.protocol import Address, Seat, World
-from elastic_agent.rendezvous.reports import Reports
-from elastic_agent.transport import ReportRecords, TransportError
 from tests import virtual_time
 from tests.agent.support import asynchronous
 
@@ -238,47 +232,3 @@ def test_this_torch_has_the_private_names_that_workers_need() -> None:
         assert hasattr(bindings, name), "collectives of gloo are not seen"
     for name in ("pg_names", "pg_group_ranks"):
         assert hasattr(distributed_c10d._world, name), "the ranks of groups are not known"
-
-
-def test_a_report_says_when_the_workers_told_how_far_they_are() -> None:
-    """Not when it was written: of nodes that report at the same time, some may have asked longer ago."""
-
-    async def scene() -> None:
-        with listening() as collectives:
-            early, late = Worker(collectives), Worker(collectives, slot=1)
-            await until(collectives, 1, answered=False)
-
-            def written(stalled_s: float | None = None) -> NodeReport:
-                progress = Progress(1, {0: 42, 1: 43}, {}, {}, collectives.workers, stalled_s)
-                world = World(1, (Seat("a", "ia", "h", 2, 0),), Address("h", 1), "a")
-                reports = NodeReports(
-                    "a",
-                    Reports(no_store),
-                    lambda: progress,
-                    lambda _: world,
-                    {},
-                    "",
-                    BackgroundTasks(),
-                )
-                reports.on_progress()
-                reports.close()
-                return reports.own[-1]
-
-            before = written()
-            early.say(groups=[WAITS])
-            await until(collectives, 0, answered=True)
-            late.say(groups=[WAITS])
-            await until(collectives, 1, answered=True)
-            between = written()
-            early.say(groups=[{**WAITS, "completed": 6}])
-            while collectives.workers[0].groups[0].completed != 6:
-                await asyncio.sleep(0)
-            after = written()
-            first, second, third = (one.collectives_s or 0.0 for one in (before, between, after))
-            assert 0.0 < first < second < third < between.written_s < after.written_s, "that of the late one"
-            assert written(stalled_s=9.0).collectives_s is None, "they are still there"
-
-    async def no_store() -> ReportRecords:
-        raise TransportError("no store")
-
-    asyncio.run(scene())

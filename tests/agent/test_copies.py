@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import secrets
@@ -9,10 +10,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from elastic_agent.agent.reporting.copies import CopiesWarning
+from elastic_agent.agent.reporting.training import Training
+from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.protocol.records import Address, Seat, World
 from tests.agent.support import elastic_agent
 from tests.client.support import AGENT_ENVIRONMENT, launched
@@ -45,12 +49,6 @@ if child:
 else:
     train(20)
     os._exit(0)
-"""
-EXECUTES_ITSELF_AGAIN = """
-import os, sys
-if "READY" not in os.environ:
-    os.environ["READY"] = "1"
-    os.execv(sys.executable, sys.orig_argv)
 """
 
 SCRIPTS = {
@@ -166,33 +164,14 @@ def world(workers: int, elsewhere: int = 0) -> World:
 def test_the_warning_is_given_once_if_all_workers_of_the_node_train_alone(
     present: World | None, alone: set[int], is_told: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    warn = CopiesWarning(lambda: present, lambda: present.seat_of("a-1") if present else None)
-    for _ in range(2):
-        warn(alone)
+    async def warn() -> None:
+        seat = present.seat_of("a-1") if present else None
+        training = Training(cast(Supervisor, SimpleNamespace(world=present, seat=seat)))
+        for _ in range(2):
+            training.warn_of_copies(alone)
+
+    asyncio.run(warn())
     assert "".join(capsys.readouterr()).count(WARNING) == is_told
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("start", ["warm", "cold"])
-@pytest.mark.parametrize(
-    ("script", "is_told"),
-    [
-        (f"{STEPS}import time, torch\ntrain(25)", True),
-        (f"{EXECUTES_ITSELF_AGAIN}{MEETS}{STEPS}train(25)", False),
-    ],
-    ids=["without a group", "with a group, made after they have executed themselves again"],
-)
-def test_what_is_said_of_workers_follows_from_what_they_did(
-    tmp_path: Path, script: str, start: str, is_told: bool
-) -> None:
-    (tmp_path / "train.py").write_text(script)
-    done = elastic_agent(
-        *("--nproc-per-node", "2", "--log-format", "console", "--state-dir", str(tmp_path / "state")),
-        *("--worker-start", start, str(tmp_path / "train.py"), "--from-the-environment"),
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count(WARNING) == is_told, done.stderr
-    assert ("process group" in done.stderr) is is_told
 
 
 NEVER_CALLED = f"{STEPS}import torch\n"

@@ -46,7 +46,7 @@ PIPES = """
     [
         pytest.param(
             ERROR_WITH_A_FILE_NAME,
-            r"exited with code 1: ValueError: cannot read caf\udce9.jpg",
+            r"ValueError: cannot read caf\udce9.jpg",
             id="not UTF-8",
         ),
         pytest.param(PIPES, "exited with code 7", id="pipes"),

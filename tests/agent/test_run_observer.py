@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 
 from elastic_agent.agent import events
+from elastic_agent.agent.local_node import LocalNode
 from elastic_agent.agent.reporting.node_reports import NodeReports
 from elastic_agent.agent.reporting.run_observer import RunObserver
 from elastic_agent.agent.reporting.status_files import saved_statuses
@@ -20,9 +21,10 @@ from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
+from elastic_agent.monitoring.run_log import RunLog
+from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.monitoring.status_text import status_text
-from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
-from elastic_agent.rendezvous.backends import RendezvousBackend
+from elastic_agent.protocol import Failure, FailureKind, Outcome, Phase, Plan
 from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
 from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
@@ -54,25 +56,33 @@ def reports_of(scene: C10dScene) -> Reports:
     return Reports(lambda: c10d.dial_reports(scene.endpoint, "run", GUARD_S))
 
 
-def observer(scene: C10dScene, node_id: str, state_dir: Path) -> RunObserver:
+def observer(scene: C10dScene, node_id: str, state_dir: Path, *, is_host: bool = False) -> RunObserver:
     backend = SimpleNamespace(
-        shown="127.0.0.1", connect_reports=lambda: c10d.dial_reports(scene.endpoint, "run", GUARD_S)
+        shown="127.0.0.1",
+        is_host=is_host,
+        connect_reports=lambda: c10d.dial_reports(scene.endpoint, "run", GUARD_S),
     )
+    node = SimpleNamespace(
+        backend=backend,
+        settings=SimpleNamespace(state_dir=state_dir, script_args=()),
+        workers=SimpleNamespace(log_dir=lambda run_id: ""),
+        console=SimpleNamespace(remedy=""),
+        publish=events.Publisher(),
+    )
+    supervisor = SimpleNamespace(progress=None, hang=None, world=None)
     observer = RunObserver(
-        "run",
-        node_id,
-        cast(RendezvousBackend, backend),
-        cast(Supervisor, SimpleNamespace(progress=None, hang=None)),
-        Collectives(),
-        events.Publisher(),
-        state_dir,
-        goes_on=False,
-        facts={},
-        log_dir="",
-        remedy=lambda: "",
+        cast(LocalNode, node), "run", node_id, cast(Supervisor, supervisor), Collectives(), goes_on=False
     )
     observer.on_event(PlanSeen(plan(1, phase=Phase.RUNNING, world=world(2))))
     return observer
+
+
+async def saved(state_dir: Path, phase: str = "") -> RunStatus:
+    """Return the status that is saved, when its phase is this one."""
+    async with asyncio.timeout(GUARD_S):
+        while not (found := [one for one in saved_statuses(state_dir) if phase in ("", one.phase)]):
+            await asyncio.sleep(0)
+    return found[0]
 
 
 @asynchronous
@@ -85,10 +95,10 @@ async def test_the_last_plan_of_a_new_store_counts_though_versions_were_higher_i
     known.on_event(Connected("another store", replaced=True))
     known.on_event(PlanSeen(plan(3, phase=Phase.RUNNING, generation=7, world=world(2, 7))))
     known.on_event(PlanSeen(plan(4, phase=Phase.STOPPED, generation=7)))
-    await known.settle(GUARD_S)
-    (saved,) = saved_statuses(tmp_path)
+    await known.conclude(Outcome.STOPPED, "")
+    last = await saved(tmp_path, "stopped")
     known.close()
-    assert (saved.phase, saved.generation) == ("stopped", 7)
+    assert last.generation == 7
 
 
 @asynchronous
@@ -149,10 +159,8 @@ async def test_where_an_agent_serves_the_store_after_its_node_has_left_users_are
     scene: C10dScene, tmp_path: Path
 ) -> None:
     host = observer(scene, "n0", tmp_path)
-    await host.settle(0.0, "SIGINT received", serves=("n1",))
-    async with asyncio.timeout(GUARD_S):
-        while not saved_statuses(tmp_path):
-            await asyncio.sleep(0)
+    await host.conclude(Outcome.DRAINED, "SIGINT received", ("n1",))
+    await saved(tmp_path)
     host.close()
     for command in ("status", "why"):
         said = elastic_agent(command, "run", "--state-dir", str(tmp_path)).stdout
@@ -229,7 +237,9 @@ class NewStore(Reports):
 def test_in_a_new_store_the_reports_of_nodes_that_have_yet_to_register_are_awaited() -> None:
     async def gathered() -> tuple[set[str], list[str]]:
         store, last, tasks = NewStore(), world(3), BackgroundTasks()
-        node = NodeReports("n1", store, lambda: None, lambda _: last, {}, "", tasks)
+        log = RunLog()
+        log.see(plan(1, phase=Phase.RUNNING, world=last), 0.0)
+        node = NodeReports("n1", store, cast(Supervisor, SimpleNamespace(progress=None)), log, {}, "", tasks)
         node.on_ended(events.GenerationEnded(1, (), {}))
         await tasks.settle(GUARD_S)
         store.written.clear()

@@ -14,9 +14,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.monitoring.status import RunStatus
 from tests.agent.support import COMMAND, clean_environment, elastic_agent
 from tests.names import unique
 from tests.ports import free_port
@@ -46,25 +48,9 @@ class Agents:
         self.endpoint = f"127.0.0.1:{free_port()}"
 
     def start(self, node_id: str, *more: str, **variables: str) -> subprocess.Popen[str]:
-        options = [
-            "--rdzv-endpoint",
-            self.endpoint,
-            "--nnodes",
-            "2",
-            "--rdzv-id",
-            RUN_ID,
-            "--node-id",
-            node_id,
-        ]
-        options += [
-            *more,
-            "--state-dir",
-            str(self.state_dir),
-            "--log-format",
-            "console",
-            "--worker-start",
-            "cold",
-        ]
+        given = f"--rdzv-endpoint {self.endpoint} --nnodes 2 --rdzv-id {RUN_ID} --node-id {node_id}"
+        kept = f"--state-dir {self.state_dir} --log-format console --worker-start cold"
+        options = [*given.split(), *more, *kept.split()]
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         command = [*COMMAND, *options, str(self.script)]
         agent = subprocess.Popen(command, env=clean_environment(variables), text=True, **pipes)
@@ -298,20 +284,6 @@ def test_the_history_of_a_run_goes_on_when_it_is_resumed_and_ends_with_the_run(r
     assert agent.wait() == ExitCode.FINISHED
 
 
-def test_a_damaged_history_costs_one_line_and_no_run(run: Agents) -> None:
-    stop(start_alone(run))
-    (saved,) = (run.state_dir / "status" / RUN_ID).iterdir()
-    saved.write_text("{")
-    agent = start_alone(run)
-    assert [one["generation"] for one in status_json()["generations"]] == [2]
-    answer(agent, "go on")
-    _, said = agent.communicate()
-    assert agent.returncode == ExitCode.FINISHED
-    assert said.count(f"cannot read {saved} (") == 1
-    assert "Traceback" not in said
-    assert '"run_id"' in saved.read_text(), "the next start reads this one"
-
-
 @pytest.mark.prove
 @pytest.mark.parametrize("failing", [0, 1])
 def test_every_node_tells_why_the_run_failed_whichever_hosts_the_store(run: Agents, failing: int) -> None:
@@ -337,6 +309,17 @@ def test_without_an_agent_and_a_saved_status_there_is_one_clear_line(tmp_path: P
         )
         assert "run the command on a machine of the run" in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_a_wrong_run_id_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
+    folder = tmp_path / "status" / "mnist"
+    folder.mkdir(parents=True)
+    (folder / "n1.json").write_bytes(msgspec.json.encode(RunStatus("mnist", "host0:29400", 1.0)))
+    for command in ("status", "why"):
+        done = elastic_agent(command, "minst", "--state-dir", str(tmp_path))
+        assert (
+            f"and no saved status of it in {tmp_path} (--state-dir); it has those of mnist; " in done.stderr
+        )
 
 
 def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:

@@ -9,13 +9,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from elastic_agent.agent.control.commands import Commands
-from elastic_agent.agent.control.socket import Answer, Command
+from elastic_agent.agent.control.socket import Command
 from elastic_agent.agent.events import (
     DrainRequested,
     Event,
@@ -27,8 +29,10 @@ from elastic_agent.agent.events import (
     WorkersCleared,
     WorkersStopping,
 )
+from elastic_agent.agent.local_node import LocalNode
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
+from elastic_agent.agent.reporting.run_observer import RunObserver
 from elastic_agent.agent.supervisor import Ending, Report, StartTask, Supervisor
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.generation import WorkerRules
@@ -38,7 +42,6 @@ from elastic_agent.agent.worker_group.warm_start import Guards
 from elastic_agent.client._cells import HeartbeatFile, claim_cell
 from elastic_agent.client._notice import DEADLINE_NS, NOTICE
 from elastic_agent.linux import boottime_s
-from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.protocol import Activity, Announce, Cause, Depart, Grace, Notice, Outcome
 from elastic_agent.protocol.records import RECORD_VERSION, Member, Phase, Plan, State, World
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
@@ -255,29 +258,13 @@ async def test_workers_whose_start_waits_for_the_disk_get_the_notice_that_came_m
 
 def commands_to(supervisor: Supervisor) -> Commands:
     """What is typed at the agent of node a."""
-
-    async def status() -> RunStatus:
-        raise NotImplementedError
-
-    return Commands(
-        supervisor,
-        "run",
-        "a",
-        drain_s=60.0,
-        stop_s=60.0,
-        hosts_store=lambda: False,
-        depending=lambda: (),
-        is_at_store=lambda seat: False,
-        store_problem=lambda: "",
-        status=status,
-        ask=lambda question, node_id: nothing(),
+    node = SimpleNamespace(
+        settings=SimpleNamespace(shutdown_timeout=60.0, notice_time=60.0),
+        backend=SimpleNamespace(shown="host0", busy_with=[], is_at_store=lambda seat: False),
+        console=SimpleNamespace(last_problem=""),
+        scheduled=None,
     )
-
-
-async def nothing() -> AsyncGenerator[Answer]:
-    """Answers of nodes that are not asked."""
-    return
-    yield
+    return Commands(cast(LocalNode, node), "run", "a", supervisor, cast(RunObserver, None))
 
 
 def begins_after(generation: int, event: Event) -> bool:
@@ -321,7 +308,7 @@ async def test_a_drain_of_another_node_returns_when_that_node_has_left_and_the_n
         assert await command is Activity.GONE
     assert answers == [
         "run run: draining b; workers that handle notices have 60 s to save",
-        "run run: b has left; the other nodes continue",
+        "run run: b has left; the other nodes continue; to have it join again, start the same command there again",
     ]
 
 

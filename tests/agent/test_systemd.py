@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.events import Event, Hosting, LeaveSignalled, WorkersStopping
+from elastic_agent.agent.events import Event, Hosting, LeaveSignalled
 from elastic_agent.agent.reporting.systemd import (
     ANSWER_S,
     LOOK_EVERY_AT_START_S,
     LOOK_EVERY_S,
     SystemdReporter,
 )
-from elastic_agent.protocol import Announce, Grace, State
+from elastic_agent.protocol import Announce, State
 from elastic_agent.rendezvous.events import Registered
 from elastic_agent.sd_notify import SystemdNotifier, status
 from tests import virtual_time
@@ -155,22 +155,6 @@ async def test_the_timeout_is_extended_while_dialling_and_stopping_but_not_while
     host.tell(LeaveSignalled("SIGTERM received"))
     await host.until("STOPPING=1")
     assert more not in manager.hear()
-
-
-@virtual_time.asynchronous
-async def test_while_workers_run_only_their_end_is_reported_at_once(manager: Manager) -> None:
-    agent = Agent(manager)
-    agent.run_workers()
-    agent.service.start()
-    await agent.until("READY=1")
-    manager.hear()
-    manager.heard.clear()
-    agent.headline = "generation 1: 2 nodes, 4 workers, step 17"
-    await asyncio.sleep(2 * LOOK_EVERY_S)
-    assert manager.hear() == []
-    agent.headline = "generation 2: forming"
-    agent.tell(WorkersStopping(1, "a worker failed", Grace.RESTART))
-    assert await agent.until("STATUS=generation 2: forming") < LOOK_EVERY_S
 
 
 @virtual_time.asynchronous

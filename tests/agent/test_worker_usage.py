@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastic_agent.agent.reporting.gpu_usage import GpuUsage
-from elastic_agent.agent.reporting.worker_reports import WorkerUsage
+from elastic_agent.agent.reporting.worker_usage import WorkerUsage
 from elastic_agent.diagnosis.records import NodeReport, Usage, decode_bulletin, encode_bulletin
 from elastic_agent.linux import cpu_time_s
 from tests.waiting import wait_for
@@ -65,11 +64,13 @@ class Driver:
 
 
 def test_a_worker_is_shown_with_its_share_of_the_gpus() -> None:
-    gpus = GpuUsage(Driver(os.getpid()), driver="/dev/null")
-    usage = WorkerUsage(gpus)
-    usage.look({0: os.getpid()}, 100.0)
-    wait_for("the driver's answer", lambda: gpus.by_pid)
-    usage.look({0: os.getpid()}, 105.0)
+    usage = WorkerUsage(Driver(os.getpid()), driver="/dev/null")
+
+    def looked() -> bool:
+        usage.look({0: os.getpid()}, 100.0)
+        return usage.by_slot[0].gpu is not None
+
+    wait_for("the driver's answer", looked)
     assert (usage.by_slot[0].gpu, usage.by_slot[0].gpu_memory_bytes) == (0.4, 2**31)
 
 
@@ -78,7 +79,7 @@ def test_without_an_answer_of_the_driver_the_rest_is_shown(
     nvml: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    usage = WorkerUsage(GpuUsage(nvml, driver="/dev/null"))
+    usage = WorkerUsage(nvml, driver="/dev/null")
     for now_s in (100.0, 105.0):
         usage.look({0: os.getpid()}, now_s)
     assert (usage.by_slot[0].gpu, usage.by_slot[0].gpu_memory_bytes) == (None, None)

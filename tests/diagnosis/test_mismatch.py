@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic_agent.diagnosis.cause import headline, render
 from elastic_agent.diagnosis.records import (
     Collective,
     GroupProgress,
@@ -9,7 +10,6 @@ from elastic_agent.diagnosis.records import (
     WorkerReport,
     WorkerState,
 )
-from elastic_agent.diagnosis.render import headline, render
 from elastic_agent.diagnosis.root_cause import root_cause
 
 ABORT = "op.preamble.length <= op.nbytes. 668 vs 336. Received data size doesn't match expected size."

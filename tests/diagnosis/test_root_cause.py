@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from elastic_agent.diagnosis.cause import CauseKind, RootCause
+from elastic_agent.diagnosis.cause import MOST_LINES, CauseKind, RootCause, folded, headline, render
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
-from elastic_agent.diagnosis.render import MOST_LINES, folded, headline, render
 from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
 from elastic_agent.workers.failure import describe

@@ -35,9 +35,12 @@ def test_all_workers_restart_from_the_checkpoint_after_one_is_killed_or_raises(
     third = cluster.wait_training("a", "b", after=second)
     for agent in (a, b):
         assert agent.lines("worker b/1", "SIGKILL"), cluster.story()
-        assert agent.lines("worker a/0", "exited with code 1", "RuntimeError: boom of the test"), (
-            cluster.story()
-        )
+
+    def is_explained() -> bool | None:
+        error = "root cause: worker a/0", "RuntimeError: boom of the test"
+        return all(agent.lines(*error) for agent in (a, b)) or None
+
+    cluster.wait("the root cause on both nodes", is_explained)
     assert cluster.world(first) == cluster.world(second) == cluster.world(third)
     assert [one["restarts"] for one in cluster.born()] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     see_it_end(cluster, restarts=2)

@@ -14,8 +14,7 @@ from elastic_agent.diagnosis.records import (
     WorkerReport,
     WorkerState,
 )
-from elastic_agent.monitoring.goodput import Goodput
-from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus, Standstill
+from elastic_agent.monitoring.status import GenerationStatus, Goodput, NodeStatus, RunStatus, Standstill
 from elastic_agent.protocol import Cause, Lease, Member, Phase, Plan, StopRequest, World, encode
 from elastic_agent.protocol.records import Budget, Failure, FailureKind, Fingerprint, Notice, Refusal
 from tests.protocol.support import on_disk
@@ -143,9 +142,7 @@ def reports() -> tuple[NodeReport, ...]:
 
 @cache
 def statuses() -> tuple[RunStatus, ...]:
-    node = NodeStatus(
-        "n0", "training", "running", "10.0.0.1", "host0", 2, 0, 60, ("all_reduce",), 1.7e9, waits=(0.5, None)
-    )
+    node = NodeStatus("n0", "training", "running", "10.0.0.1", "host0", 2, 0, 60, 1.7e9, waits=(0.5, None))
     past = GenerationStatus(
         4, 1.6e9, 1.65e9, ("n0", "n1"), 4, "failed", "worker n1/0 failed first\n" + TRACEBACK, "stack"
     )

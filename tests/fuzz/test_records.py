@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from elastic_agent.diagnosis.cause import render
 from elastic_agent.diagnosis.records import decode_bulletin, encode_bulletin
-from elastic_agent.diagnosis.render import render
 from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.doctor import records as doctor
 from elastic_agent.doctor.findings import error

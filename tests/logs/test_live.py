@@ -6,6 +6,8 @@ import re
 import sys
 from dataclasses import dataclass, field
 
+import pytest
+
 from elastic_agent.logs import StatusLine, WaitingReporter
 from tests.processes import on_a_terminal
 
@@ -31,83 +33,50 @@ class Journal:
         self.lines.append((self.clock.now_s - 100.0, event, fields))
 
 
-def follow(reporter: WaitingReporter, clock: Clock, until_s: float) -> None:
-    """Call ``tick`` exactly when the reporter asks for it."""
-    while reporter.next_due_s is not None and reporter.next_due_s <= 100.0 + until_s:
-        clock.now_s = max(clock.now_s, reporter.next_due_s)
-        reporter.tick()
-    clock.now_s = 100.0 + until_s
-
-
-def elsewhere() -> tuple[WaitingReporter, Clock, Journal]:
+def logged(*updates: tuple[float, str, str]) -> list[tuple[float, str, object]]:
+    """Return when what was logged, and the time waited, of updates at these times with these texts and topics."""
     clock = Clock()
     journal = Journal(clock)
-    return WaitingReporter(None, journal.info, clock), clock, journal
+    reporter = WaitingReporter(None, journal.info, clock)
+    for at_s, text, topic in updates:
+        clock.now_s = 100.0 + at_s
+        if text:
+            reporter.update(text, topic)
+        else:
+            reporter.clear()
+    return [(round(when, 3), text, fields["waited_s"]) for when, text, fields in journal.lines]
 
 
-def test_without_a_terminal_a_wait_is_logged_at_growing_intervals() -> None:
-    reporter, clock, journal = elsewhere()
-    reporter.update("waiting for 1 more node", {"nodes": 1})
-    follow(reporter, clock, 250)
-    assert [when for when, _, _ in journal.lines] == [0, 10, 30, 60, 120, 180, 240]
-    assert journal.lines[2] == (30, "waiting for 1 more node", {"waited_s": 30.0, "nodes": 1})
+SECONDS = [(float(at_s), "waiting for 1 more node", "1") for at_s in range(251)]
 
 
-def test_without_a_terminal_a_fact_equal_to_the_text_is_not_repeated() -> None:
-    reporter, clock, journal = elsewhere()
-    reporter.update("waiting for a", {"awaited": "waiting for a"})
-    clock.now_s += 4
-    reporter.update("waiting for b", {"awaited": "waiting for b"})
-    assert journal.lines == [
-        (0, "waiting for a", {"waited_s": 0.0}),
-        (4, "waiting for b", {"waited_s": 4.0}),
-    ]
-
-
-def test_without_a_terminal_changed_facts_are_logged_and_changed_text_is_not() -> None:
-    reporter, clock, journal = elsewhere()
-    reporter.update("waiting for 2 more nodes", {"nodes": 1})
-    clock.now_s += 4
-    reporter.update("waiting for two more nodes", {"nodes": 1})
-    reporter.update("waiting for 1 more node", {"nodes": 2})
-    assert [(when, text) for when, text, _ in journal.lines] == [
-        (0, "waiting for 2 more nodes"),
-        (4, "waiting for 1 more node"),
-    ]
-    follow(reporter, clock, 10)
-    assert len(journal.lines) == 3
-
-
-def test_without_a_terminal_many_changes_in_a_second_are_one_line() -> None:
-    reporter, clock, journal = elsewhere()
-    for nodes in range(100):
-        reporter.update("waiting", {"nodes": nodes})
-        clock.now_s += 0.005
-    follow(reporter, clock, 5)
-    assert [(when, fields["nodes"]) for when, _, fields in journal.lines] == [(0, 0), (1, 99)]
-
-
-def test_a_late_tick_logs_once_and_the_schedule_continues() -> None:
-    reporter, clock, journal = elsewhere()
-    reporter.update("waiting", {})
-    clock.now_s += 100
-    reporter.tick()
-    follow(reporter, clock, 130)
-    assert [when for when, _, _ in journal.lines] == [0, 100, 120]
-
-
-def test_a_new_wait_starts_from_the_beginning() -> None:
-    reporter, clock, journal = elsewhere()
-    reporter.update("waiting", {})
-    reporter.clear()
-    assert reporter.next_due_s is None
-    clock.now_s += 500
-    reporter.tick()
-    reporter.update("waiting again", {})
-    assert [(text, fields["waited_s"]) for _, text, fields in journal.lines] == [
-        ("waiting", 0.0),
-        ("waiting again", 0.0),
-    ]
+@pytest.mark.parametrize(
+    ("updates", "lines"),
+    [
+        (SECONDS, [(at_s, "waiting for 1 more node", at_s) for at_s in (0, 10, 30, 60, 120, 180, 240)]),
+        (
+            [(0, "waiting for 2 more nodes", "1"), (4, "two", "1"), (4, "waiting for 1 more node", "2")],
+            [(0, "waiting for 2 more nodes", 0), (4, "waiting for 1 more node", 4)],
+        ),
+        ([(0.005 * node, f"{node}", f"{node}") for node in range(300)], [(0, "0", 0), (1, "200", 1)]),
+        (
+            [(at_s, "waiting", "") for at_s in (0, 100, 119, 120)],
+            [(0, "waiting", 0), (100, "waiting", 100), (120, "waiting", 120)],
+        ),
+        ([(0, "waiting", ""), (1, "", ""), (500, "again", "")], [(0, "waiting", 0), (500, "again", 0)]),
+    ],
+    ids=[
+        "at growing intervals",
+        "a topic that changes",
+        "many changes in a second",
+        "a late update",
+        "a new wait",
+    ],
+)
+def test_without_a_terminal_a_wait_is_logged_sparsely(
+    updates: list[tuple[float, str, str]], lines: list[tuple[float, str, float]]
+) -> None:
+    assert logged(*updates) == lines
 
 
 PROGRAM = """
@@ -116,12 +85,12 @@ from elastic_agent.logs import configure_logging, get_logger, waiting_reporter
 now = [0.0]
 configure_logging("auto", "info", sys.stderr)
 reporter = waiting_reporter(clock=lambda: now[0])
-reporter.update("waiting for 1 more node, " + "x" * 300, {"nodes": 1})
+reporter.update("waiting for 1 more node, " + "x" * 300)
 now[0] = 1.0
-reporter.tick()
+reporter.update("waiting for 1 more node, " + "x" * 300)
 get_logger().info("something happened")
 now[0] = 75.0
-reporter.update("waiting for no node", {"nodes": 2})
+reporter.update("waiting for no node")
 reporter.clear()
 get_logger().info("done")
 """

@@ -152,21 +152,6 @@ def test_a_step_has_the_age_of_its_report() -> None:
     assert "  41 (3.5 s ago)  " in b
 
 
-def test_a_last_collective_has_the_age_of_the_answer_unless_the_workers_are_still_there() -> None:
-    def in_collective(node: str, number: int, told_s: float | None) -> NodeReport:
-        known = replace(report(node, 60, 1000.0), collectives_s=told_s)
-        return replace(known, workers=(replace(known.workers[0], progress=(GroupProgress("0", number),)),))
-
-    def column(a: float | None, b: float | None) -> list[str]:
-        reports = [in_collective("a", 782, a), in_collective("b", 737, b)]
-        status = status_of(PLAN, reports=reports)
-        return re.findall(r"collective 7.*?(?=  |$)", status_text(status), re.MULTILINE)
-
-    under_way = ["collective 782 (under way)", "collective 737 (under way)"]
-    assert column(999.5, 994.0) == [under_way[0], f"{under_way[1]}, 6 s ago"]
-    assert column(None, None) == under_way
-
-
 LEAVING = replace(PLAN, phase=Phase.FORMING, generation=4, reason="b is leaving", leaving=("ib",))
 ENDED = replace(PLAN, phase=Phase.FAILED, reason="b failed")
 LOST = "lost (running): did not renew its lease within 5 s"

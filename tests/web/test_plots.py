@@ -8,8 +8,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from elastic_agent.monitoring.goodput import Goodput
-from elastic_agent.monitoring.status import GenerationStatus
+from elastic_agent.monitoring.status import GenerationStatus, Goodput
 from elastic_agent.web.page import run_page
 from elastic_agent.web.plots import MOST_SAMPLES, History, Sample, draw, times
 from tests.web.test_status_page import running

@@ -21,8 +21,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from elastic_agent.diagnosis.records import Usage
-from elastic_agent.monitoring.goodput import Goodput
-from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus
+from elastic_agent.monitoring.status import GenerationStatus, Goodput, NodeStatus, RunStatus
 from elastic_agent.web import server as server_module
 from elastic_agent.web.metrics import CONTENT_TYPE, metrics_text
 from elastic_agent.web.server import CLIENTS, Runs, StatusServer
@@ -228,13 +227,6 @@ def test_workers_on_gpus_have_these_in_their_rows_and_others_no_empty_columns() 
         assert ">GPU<" not in get(server.url)[1]
 
 
-def test_the_words_of_the_page_are_explained_in_it() -> None:
-    with served(running) as server:
-        _, shown = get(server.url)
-    for word in ("generation", "goodput", "restarts", "waits"):
-        assert f"<dt>{word}</dt>" in shown
-
-
 def test_those_who_look_at_a_run_see_its_end_before_the_agent_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -353,13 +345,6 @@ def test_several_runs_are_told_apart() -> None:
             if sample.name == "elastic_agent_restarts"
         }
         assert restarts == {"mnist": 1, "a run/with=odd&chars": 2}
-
-
-def test_the_page_shows_at_once_why_a_run_failed() -> None:
-    with served(failed) as server:
-        assert '<pre id="cause">root cause: a full disk</pre>' in get(server.url)[1]
-    with served(running) as server:
-        assert 'id="cause"' not in get(server.url)[1]
 
 
 def test_a_run_that_has_ended_is_shown_as_of_its_end() -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from elastic_agent import linux
 from elastic_agent.config.errors import UsageError
-from elastic_agent.diagnosis.signals import ending
+from elastic_agent.diagnosis.known_errors import ending
 from elastic_agent.printable import plain
 
 AGENT_FILES, FILES_PER_WORKER = 80, 8

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from elastic_agent.diagnosis.records import WorkerReport
 from elastic_agent.logs import get_logger
@@ -20,22 +21,20 @@ from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import GuardEvent
 
 
-class AgentEvent:
+class AgentEvent(Struct, frozen=True):
     """An event that is defined here."""
 
 
 # -- the agent ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RunAgreed(AgentEvent):
+class RunAgreed(AgentEvent, frozen=True):
     """The store answers, and the run at its endpoint has this id."""
 
     run_id: str
 
 
-@dataclass(frozen=True)
-class AgentStarted(AgentEvent):
+class AgentStarted(AgentEvent, frozen=True):
     """The node begins to take part in the run, under a node id."""
 
     incarnation: str
@@ -43,31 +42,27 @@ class AgentStarted(AgentEvent):
     slots: int
 
 
-@dataclass(frozen=True)
-class Rejoining(AgentEvent):
+class Rejoining(AgentEvent, frozen=True):
     """The node lost its lease and registers again, under a new incarnation."""
 
     incarnation: str
     reason: str
 
 
-@dataclass(frozen=True)
-class AgentEnded(AgentEvent):
+class AgentEnded(AgentEvent, frozen=True):
     """The node's part in the run is over."""
 
     outcome: Outcome
     reason: str
 
 
-@dataclass(frozen=True)
-class NotStarted(AgentEvent):
+class NotStarted(AgentEvent, frozen=True):
     """The node takes no part in a run: the store did not answer, the node id is in use, or the run has finished."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Hosting(AgentEvent):
+class Hosting(AgentEvent, frozen=True):
     """The node's part is over, but these runs still need the store that it hosts; none: it is free to exit."""
 
     runs: tuple[str, ...]
@@ -75,8 +70,7 @@ class Hosting(AgentEvent):
     """Those that cannot go on without it."""
 
 
-@dataclass(frozen=True)
-class Requeued(AgentEvent):
+class Requeued(AgentEvent, frozen=True):
     """What became of the attempt to return the Slurm job to the queue."""
 
     failed: bool
@@ -86,23 +80,20 @@ class Requeued(AgentEvent):
 # -- requests -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LeaveSignalled(AgentEvent):
+class LeaveSignalled(AgentEvent, frozen=True):
     """A signal makes this node leave the run."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class DrainRequested(AgentEvent):
+class DrainRequested(AgentEvent, frozen=True):
     """A node is to leave the run. None: this one."""
 
     node: str | None
     reason: str
 
 
-@dataclass(frozen=True)
-class StopRequested(AgentEvent):
+class StopRequested(AgentEvent, frozen=True):
     """The run is to end; workers have ``left_s`` seconds to save."""
 
     cause: Cause
@@ -110,8 +101,7 @@ class StopRequested(AgentEvent):
     reason: str
 
 
-@dataclass(frozen=True)
-class Notified:
+class Notified(Struct, frozen=True):
     """What is known of the workers of this node when they get a notice."""
 
     is_delivered: bool
@@ -125,8 +115,7 @@ class Notified:
     """How many of them handle it. Python handles SIGINT in each: it raises KeyboardInterrupt."""
 
 
-@dataclass(frozen=True)
-class NoticeGiven(AgentEvent):
+class NoticeGiven(AgentEvent, frozen=True):
     """The workers are to save and exit."""
 
     generation: int
@@ -137,31 +126,27 @@ class NoticeGiven(AgentEvent):
 # -- workers ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NoticesHandled(AgentEvent):
+class NoticesHandled(AgentEvent, frozen=True):
     """A worker of this generation handles notices."""
 
     generation: int
 
 
-@dataclass(frozen=True)
-class WorkersInterrupted(AgentEvent):
+class WorkersInterrupted(AgentEvent, frozen=True):
     """A worker was ended by a signal that makes this node stop as well: neither a failure nor a success."""
 
     generation: int
     failure: Failure
 
 
-@dataclass(frozen=True)
-class WorkersFailed(AgentEvent):
+class WorkersFailed(AgentEvent, frozen=True):
     """A worker of this generation failed, hung or could not be started; the first failure only."""
 
     generation: int
     failure: Failure
 
 
-@dataclass(frozen=True)
-class Stalled(AgentEvent):
+class Stalled(AgentEvent, frozen=True):
     """The workers of this node have made no progress for some time."""
 
     generation: int
@@ -178,8 +163,7 @@ class Stalled(AgentEvent):
     """That time-out, in words."""
 
 
-@dataclass(frozen=True)
-class WorkersStopping(AgentEvent):
+class WorkersStopping(AgentEvent, frozen=True):
     """The workers are sent SIGTERM, and SIGKILL after the grace."""
 
     generation: int
@@ -187,8 +171,7 @@ class WorkersStopping(AgentEvent):
     grace: Grace
 
 
-@dataclass(frozen=True)
-class WorkerEnd:
+class WorkerEnd(Struct, frozen=True):
     """How one worker ended."""
 
     report: WorkerReport
@@ -199,18 +182,16 @@ class WorkerEnd:
     """It wrote to the agent's own standard error."""
 
 
-@dataclass(frozen=True)
-class GenerationEnded(AgentEvent):
+class GenerationEnded(AgentEvent, frozen=True):
     """How all workers of this node ended in a generation; comes some time after the last of them."""
 
     generation: int
     workers: tuple[WorkerEnd, ...]
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = {}
     """Observations of the machine, if a worker failed; see :mod:`elastic_agent.workers.facts`."""
 
 
-@dataclass(frozen=True)
-class WorkersSucceeded(AgentEvent):
+class WorkersSucceeded(AgentEvent, frozen=True):
     """Every worker exited with 0, and nothing of theirs is left but ``unkillable`` processes."""
 
     generation: int
@@ -219,16 +200,14 @@ class WorkersSucceeded(AgentEvent):
     """False: certainly none made a process group, an optimizer step or a heartbeat, although all imported torch."""
 
 
-@dataclass(frozen=True)
-class WorkersSaved(AgentEvent):
+class WorkersSaved(AgentEvent, frozen=True):
     """Every worker has saved and left, or was interrupted; nothing is left but ``unkillable`` processes."""
 
     generation: int
     unkillable: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class WorkersCleared(AgentEvent):
+class WorkersCleared(AgentEvent, frozen=True):
     """The workers that were to be stopped are gone, and what they left; or only ``unkillable`` processes are left."""
 
     unkillable: tuple[int, ...] = ()
@@ -245,12 +224,9 @@ class Publisher:
         self._subscribers = [*subscribers]
         self._reported: list[Subscriber] = []
 
-    def subscribe(self, subscriber: Subscriber, *, first: bool = False) -> None:
-        """Hand it every event from now on; its first exception is logged, and none affects other subscribers.
-
-        ``first``: before the others, so that what it logs comes before their lines about the same event.
-        """
-        self._subscribers.insert(0 if first else len(self._subscribers), subscriber)
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Hand it every event from now on; its first exception is logged, and none affects other subscribers."""
+        self._subscribers.append(subscriber)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Hand it no more events."""

@@ -27,7 +27,7 @@ def telling_of_import() -> Iterator[Callable[[], None]]:
         waited_s = time.monotonic() - began_s
         if waited_s >= PATIENCE_S:
             slow = "the first time on a machine, or from a file server, it may take minutes"
-            reporter.update(f"importing torch with {sys.executable}: {slow}", {}, already_s=waited_s)
+            reporter.update(f"importing torch with {sys.executable}: {slow}", already_s=waited_s)
 
     try:
         yield tick

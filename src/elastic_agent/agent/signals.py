@@ -13,7 +13,7 @@ from elastic_agent.agent.events import LeaveSignalled
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.config.value_types import NO_SIGNAL
-from elastic_agent.diagnosis.signals import signal_name
+from elastic_agent.diagnosis.known_errors import signal_name
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Cause, names
 

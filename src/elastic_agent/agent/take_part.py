@@ -10,11 +10,8 @@ from functools import partial
 from elastic_agent.agent import events
 from elastic_agent.agent.control.commands import Commands
 from elastic_agent.agent.control.socket import ControlSocket
-from elastic_agent.agent.reporting.copies import CopiesWarning
-from elastic_agent.agent.reporting.node_comparison import start_facts
 from elastic_agent.agent.reporting.run_observer import RunObserver
 from elastic_agent.agent.slurm.nodes import with_missing_nodes
-from elastic_agent.agent.slurm.requeue import how_to_join_again
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.command import fingerprint
 from elastic_agent.agent.worker_group.generation import WorkerRules
@@ -82,32 +79,27 @@ async def _take_part_as(node: LocalNode, run: FoundRun, lock: NodeIdLock) -> End
     )
     session.history = history
     async with AsyncExitStack() as closing:
-        collectives = Collectives(lambda slots: warn_of_copies(slots))
+        collectives = Collectives(lambda slots: observer.training.warn_of_copies(slots))
         collectives.open()
         supervisor = _supervisor(node, run, lock, session, collectives)
-        warn_of_copies = CopiesWarning(lambda: supervisor.world, lambda: supervisor.seat)
-        observer = _observer(node, run, lock, supervisor, collectives, history)
+        goes_on = history is not None and node.job.continues(history)
+        observer = RunObserver(node, run.id, lock.node_id, supervisor, collectives, goes_on=goes_on)
         node.publish(events.AgentStarted(incarnation, os.getpid(), node.slots))
         node.console.read_status = partial(_status, session)
         node.console.newest_step = partial(_newest_step, supervisor)
         node.signals.attend(supervisor, lock.node_id)
-        control = await _listen(_commands(node, run, lock, supervisor, observer))
+        control = await _listen(Commands(node, run.id, lock.node_id, supervisor, observer))
         if control is not None:
             closing.push_async_callback(control.close, LAST_ANSWERS_S)
         closing.callback(collectives.close)
         closing.callback(observer.close)
-        observer.open_page(node.settings.status_port)
+        observer.open_page()
         tasks = BackgroundTasks()
         closing.callback(tasks.cancel)
         tasks.start(observer.questions.serve())
         closing.callback(observer.questions.close)
         ending = _with_own_part(node, await supervisor.run(), supervisor, history)
-        await observer.conclude(
-            ending.outcome,
-            ending.reason,
-            hosts_readers=node.backend.is_host,
-            serves=node.depending(lock.node_id),
-        )
+        await observer.conclude(ending.outcome, ending.reason, node.depending(lock.node_id))
     node.publish(events.AgentEnded(ending.outcome, ending.reason))
     return ending
 
@@ -167,52 +159,6 @@ def _supervisor(
         remember=node.backend.remember,
         write_down=write_down,
         join_timeout_s=settings.join_timeout,
-    )
-
-
-def _observer(
-    node: LocalNode,
-    run: FoundRun,
-    lock: NodeIdLock,
-    supervisor: Supervisor,
-    collectives: Collectives,
-    history: Plan | None,
-) -> RunObserver:
-    return RunObserver(
-        run.id,
-        lock.node_id,
-        node.backend,
-        supervisor,
-        collectives,
-        node.publish,
-        node.settings.state_dir,
-        goes_on=history is not None and node.job.continues(history),
-        facts=start_facts(node.settings.script_args, os.environ),
-        log_dir=node.workers.log_dir(run.id),
-        remedy=lambda: node.console.remedy,
-    )
-
-
-def _commands(
-    node: LocalNode, run: FoundRun, lock: NodeIdLock, supervisor: Supervisor, observer: RunObserver
-) -> Commands:
-    def store_problem() -> str:
-        problem = node.console.last_problem
-        return problem and f"the store at {node.backend.shown} does not answer: {problem}"
-
-    return Commands(
-        supervisor,
-        run.id,
-        lock.node_id,
-        node.settings.shutdown_timeout,
-        node.settings.notice_time,
-        hosts_store=lambda: bool(node.backend.busy_with),
-        depending=lambda: node.depending(lock.node_id),
-        is_at_store=node.backend.is_at_store,
-        store_problem=store_problem,
-        status=observer.status,
-        ask=observer.questions.ask,
-        join_again=how_to_join_again(None, node.scheduled, "there"),
     )
 
 

@@ -124,10 +124,13 @@ async def agents_of_one_run(command: str, given: Namespace) -> dict[AgentAddress
 HOW_TO_ASK = "run the command on a machine of the run, as the user who runs the agents, or as root"
 
 
-def no_agent(given: Namespace) -> str:
-    """Return that no agent of this user, or of the run that is given, answers."""
+async def no_agent(given: Namespace) -> str:
+    """Return that no agent of this user, or of the run that is given, answers, and which runs have agents here."""
     whose = f"of run {escaped(given.run)} " if given.run else ""
-    return f"no running agent {whose}found on this machine for this user ({name_of(os.geteuid())})"
+    others = await agents_of(Namespace(run=None, user=given.user)) if given.run else {}
+    runs = sorted({escaped(agent.run_id) for agent in others.values()})
+    have = f"; there are agents of {', '.join(runs)}" if runs else ""
+    return f"no running agent {whose}found on this machine for this user ({name_of(os.geteuid())}){have}"
 
 
 def check_one_run(command: str, run_ids: Iterable[str], select: str) -> None:

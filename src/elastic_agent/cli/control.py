@@ -72,7 +72,10 @@ async def _carry_out(do: str, node: str | None, given: Namespace) -> int:
     # Imported here: the other commands answer with the standard library alone.
     from elastic_agent.agent.control.socket import Command, command
 
-    agent = _choose(do, node, await agents_of(given), no_agent(given))
+    found = await agents_of(given)
+    if not found:
+        raise UsageError(f"{do}: {await no_agent(given)}; {HOW_TO_ASK}")
+    agent = _choose(do, node, found)
     if agent.uid != os.geteuid():
         print(f"connecting to the agent of user {name_of(agent.uid)} (pid {agent.pid})", flush=True)
     reason = f"elastic-agent {do} by {name_of(os.getuid())}"
@@ -95,10 +98,8 @@ async def _carry_out(do: str, node: str | None, given: Namespace) -> int:
     return ExitCode.USAGE if last.failed else ExitCode.FINISHED
 
 
-def _choose(do: str, node: str | None, found: dict[AgentAddress, Answer], none: str) -> AgentAddress:
+def _choose(do: str, node: str | None, found: dict[AgentAddress, Answer]) -> AgentAddress:
     """Return the agent to send the command to: the node's own if it is here, else any of the run."""
-    if not found:
-        raise UsageError(f"{do}: {none}; {HOW_TO_ASK}")
     users = {address.uid for address in found}
     if len(users) > 1:  # any user can pretend to run an agent of any run
         listed = ", ".join(sorted(map(name_of, users)))

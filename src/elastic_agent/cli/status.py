@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_agent.cli.arguments import HOW_TO_ASK, ONE_RUN, CommandParser, agents_of, check_one_run, name_of
+from elastic_agent.cli.arguments import HOW_TO_ASK, ONE_RUN, CommandParser, agents_of, check_one_run, no_agent
 from elastic_agent.config.directories import default_state_dir
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.value_types import PATH, whole_number
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from elastic_agent.monitoring.status import GenerationStatus, RunStatus, Standstill
 
 WATCH_EVERY_S = 2.0
+SHOWN_RUNS = 5
+"""So many runs are named to a user who asks for another one, the newest."""
+
 NO_AGENT = "no agent of the run answers on this machine"
 
 STATUS_PAGE = """\
@@ -93,7 +96,7 @@ def why(argv: Sequence[str]) -> int:
 
 def _causes(found: Found, chosen: Sequence[GenerationStatus], wanted: int | None) -> list[str]:
     """Return why these generations failed, and what keeps the present one from going on."""
-    from elastic_agent.diagnosis.render import folded
+    from elastic_agent.diagnosis.cause import folded
     from elastic_agent.monitoring.status_text import problem_text
 
     run = found.status
@@ -193,10 +196,11 @@ def _find(command: str, given: Namespace) -> list[Found]:
         return [Found(run, is_saved=False) for run in live]
     saved = saved_statuses(given.state_dir, given.run)
     if not saved:
-        whose = f"run {given.run}" if given.run else "any run"
+        others = [*dict.fromkeys(escaped(run.run_id) for run in saved_statuses(given.state_dir))]
+        have = f"; it has those of {', '.join(others[:SHOWN_RUNS])}" if others else ""
         raise UsageError(
-            f"{command}: no running agent of {whose} found on this machine for this user "
-            f"({name_of(os.geteuid())}), and no saved status in {given.state_dir} (--state-dir); {HOW_TO_ASK}"
+            f"{command}: {asyncio.run(no_agent(given))}, and no saved status of it in {given.state_dir} "
+            f"(--state-dir){have}; {HOW_TO_ASK}"
         )
     return [Found(saved[0], is_saved=True)]
 

@@ -72,7 +72,7 @@ async def _logs(given: Namespace) -> None:
 
     found = await agents_of_one_run("logs", given) if given.log_dir is None else {}
     if not found:
-        _print_files(given)
+        await _print_files(given)
         return
     question = Question("logs", given.slot, given.generation, given.lines, follows=given.follow)
     noted: set[str] = set()
@@ -91,7 +91,7 @@ async def _logs(given: Namespace) -> None:
         )
 
 
-def _print_files(given: Namespace) -> None:
+async def _print_files(given: Namespace) -> None:
     """Print what lies on this machine; raises ``UsageError`` if that is nothing."""
     from elastic_agent.workers.output.folders import run_folder
     from elastic_agent.workers.output.read_output import newest_generation, read_output
@@ -101,7 +101,8 @@ def _print_files(given: Namespace) -> None:
     worker = given.node, given.slot, given.generation
     output, _ = read_output(folder, {}, *worker, last_lines=given.lines)
     if not output:
-        raise UsageError(f"logs: {no_agent(given)}, and no such output in {folder} (--log-dir); {HOW_TO_ASK}")
+        found = await no_agent(given)
+        raise UsageError(f"logs: {found}, and no such output in {folder} (--log-dir); {HOW_TO_ASK}")
     generation = given.generation or newest_generation(folder)
     of = f"no agent was asked; this is of generation {generation} in {os.path.realpath(folder)}"
     print(escaped(f"elastic-agent: {of}"), file=sys.stderr, flush=True)
@@ -129,7 +130,7 @@ async def _stacks(given: Namespace) -> None:
 
     found = await agents_of_one_run("stacks", given)
     if not found:
-        raise UsageError(f"stacks: {no_agent(given)}; {HOW_TO_ASK}")
+        raise UsageError(f"stacks: {await no_agent(given)}; {HOW_TO_ASK}")
     addresses = sorted(found, key=lambda address: found[address].node)[: 1 if given.all_nodes else None]
     for address in addresses:
         node = None if given.all_nodes else found[address].node

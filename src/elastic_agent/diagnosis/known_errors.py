@@ -1,4 +1,4 @@
-"""Recognises errors of PyTorch, gloo, NCCL, CUDA and Linux, and explains them. Pure.
+"""Recognises errors of PyTorch, gloo, NCCL, CUDA and Linux, and signals, and explains them. Pure.
 
 The most important property of an error is its nature: whether it can be the first cause of a failure, or follows from
 what happened to another worker. The errors are listed in ``known_errors.toml``, which is read when a worker has failed.
@@ -10,12 +10,15 @@ from __future__ import annotations
 import enum
 import functools
 import re
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
 import msgspec
 from msgspec import Struct
+
+from elastic_agent.printable import cut
 
 
 class Nature(enum.StrEnum):
@@ -81,13 +84,13 @@ class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
         return facts.get(self.fact, "") if facts.get(self.fact) != "0" else ""
 
 
+class _Table(Struct, frozen=True, forbid_unknown_fields=True):
+    error: tuple[KnownError, ...]
+
+
 @functools.cache
 def _compiled(match: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(match))
-
-
-class _Table(Struct, frozen=True, forbid_unknown_fields=True):
-    error: tuple[KnownError, ...]
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class Recognised:
 NOT_RECOGNISED = Recognised(None)
 
 _NO_FACTS: Mapping[str, str] = {}
+_EVIDENCE_CHARACTERS = 160
 
 
 @functools.cache
@@ -190,15 +194,8 @@ def _last_in(text: str, rows: list[KnownError], about: str = "") -> tuple[KnownE
             continue
         known = _first(line, rows)
         if known is not None:
-            return known, _shortened(line.strip())
+            return known, cut(line.strip(), _EVIDENCE_CHARACTERS)
     return None, ""
-
-
-_EVIDENCE_CHARACTERS = 160
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= _EVIDENCE_CHARACTERS else line[: _EVIDENCE_CHARACTERS - 1] + "…"
 
 
 _PEERS = (
@@ -239,3 +236,58 @@ def is_warning(line: str) -> bool:
 def readable(error: str) -> str:
     """Remove places in C++ sources, and what is the same in all errors of gloo."""
     return _ADVICE.sub("", _CPP_PLACE.sub("", error)).strip()
+
+
+# -- signals -----------------------------------------------------------------------------------
+
+_SHELL_BASE = 128
+"""Shells exit with this plus the number of the signal that killed their child."""
+
+MEANINGS = {
+    "SIGKILL": "",
+    "SIGSEGV": "crash in native code",
+    "SIGBUS": "shared memory full? see df /dev/shm",
+    "SIGABRT": "aborted by native code",
+    "SIGILL": "built for a different processor?",
+    "SIGFPE": "crash in native code",
+}
+"""By name; empty: anything may have sent it."""
+
+REMEDIES = {
+    "SIGKILL": "find out what killed it: the kernel log (dmesg), the job manager, or a user of this machine",
+    "SIGSEGV": "see the stack on its stderr; often libraries of different CUDA or NCCL versions are mixed",
+    "SIGBUS": "enlarge /dev/shm (docker --shm-size=8g), or use fewer DataLoader workers",
+    "SIGABRT": "the last lines on its stderr say why",
+    "SIGILL": "install packages that are built for the processor of this machine",
+    "SIGFPE": "see the stack on its stderr",
+    "SIGTERM": "find out what sends SIGTERM; to stop a node or the run, send it to the agent instead of to a worker",
+    "SIGHUP": "start the agent in a session of its own (setsid, nohup or systemd)",
+}
+"""By name."""
+
+
+def signal_name(returncode: int | None) -> str:
+    """Return the name of the signal that ended a process with this code; empty if none did.
+
+    Or that ended the child of a shell, which reports it by a code of its own.
+    """
+    if returncode is None or 0 <= returncode <= _SHELL_BASE:
+        return ""
+    number = -returncode if returncode < 0 else returncode - _SHELL_BASE
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        if returncode > 0:
+            return ""
+        is_real_time = signal.SIGRTMIN < number < signal.SIGRTMAX
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if is_real_time else f"signal {number}"
+
+
+def ending(returncode: int | None) -> str:
+    """Return how a process ended, such as "exited with code 3"."""
+    if returncode is None:
+        return "ended"
+    name = signal_name(returncode)
+    if returncode >= 0:
+        return f"exited with code {returncode}{f' (128 + {name})' if name else ''}"
+    return "was terminated by SIGTERM" if name == "SIGTERM" else f"was killed by {name}"

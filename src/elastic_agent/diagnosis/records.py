@@ -157,9 +157,6 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
     """How fast the steps that its workers report increase; None: not known."""
     log_dir: Text = ""
     """Where the output of the run's workers is on this machine; empty: nowhere."""
-    collectives_s: Moment | None = None
-    """When its workers told how far they are, of several the first; None: they have not got further, or it is not
-    known."""
     has_read: bool = False
     """The node has read the reports of the others on this generation, which was the last one."""
     usage: dict[Count, Usage] = {}

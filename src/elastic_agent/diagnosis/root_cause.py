@@ -14,17 +14,18 @@ import math
 import os
 import signal
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
-from elastic_agent.protocol import Failure, FailureKind, Plan, Seat, World
+from elastic_agent.printable import cut
+from elastic_agent.protocol import FailureKind, Plan, Seat, World, count
 from elastic_agent.values import largest_world
 
 from .cause import CauseKind, RootCause
-from .collective_calls import ERRORS, MISMATCH, Mismatch, find_mismatch
-from .known_errors import NOT_RECOGNISED, Nature, known_error
+from .collective_calls import ERRORS, MISMATCH, find_mismatch
+from .known_errors import NOT_RECOGNISED, Nature, known_error, signal_name
 from .records import NodeReport, WorkerReport, WorkerState
-from .signals import signal_name
 from .verdicts import Standing, Verdict, judge
 
 _FREEING_S = 0.1
@@ -54,34 +55,29 @@ def root_cause(
     """
     if world is None and plan is not None:
         world = plan.world
-    seats = world.seats if world is not None else ()
     reports = list(reports)
-    generation = _generation(reports, world)
+    seats = world.seats if world is not None else ()
+    newest = max((report.generation for report in reports), default=0)
+    generation = world.generation if world is not None else newest
     addresses = {seat.node_id: seat.address for seat in seats}
-    reports = [
+    known = [
         replace(report, address=addresses.get(report.node_id, report.address))
         for report in reports
         if report.generation == generation
     ]
-    reports = _with_announced(reports, seats, plan)
-    verdicts = [judge(report, worker) for report in reports for worker in report.workers]
-    known = {report.node_id for report in reports if _tells_the_end(report)}
-    missing = [seat for seat in seats if seat.node_id not in known]
-    planned = _planned_failure(generation, seats, plan)
+    known = _with_announced(known, seats, plan)
+    verdicts = [judge(report, worker) for report in known for worker in report.workers]
+    told = {report.node_id for report in known if _tells_the_end(report)}
+    missing = [seat for seat in seats if seat.node_id not in told]
+    planned = _planned_failure(seats, plan)
     cause = planned if planned is not None and planned.kind is CauseKind.HANG else None
     cause = cause or _choose(generation, verdicts, missing, plan) or planned
     if cause is None:
         return None
+    machines = addresses | {report.node_id: report.host or report.address for report in known}
+    host = cause.host or machines.get(cause.node_id, "")
     others = _describe_others(cause, verdicts, missing)
-    machines = {report.node_id: report.host or report.address for report in reports}
-    host = cause.host or machines.get(cause.node_id, "") or addresses.get(cause.node_id, "")
     return replace(cause, generation=generation, others=others, host=host)
-
-
-def _generation(reports: Sequence[NodeReport], world: World | None) -> int:
-    if world is not None:
-        return world.generation
-    return max((report.generation for report in reports), default=0)
 
 
 def _tells_the_end(report: NodeReport) -> bool:
@@ -92,9 +88,9 @@ def _tells_the_end(report: NodeReport) -> bool:
 def _choose(
     generation: int, verdicts: list[Verdict], missing: list[Seat], plan: Plan | None
 ) -> RootCause | None:
+    """Set aside what follows from other failures, and explain the earliest of the rest."""
     failures = sorted(
-        (verdict for verdict in verdicts if verdict.standing is not Standing.STOPPED),
-        key=lambda verdict: verdict.order,
+        (verdict for verdict in verdicts if verdict.standing is not Standing.STOPPED), key=_order
     )
     consequences = [verdict for verdict in failures if verdict.standing >= Standing.GOT_NO_ANSWER]
     first = failures[0] if failures else None
@@ -105,9 +101,7 @@ def _choose(
         early = _exited_before(failures, consequences, first)
         if early is not None:
             return _exited_early(early, consequences, verdicts)
-        if first.recognised.name in ERRORS:
-            return _mismatched(first, verdicts)
-        return _worker_failed(first, verdicts)
+        return _mismatched(first, verdicts) if first.recognised.name in ERRORS else _failed(first, verdicts)
     if lost is not None:
         return _node_lost(generation, lost, plan)
     if not consequences:
@@ -117,10 +111,14 @@ def _choose(
     return _only_consequences(consequences, verdicts)
 
 
+def _order(verdict: Verdict) -> tuple[int, float, int]:
+    return verdict.standing, verdict.failed_s, verdict.worker.rank
+
+
 # -- what the plan tells ----------------------------------------------------------------------------
 
 
-def _planned_failure(generation: int, seats: Sequence[Seat], plan: Plan | None) -> RootCause | None:
+def _planned_failure(seats: Sequence[Seat], plan: Plan | None) -> RootCause | None:
     """Return the failure that the plan contains; None without one."""
     failure = plan.failure if plan is not None else None
     if plan is None or failure is None:
@@ -132,7 +130,7 @@ def _planned_failure(generation: int, seats: Sequence[Seat], plan: Plan | None) 
     seat = next((seat for seat in seats if seat.node_id == node_id), None)
     slot = slot if kind is not CauseKind.START else None
     return RootCause(
-        generation,
+        0,
         kind,
         failure.words,
         node_id=node_id,
@@ -144,29 +142,20 @@ def _planned_failure(generation: int, seats: Sequence[Seat], plan: Plan | None) 
     )
 
 
-def _with_announced(
-    reports: Sequence[NodeReport], seats: Sequence[Seat], plan: Plan | None
-) -> list[NodeReport]:
+def _with_announced(reports: list[NodeReport], seats: Sequence[Seat], plan: Plan | None) -> list[NodeReport]:
     """Return the reports, with the end of the worker that a node announced and has not reported."""
     failure = plan.failure if plan is not None else None
     seat = next((seat for seat in seats if plan is not None and seat.node_id == plan.failed_node), None)
     if failure is None or seat is None or failure.slot is None or failure.kind is not FailureKind.WORKER:
-        return list(reports)
-    known = next((report for report in reports if report.node_id == seat.node_id), None)
-    if known is None:
-        known = NodeReport(seat.node_id, seat.incarnation, 0, 0.0, seat.address)
+        return reports
+    unknown = NodeReport(seat.node_id, seat.incarnation, 0, 0.0, seat.address)
+    known = next((report for report in reports if report.node_id == seat.node_id), unknown)
     if any(worker.state is WorkerState.FAILED for worker in known.workers):
-        return list(reports)
-    others = [report for report in reports if report.node_id != seat.node_id]
-    workers = (worker for worker in known.workers if worker.slot != failure.slot)
-    return [*others, replace(known, workers=(_announced(failure, failure.slot, seat), *workers))]
-
-
-def _announced(failure: Failure, slot: int, seat: Seat) -> WorkerReport:
+        return reports
     recognised = known_error(failure.error) or NOT_RECOGNISED
-    return WorkerReport(
-        slot,
-        seat.first_rank + slot,
+    announced = WorkerReport(
+        failure.slot,
+        seat.first_rank + failure.slot,
         WorkerState.FAILED,
         returncode=failure.returncode,
         error=failure.error,
@@ -175,28 +164,34 @@ def _announced(failure: Failure, slot: int, seat: Seat) -> WorkerReport:
         peer=recognised.peer,
         peer_rank=recognised.rank,
     )
+    others = [report for report in reports if report is not known]
+    workers = (worker for worker in known.workers if worker.slot != failure.slot)
+    return [*others, replace(known, workers=(announced, *workers))]
 
 
 # -- candidates -----------------------------------------------------------------------------------
 
 
-def _cause_at(verdict: Verdict, kind: CauseKind, what: str) -> RootCause:
-    """Return a root cause that names the worker of this verdict."""
-    worker = verdict.worker
+def _cause_at(verdict: Verdict, kind: CauseKind, what: str, **more: Any) -> RootCause:
+    """Return a root cause that names the worker of this verdict, with ``more`` fields."""
+    worker, report = verdict.worker, verdict.report
     return RootCause(
-        verdict.report.generation,
+        report.generation,
         kind,
         what,
-        node_id=verdict.report.node_id,
+        node_id=report.node_id,
         host=verdict.host,
         slot=worker.slot,
         rank=worker.rank,
+        **more,
     )
 
 
-def _worker_failed(first: Verdict, verdicts: list[Verdict]) -> RootCause:
-    return replace(
-        _cause_at(first, first.kind, first.what),
+def _failed(first: Verdict, verdicts: list[Verdict]) -> RootCause:
+    return _cause_at(
+        first,
+        first.kind,
+        first.what,
         where=_where(first, verdicts),
         line=first.line,
         meaning=_with_fact(first),
@@ -208,28 +203,28 @@ def _worker_failed(first: Verdict, verdicts: list[Verdict]) -> RootCause:
 
 
 def _mismatched(first: Verdict, verdicts: list[Verdict]) -> RootCause:
-    """Explain the error of the first worker, which says that the collectives differ."""
+    """Explain the error of the first worker, which says that the collectives differ: name the one that is unlike."""
     mismatch = find_mismatch(first, verdicts)
-    if mismatch is not None:
-        return _called_another(mismatch, first)
-    found = _worker_failed(first, verdicts)
-    if first.worker.returncode != -signal.SIGABRT and first.recognised.name != MISMATCH:
-        return found
-    next_step = "another worker may be the one that is wrong: compare what all ranks do there"
-    return replace(found, next_step=next_step, is_certain=False)
-
-
-def _called_another(mismatch: Mismatch, first: Verdict) -> RootCause:
-    """Name the worker that called something else than the others; ``first``: the worker with the error."""
-    found = replace(
-        _cause_at(mismatch.unlike or first, first.kind, mismatch.what),
-        meaning=_with_fact(first),
-        remedy=first.remedy,
+    if mismatch is None:
+        found = _failed(first, verdicts)
+        if first.worker.returncode != -signal.SIGABRT and first.recognised.name != MISMATCH:
+            return found
+        next_step = "another worker may be the one that is wrong: compare what all ranks do there"
+        return replace(found, next_step=next_step, is_certain=False)
+    meaning, remedy, kind = _with_fact(first), first.remedy, first.kind
+    if mismatch.unlike is None:
+        next_step = "compare what these ranks do there: it cannot be told which of them is wrong"
+        generation = first.report.generation
+        return RootCause(generation, kind, mismatch.what, meaning=meaning, remedy=remedy, next_step=next_step)
+    return _cause_at(
+        mismatch.unlike,
+        kind,
+        mismatch.what,
+        meaning=meaning,
+        remedy=remedy,
+        next_step=_next_step(first),
+        is_certain=mismatch.is_certain,
     )
-    if mismatch.unlike is not None:
-        return replace(found, next_step=_next_step(first), is_certain=mismatch.is_certain)
-    next_step = "compare what these ranks do there: it cannot be told which of them is wrong"
-    return replace(found, node_id="", host="", slot=None, rank=None, next_step=next_step)
 
 
 def _with_fact(first: Verdict) -> str:
@@ -257,17 +252,18 @@ def _next_step(first: Verdict) -> str:
 
 
 def _exited_early(first: Verdict, consequences: list[Verdict], verdicts: list[Verdict]) -> RootCause:
-    others = [verdict for verdict in verdicts if verdict.standing is not Standing.EXITED]
+    others = sum(verdict.standing is not Standing.EXITED for verdict in verdicts)
     waiting = consequences[0]
-    return replace(
-        _cause_at(first, CauseKind.EARLY_EXIT, first.what),
+    shows = f"the traceback of {waiting.id} shows in which collective it was then"
+    return _cause_at(
+        first,
+        CauseKind.EARLY_EXIT,
+        first.what,
         where=_where(first, verdicts),
-        meaning=f"its connections closed while {len(others)} other worker{'s' * (len(others) > 1)} still needed it",
+        meaning=f"its connections closed while {count(others, 'other worker')} still needed it",
         remedy="give all ranks the same number of batches and collectives, and let none return or call sys.exit(0) "
         "before the others",
-        next_step=f"the traceback of {waiting.id} shows in which collective it was then"
-        if waiting.worker.tail
-        else "",
+        next_step=shows if waiting.worker.tail else "",
         tail=waiting.worker.tail,
         tail_of=waiting.id,
         is_certain=first.ended_s <= min(verdict.ended_s for verdict in consequences)
@@ -280,7 +276,7 @@ def _node_lost(generation: int, seat: Seat, plan: Plan | None) -> RootCause:
     return RootCause(
         generation,
         CauseKind.NODE_LOST,
-        f"node {seat.node_id} was lost" if is_certain else f"node {seat.node_id} stopped reporting",
+        f"node {seat.node_id} {'was lost' if is_certain else 'stopped reporting'}",
         node_id=seat.node_id,
         host=seat.address,
         meaning="its machine, its agent or its network failed"
@@ -307,62 +303,53 @@ def _how_to_return(seat: Seat, plan: Plan | None) -> str:
 def _only_consequences(consequences: list[Verdict], verdicts: list[Verdict]) -> RootCause:
     """Explain a generation in which no worker is known to have failed by itself."""
     first = consequences[0]
-    error = first.recognised
-    absent = _awaited_worker(consequences, verdicts)
-    if absent is not None and error.name not in _CONNECTING:
-        return _cause_of_absence(absent, first)
+    error, worker = first.recognised, first.worker
+    awaited = _awaited_worker(consequences, verdicts) if error.name not in _CONNECTING else None
+    if awaited is not None:
+        return _cause_at(
+            awaited,
+            CauseKind.HANG,
+            "did not take part in a collective for which the other workers waited",
+            meaning=f"{first.id} reported: {first.what}",
+            remedy=first.remedy,
+            next_step=f"see what worker {awaited.id} did: saving, evaluating, loading data, or one batch less",
+            tail=awaited.worker.stack or worker.tail,
+            tail_of="" if awaited.worker.stack else first.id,
+            is_certain=False,
+        )
     is_network = error.nature is Nature.PEER or error.name in _CONNECTING
-    kind = CauseKind.NETWORK if is_network else CauseKind.UNKNOWN
-    peer = error.peer
     lost_peer = first.standing is Standing.LOST_PEER
-    broke = f"{first.id} lost its connection to {peer or 'another worker'}"
-    return replace(
-        _cause_at(first, kind, broke if lost_peer else first.what),
+    has_others = "other_machines" in first.report.facts
+    check = "check the network between these machines, and " if has_others else ""
+    return _cause_at(
+        first,
+        CauseKind.NETWORK if is_network else CauseKind.UNKNOWN,
+        f"{first.id} lost its connection to {error.peer or 'another worker'}" if lost_peer else first.what,
         where=_where(first, verdicts),
         meaning="no worker is known to have failed before" if lost_peer else first.meaning,
-        remedy=first.remedy or f"{_check_network(first)}look at the output of the other worker",
-        next_step=f"compare with the output of the workers on {peer}" if peer else "",
-        tail=first.worker.tail,
+        remedy=first.remedy or f"{check}look at the output of the other worker",
+        next_step=f"compare with the output of the workers on {error.peer}" if error.peer else "",
+        tail=worker.tail,
         is_certain=False,
     )
-
-
-def _check_network(first: Verdict) -> str:
-    return "check the network between these machines, and " if "other_machines" in first.report.facts else ""
 
 
 def _awaited_worker(consequences: list[Verdict], verdicts: list[Verdict]) -> Verdict | None:
     """Return the worker that the others waited for: one that they name, or the only one that did something else."""
     waited = [verdict for verdict in consequences if verdict.standing is Standing.GOT_NO_ANSWER]
-    for verdict in waited:
-        rank = verdict.recognised.rank
-        if rank is not None:
-            return next((other for other in verdicts if other.worker.rank == rank), None)
-    if not waited:
+    named = [verdict.recognised.rank for verdict in waited if verdict.recognised.rank is not None]
+    if named:
+        return next((other for other in verdicts if other.worker.rank == named[0]), None)
+    if not waited or len(verdicts) <= 2:
         return None
     rest = [verdict for verdict in verdicts if verdict not in waited]
     running = [verdict for verdict in rest if verdict.standing is Standing.STOPPED]
     unlike = [verdict for verdict in waited if verdict.recognised.name != waited[0].recognised.name]
-    for candidates in (rest, running, unlike, [waited[0]] if len(unlike) == len(waited) - 1 else []):
-        if len(candidates) == 1 and len(verdicts) > 2:
-            return candidates[0]
-    return None
+    like_none = [waited[0]] if len(unlike) == len(waited) - 1 else []
+    return next((found[0] for found in (rest, running, unlike, like_none) if len(found) == 1), None)
 
 
-def _cause_of_absence(absent: Verdict, first: Verdict) -> RootCause:
-    did = "did not take part in a collective for which the other workers waited"
-    return replace(
-        _cause_at(absent, CauseKind.HANG, did),
-        meaning=f"{first.id} reported: {first.what}",
-        remedy=first.remedy,
-        next_step=f"see what worker {absent.id} did: saving, evaluating, loading data, or one batch less",
-        tail=absent.worker.stack or first.worker.tail,
-        tail_of="" if absent.worker.stack else first.id,
-        is_certain=False,
-    )
-
-
-# -- lost nodes -----------------------------------------------------------------------------------
+# -- lost nodes, and workers that left ----------------------------------------------------------------
 
 
 def _lost_seat(missing: list[Seat], consequences: list[Verdict], plan: Plan | None) -> Seat | None:
@@ -381,22 +368,16 @@ def _is_reported_lost(seat: Seat, plan: Plan | None) -> bool:
 
 def _is_lost_first(lost: Seat, consequences: Sequence[Verdict], first: Verdict) -> bool:
     """Return whether connections to a lost node broke before a worker of another node failed by itself."""
-    broke_s = min(
-        (verdict.failed_s for verdict in consequences if verdict.recognised.peer == lost.address),
-        default=None,
-    )
-    if broke_s is None:
+    breaks = [verdict.failed_s for verdict in consequences if verdict.recognised.peer == lost.address]
+    if not breaks:
         return False
-    peers = {verdict.recognised.peer for verdict in consequences}
+    broke_s, peers = min(breaks), {verdict.recognised.peer for verdict in consequences}
     if broke_s < first.failed_s or first.report.address not in peers:
         return True
-    # Not because of the other worker, which still held its own connections. It may have ended because of the same loss.
-    return _ended_without_error(first) and broke_s < min(first.ended_s, first.failed_s + _FREEING_S)
-
-
-def _ended_without_error(verdict: Verdict) -> bool:
-    """Return whether it may have ended because a collective failed: with a code or an abort, and no error."""
-    return verdict.kind is CauseKind.EXIT_CODE or signal_name(verdict.worker.returncode) == "SIGABRT"
+    # Not because of the other worker, which still held its own connections. It may have ended because of the same loss:
+    # with a code or an abort, and no error, as a collective failed.
+    is_quiet = first.kind is CauseKind.EXIT_CODE or signal_name(first.worker.returncode) == "SIGABRT"
+    return is_quiet and broke_s < min(first.ended_s, first.failed_s + _FREEING_S)
 
 
 def _exited_before(
@@ -414,13 +395,15 @@ def _exited_before(
         for verdict in consequences
         if verdict.standing is Standing.LOST_PEER and verdict.failed_s < first.ended_s
     ]
+    if not broken:
+        return None
     peers = {verdict.recognised.peer for verdict in broken} - {""}
-    before_s = min(first.failed_s, *(verdict.failed_s for verdict in broken)) if broken else -math.inf
+    before_s = min(first.failed_s, *(verdict.failed_s for verdict in broken))
     exited = [
         verdict for verdict in failures if verdict.standing is Standing.EXITED and verdict.failed_s < before_s
     ]
-    involved = [verdict for verdict in exited if not peers or verdict.report.address in peers]
-    since_s = min((verdict.failed_s for verdict in involved), default=math.inf) - _FREEING_S
+    involved = [verdict.failed_s for verdict in exited if not peers or verdict.report.address in peers]
+    since_s = min(involved, default=math.inf) - _FREEING_S
     return next((verdict for verdict in exited if verdict.failed_s >= since_s), None)
 
 
@@ -443,8 +426,8 @@ def _describe_others(
     cause: RootCause, verdicts: Sequence[Verdict], missing: Sequence[Seat]
 ) -> tuple[str, ...]:
     """Return lines about the other workers, with identical errors as one; those first that failed by themselves."""
-    first = next((verdict for verdict in verdicts if _is_at(verdict, cause)), None)
-    rest = [verdict for verdict in verdicts if verdict is not first]
+    rest = [verdict for verdict in verdicts if verdict.id != cause.worker]
+    first = next((verdict for verdict in verdicts if verdict.id == cause.worker), None)
     own = [verdict for verdict in rest if verdict.standing <= Standing.FAILED_WHILE_STOPPED]
     lines = _own_failures(first, own)
     for standing, did in (
@@ -460,31 +443,24 @@ def _describe_others(
     ]
     if stopped:
         lines.append(f"{_names(stopped)} {'was' if len(stopped) == 1 else 'were'} stopped by the agent")
-    silent = [
-        seat.node_id
-        for seat in missing
-        if cause.kind is not CauseKind.NODE_LOST or seat.node_id != cause.node_id
-    ]
+    lost = cause.node_id if cause.kind is CauseKind.NODE_LOST else None
+    silent = [seat.node_id for seat in missing if seat.node_id != lost]
     if silent:
-        lines.append(f"no report from {', '.join(silent[:_MOST_NAMES])}{_more(len(silent))}")
+        lines.append(f"no report from {_listed(silent)}")
     return tuple(lines)
-
-
-def _is_at(verdict: Verdict, cause: RootCause) -> bool:
-    return (verdict.report.node_id, verdict.worker.slot) == (cause.node_id, cause.slot)
 
 
 def _own_failures(first: Verdict | None, own: list[Verdict]) -> list[str]:
     """Return one line for each different error; ``first``: the worker that is the cause, if it is one."""
     groups: dict[str, list[Verdict]] = {}
-    for verdict in sorted(own, key=lambda verdict: verdict.order):
+    for verdict in sorted(own, key=_order):
         groups.setdefault(verdict.key, []).append(verdict)
     lines = []
     for key, group in groups.items():
-        if first is not None and key == first.key:
-            lines.append(f"{_names(group)} failed with the same error{_later(first, group[0])}")
-        else:
-            lines.append(f"{_names(group)} failed too{_later(first, group[0])}: {_short(group[0].what)}")
+        is_same = first is not None and key == first.key
+        did, error = "failed with the same error" if is_same else "failed too", group[0].what
+        line = f"{_names(group)} {did}{_later(first, group[0])}"
+        lines.append(line if is_same else f"{line}: {cut(error, _WHAT_CHARACTERS)}")
     return lines[:_MOST_LINES]
 
 
@@ -500,13 +476,9 @@ def _names(group: list[Verdict]) -> str:
     if len(group) == 1:
         return f"{group[0].id} (rank {group[0].worker.rank})"
     in_order = sorted(group, key=lambda verdict: verdict.worker.rank)
-    names = ", ".join(verdict.id for verdict in in_order[:_MOST_NAMES])
-    return f"{len(group)} workers ({names}{_more(len(group))})"
+    return f"{len(group)} workers ({_listed([verdict.id for verdict in in_order])})"
 
 
-def _more(total: int) -> str:
-    return f" and {total - _MOST_NAMES} more" if total > _MOST_NAMES else ""
-
-
-def _short(what: str) -> str:
-    return what if len(what) <= _WHAT_CHARACTERS else what[: _WHAT_CHARACTERS - 1] + "…"
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(names[:_MOST_NAMES])}{more}"

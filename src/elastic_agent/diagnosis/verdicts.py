@@ -12,9 +12,20 @@ import re
 from dataclasses import dataclass, replace
 
 from .cause import CauseKind
-from .known_errors import CAUSES, NOT_RECOGNISED, Nature, Recognised, known_error, known_errors, readable
+from .known_errors import (
+    CAUSES,
+    MEANINGS,
+    NOT_RECOGNISED,
+    REMEDIES,
+    Nature,
+    Recognised,
+    ending,
+    known_error,
+    known_errors,
+    readable,
+    signal_name,
+)
 from .records import NodeReport, WorkerReport, WorkerState
-from .signals import MEANINGS, REMEDIES, ending, signal_name
 
 _TRACEBACK = "Traceback (most recent call last):"
 _LINKS = ("During handling of the above ", "The above exception was the direct cause ")
@@ -81,11 +92,6 @@ class Verdict:
         return _NEVER_THE_SAME.sub("#", self.what)
 
     @property
-    def order(self) -> tuple[int, float, int]:
-        """The sort key; the first cause has the lowest."""
-        return self.standing, self.failed_s, self.worker.rank
-
-    @property
     def failed_s(self) -> float:
         """The time at which it failed, by the clock of its node; infinite: not known."""
         return self.worker.failed_s if self.worker.failed_s is not None else self.ended_s
@@ -98,47 +104,18 @@ class Verdict:
 
 def judge(report: NodeReport, worker: WorkerReport) -> Verdict:
     """Decide whether the worker failed, and whether that can be the first cause."""
-    if worker.state is WorkerState.SUCCEEDED:
-        what = "exited with code 0 while other workers still ran"
-        return Verdict(report, worker, Standing.EXITED, CauseKind.EARLY_EXIT, what)
-    if worker.state is WorkerState.HUNG:
-        standing = Standing.FAILED if worker.error else Standing.GOT_NO_ANSWER
-        return Verdict(report, worker, standing, CauseKind.HANG, worker.error or "made no progress")
-    if worker.state is WorkerState.FAILED:
-        return _failed(report, worker)
-    if worker.state is WorkerState.STOPPED:
-        return _stopped(report, worker)
+    match worker.state:
+        case WorkerState.SUCCEEDED:
+            what = "exited with code 0 while other workers still ran"
+            return Verdict(report, worker, Standing.EXITED, CauseKind.EARLY_EXIT, what)
+        case WorkerState.HUNG:
+            standing = Standing.FAILED if worker.error else Standing.GOT_NO_ANSWER
+            return Verdict(report, worker, standing, CauseKind.HANG, worker.error or "made no progress")
+        case WorkerState.FAILED:
+            return _failed(report, worker)
+        case WorkerState.STOPPED:
+            return _stopped(report, worker)
     return Verdict(report, worker, Standing.STOPPED, CauseKind.UNKNOWN)
-
-
-def _failed(report: NodeReport, worker: WorkerReport) -> Verdict:
-    error = first_error(worker)
-    recognised = _recognised(report, worker, error)
-    if _was_out_of_memory(report, worker, recognised):
-        return _out_of_memory(report, worker, error)
-    verdict = Verdict(
-        report,
-        worker,
-        _STANDINGS[recognised.nature],
-        CauseKind.EXCEPTION,
-        readable(error),
-        recognised,
-        recognised.meaning,
-        recognised.remedy,
-    )
-    if error:
-        return verdict
-    name, what = signal_name(worker.returncode), ending(worker.returncode)
-    if not name:
-        what = f"{what}; its last line: {worker.last_line}" if worker.last_line else what
-        return replace(verdict, kind=CauseKind.EXIT_CODE, what=what)
-    return replace(
-        verdict,
-        kind=CauseKind.SIGNAL,
-        what=what,
-        meaning="; ".join(filter(None, (MEANINGS.get(name, ""), verdict.meaning))),
-        remedy=verdict.remedy or REMEDIES.get(name, ""),
-    )
 
 
 _STANDINGS = {
@@ -148,6 +125,34 @@ _STANDINGS = {
     Nature.PEER: Standing.LOST_PEER,
     Nature.STOPPED: Standing.STOPPED,
 }
+
+
+def _failed(report: NodeReport, worker: WorkerReport) -> Verdict:
+    error = first_error(worker)
+    recognised = _recognised(report, worker, error)
+    name, what = signal_name(worker.returncode), ending(worker.returncode)
+    if _was_out_of_memory(report, worker, recognised):
+        limit = report.facts.get("memory_limit", "")
+        return Verdict(
+            report,
+            worker,
+            Standing.FAILED,
+            CauseKind.OUT_OF_MEMORY,
+            f"out of memory: {what if name else error}",
+            meaning="the kernel killed it because the memory was used up"
+            + (f" (limit {limit})" if limit else ""),
+            remedy="use fewer DataLoader workers or smaller batches, or raise the memory limit of the job",
+        )
+    kind, meaning, remedy = CauseKind.EXCEPTION, recognised.meaning, recognised.remedy
+    if not error and name:
+        kind = CauseKind.SIGNAL
+        meaning = "; ".join(filter(None, (MEANINGS.get(name, ""), meaning)))
+        remedy = remedy or REMEDIES.get(name, "")
+    elif not error:
+        kind = CauseKind.EXIT_CODE
+        what = f"{what}; its last line: {worker.last_line}" if worker.last_line else what
+    standing = _STANDINGS[recognised.nature]
+    return Verdict(report, worker, standing, kind, readable(error) or what, recognised, meaning, remedy)
 
 
 def _stopped(report: NodeReport, worker: WorkerReport) -> Verdict:
@@ -169,21 +174,6 @@ def _was_out_of_memory(report: NodeReport, worker: WorkerReport, recognised: Rec
     killed = signal_name(worker.returncode) == "SIGKILL" or recognised.name == "loader-killed"
     is_named = str(worker.pid) in _KILLED.findall(report.facts.get("kernel_log", ""))
     return killed and (report.facts.get("oom_kills", "0") not in ("", "0") or is_named)
-
-
-def _out_of_memory(report: NodeReport, worker: WorkerReport, error: str) -> Verdict:
-    how = ending(worker.returncode) if signal_name(worker.returncode) else error
-    limit = report.facts.get("memory_limit", "")
-    return Verdict(
-        report,
-        worker,
-        Standing.FAILED,
-        CauseKind.OUT_OF_MEMORY,
-        f"out of memory: {how}",
-        meaning="the kernel killed it because the memory was used up"
-        + (f" (limit {limit})" if limit else ""),
-        remedy="use fewer DataLoader workers or smaller batches, or raise the memory limit of the job",
-    )
 
 
 def _recognised(report: NodeReport, worker: WorkerReport, error: str) -> Recognised:

@@ -1,20 +1,16 @@
-"""Shows what a process waits for: a line that is rewritten in place on a terminal, sparse log lines elsewhere.
-
-There is no thread here: the waiting code calls ``tick`` when ``next_due_s`` has come, or at any other time.
-"""
+"""Shows what a process waits for: a line that is rewritten in place on a terminal, sparse log lines elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TextIO
 
 _ERASE_LINE = "\r\x1b[K"
-_REFRESH_S = 1.0
 _CHANGE_GAP_S = 1.0
-_LOG_AFTER_S = (0.0, 10.0, 30.0, 60.0)
+_LOG_AFTER_S = (10.0, 30.0, 60.0)
 _LOG_EVERY_S = 60.0
 _USUAL_COLUMNS = 80
 _CUT = "..."
@@ -81,45 +77,46 @@ class StatusLine:
 
 
 class WaitingReporter:
-    """Shows what is waited for, and for how long already.
+    """Shows what is waited for, and for how long already. Whoever waits calls ``update`` about once a second.
 
     With a status line the text is shown there and nothing is logged. Without one it is logged at 0, 10, 30 and 60
-    s, then every 60 s, and when the facts change (at most once a second, however many nodes arrive).
+    s, then every 60 s, and when the topic changes (at most once a second, however many nodes arrive).
 
     Args:
         status: the terminal's status line, or None.
-        log: called with the text and the fields ``waited_s`` and the facts, e.g. ``get_logger().info``.
+        log: called with the text and the field ``waited_s``, e.g. ``get_logger().info``.
         clock: seconds of a clock that never goes back.
     """
 
     def __init__(
         self, status: StatusLine | None, log: Callable[..., object], clock: Callable[[], float]
     ) -> None:
-        self._line = status
+        self._line, self._log, self._clock = status, log, clock
         self._is_shared = False
-        self._log = log
-        self._clock = clock
         self._since_s: float | None = None
-        self._text = ""
-        self._facts: dict[str, object] = {}
-        self._shown_facts: dict[str, object] = {}
-        self._told_s = 0.0
-        self._logs_due = 0  # how many of the planned log times have passed
+        self._due_s = self._told_s = 0.0
+        self._told_topic = ""
 
-    def update(self, text: str, facts: Mapping[str, object], already_s: float = 0.0) -> None:
-        """Set what is waited for now.
+    def update(self, text: str, topic: str = "", already_s: float = 0.0) -> None:
+        """Show what is waited for now, or log it if that is due.
 
         Args:
             text: the sentence to show.
-            facts: the few values whose change is worth a log line, and its fields; one that is the text itself
-                is not shown twice.
+            topic: what of it is worth a log line when it changes.
             already_s: for how long it was waited for before the first update, seconds.
         """
-        self._text, self._facts = text, dict(facts)
+        now_s = self._clock()
         if self._since_s is None:
-            self._since_s = self._clock() - already_s
-            self._logs_due = 0
-        self.tick()
+            self._since_s, self._due_s = now_s - already_s, now_s
+        waited_s = now_s - self._since_s
+        is_news = topic != self._told_topic and now_s - self._told_s >= _CHANGE_GAP_S
+        if self._line is not None and self.is_live:
+            self._line.show(text, f" ({_duration(waited_s)})")
+        elif now_s >= self._due_s or is_news:
+            self._log(text, waited_s=round(waited_s, 1))
+            self._told_s, self._told_topic = now_s, topic
+            later_s = (after_s for after_s in _LOG_AFTER_S if after_s > waited_s)
+            self._due_s = self._since_s + next(later_s, _LOG_EVERY_S * (waited_s // _LOG_EVERY_S + 1))
 
     def share(self, is_shared: bool) -> None:
         """Say whether others write to the terminal, such as workers: then there is no live line, which would erase the
@@ -129,14 +126,9 @@ class WaitingReporter:
             self._line.clear()
 
     @property
-    def _status(self) -> StatusLine | None:
-        line = self._line
-        return line if line is not None and not self._is_shared and line.is_in_front else None
-
-    @property
     def is_live(self) -> bool:
         """Whether a live line shows the wait, and nothing is logged."""
-        return self._status is not None
+        return self._line is not None and not self._is_shared and self._line.is_in_front
 
     @property
     def is_cut(self) -> bool:
@@ -148,41 +140,6 @@ class WaitingReporter:
         self._since_s = None
         if self._line is not None:
             self._line.clear()
-
-    def tick(self) -> None:
-        """Show or log what is due now."""
-        if self._since_s is None:
-            return
-        now_s = self._clock()
-        if (line := self._status) is not None:
-            line.show(self._text, f" ({_duration(now_s - self._since_s)})")
-            self._told_s = now_s
-            return
-        due_s = self.next_due_s
-        if due_s is not None and now_s >= due_s:
-            fields = {name: value for name, value in self._facts.items() if value != self._text}
-            self._log(self._text, waited_s=round(now_s - self._since_s, 1), **fields)
-            self._told_s, self._shown_facts = now_s, self._facts
-            while self._planned_s(self._since_s) <= now_s:
-                self._logs_due += 1
-
-    @property
-    def next_due_s(self) -> float | None:
-        """When ``tick`` should be called next, on the clock; None while nothing is waited for."""
-        if self._since_s is None:
-            return None
-        if self._status is not None:
-            return self._told_s + _REFRESH_S
-        planned_s = self._planned_s(self._since_s)
-        if self._logs_due and self._facts != self._shown_facts:
-            return min(planned_s, self._told_s + _CHANGE_GAP_S)
-        return planned_s
-
-    def _planned_s(self, since_s: float) -> float:
-        """Return the next of the planned log times, on the clock."""
-        if self._logs_due < len(_LOG_AFTER_S):
-            return since_s + _LOG_AFTER_S[self._logs_due]
-        return since_s + _LOG_AFTER_S[-1] + (self._logs_due - len(_LOG_AFTER_S) + 1) * _LOG_EVERY_S
 
 
 def _duration(length_s: float) -> str:

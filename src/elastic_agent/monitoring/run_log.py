@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from elastic_agent.diagnosis.cause import RootCause
-from elastic_agent.diagnosis.known_errors import Nature, known_error
-from elastic_agent.diagnosis.render import described, headline, render
+from elastic_agent.diagnosis.cause import RootCause, described, headline, render
 from elastic_agent.protocol import FailureKind, Phase, Plan, World, names
 
 from .status import GenerationStatus, NodeStatus, unexplained
@@ -62,12 +60,8 @@ class RunLog:
         self._generations: dict[int, GenerationStatus] = {}
         self._earlier: dict[int, GenerationStatus] = {}
         """Those that earlier agents have recorded."""
-        self._unrecorded: list[int] = []
-        """Of these, the ones whose end they did not record."""
         self._first: Plan | None = None
-        """The first one that was seen."""
-        self._ended_before: GenerationStatus | None = None
-        """The generation that it has ended, as far as the plan shows; it was not seen here, and may not be recorded."""
+        """The first plan that was seen."""
         self._last: World | None = None
         """The newest world that has run."""
         self._departures: dict[str, NodeStatus] = {}
@@ -86,8 +80,6 @@ class RunLog:
     def generations(self) -> tuple[GenerationStatus, ...]:
         """The newest :data:`KEPT_GENERATIONS`, the oldest of them first."""
         known = {number: row for number, row in self._earlier.items() if self._may_precede(number)}
-        if self._ended_before is not None:
-            known.setdefault(self._ended_before.generation, self._ended_before)
         known |= self._generations
         return tuple(known[number] for number in sorted(known)[-KEPT_GENERATIONS:])
 
@@ -98,20 +90,16 @@ class RunLog:
 
     def recall(self, recorded: Iterable[GenerationStatus]) -> None:
         """Put these generations, which earlier agents of the run have recorded, before those that are seen."""
-        self._earlier = {row.generation: row for row in recorded}
-        self._unrecorded = [number for number, row in self._earlier.items() if row.is_running]
-        self._end_unrecorded()
+        self._earlier = {row.generation: self._ended(row) for row in recorded}
         self._forget_stacks()
 
-    def _end_unrecorded(self) -> None:
-        """Add what the first plan shows of their end to generations whose end no agent recorded."""
-        earlier = self._ended_before
-        for number in self._unrecorded:
-            row = self._earlier[number]
-            others = [node_id for node_id in row.nodes if node_id != self._node_id]
-            more = f"; elastic-agent why on {others[0]} may tell" if others else ""
-            why = f"; {earlier.end}" if earlier is not None and earlier.generation == number else ""
-            self._earlier[number] = _without_end(row, f"{NOT_RECORDED}{why}{more}")
+    def _ended(self, row: GenerationStatus) -> GenerationStatus:
+        """Return a generation as it was recorded, which does not run any more, although its end may not be recorded."""
+        if not row.is_running:
+            return row
+        others = [node_id for node_id in row.nodes if node_id != self._node_id]
+        more = f"; elastic-agent why on {others[0]} may tell" if others else ""
+        return _without_end(row, f"{NOT_RECORDED}{more}")
 
     def _may_precede(self, generation: int) -> bool:
         """Tell whether a run that is seen from its first plan on can have had this generation before."""
@@ -133,17 +121,16 @@ class RunLog:
             plan: the newest; a node that was away has not seen those before it.
             now_s: seconds since 1970.
             incarnation: of this machine's node; None: no plan is missed, as the coordinator is in this process.
-            was_away: this node had lost its lease: when the last generation ended was not seen.
+            was_away: this node had lost its lease: the end of the last generation was not seen.
         """
         before, self.plan = self.plan, plan
-        is_gap = incarnation is not None and _misses_end(before, plan)
+        is_seen = not was_away and (incarnation is None or not _misses_end(before, plan))
         if self._first is None:
             self._first = plan
-            self._note_end_before(plan, now_s)
         if before is None or (before.phase, before.generation) != (plan.phase, plan.generation):
             self.since_s = now_s
-        ended = self._end(plan, None if is_gap or was_away else now_s, is_seen=not is_gap)
-        if is_gap:
+        ended = self._end(plan, now_s, is_seen=is_seen)
+        if not is_seen:
             self._last = plan.world  # which nodes are gone since the one before, and why, was not seen
         self._note_departures(before, plan, now_s)
         world = plan.world if plan.phase is Phase.RUNNING else None
@@ -166,31 +153,6 @@ class RunLog:
         self._forget_old()
         return Change(ended, has_begun=True)
 
-    def _note_end_before(self, plan: Plan, now_s: float) -> None:
-        """Note the generation that the first plan has ended: this machine was not there, or its agent was killed."""
-        world = plan.world
-        if plan.phase is not Phase.FORMING or world is None or plan.generation != world.generation + 1:
-            return
-        nodes, end = tuple(seat.node_id for seat in world.seats), symptom(plan) or plan.reason
-        gone = {
-            self._node_id,
-            *plan.lost,
-            *(seat.node_id for seat in world.seats if seat.incarnation in plan.leaving),
-        }
-        others = [node_id for node_id in nodes if node_id not in gone]
-        more = f"; elastic-agent why on {others[0]} may tell more" if others else ""
-        self._ended_before = GenerationStatus(
-            world.generation,
-            now_s,
-            nodes=nodes,
-            workers=world.world_size,
-            end=end,
-            cause=f"{end}{more}" if _is_failure(plan) else "",
-            failed=_is_failure(plan),
-            began_earlier=True,
-        )
-        self._end_unrecorded()
-
     def explain(self, generation: int, cause: RootCause, stacks: str = "") -> None:
         """Note the root cause of a generation's end, and where its workers were if they hung.
 
@@ -208,8 +170,8 @@ class RunLog:
             )
             self._forget_stacks()
 
-    def _end(self, plan: Plan, now_s: float | None, *, is_seen: bool) -> tuple[int, ...]:
-        """Note which generations a plan ends; ``now_s`` None: it is not known when; ``is_seen``: the plan says why."""
+    def _end(self, plan: Plan, now_s: float, *, is_seen: bool) -> tuple[int, ...]:
+        """Note which generations a plan ends; ``is_seen``: now, and as the plan says."""
         ended = tuple(
             number
             for number, row in self._generations.items()
@@ -310,14 +272,6 @@ def symptom(plan: Plan) -> str:
     """Return what is certain of a failure that ended a generation; empty: the plan has the reason."""
     failed = _SYMPTOMS.get(plan.failure.kind, "") if plan.failure is not None else ""
     return f"{failed}, {names(plan.lost)} lost" if failed and plan.lost else failed
-
-
-def broken_connection(plan: Plan) -> str:
-    """Return what is certain of a failure that follows from another worker's; empty: it does not."""
-    error = known_error(plan.failure.error) if plan.failure is not None and plan.failure.error else None
-    if error is None or error.nature is not Nature.PEER:
-        return ""
-    return f"{plan.failed_node} lost its connection to another worker; which one is not known yet"
 
 
 def _is_failure(plan: Plan) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from elastic_agent.diagnosis.hangs import find_standstill
-from elastic_agent.diagnosis.records import GroupProgress, NodeReport, Usage, WorkerReport, WorkerState
+from elastic_agent.diagnosis.records import NodeReport, Usage
 from elastic_agent.protocol import FailureKind, Lease, Member, Phase, Plan, Seat, State, Waiting, end_reason
 
-from .goodput import Goodput
 from .rates import find_stragglers
 
 JOIN_CAUSES = (
@@ -26,6 +26,24 @@ IN_LAST_WORLD = "in the last world"
 
 UNKNOWN = "unknown"
 """The phase of a run that had not ended when it was last seen, and the state of its workers."""
+
+
+class Goodput(Struct, frozen=True, omit_defaults=True):
+    """How one node spent its time since its agent was started, in seconds."""
+
+    training_s: float = 0.0
+    """From the first step that the workers report, or their start if they report none, until they end."""
+    other_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """The whole time, in seconds."""
+        return self.training_s + self.other_s
+
+    @property
+    def share(self) -> float | None:
+        """Training divided by the whole time, 0 to 1; None before any time has passed."""
+        return self.training_s / self.total_s if self.total_s > 0 else None
 
 
 class GenerationStatus(Struct, frozen=True, omit_defaults=True):
@@ -79,8 +97,6 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     first_rank: int | None = None
     step: int | None = None
     """The newest step that a worker of the node reported."""
-    collectives: tuple[str, ...] = ()
-    """The last collective of each of its workers, by slot; empty: not known."""
     seen_s: float | None = None
     """When the node wrote its newest report, by its own clock; seconds since 1970."""
     note: str = ""
@@ -93,9 +109,6 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     """Where the output of its workers is on its machine."""
     departed_s: float | None = None
     """When it was seen to leave the world or to be lost; seconds since 1970. None: it is there."""
-    collectives_s: float | None = None
-    """When its workers were in their last collectives, by its own clock; seconds since 1970. None: they still are, or
-    it is not known."""
     optimizer_steps: int | None = None
     """The most optimizer steps that were counted of one of its workers since the worker's start; None: not known."""
     steps: tuple[int | None, ...] = ()
@@ -210,7 +223,7 @@ def of_ended_agent(status: RunStatus) -> RunStatus:
 
     def aged(node: NodeStatus) -> NodeStatus:
         role = IN_LAST_WORLD if node.role == "left" and node.node_id in others else node.role
-        node = replace(node, role=role, seen_s=None, collectives_s=None)
+        node = replace(node, role=role, seen_s=None)
         if role != "leaving":
             return node
         why = "" if last is not None and last.failed else status.reason
@@ -346,24 +359,18 @@ def _standstill(present: Sequence[NodeReport], world_size: int, asked_s: float) 
     )
 
 
+@dataclass(frozen=True)
 class _Nodes:
-    """The rows of the table."""
+    """What the rows of the table are made of: members and leases by incarnation, reports by node."""
 
-    def __init__(
-        self,
-        plan: Plan | None,
-        members: Mapping[str, Member],
-        leases: Mapping[str, Lease],
-        reports: Mapping[str, NodeReport],
-    ) -> None:
-        self._plan = plan
-        self._members = members
-        self._leases = leases
-        self._reports = reports
+    plan: Plan | None
+    members: Mapping[str, Member]
+    leases: Mapping[str, Lease]
+    reports: Mapping[str, NodeReport]
 
     def all(self, departures: Sequence[NodeStatus]) -> tuple[NodeStatus, ...]:
         """Return the nodes of the world by rank, then the others by name, then those that are gone."""
-        plan = self._plan
+        plan = self.plan
         seats = plan.world.seats if plan is not None and plan.world is not None else ()
         rows = [self._seated(seat) for seat in seats]
         seated = {seat.incarnation for seat in seats}
@@ -371,7 +378,7 @@ class _Nodes:
         known = (
             {seat.node_id for seat in seats} if plan is not None and plan.phase is Phase.RUNNING else set()
         )
-        others = sorted(self._members.values(), key=lambda node: (node.node_id, node.incarnation))
+        others = sorted(self.members.values(), key=lambda node: (node.node_id, node.incarnation))
         departed = {node.node_id for node in departures}
         for member in others:
             has_row = member.node_id in (known if member.state is State.READY else known | departed)
@@ -383,9 +390,9 @@ class _Nodes:
         return (*rows, *(node for node in departures if node.node_id not in present))
 
     def _seated(self, seat: Seat) -> NodeStatus:
-        plan = self._plan
+        plan = self.plan
         assert plan is not None  # it has the seat
-        member, lease = self._members.get(seat.incarnation), self._leases.get(seat.incarnation)
+        member, lease = self.members.get(seat.incarnation), self.leases.get(seat.incarnation)
         runs = plan.phase is Phase.RUNNING
         role = self._seated_role(plan, seat, member)
         note = ""
@@ -404,7 +411,7 @@ class _Nodes:
         if plan.phase is Phase.RUNNING:
             return IN_WORLD
         # Without any record, none has been read: the plan alone is known.
-        if (member is None and self._members) or (member is not None and member.state is State.LEFT):
+        if (member is None and self.members) or (member is not None and member.state is State.LEFT):
             return "left"
         if seat.incarnation in plan.leaving:
             return "leaving"
@@ -412,18 +419,19 @@ class _Nodes:
 
     def _unseated(self, member: Member, *, has_row: bool) -> NodeStatus | None:
         """Return the row of a node without a seat; ``has_row``: by another record it has one, or is gone."""
-        plan, lease = self._plan, self._leases.get(member.incarnation)
+        plan, lease = self.plan, self.leases.get(member.incarnation)
         if lease is None or lease.revoked:
             return None  # an earlier incarnation
         refusal = plan.refused.get(member.incarnation) if plan is not None else None
         if refusal is not None:
             role = "refused"
-        elif plan is None or member.state is State.READY:
-            role = self._joining_role(plan, is_twin=has_row)
-        elif has_row:
+        elif member.state is not State.READY and plan is not None and has_row:
             return None  # its workers of an earlier world, whose end it did not announce
-        elif plan.is_terminal:
+        elif plan is not None and plan.is_terminal:
             role = "ended"
+        elif plan is None or member.state is State.READY:  # it has no workers yet
+            standing = "standing by" if plan is not None and plan.phase is Phase.RUNNING else "joining"
+            role = "rejoining" if has_row else standing
         else:
             is_leaving = member.state is State.LEAVING or member.incarnation in plan.leaving
             role = "leaving" if is_leaving else IN_LAST_WORLD
@@ -437,20 +445,12 @@ class _Nodes:
             refusal.why if refusal is not None else "",
         )
 
-    @staticmethod
-    def _joining_role(plan: Plan | None, *, is_twin: bool) -> str:
-        """Return that of a node that has registered, and has no workers yet."""
-        if plan is not None and plan.is_terminal:
-            return "ended"
-        if is_twin:
-            return "rejoining"
-        return "standing by" if plan is not None and plan.phase is Phase.RUNNING else "joining"
-
     def _row(
         self, node_id: str, role: str, state: str, address: str, slots: int, rank: int | None, note: str
     ) -> NodeStatus:
-        report = self._reports.get(node_id)
-        present = report if report is not None and self._is_present(report) else None
+        report = self.reports.get(node_id)
+        generation = self.plan.generation if self.plan is not None else None
+        present = report if report is not None and report.generation == generation else None
         workers = present.workers if present is not None else ()
         return NodeStatus(
             node_id,
@@ -461,28 +461,12 @@ class _Nodes:
             slots,
             rank,
             max((worker.step for worker in workers if worker.step is not None), default=None),
-            tuple(map(_last_collective, workers)),
             report.written_s if report is not None else None,
             note,
             steps_per_s=present.steps_per_s if present is not None else None,
             waits=tuple(worker.waits for worker in workers),
             log_dir=report.log_dir if report is not None else "",
-            collectives_s=present.collectives_s if present is not None else None,
             optimizer_steps=max((worker.optimizer_steps or 0 for worker in workers), default=0) or None,
             steps=tuple(worker.step or worker.optimizer_steps for worker in workers),
             usage=present.usage if present is not None else {},
         )
-
-    def _is_present(self, report: NodeReport) -> bool:
-        return self._plan is not None and report.generation == self._plan.generation
-
-
-def _last_collective(worker: WorkerReport) -> str:
-    if worker.state is not WorkerState.RUNNING:
-        return worker.state.value
-    newest: GroupProgress | None = max(worker.progress, key=lambda group: group.enqueued, default=None)
-    if newest is None or newest.enqueued < 0:
-        return ""
-    name = newest.last.name if newest.last is not None else "collective"
-    under_way = " (under way)" if newest.completed < newest.enqueued else ""
-    return f"{name} {newest.enqueued}{under_way}"

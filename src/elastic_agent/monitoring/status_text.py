@@ -5,10 +5,19 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from elastic_agent.printable import cut
 from elastic_agent.protocol import count
 
-from .goodput import Goodput
-from .status import IN_LAST_WORLD, IN_WORLD, UNKNOWN, GenerationStatus, NodeStatus, RunStatus, Standstill
+from .status import (
+    IN_LAST_WORLD,
+    IN_WORLD,
+    UNKNOWN,
+    GenerationStatus,
+    Goodput,
+    NodeStatus,
+    RunStatus,
+    Standstill,
+)
 
 SHOWN_GENERATIONS = 10
 GENERATION_HEADER = ("", "BEGAN", "LASTED", "WORLD", "END")
@@ -176,7 +185,6 @@ _HEADER = (
     "STEP",
     "STEPS/S",
     "WAITS",
-    "LAST COLLECTIVE",
     "SEEN",
 )
 
@@ -214,10 +222,7 @@ def _node_row(node: NodeStatus, now_s: float) -> Row:
     if step != "-" and node.seen_s is not None and now_s - node.seen_s >= FRESH_S:
         step = f"{step} ({seen})"  # nodes that train together reported at different times
     speed = "-" if node.steps_per_s is None else f"{node.steps_per_s:.3g}"
-    return (
-        *(node.node_id, node.address, ranks, state, step, speed, _waits(node.waits)),
-        *(_collectives(node, now_s), seen),
-    )
+    return node.node_id, node.address, ranks, state, step, speed, _waits(node.waits), seen
 
 
 def _step(node: NodeStatus) -> str:
@@ -235,23 +240,12 @@ def _waits(each: Sequence[float | None]) -> str:
     return f"{least} %" if least == most else f"{least}-{most} %"
 
 
-def _collectives(node: NodeStatus, now_s: float) -> str:
-    """Return what all workers have in common, or each by itself, with its age, which differs between nodes."""
-    known = list(dict.fromkeys(collective for collective in node.collectives if collective))
-    if not known:
-        return "-"
-    shown = known[0] if len(known) == 1 else ", ".join(collective or "-" for collective in node.collectives)
-    if node.collectives_s is None or now_s - node.collectives_s < FRESH_S:
-        return shown
-    return f"{shown}, {duration(now_s - node.collectives_s)} ago"
-
-
 def _generations(generations: Sequence[GenerationStatus], phase: str) -> list[str]:
     shown = generations[-SHOWN_GENERATIONS:]
     left_out = len(generations) - len(shown)
     head = f"generations (the last {len(shown)} of {len(generations)}):" if left_out else "generations:"
     rows = [generation_row(row, phase) for row in shown]
-    table = _table(GENERATION_HEADER, [(*row[:-1], _shortened(row[-1])) for row in rows])
+    table = _table(GENERATION_HEADER, [(*row[:-1], cut(row[-1], LONGEST_END)) for row in rows])
     hint = ["root causes: elastic-agent why"] if any(row.cause for row in shown) else []
     return [head, *table, *hint]
 
@@ -276,10 +270,6 @@ def _clock(moment_s: float) -> str:
         return datetime.datetime.fromtimestamp(moment_s).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return "?"  # another client wrote it
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_END else f"{text[: LONGEST_END - 1]}…"
 
 
 def _table(header: Row, rows: Sequence[Row]) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from elastic_agent.monitoring.status import UNKNOWN, RunStatus
+from elastic_agent.monitoring.status import UNKNOWN, NodeStatus, RunStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -53,6 +53,27 @@ class _Gauge(NamedTuple):
     """By the values of the labels."""
 
 
+_OF_NODES: tuple[tuple[str, str, Callable[[NodeStatus], float | None]], ...] = (
+    ("training_step", "Newest training step that a worker of the node reported.", lambda node: node.step),
+    (
+        "optimizer_steps",
+        "Optimizer steps of a worker of the node since its start.",
+        lambda node: node.optimizer_steps,
+    ),
+    (
+        "training_steps_per_second",
+        "How fast the training of the node advances.",
+        lambda node: node.steps_per_s,
+    ),
+    (
+        "node_report_time_seconds",
+        "When the node wrote its newest report, Unix time.",
+        lambda node: node.seen_s,
+    ),
+)
+"""Names and meanings of the metrics of each node, and what gives their values; None: not known."""
+
+
 def _gauges(status: RunStatus) -> Iterator[_Gauge]:
     phases: _Values = {(phase,): float(status.phase == phase) for phase in PHASES}
     yield _Gauge("phase", "Phase of the run: 1 for the present one, else 0.", ("phase",), phases)
@@ -67,43 +88,21 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
         still_s = status.asked_s - status.standstill.since_s if status.standstill is not None else 0.0
         text = "How long the workers have waited for each other; 0 while they train."
         yield _single("standstill_seconds", text, still_s)
-    steps: _Values = {(node.node_id,): float(node.step) for node in status.nodes if node.step is not None}
-    yield _Gauge(
-        "training_step", "Newest training step that a worker of the node reported.", ("node",), steps
-    )
-    counts: _Values = {
-        (node.node_id,): float(node.optimizer_steps)
-        for node in status.nodes
-        if node.optimizer_steps is not None
-    }
-    yield _Gauge(
-        "optimizer_steps", "Optimizer steps of a worker of the node since its start.", ("node",), counts
-    )
-    speeds: _Values = {
-        (node.node_id,): node.steps_per_s for node in status.nodes if node.steps_per_s is not None
-    }
-    yield _Gauge(
-        "training_steps_per_second", "How fast the training of the node advances.", ("node",), speeds
-    )
+    if status.goodput is not None and status.goodput.share is not None:
+        text = "Training divided by the whole time of this node, since its agent was started."
+        yield _single("goodput_ratio", text, status.goodput.share)
+    for name, text, value_of in _OF_NODES:
+        known = ((node.node_id, value_of(node)) for node in status.nodes)
+        values: _Values = {(node_id,): float(value) for node_id, value in known if value is not None}
+        yield _Gauge(name, text, ("node",), values)
     waits: _Values = {
         (node.node_id, str(slot)): share
         for node in status.nodes
         for slot, share in enumerate(node.waits)
         if share is not None
     }
-    yield _Gauge(
-        "collective_wait_ratio",
-        "Part of the last minutes in which the worker waited in collectives; stragglers wait least.",
-        ("node", "slot"),
-        waits,
-    )
-    if status.goodput is not None and status.goodput.share is not None:
-        text = "Training divided by the whole time of this node, since its agent was started."
-        yield _single("goodput_ratio", text, status.goodput.share)
-    seen: _Values = {(node.node_id,): node.seen_s for node in status.nodes if node.seen_s is not None}
-    yield _Gauge(
-        "node_report_time_seconds", "When the node wrote its newest report, Unix time.", ("node",), seen
-    )
+    text = "Part of the last minutes in which the worker waited in collectives; stragglers wait least."
+    yield _Gauge("collective_wait_ratio", text, ("node", "slot"), waits)
 
 
 def _count_roles(status: RunStatus) -> _Values:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from elastic_agent.monitoring.goodput import Goodput
+from elastic_agent.monitoring.status import Goodput
 
 MOST_SAMPLES = 300
 

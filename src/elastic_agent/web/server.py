@@ -6,6 +6,7 @@ The status of a run is determined at most once a second, however many clients as
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import socket
@@ -13,7 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from urllib.parse import parse_qs, urlsplit
+from typing import NamedTuple
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -71,6 +73,28 @@ class Runs:
     """Reads what the workers on this machine wrote last."""
 
 
+_Content = tuple[HTTPStatus, str, bytes]
+"""Code, kind and body of an answer."""
+
+
+class _Target(NamedTuple):
+    """What a request is for, as far as answers differ."""
+
+    path: str
+    run: str | None = None
+    shows_all: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> _Target:
+        """Return it from a request."""
+        path, _, query_text = text.partition("?")
+        try:
+            query = parse_qs(query_text)
+        except ValueError:
+            return cls(path)
+        return cls(path, next(iter(query.get("run", ())), None), "all" in query)
+
+
 class StatusServer:
     """Serves the status of runs until closed. For the event loop."""
 
@@ -93,10 +117,8 @@ class StatusServer:
         self._is_local = _is_loopback(address.host)
         self._tls = secret.server_context if secret is not None and not self._is_local else None
         self._is_for_this_user = secret is not None and self._is_local
-        self._known: dict[str, tuple[float, RunStatus]] = {}
-        self._determines = asyncio.Lock()
-        self._written: dict[str, tuple[float, tuple[HTTPStatus, str, bytes]]] = {}
-        """Answers, and when they were written, by the target of the request."""
+        self._written: dict[_Target, tuple[float, _Content]] = {}
+        """Answers, and when they were written."""
         self._writes, self._reads = asyncio.Lock(), asyncio.Lock()
         """The latter for the output of workers: a disk that hangs delays nothing else."""
         self._waiting = 0
@@ -129,18 +151,6 @@ class StatusServer:
             self._clients.add(serving)
             serving.add_done_callback(self._clients.discard)
 
-    @property
-    def refuses_everyone(self) -> bool:
-        """Whether only this user is to be served, and the kernel does not report whose a connection is."""
-        if not self._is_for_this_user:
-            return False
-        with (
-            socket.create_server((self._listener.getsockname()[0], 0), family=self._listener.family) as own,
-            socket.create_connection(own.getsockname()[:2]),
-            own.accept()[0] as accepted,
-        ):
-            return not self._is_welcome(accepted)
-
     async def tell_end(self, last: RunStatus) -> None:
         """Show those who are connected the last status of their run."""
         self._last.set_result(last)
@@ -154,45 +164,31 @@ class StatusServer:
 
     # -- what is shown --------------------------------------------------------------------------
 
-    async def status(self, run_id: str | None = None) -> RunStatus:
-        """Return the status of a run, at most :data:`FRESH_S` old; by default of the only one.
+    async def _status(self, run_id: str | None = None) -> RunStatus:
+        """Return the status of a run, by default of the only one.
 
         Raises:
             LookupError: there is no such run, or there are several and none was named; the message says so.
         """
-        run_ids = self.run_ids()
-        if run_id is None:
-            if len(run_ids) != 1:
-                raise LookupError(
-                    f"there are {len(run_ids)} runs here; name one: ?run=RUN (the page at / lists them)"
-                )
-            run_id = run_ids[0]
-        elif run_id not in run_ids:
+        run_ids = self._run_ids()
+        if run_id is None and len(run_ids) != 1:
+            raise LookupError(
+                f"there are {len(run_ids)} runs here; name one: ?run=RUN (the page at / lists them)"
+            )
+        if run_id is not None and run_id not in run_ids:
             raise LookupError("there is no run of this name here; the page at / lists those that there are")
-        async with self._determines:
-            if self._last.done():
-                return self._last.result()
-            known = self._known.get(run_id)
-            if known is not None and time.monotonic() - known[0] < FRESH_S:
-                return known[1]
-            status = await self._runs.status(run_id)
-            self._known[run_id] = time.monotonic(), status
-            for gone in self._known.keys() - set(run_ids):
-                del self._known[gone]
-            return status
+        return self._last.result() if self._last.done() else await self._runs.status(run_id or run_ids[0])
 
-    def run_ids(self) -> list[str]:
+    def _run_ids(self) -> list[str]:
         """Return the newest runs, the newest last."""
         return list(self._runs.ids())[-MOST_RUNS:]
 
-    async def statuses(self) -> list[RunStatus]:
+    async def _statuses(self) -> list[RunStatus]:
         """Return those of the newest runs."""
         found = []
-        for run_id in self.run_ids():
-            try:
-                found.append(await self.status(run_id))
-            except LookupError:
-                continue  # removed meanwhile
+        for run_id in self._run_ids():
+            with contextlib.suppress(LookupError):  # removed meanwhile
+                found.append(await self._status(run_id))
         return found
 
     # -- requests -------------------------------------------------------------------------------
@@ -229,7 +225,7 @@ class StatusServer:
     async def _answer(self, head: str, client: socket.socket) -> bytes:
         request, *lines = head.split("\r\n")
         method, _, rest = request.partition(" ")
-        target = rest.partition(" ")[0]
+        target = _Target.of(rest.partition(" ")[0])
         headers = {
             name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
         }
@@ -238,7 +234,7 @@ class StatusServer:
         elif self._is_local and not _means_this_machine(headers.get("host", "")):
             code, kind = HTTPStatus.FORBIDDEN, TEXT
             body = b"this page is served to clients on this machine only\n"
-        elif target.partition("?")[0] == "/output" and not self._may_see_output(client):
+        elif target.path == "/output" and not self._may_see_output(client):
             code, kind = HTTPStatus.FORBIDDEN, TEXT
             body = b"output is for the agent's user and root, on this machine (ssh -L) or with the run's secret\n"
         else:
@@ -257,54 +253,48 @@ class StatusServer:
         shown = body if method != "HEAD" else b""
         return "\r\n".join((*top, *HEADERS, "", "")).encode() + shown
 
-    async def _recent_content(self, target: str) -> tuple[HTTPStatus, str, bytes]:
+    async def _recent_content(self, target: _Target) -> _Content:
         """Return the answer to a request for this target, at most :data:`FRESH_S` old.
 
         A page of a thousand nodes takes 0.1 s to write, in the loop that renews the lease.
         """
-        async with self._reads if target.partition("?")[0] == "/output" else self._writes:
+        async with self._reads if target.path == "/output" else self._writes:
             known = self._written.get(target)
-            if known is not None and time.monotonic() - known[0] < FRESH_S and not self._last.done():
+            now_s = time.monotonic()
+            if known is not None and now_s - known[0] < FRESH_S and not self._last.done():
                 return known[1]
             self._written = {
-                other: (at_s, content)
-                for other, (at_s, content) in self._written.items()
-                if time.monotonic() - at_s < FRESH_S
+                other: written for other, written in self._written.items() if now_s - written[0] < FRESH_S
             }
             content = await self._content(target)
             self._written[target] = time.monotonic(), content
             return content
 
-    async def _content(self, target: str) -> tuple[HTTPStatus, str, bytes]:
-        """Return the answer to a request for this target."""
-        path = target.partition("?")[0]
-        query = _query(target)
+    async def _content(self, target: _Target) -> _Content:
         try:
-            match path:
+            match target.path:
+                case "/" if target.run is None and len(self._run_ids()) != 1:
+                    return HTTPStatus.OK, HTML, self._html.runs_page(await self._statuses())
                 case "/":
-                    return HTTPStatus.OK, HTML, await self._page(query)
+                    is_named, shows_all = target.run is not None, target.shows_all
+                    status, samples = await self._status(target.run), self._runs.samples
+                    page = self._html.run_page(status, samples, is_named=is_named, shows_all=shows_all)
+                    return HTTPStatus.OK, HTML, page
                 case "/api/status":
-                    status = await self.status(query.get("run"))
+                    status = await self._status(target.run)
                     return HTTPStatus.OK, "application/json", msgspec.json.encode(status)
                 case "/output" if self._runs.output is not None:
                     text = await self._runs.output() or "nothing yet\n"
                     return HTTPStatus.OK, TEXT, text.encode(errors="replace")
                 case "/metrics":
-                    return HTTPStatus.OK, CONTENT_TYPE, metrics_text(await self.statuses())
+                    return HTTPStatus.OK, CONTENT_TYPE, metrics_text(await self._statuses())
         except LookupError as error:
             problem = str(error.args[0] if error.args else error)
-            if path == "/":
+            if target.path == "/":
                 return HTTPStatus.NOT_FOUND, HTML, self._html.problem_page(problem)
             return HTTPStatus.NOT_FOUND, TEXT, f"{problem}\n".encode(errors="replace")
         output = ", /output" if self._runs.output is not None else ""
         return HTTPStatus.NOT_FOUND, TEXT, f"there is /, /api/status, /metrics{output}\n".encode()
-
-    async def _page(self, query: dict[str, str]) -> bytes:
-        name = query.get("run")
-        if name is None and len(self.run_ids()) != 1:
-            return self._html.runs_page(await self.statuses())
-        status, is_named, shows_all = await self.status(name), name is not None, "all" in query
-        return self._html.run_page(status, self._runs.samples, is_named=is_named, shows_all=shows_all)
 
 
 def open_status_page(
@@ -316,34 +306,16 @@ def open_status_page(
     """
     if address is None:
         return None
-    log, page = get_logger(), None
     try:
         page = StatusServer(address, runs, secret)
-        refuses_everyone = page.refuses_everyone
     except OSError as error:
-        if page is not None:
-            page.close()
-        log.warning(
+        get_logger().warning(
             f"no status page: --status-port {address} cannot be used: {error.strerror or error}; everything else "
             "continues"
         )
         return None
-    if refuses_everyone:
-        log.warning(
-            f"the status page at {page.url} refuses everyone, as this kernel does not tell whose a connection is "
-            "(inet_diag); as root, modprobe tcp_diag and start again, or name an address that is not loopback "
-            "(--status-port HOST:PORT), where clients need the secret instead"
-        )
-    else:
-        log.info(f"status page at {page.url}")
+    get_logger().info(f"status page at {page.url}")
     return page
-
-
-def _query(target: str) -> dict[str, str]:
-    try:
-        return {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
-    except ValueError:
-        return {}
 
 
 def _is_this_user(client: socket.socket) -> bool:

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 
 from elastic_agent.diagnosis.known_errors import (
     CAUSES,
+    MEANINGS,
     Recognised,
+    ending,
     is_warning,
     known_error,
     possible_error,
     readable,
 )
-from elastic_agent.diagnosis.signals import MEANINGS, ending
-from elastic_agent.diagnosis.signals import signal_name as name_of_signal
+from elastic_agent.diagnosis.known_errors import signal_name as name_of_signal
 from elastic_agent.printable import plain
 from elastic_agent.workers.signature import mismatch_signature, signature
 from elastic_agent.workers.tracebacks import (

@@ -179,13 +179,14 @@ def agents_here() -> list[AgentAddress]:
 async def describe_all(addresses: list[AgentAddress]) -> dict[AgentAddress, Answer]:
     """Ask these agents to describe themselves; one that is stopped, or a fake, delays no other, and is left out."""
 
-    async def query(address: AgentAddress) -> Answer | None:
+    async def describe(address: AgentAddress) -> Answer | None:
         try:
-            return await asyncio.wait_for(_first_answer(address, Command("describe")), ANSWER_S)
+            async with asyncio.timeout(ANSWER_S), aclosing(command(address, Command("describe"))) as answers:
+                return await anext(answers, None)
         except (OSError, ValueError):  # gone, silent, another user's, or no agent
             return None
 
-    answers = await asyncio.gather(*map(query, addresses))
+    answers = await asyncio.gather(*map(describe, addresses))
     found = zip(addresses, answers, strict=True)
     return {address: answer for address, answer in found if answer is not None and not answer.failed}
 
@@ -213,8 +214,3 @@ async def command(address: AgentAddress, wanted: Command) -> AsyncGenerator[Answ
                 return
     finally:
         writer.close()
-
-
-async def _first_answer(address: AgentAddress, wanted: Command) -> Answer | None:
-    async with aclosing(command(address, wanted)) as answers:
-        return await anext(answers, None)

@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
-from elastic_agent.logs import bind_context, get_logger, is_console, waiting_reporter
-from elastic_agent.monitoring.run_log import broken_connection, symptom
+from elastic_agent.diagnosis.known_errors import ending
+from elastic_agent.logs import bind_context, get_logger, waiting_reporter
+from elastic_agent.monitoring.run_log import symptom
 from elastic_agent.monitoring.status import join_causes
 from elastic_agent.protocol import (
     PROGRESS_S,
     UNSTABLE,
-    Depart,
+    Failure,
     Growth,
     Phase,
     Plan,
@@ -22,6 +23,7 @@ from elastic_agent.protocol import (
     Waiting,
     World,
     count,
+    end_reason,
     names,
 )
 from elastic_agent.rendezvous.events import (
@@ -36,8 +38,6 @@ from elastic_agent.rendezvous.events import (
 from elastic_agent.transport import Obstacle
 from elastic_agent.workers.guard.client import Spawned
 
-from .store_problem import StoreProblem
-
 SHOWN_HOLDERS = 8
 PATIENCE_S = 2.0
 """Shorter waits are not reported."""
@@ -45,47 +45,24 @@ PATIENCE_S = 2.0
 WORKERS_PATIENCE_S = 5.0
 """The same of waits for workers, which may take a while to start, to save or to end."""
 
+_LASTING = (
+    Obstacle.NO_ANSWER,
+    Obstacle.UNREACHABLE,
+    Obstacle.SILENT,
+    Obstacle.UNKNOWN_NAME,
+    Obstacle.OWN_NETWORK,
+)
+"""Obstacles that have lasted for long when they are noticed, or are not expected to pass by themselves."""
 
-class _HeldLine:
-    """A line about a generation that forms after a failure, which may also turn out to have ended the run."""
+_TRANSIENT = (Obstacle.REFUSED, Obstacle.CLOSED)
+"""As while the agent there starts or dies; the start check warns of it if it lasts."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log = log
-        self._text = ""
-        self._timer: asyncio.TimerHandle | None = None
-
-    def hold(self, text: str, for_s: float) -> None:
-        """Log this line after so long, unless it is dropped before."""
-        self._text = text
-        if for_s > 0:
-            self._timer = asyncio.get_running_loop().call_later(for_s, self.release)
-        else:
-            self.release()
-
-    def release(self) -> None:
-        """Log the line now, if there is one."""
-        text = self._text
-        self.drop()
-        if text:
-            self._log(text)
-
-    def drop(self) -> None:
-        """Do not log the line."""
-        self._text = ""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+_SEVERAL = (Obstacle.EXPLAINED, Obstacle.OTHER)
+"""Each of these stands for several problems, which differ in the reason."""
 
 
 class ConsoleReporter:
     """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
-
-    _brief_text = ""
-    """Why the store is awaited, without what to do about it: for the live line, above which that is told."""
-    _patience_s = PATIENCE_S
-    """For how long it was awaited before that is reported."""
-    _are_starting = False
-    """The workers of this node were to be started, and are not known to run."""
 
     def __init__(
         self,
@@ -103,55 +80,51 @@ class ConsoleReporter:
                 answered, and the nodes of the last world.
             are_warm: workers are forked from a process that imports torch first.
         """
-        self._endpoint = endpoint
-        self._how_to_reach = how_to_reach
-        self._are_warm = are_warm
+        self._endpoint, self._how_to_reach, self._are_warm = endpoint, how_to_reach, are_warm
         self.read_status = read_status
         self.newest_step: Callable[[], int] = lambda: 0
         """Gives the newest step that a worker reported; 0: none has."""
-        self._log = get_logger()
-        self._reporter = waiting_reporter()
+        self.node_id = self._incarnation = ""
+        """Of this node: its id, when it is known, and its incarnation in the plans that are shown."""
+        self._log, self._reporter = get_logger(), waiting_reporter()
+        # The wait.
+        self._text = self._causes = ""
+        self._patience_s = PATIENCE_S
+        self._awaits_status = False
+        self._told: set[str] = set()
+        """What was logged since the wait began: what is in the way may change and come back."""
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = BackgroundTasks()
         self._asking: asyncio.Task[None] | None = None
-        self._awaits_status = False
-        self._has_run = False
-        """A node that is missing was there before: it left, or failed."""
-        self._dialling = False
-        """The store does not answer, or has not taken a record since it was lost."""
-        self._was_connected = False
-        """The store answered at least once."""
-        self._text = self._causes = ""
-        self._told_causes: set[str] = set()
-        """Since the wait began: what is in the way may change and come back."""
+        # The store.
+        self.last_problem = ""
+        """Why it did not answer when it was dialled last; empty: it answers."""
+        self._obstacle = Obstacle.OTHER
+        self._dialling = self._was_connected = False
+        """It does not answer, or has not taken a record since it was lost; and whether it answered at least once."""
+        self._lost_at, self._is_loss_told = "", True
+        """When the connection was lost last, as a time of the day, and whether that was logged."""
+        self._has_ended_lease = False
+        """The lease of this node ran out because it did not answer."""
+        # The run.
+        self._world = self._notice = ""
+        """What runs with this node, or how the run ended; and the notice to the workers, while they may save."""
+        self._are_starting = self._leaves = self._has_run = False
+        """The workers of this node were to be started, and are not known to run; it is to leave; a node that is missing
+        was there before: it left, or failed."""
         self._seats: Sequence[Seat] = ()  # of the last world
         self._lost: dict[str, str] = {}
         """By node id, in words: the nodes of the last world that were lost, with the time."""
-        self._facts: dict[str, object] = {}
-        self._problem = StoreProblem()
-        self.node_id = ""
-        """Of this node, when it is known."""
-        self._incarnation = ""
-        """Of this node, in the plans that are shown."""
         self._shown_plan: tuple[Phase, int, str] | None = None
         self._announced: tuple[int, str] | None = None
         """The generation, and the incarnation in it, that was announced last."""
-        self._world = self._notice = ""
-        """What runs with this node, or how the run ended; and the notice to the workers, while they may save."""
-        self._leaves = False
-        """This node is to leave: no generation forms here."""
-        self._held = _HeldLine(self._log.info)
-
-    @property
-    def last_problem(self) -> str:
-        """Why the store did not answer when it was dialled last."""
-        return self._problem.reason
 
     @property
     def remedy(self) -> str:
         """What to do about a store that does not answer; empty: the reason contains it, or the store answers."""
-        reason, obstacle = self._problem.reason, self._problem.obstacle
-        return self._how_to_reach(obstacle, self._was_connected, self._seats) if reason else ""
+        if not self.last_problem:
+            return ""
+        return self._how_to_reach(self._obstacle, self._was_connected, self._seats)
 
     def headline(self) -> str:
         """Return the status in one line."""
@@ -166,7 +139,7 @@ class ConsoleReporter:
     def on_event(self, event: events.Event) -> None:
         """Show events that change what the agent waits for, or the status of the run."""
         self._store_event(event)
-        if isinstance(event, events.Rejoining) and not self._problem.has_ended_lease:
+        if isinstance(event, events.Rejoining) and not self._has_ended_lease:
             self._log.info(
                 "rejoining under a new incarnation", reason=event.reason, incarnation=event.incarnation
             )
@@ -175,23 +148,23 @@ class ConsoleReporter:
                 self._incarnation = incarnation
             case PlanSeen(plan=plan):
                 self._plan(plan)
-            case LeaseLost():
-                self._lease_lost(event)
             case events.Hosting(runs=runs, nodes=nodes) if runs:
                 self._hosting(runs, nodes)
             case events.WorkersFailed(failure=failure):
-                # People read it where the worker wrote it, or with the root cause.
-                tail = {"tail": failure.tail} if failure.tail and not is_console() else {}
-                self._log.error(failure.summary, kind=failure.kind.value, **tail)
+                self._log.error(self._failed(failure), kind=failure.kind.value)
                 self._have_started()
             case events.DrainRequested(node=None):
                 self._leaves = True
-            case Depart():
-                self._held.drop()
             case Spawned():
                 self._have_started()
             case events.WorkersCleared() | events.WorkersSaved() | events.WorkersSucceeded():
                 self._reporter.share(False)
+
+    def _failed(self, failure: Failure) -> str:
+        """Return which worker failed, without its error if it raised one: the report on the root cause shows it."""
+        if failure.slot is None or failure.returncode is None or not failure.error:
+            return failure.summary
+        return f"worker {self.node_id}/{failure.slot} {ending(failure.returncode)}"
 
     # -- the store ------------------------------------------------------------------------------
 
@@ -204,74 +177,74 @@ class ConsoleReporter:
             case Registered() | Renewed() | PlanSeen() if self._dialling:
                 # Not before: a store that is full answers, but takes no records.
                 self._connected(False)
-            case Disconnected(reason=reason, obstacle=obstacle, problem=problem):
-                self._disconnected(reason, obstacle, problem)
+            case Disconnected(reason=reason, obstacle=obstacle):
+                self._disconnected(reason, obstacle)
             case Unusable(reason=reason):
                 self._disconnected(reason, Obstacle.EXPLAINED)
+            case LeaseLost():
+                self._lease_lost(event)
 
     def _connected(self, replaced: bool) -> None:
         if replaced:
             self._log.warning(
                 "the store was restarted empty; resuming the run from the state saved on the nodes"
             )
-        elif self._dialling and (self._problem.is_loss_told or not self._was_connected):
+        elif self._dialling and (self._is_loss_told or not self._was_connected):
             again = " again" if self._was_connected else ""
             self._log.info(f"the store at {self._endpoint()} answers{again}")
-        self._dialling, self._was_connected = False, True
-        self._problem.over()
+        self._dialling, self._was_connected, self.last_problem = False, True, ""
         self._rest()
         if self._shown_plan is not None and self._shown_plan[0] is Phase.FORMING:
-            self._text, self._facts = f"forming generation {self._shown_plan[1]}", {}
-            self._await_soon(True)
+            self._await_status(f"forming generation {self._shown_plan[1]}")
 
-    def _disconnected(self, reason: str, obstacle: Obstacle, problem: str = "") -> None:
-        self._problem.seen(reason, obstacle, asyncio.get_running_loop().time())
-        if not self._dialling:
-            self._dialling = True
-            self._await_soon(False, 0.0 if self._problem.is_urgent else PATIENCE_S)
-            if self._was_connected:
-                self._problem.lost()
-        self._text = f"waiting for the store at {self._endpoint()}: {reason}"
-        self._brief_text = f"waiting for the store at {self._endpoint()}: {problem or reason}"
-        self._facts = {"endpoint": self._endpoint()}
-
-    def _tell_loss(self) -> None:
-        """Log it, once it has lasted long enough to matter: a connection may break again and again."""
-        if not self._problem.is_loss_told:
-            self._problem.is_loss_told = True
-            self._log.warning(
-                f"lost the connection to the store at {self._endpoint()}; workers go on without it for a while "
-                "(--lease-ttl)",
-                reason=self._problem.reason,
-            )
+    def _disconnected(self, reason: str, obstacle: Obstacle) -> None:
+        self.last_problem, self._obstacle = reason, obstacle
+        text = f"waiting for the store at {self._endpoint()}: {reason}"
+        if self._dialling:
+            self._text = text
+            return
+        self._dialling = True
+        if self._was_connected:
+            self._lost_at, self._is_loss_told = time.strftime("%H:%M:%S"), False
+        self._await(text, 0.0 if obstacle in _LASTING else PATIENCE_S)
 
     def _lease_lost(self, lost: LeaseLost) -> None:
         """Log it; if the store does not answer, with the causes of that and what to do."""
         causes = self._store_causes() if lost.unanswered and self._dialling else ""
-        self._problem.has_ended_lease = bool(causes)
+        self._has_ended_lease = bool(causes)
         if not causes:
             self._log.warning(
                 "this node lost its lease; stopping its workers immediately", reason=lost.reason
             )
         elif self._world:
-            is_told = causes in self._told_causes
-            self._told_causes.add(causes)
-            since = f"the store has not answered since {self._problem.lost_at}, as told above"
+            is_told = causes in self._told
+            self._told.add(causes)
+            since = f"the store has not answered since {self._lost_at}, as told above"
             self._log.warning(f"training is paused: {since if is_told else causes}")
         self._world = self._notice = ""
 
     def _store_causes(self) -> str:
         """Return what to do about a store that does not answer, unless the reason contains it."""
         remedy = self.remedy
-        since = f"the store has not answered since {self._problem.lost_at}: " if self._was_connected else ""
+        since = f"the store has not answered since {self._lost_at}: " if self._was_connected else ""
         return since + remedy if remedy else ""
 
     def _tell_problem(self) -> None:
-        """Log why the store does not answer: a live line has no room for all of it, and does not stay."""
-        if self._reporter.is_live and self._dialling:
-            reason = self._problem.due(asyncio.get_running_loop().time())
-            if reason:
-                self._log.warning(f"the store at {self._endpoint()} does not answer: {reason}")
+        """Log that the store was lost once that has lasted: a connection may break again and again; and why.
+
+        A live line has no room for the whole reason, and does not stay.
+        """
+        if not self._is_loss_told:
+            self._is_loss_told = True
+            self._log.warning(
+                f"lost the connection to the store at {self._endpoint()}; workers go on without it for a while "
+                "(--lease-ttl)",
+                reason=self.last_problem,
+            )
+        problem = self.last_problem if self._obstacle in _SEVERAL else self._obstacle.name
+        if self._reporter.is_live and self._obstacle not in _TRANSIENT and problem not in self._told:
+            self._told.add(problem)
+            self._log.warning(f"the store at {self._endpoint()} does not answer: {self.last_problem}")
 
     # -- the run --------------------------------------------------------------------------------
 
@@ -283,53 +256,41 @@ class ConsoleReporter:
         self._world = self._notice = ""
         self._are_starting &= plan.phase is Phase.RUNNING
         if plan.phase is Phase.FORMING:
-            if is_changed and not self._leaves and self._incarnation not in plan.leaving:
-                self._forming(plan)
-            self._text, self._facts = f"forming generation {plan.generation}", {}
-            self._has_run = plan.world is not None
-            if is_changed and plan.world is not None:
-                lost = [seat for seat in plan.world.seats if seat.node_id in plan.lost]
-                now = time.strftime("%H:%M:%S")
-                self._lost = {
-                    seat.node_id: f"{seat.node_id} ({seat.address}), lost at {now}" for seat in lost
-                }
-            self._await_soon(True)
+            self._forming(plan, is_changed)
         elif plan.phase is Phase.RUNNING and plan.world is not None:
             self._rest()
-            self._held.release()
             self._running(plan, plan.world, is_changed)
         else:
             self._rest()
-            self._held.drop()
             log = self._log.error if plan.phase is Phase.FAILED else self._log.info
             verb = "was stopped" if plan.phase is Phase.STOPPED else plan.phase.value
             self._world = f"the run {verb}: {plan.reason}"
             if is_changed:
                 log(self._world)  # the report on the root cause shows the end of the output
-            self._await_workers()
+            self._await_status("", WORKERS_PATIENCE_S)
 
-    def _forming(self, plan: Plan) -> None:
-        """Log it now, or after a failure when it is likely that the run continues."""
-        self._held.release()
-        # With a lost node, or a broken connection, the failure may be a consequence of another one.
-        reason = (symptom(plan) if plan.lost else broken_connection(plan)) or plan.reason
-        for_s = 0.0 if plan.failure is None else PATIENCE_S
-        self._held.hold(f"forming generation {plan.generation}: {reason}", for_s)
+    def _forming(self, plan: Plan, is_changed: bool) -> None:
+        ends = plan.failure is not None and bool(end_reason(plan, plan.failure.words))
+        if is_changed and not ends and not self._leaves and self._incarnation not in plan.leaving:
+            # An error is left to the report on the root cause: it may follow from another worker's failure.
+            is_symptom = bool(plan.lost) or (plan.failure is not None and bool(plan.failure.error))
+            reason = (symptom(plan) if is_symptom else "") or plan.reason
+            self._log.info(f"forming generation {plan.generation}: {reason}")
+        self._has_run = plan.world is not None
+        if is_changed and plan.world is not None:
+            now = time.strftime("%H:%M:%S")
+            self._lost = {
+                seat.node_id: f"{seat.node_id} ({seat.address}), lost at {now}"
+                for seat in plan.world.seats
+                if seat.node_id in plan.lost
+            }
+        self._await_status(f"forming generation {plan.generation}")
 
     def _running(self, plan: Plan, world: World, is_changed: bool) -> None:
         self._seats = world.seats
         seat = world.seat_of(self._incarnation)
         if seat is None:
-            is_full = len(world.seats) >= plan.policy.max_nodes
-            others = f"{count(len(world.seats), 'node')} (maximum {plan.policy.max_nodes})"
-            self._text = (
-                f"on standby: generation {plan.generation} runs with {others}"
-                if is_full
-                else f"waiting to join: generation {plan.generation} runs with {others}"
-            )
-            self._facts = {"nodes": len(world.seats)}
-            self._causes = _standby_causes(world) if is_full else _delay_causes(plan, self.node_id)
-            self._await_soon(False)
+            self._wait_outside(plan, world)
             return
         self._world = (
             f"generation {plan.generation}: {count(len(world.seats), 'node')}, "
@@ -337,7 +298,7 @@ class ConsoleReporter:
         )
         if plan.notice is not None:
             self._notice = f"{plan.notice.words}: workers may save and exit"
-            self._await_workers()
+            self._await_status("", WORKERS_PATIENCE_S)
         elif self._are_starting:
             self._await_start()
         # The world is the same, only the plan is newer.
@@ -359,27 +320,35 @@ class ConsoleReporter:
             restarts=plan.charged,
         )
 
-    def _hosting(self, runs: Sequence[str], nodes: Sequence[str]) -> None:
-        self._text = (
-            f"local workers are done; keeping the rendezvous store up for run {', '.join(runs)} until it ends"
+    def _wait_outside(self, plan: Plan, world: World) -> None:
+        """Wait for a place in a world that runs without this node."""
+        is_full = len(world.seats) >= plan.policy.max_nodes
+        others = f"{count(len(world.seats), 'node')} (maximum {plan.policy.max_nodes})"
+        self._causes = _standby_causes(world) if is_full else _delay_causes(plan, self.node_id)
+        self._await(
+            f"on standby: generation {plan.generation} runs with {others}"
+            if is_full
+            else f"waiting to join: generation {plan.generation} runs with {others}"
         )
+
+    def _hosting(self, runs: Sequence[str], nodes: Sequence[str]) -> None:
         self._causes = (
             f"if this agent or its machine is stopped, {names(nodes)} cannot go on until the same command is started "
             "here again"
             if nodes
             else ""
         )
-        self._facts = {"runs": len(runs)}
-        self._await_soon(False)
+        self._await(
+            f"local workers are done; keeping the rendezvous store up for run {', '.join(runs)} until it ends"
+        )
 
     # -- waiting --------------------------------------------------------------------------------
 
     def _await_start(self) -> None:
-        self._are_starting, self._facts = True, {}
-        self._text = "waiting for the workers of this node to start"
-        if self._are_warm:
-            self._text += ": the process they are forked from still imports torch, or what the script imports"
-        self._await_soon(False, WORKERS_PATIENCE_S)
+        self._are_starting = True
+        why = ": the process they are forked from still imports torch, or what the script imports"
+        text = f"waiting for the workers of this node to start{why if self._are_warm else ''}"
+        self._await(text, WORKERS_PATIENCE_S)
 
     def _have_started(self) -> None:
         """End the wait for the workers' start, unless another one has taken its place."""
@@ -387,16 +356,16 @@ class ConsoleReporter:
             self._rest()
         self._are_starting = False
 
-    def _await_workers(self) -> None:
-        """Report whose workers the run waits for to save and exit; until that is known, nothing."""
-        self._text, self._facts = "", {}
-        self._await_soon(True, WORKERS_PATIENCE_S)
+    def _await_status(self, text: str, after_s: float | None = None) -> None:
+        """Report what the run waits for, such as workers that save and exit; until that is known, ``text``."""
+        self._await(text, after_s)
+        self._awaits_status = True
 
-    def _await_soon(self, status: bool, after_s: float | None = None) -> None:
+    def _await(self, text: str, after_s: float | None = None) -> None:
         """Report the wait once it has lasted long enough to matter."""
-        self._awaits_status = status
-        self._stop_timer()
+        self._text, self._awaits_status = text, False
         self._patience_s = PATIENCE_S if after_s is None else after_s
+        self._stop_timer()
         self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._tick)
 
     def _tick(self) -> None:
@@ -411,7 +380,7 @@ class ConsoleReporter:
         if not self._awaits_status:
             return
         if waiting.reason:
-            self._text, self._facts = waiting.reason, {"awaited": waiting.reason}
+            self._text = waiting.reason
             self._causes = self._lost_causes(waiting) if self._has_run else join_causes(waiting)
         self._report()
 
@@ -430,18 +399,16 @@ class ConsoleReporter:
     def _report(self) -> None:
         """Show the wait; its common causes are logged once, in a line that stays."""
         if self._dialling:
-            self._tell_loss()
+            self._tell_problem()
             self._causes = self._store_causes()
-        brief = self._dialling and self._reporter.is_live
-        if text := self._brief_text if brief else self._text:
-            self._reporter.update(text, self._facts, already_s=self._patience_s or PATIENCE_S)
-        self._tell_problem()
-        if self._awaits_status and self._reporter.is_cut and self._text not in self._told_causes:
-            self._told_causes.add(self._text)
-            self._log.info(self._text)
-        if self._causes and self._causes not in self._told_causes:
-            self._told_causes.add(self._causes)
-            self._log.info(self._causes)
+        if self._text:
+            topic = self._text if self._awaits_status else ""
+            self._reporter.update(self._text, topic, already_s=self._patience_s or PATIENCE_S)
+        is_cut = self._awaits_status and self._reporter.is_cut
+        for line in (self._text if is_cut else "", self._causes):
+            if line and line not in self._told:
+                self._told.add(line)
+                self._log.info(line)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -451,14 +418,13 @@ class ConsoleReporter:
     def _rest(self) -> None:
         self._awaits_status = False
         self._causes = ""
-        self._told_causes.clear()
+        self._told.clear()
         self._stop_timer()
         self._reporter.clear()
 
     def close(self) -> None:
         """Stop waiting, and give up what is under way."""
         self._rest()
-        self._held.drop()
         self._tasks.cancel()
 
 

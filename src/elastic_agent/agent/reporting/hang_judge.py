@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from elastic_agent.agent import events
-from elastic_agent.diagnosis.hangs import (
-    Culprit,
-    Hang,
-    find_standstill,
-    stands_still,
-    where_all_are,
-)
+from elastic_agent.diagnosis.hangs import Hang, find_standstill, stands_still, where_all_are
 from elastic_agent.diagnosis.records import NodeReport, WorkerState
 from elastic_agent.logs import get_logger
 from elastic_agent.monitoring.run_log import RunLog
@@ -34,17 +28,15 @@ CULPRIT_FIRST_S = 1.0
 SHOWN_BLOCKED = 4
 """So many blocked connections of workers on other nodes are logged at once."""
 
-ReportHang = Callable[[int, Failure], None]
-"""Takes a generation whose workers hang, and the failure."""
-
 
 class HangJudge:
     """Compares where the workers of all nodes are when those of this node make no progress."""
 
-    def __init__(self, node_id: str, log: RunLog, reports: NodeReports, report_hang: ReportHang) -> None:
-        self._node_id = node_id
-        self._log = log
-        self._reports = reports
+    def __init__(
+        self, node_id: str, log: RunLog, reports: NodeReports, report_hang: Callable[[int, Failure], None]
+    ) -> None:
+        """``report_hang``: takes a generation whose workers hang, and the failure."""
+        self._node_id, self._log, self._reports = node_id, log, reports
         self._report_hang = report_hang
         self._stacks: dict[int, str] = {}
         self._told: dict[tuple[object, ...], float] = {}
@@ -63,7 +55,14 @@ class HangJudge:
             return
         within_s = OVER_GATHER_S if stall.is_over else STALL_GATHER_S
         gathered = await self._reports.gather(stall.generation, world, _tells_where, within_s)
-        self._tell_blocked([report for node_id, report in gathered.items() if node_id != self._node_id])
+        self._tell_blocked(
+            {
+                line
+                for node_id, report in gathered.items()
+                for line in report.blocked
+                if node_id != self._node_id
+            }
+        )
         hang = find_standstill(gathered.values(), world.world_size)
         if hang is not None:
             self._tell(hang, stall)
@@ -73,28 +72,39 @@ class HangJudge:
         self._stacks = {stall.generation: where}
         get_logger().warning(f"where the workers of generation {stall.generation} are:\n{where}")
         culprits = hang.culprits if hang is not None else ()
-        own = [culprit for culprit in culprits if culprit.node_id == self._node_id]
-        if culprits and not own:
+        if culprits and self._node_id not in {culprit.node_id for culprit in culprits}:
             await asyncio.sleep(CULPRIT_FIRST_S)
-        blamed = culprits[0] if len(culprits) == 1 and culprits[0].node_id else None
-        if hang is None and stall.silent_slot is not None:
-            blamed = Culprit(0, self._node_id, stall.silent_slot)
-        failure = Failure(
+        self._report_hang(stall.generation, self._failure(stall, hang))
+
+    def _failure(self, stall: events.Stalled, hang: Hang | None) -> Failure:
+        shown = _shown(stall.stalled_s)
+        if hang is None:
+            return Failure(
+                FailureKind.HANG,
+                f"worker {self._node_id}/{stall.silent_slot} made no progress for {shown} s "
+                f"(--hang-timeout); its last heartbeat was at step {stall.step}; it may have been waiting for "
+                "another worker: elastic-agent why shows where all of them were"[:512],
+                slot=stall.silent_slot,
+                stalled_s=stall.stalled_s,
+                culprit=self._node_id,
+                culprit_slot=stall.silent_slot,
+                is_certain=False,
+            )
+        blamed = hang.culprits[0] if len(hang.culprits) == 1 and hang.culprits[0].node_id else None
+        own = (culprit.slot for culprit in hang.culprits if culprit.node_id == self._node_id)
+        return Failure(
             FailureKind.HANG,
-            self._summary(stall, hang)[:512],
-            detail=hang.summary[:512] if hang is not None else "",
-            slot=own[0].slot if own else stall.silent_slot if hang is None else None,
+            f"the workers made no progress for {shown} s (--hang-timeout)",
+            detail=hang.summary[:512],
+            slot=next(own, None),
             stalled_s=stall.stalled_s,
             culprit=blamed.node_id if blamed is not None else None,
             culprit_slot=blamed.slot if blamed is not None else None,
-            is_certain=hang is not None,
         )
-        self._report_hang(stall.generation, failure)
 
-    def _tell_blocked(self, others: Sequence[NodeReport]) -> None:
+    def _tell_blocked(self, found: set[str]) -> None:
         """Log connections that the network blocks: only the node of the worker that connects sees them."""
-        fresh = {line for report in others for line in report.blocked} - self._told_blocked
-        shown = sorted(fresh)[:SHOWN_BLOCKED]
+        shown = sorted(found - self._told_blocked)[:SHOWN_BLOCKED]
         for line in shown:
             get_logger().warning(line)
         self._told_blocked.update(shown)
@@ -106,11 +116,9 @@ class HangJudge:
         self._stacks = {stall.generation: hang.details}
         if not stall.is_over and stall.stalled_s >= 2 * self._told.get(key, 0.0):
             self._told[key] = stall.stalled_s
-            shown = _shown(stall.stalled_s)
             description = f": {hang.summary_now}" if is_new else ", as told above"
-            get_logger().warning(
-                f"no worker has made progress for {shown} s{description}{self._what_follows(stall)}"
-            )
+            stalled = f"no worker has made progress for {_shown(stall.stalled_s)} s"
+            get_logger().warning(f"{stalled}{description}{self._what_follows(stall)}")
 
     def _what_follows(self, stall: events.Stalled) -> str:
         """Return what happens if the stall lasts, and when; it follows the description of the stall."""
@@ -121,16 +129,6 @@ class HangJudge:
         then = "the run fails, as no restart is left," if fails else "all workers restart"
         left_s = max(1, math.ceil(stall.over_at_s - asyncio.get_running_loop().time()))
         return f"; {then} in {duration(left_s)} ({stall.limit}) unless it goes on"
-
-    def _summary(self, stall: events.Stalled, hang: Hang | None) -> str:
-        shown = _shown(stall.stalled_s)
-        if hang is not None:
-            return f"the workers made no progress for {shown} s (--hang-timeout)"
-        return (
-            f"worker {self._node_id}/{stall.silent_slot} made no progress for {shown} s "
-            f"(--hang-timeout); its last heartbeat was at step {stall.step}; it may have been waiting for "
-            "another worker: elastic-agent why shows where all of them were"
-        )
 
 
 def _tells_where(report: NodeReport) -> bool:

@@ -25,22 +25,46 @@ SHOWN_SURVIVORS = 8
 
 def log_event(event: events.Event) -> None:
     """Log it, if it is of interest to a user."""
-    _log_agent(event)
     _log_workers(event)
-    _log_warm_start(event)
-
-
-def _log_agent(event: events.Event) -> None:
     log = get_logger()
     match event:
         case PrepareFailed(failure=failure):
             log.warning("the generation cannot start on this node", reason=failure.summary)
         case GuardLost(returncode=returncode):
             log.error("the guard process died; starting a new one", returncode=returncode)
-        case events.GenerationEnded(facts={"working_folder": what}):
-            log.warning(f"{what}; start the run again from a folder that stays")
+        case events.GenerationEnded(facts={"working_folder": observed}):
+            log.warning(f"{observed}; start the run again from a folder that stays")
         case events.Requeued(failed=failed, words=words):
             (log.error if failed else log.info)(words)
+        case Cold(reason=reason, detail=detail):
+            output = f"; output of the spawner:\n{detail.rstrip()}" if detail else ""
+            log.warning(f"workers start cold, which takes longer: {reason}{output}")
+        case NotPreloaded(reason=reason):
+            log.warning(f"the packages that the script imports are not preloaded, only torch is: {reason}")
+        case SpawnerDied(how=how):
+            log.warning(f"the spawner died ({how}); starting a new one, running workers are not affected")
+        case WarmLate(generation=generation, importing=importing):
+            late = "has not forked all workers in time and is being replaced"
+            why = "is still importing" if importing else late
+            log.warning(f"the spawner {why}: starting the workers of generation {generation} cold")
+
+
+def _log_workers(event: events.Event) -> None:
+    log = get_logger()
+    match event:
+        case events.NoticeGiven():
+            _log_notice(event)
+        case events.WorkersInterrupted(failure=failure):
+            log.info(failure.summary)
+        case StopDelayed(alive=alive, waited_s=waited_s):
+            log.warning(_not_ended(alive, waited_s))
+        case events.WorkersSucceeded() | events.WorkersSaved():
+            if event.unkillable:  # they outlived workers that are done: no reason to take the success back
+                log.warning(
+                    "processes left behind by the workers are stuck in the kernel", pids=event.unkillable
+                )
+            if isinstance(event, events.WorkersSucceeded):
+                log.info(f"all workers of this node succeeded in generation {event.generation}")
 
 
 def _log_notice(event: events.NoticeGiven) -> None:
@@ -73,24 +97,6 @@ def _log_notice(event: events.NoticeGiven) -> None:
     log.info(f"{notice.words}: {advice}", cause=notice.cause.value)
 
 
-def _log_workers(event: events.Event) -> None:
-    log = get_logger()
-    match event:
-        case events.NoticeGiven():
-            _log_notice(event)
-        case events.WorkersInterrupted(failure=failure):
-            log.info(failure.summary)
-        case StopDelayed(alive=alive, waited_s=waited_s):
-            log.warning(_not_ended(alive, waited_s))
-        case events.WorkersSucceeded() | events.WorkersSaved():
-            if event.unkillable:  # they outlived workers that are done: no reason to take the success back
-                log.warning(
-                    "processes left behind by the workers are stuck in the kernel", pids=event.unkillable
-                )
-            if isinstance(event, events.WorkersSucceeded):
-                log.info(f"all workers of this node succeeded in generation {event.generation}")
-
-
 def _not_ended(alive: Sequence[Survivor], waited_s: float) -> str:
     """Name the processes of the workers that SIGKILL does not end, and say what can be done."""
     shown = [_survivor(process) for process in alive[:SHOWN_SURVIVORS]]
@@ -114,23 +120,3 @@ def _survivor(process: Survivor) -> str:
     except KeyError:
         user = str(process.foreign_user)
     return f"{process.pid} ({process.name}, state {process.state}, user {user})"
-
-
-def _log_warm_start(event: events.Event) -> None:
-    log = get_logger()
-    match event:
-        case Cold(reason=reason, detail=detail):
-            log.warning(f"workers start cold, which takes longer: {reason}")
-            if detail:
-                log.warning(f"output of the spawner:\n{detail.rstrip()}")
-        case NotPreloaded(reason=reason):
-            log.warning(f"the packages that the script imports are not preloaded, only torch is: {reason}")
-        case SpawnerDied(how=how):
-            log.warning(f"the spawner died ({how}); starting a new one, running workers are not affected")
-        case WarmLate(generation=generation, importing=importing):
-            why = (
-                "is still importing"
-                if importing
-                else "has not forked all workers in time and is being replaced"
-            )
-            log.warning(f"the spawner {why}: starting the workers of generation {generation} cold")

@@ -11,21 +11,23 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from elastic_agent.agent import events
+from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.tasks import BackgroundTasks
+from elastic_agent.agent.worker_group.collectives import WorkerCollectives
 from elastic_agent.agent.worker_group.stalls import Progress
-from elastic_agent.diagnosis.records import NodeReport, WorkerReport
+from elastic_agent.diagnosis.records import KEPT_REPORTS, NodeReport, WorkerReport, WorkerState
+from elastic_agent.linux import read_process
 from elastic_agent.monitoring.rates import StepRate
+from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Seat, State, World
 from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.transport import Snapshot, TransportError
 
-from .worker_reports import WorkerUsage, present_workers
+from .worker_usage import WorkerUsage
 
-REPORT_EVERY_S, LEAST_OFTEN_S = 5.0, 30.0
-"""How often a node reports the progress of its workers, if there was any, and what they take of the machine."""
-
-KEPT_REPORTS = 3
+LEAST_OFTEN_S = 30.0
+"""How old a report becomes while the workers make no progress."""
 
 KEPT_BLOCKED = 8
 """So many blocked connections of a node are reported."""
@@ -43,8 +45,8 @@ class NodeReports:
         self,
         node_id: str,
         reports: Reports,
-        progress: Callable[[], Progress | None],
-        world: Callable[[int], World | None],
+        supervisor: Supervisor,
+        log: RunLog,
         facts: Mapping[str, str],
         log_dir: str,
         tasks: BackgroundTasks,
@@ -54,8 +56,8 @@ class NodeReports:
         Args:
             node_id: this node.
             reports: access to the reports of all nodes.
-            progress: of the present workers; None without any.
-            world: the world of a generation, if it is known.
+            supervisor: runs the workers.
+            log: the worlds of the run.
             facts: how this node was started.
             log_dir: where the output of the run's workers is; empty: nowhere.
             tasks: runs what waits for the store.
@@ -63,17 +65,14 @@ class NodeReports:
         self._node_id = node_id
         self.store = reports
         """Access to the reports of all nodes."""
-        self._progress = progress
-        self._world = world
+        self._supervisor, self._log, self._tasks = supervisor, log, tasks
         self._facts = dict(facts)
         self._log_dir = without_surrogates(log_dir)[:LONGEST_TEXT]
         self._rate = StepRate()
         self._usage = WorkerUsage()
-        self._tasks = tasks
         self._own: dict[int, NodeReport] = {}
         self._in_lost_store = 0
         """The last generation that a store ran which was lost since: its nodes may have to register again."""
-        self._timer: asyncio.TimerHandle | None = None
         self.incarnation = "unknown"
         """Of this node."""
 
@@ -88,36 +87,32 @@ class NodeReports:
         return {self._node_id: self._facts}
 
     def on_progress(self) -> None:
-        """Report the present workers, and again after a while if they have made progress."""
-        self._stop_timer()
-        progress = self._progress()
-        world = self._world(progress.generation) if progress is not None else None
+        """Report the present workers, if they have made progress since the last report, or that is old."""
+        progress = self._supervisor.progress
+        world = self._log.world(progress.generation) if progress is not None else None
         if progress is None or world is None:
             return
-        workers = present_workers(progress, self._first_rank(world))
+        workers = _present_workers(progress, self._first_rank(world))
         is_counted = not any(progress.steps.values())
         now_s = asyncio.get_running_loop().time()
         self._rate.see(progress.generation, progress.newest_step, now_s, is_counted=is_counted)
         self._usage.look(progress.pids, now_s)
         known = self._own.get(progress.generation)
         if known is None or (not known.is_final and _is_news(known, workers, progress)):
-            self._write(
-                progress.generation, workers, stalled_s=progress.stalled_s, collectives_s=_asked_s(progress)
-            )
-        self._timer = asyncio.get_running_loop().call_later(REPORT_EVERY_S, self.on_progress)
-
-    def refresh(self) -> None:
-        """Report the present workers now, if they are reported from time to time."""
-        if self._timer is not None:
-            self.on_progress()
+            report = self._report(progress.generation, workers)
+            stalled_s, usage = progress.stalled_s, self._usage.by_slot
+            speed = self._rate.per_s if stalled_s is None else None
+            self._keep(msgspec.structs.replace(report, stalled_s=stalled_s, steps_per_s=speed, usage=usage))
 
     def on_ended(self, event: events.GenerationEnded) -> None:
         """Report how the workers of a generation ended."""
-        world = self._world(event.generation)
-        if world is not None:
-            first_rank, reports = self._first_rank(world), (end.report for end in event.workers)
-            workers = tuple(msgspec.structs.replace(end, rank=first_rank + end.rank) for end in reports)
-            self._write(event.generation, workers, is_final=True, found=event.facts)
+        world = self._log.world(event.generation)
+        if world is None:
+            return
+        first_rank, reports = self._first_rank(world), (end.report for end in event.workers)
+        workers = tuple(msgspec.structs.replace(end, rank=first_rank + end.rank) for end in reports)
+        report = self._report(event.generation, workers)
+        self._keep(msgspec.structs.replace(report, facts={**self._facts, **event.facts}, is_final=True))
 
     def on_new_store(self) -> None:
         """Write the reports of the last generations to a store that was restarted empty."""
@@ -166,45 +161,22 @@ class NodeReports:
                 return found
             await asyncio.sleep(READ_EVERY_S)
 
-    def stop(self) -> None:
-        """Report no more progress."""
-        self._stop_timer()
-
-    def close(self) -> None:
-        """Give up the connection."""
-        self._stop_timer()
-        self.store.close()
-
     def _first_rank(self, world: World) -> int:
         return next((seat.first_rank for seat in world.seats if seat.node_id == self._node_id), 0)
 
-    def _write(
-        self,
-        generation: int,
-        workers: tuple[WorkerReport, ...],
-        *,
-        is_final: bool = False,
-        found: Mapping[str, str] | None = None,
-        stalled_s: float | None = None,
-        collectives_s: float | None = None,
-    ) -> None:
-        report = NodeReport(
+    def _report(self, generation: int, workers: tuple[WorkerReport, ...]) -> NodeReport:
+        known = self._own.get(generation)
+        return NodeReport(
             self._node_id,
             self.incarnation,
             generation,
             time.time(),
             host=os.uname().nodename[:LONGEST_TEXT],
             workers=workers,
-            facts={**self._facts, **(found or {})},
-            is_final=is_final,
-            blocked=known.blocked if (known := self._own.get(generation)) is not None else (),
-            stalled_s=stalled_s,
-            steps_per_s=self._rate.per_s if not is_final and stalled_s is None else None,
+            facts=self._facts,
+            blocked=known.blocked if known is not None else (),
             log_dir=self._log_dir,
-            collectives_s=collectives_s,
-            usage={} if is_final else self._usage.by_slot,
         )
-        self._keep(report)
 
     def _keep(self, report: NodeReport) -> None:
         self._own[report.generation] = report
@@ -215,19 +187,6 @@ class NodeReports:
     async def _publish(self) -> None:
         with contextlib.suppress(TransportError):  # the next report is written over a new connection
             await self.store.write(self._node_id, self.own)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-def _asked_s(progress: Progress) -> float | None:
-    """Return when the workers last answered how far they are, by the machine's clock; None: they stall, or unknown."""
-    answered_s = min((answer.answered_s for answer in progress.collectives.values()), default=None)
-    if answered_s is None or progress.stalled_s is not None:
-        return None
-    return time.time() - (asyncio.get_running_loop().time() - answered_s)
 
 
 def _is_lost(seat: Seat, snapshot: Snapshot, may_register: bool) -> bool:
@@ -249,3 +208,42 @@ def _is_lost(seat: Seat, snapshot: Snapshot, may_register: bool) -> bool:
 def _is_news(known: NodeReport, workers: tuple[WorkerReport, ...], progress: Progress) -> bool:
     is_old = time.time() - known.written_s >= LEAST_OFTEN_S
     return is_old or known.workers != workers or (known.stalled_s is None) != (progress.stalled_s is None)
+
+
+def _present_workers(progress: Progress, first_rank: int) -> tuple[WorkerReport, ...]:
+    """Return the workers of a generation that runs, by slot; in detail where they are if they make no progress."""
+    running = {slot: _running(progress, slot, first_rank) for slot in progress.pids}
+    exited = {
+        slot: WorkerReport(
+            slot,
+            first_rank + slot,
+            WorkerState.SUCCEEDED if end.returncode == 0 else WorkerState.FAILED,
+            end.pid,
+            end.returncode,
+        )
+        for slot, end in progress.exited.items()
+    }
+    return tuple(report for _, report in sorted({**running, **exited}.items()))
+
+
+def _running(progress: Progress, slot: int, first_rank: int) -> WorkerReport:
+    pid = progress.pids[slot]
+    known = progress.collectives.get(slot) or WorkerCollectives(pid)
+    process = read_process(pid) if progress.stalled_s is not None else None
+    return WorkerReport(
+        slot,
+        first_rank + slot,
+        WorkerState.RUNNING,
+        pid,
+        step=progress.steps.get(slot) or None,
+        optimizer_steps=progress.optimizer_steps.get(slot) or None,
+        progress=known.groups,
+        process_state=process.state if process is not None else "",
+        stack=known.stack,
+        line=known.line,
+        waits_in=known.waits_in,
+        handles=known.handles,
+        raised_at=known.raised_at,
+        is_silent=known.is_silent,
+        waits=round(known.waits, 2) if known.waits is not None else None,
+    )

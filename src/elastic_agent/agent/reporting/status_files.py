@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,9 +18,6 @@ from elastic_agent.transport import DiskThread
 
 KEPT_RUNS = 200
 LONGEST_FILE = 16 * 1024 * 1024
-
-READ_FILES = 8
-"""So many files of a run are read for its history, the newest: each agent notes all generations that it has seen."""
 
 
 class StatusFiles:
@@ -44,32 +42,14 @@ class StatusFiles:
             for _, old in all_but_newest(self._folder.parent.iterdir(), KEPT_RUNS):
                 shutil.rmtree(old, ignore_errors=True)
 
-    async def recorded(self) -> tuple[list[GenerationStatus], list[str]]:
-        """Return the generations that agents of the run have noted in this state directory, and what cannot be read.
-
-        Waits for the disk.
-        """
+    async def recorded(self) -> tuple[GenerationStatus, ...]:
+        """Return the generations of the run in the newest status that an agent saved here. Waits for the disk."""
         return await asyncio.wrap_future(self._disk.submit("recorded", self._read))
 
-    def _read(self) -> tuple[list[GenerationStatus], list[str]]:
-        files = all_but_newest(_children(self._folder), 0)
-        rows: dict[int, GenerationStatus] = {}
-        problems: list[str] = []
-        for _, path in [file for file in files if file[1].suffix == ".json"][:READ_FILES]:
-            try:
-                status = _status_in(path)
-            except (OSError, ValueError, RecursionError) as error:
-                problems.append(
-                    f"cannot read {path} ({error}); status and why do not show the generations that only it names"
-                )
-                continue
-            if status.phase == Phase.FINISHED.value:
-                continue  # an earlier run of this name
-            for row in status.generations:
-                known = rows.get(row.generation)
-                if known is None or _known_of(row) > _known_of(known):
-                    rows[row.generation] = row
-        return list(rows.values()), problems
+    def _read(self) -> tuple[GenerationStatus, ...]:
+        newest = next(_statuses(path for _, path in all_but_newest(_children(self._folder), 0)), None)
+        # One that has finished was an earlier run of this name.
+        return newest.generations if newest is not None and newest.phase != Phase.FINISHED.value else ()
 
     async def written(self, timeout_s: float) -> None:
         """Wait until everything that was to be saved is written; not for longer than this."""
@@ -79,29 +59,23 @@ class StatusFiles:
 
 def saved_statuses(state_dir: Path, run_id: str | None = None) -> list[RunStatus]:
     """Return the last status of this run, or of all, that agents of this machine saved; the newest first."""
-    found: list[RunStatus] = []
     folders = [state_dir / "status" / run_id] if run_id is not None else _children(state_dir / "status")
-    for folder in folders:
-        for path in _children(folder):
-            with contextlib.suppress(OSError, ValueError, RecursionError):
-                if path.suffix == ".json":
-                    found.append(_status_in(path))
+    found = [status for folder in folders for status in _statuses(_children(folder))]
     return sorted(found, key=lambda status: status.asked_s, reverse=True)
 
 
-def _status_in(path: Path) -> RunStatus:
-    if path.stat().st_size > LONGEST_FILE:
-        raise ValueError("the file is too long")
-    status = msgspec.json.decode(path.read_bytes(), type=RunStatus)
-    return msgspec.structs.replace(status, generations=tuple(map(unexplained, status.generations)))
-
-
-def _known_of(row: GenerationStatus) -> tuple[bool, bool]:
-    """Rank what an agent recorded of a generation: one that was killed has not recorded its end."""
-    return row.ended_s is not None, bool(row.cause)
+def _statuses(paths: Iterable[Path]) -> Iterator[RunStatus]:
+    """Yield the statuses in these files, without those that cannot be read."""
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            if path.stat().st_size <= LONGEST_FILE:
+                status = msgspec.json.decode(path.read_bytes(), type=RunStatus)
+                rows = tuple(map(unexplained, status.generations))
+                yield msgspec.structs.replace(status, generations=rows)
 
 
 def _children(folder: Path) -> list[Path]:
+    """Return what is in a folder, without files that are being written."""
     try:
         return [folder / name for name in os.listdir(folder) if not name.startswith(".")]
     except OSError:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_agent.agent import events
-from elastic_agent.diagnosis.known_errors import known_error
+from elastic_agent.diagnosis.known_errors import ending, known_error
 from elastic_agent.diagnosis.records import GroupProgress, WorkerReport, WorkerState
-from elastic_agent.diagnosis.signals import ending
 from elastic_agent.exit_note import Note
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
