@@ -42,7 +42,8 @@ async def main(words, what, run_id):
     check.on_event(RunAgreed(run_id))
     failures = {"unreachable": Disconnected("no answer"), "no name": Disconnected("?", Obstacle.UNKNOWN_NAME)}
     check.on_event(failures.get(what) or PlanSeen(plan))
-    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    if examining := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(examining)
 
 asyncio.run(main(sys.argv[3:], sys.argv[1], sys.argv[2]))
 """

@@ -19,8 +19,9 @@ NAME = "elastic_agent"
 
 FLOORS = [
     {"cli"},
+    {"doctor"},
     {"agent", "launcher", "testing", "torchrun"},
-    {"doctor", "web"},
+    {"web"},
     {"workers", "rendezvous"},
     {"integrations", "monitoring"},
     {"transport", "config", "data", "diagnosis"},
@@ -35,8 +36,8 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 BESIDE = {"__main__": "cli"}
 """Modules beside the rooms, and the room they belong to."""
 
-READ_SETTINGS = {"cli", "agent", "launcher", "torchrun/plugin.py"}
-"""Where settings are known: the command, the agent, and torchrun's way in, which reads torchrun's options."""
+READ_SETTINGS = {"cli", "doctor", "agent", "launcher", "torchrun/plugin.py"}
+"""Where settings are known: the command, doctor, the agent, and torchrun's way in, which reads torchrun's options."""
 
 FRONT_DOORS = {"protocol", "transport", "transport/c10d", "transport/etcd"}
 """Packages whose names other packages import from the package itself, not from its modules."""

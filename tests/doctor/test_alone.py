@@ -16,27 +16,24 @@ from typing import Any
 import pytest
 import torch
 
+from elastic_agent.agent import preflight
+from elastic_agent.agent.preflight import Finding, check_endpoint, error, warning
 from elastic_agent.cli.doctor import doctor
 from elastic_agent.config.errors import UsageError
-from elastic_agent.diagnosis.differences import compared_variables
-from elastic_agent.doctor import interpreter, network, system
-from elastic_agent.doctor.examination import report_alone
-from elastic_agent.doctor.findings import Finding, error, grouped, warning
+from elastic_agent.diagnosis.differences import start_facts
+from elastic_agent.doctor import interpreter, machine
 from elastic_agent.doctor.gpus import check_gpus, find_gpus
-from elastic_agent.doctor.interpreter import Installed, Interpreter
-from elastic_agent.doctor.network import check_endpoint
-from elastic_agent.doctor.report import as_text
-from elastic_agent.doctor.request import Refusal, Request
-from elastic_agent.doctor.script import check_source
-from elastic_agent.doctor.system import (
+from elastic_agent.doctor.interpreter import Installed, find_installed
+from elastic_agent.doctor.local import check_source
+from elastic_agent.doctor.machine import (
     LEAST_SHM,
     check_folders,
-    check_gloo_interface,
+    check_interfaces,
     check_limits,
-    check_nccl_interface,
     check_shared_memory,
-    check_start,
 )
+from elastic_agent.doctor.records import Local
+from elastic_agent.doctor.report import as_text, grouped, report_alone
 from elastic_agent.transport import UnreachableError
 from elastic_agent.values import Endpoint
 from tests.cli.support import elastic_agent
@@ -44,19 +41,8 @@ from tests.ports import free_port
 from tests.waiting import GUARD_S, wait_for
 
 
-def request(**more: Any) -> Request:
-    values: dict[str, Any] = {
-        "machine": "m",
-        "endpoint": None,
-        "python": sys.executable,
-        "environ": {},
-        "slots": 1,
-    }
-    return Request(**(values | more))
-
-
 def checks(found: Any) -> list[tuple[str, str]]:
-    return [(finding.severity.value, finding.check) for finding in found]
+    return [("error" if finding.is_error else "warning", finding.check) for finding in found]
 
 
 # -- script ---------------------------------------------------------------------------------------
@@ -80,15 +66,8 @@ def test_what_a_script_should_leave_to_the_agent(source: str, expected: list[tup
 # -- interpreter ----------------------------------------------------------------------------------
 
 
-def installed_for(python: str, **environ: str) -> Installed:
-    async def ask() -> Installed:
-        asked = Interpreter(python, {**os.environ, **environ})
-        try:
-            return await asked.ask(None, hosts_store=False)
-        finally:
-            await asked.close()
-
-    return asyncio.run(ask())
+def installed_for(python: str) -> Installed:
+    return asyncio.run(find_installed(python))
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +78,7 @@ def _machine_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interpreter_is_usable_in_a_folder_whose_files_have_names_of_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("types", "json", "re", "os", "platform", "hashlib", "importlib"):
+    for name in ("types", "json", "os", "platform", "importlib"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('mine')")
     monkeypatch.chdir(tmp_path)
     installed = installed_for(sys.executable)
@@ -108,8 +87,9 @@ def test_an_interpreter_is_usable_in_a_folder_whose_files_have_names_of_its_libr
 
 
 def test_an_interpreter_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
-    assert installed_for(str(tmp_path / "python")).start_problem == "No such file or directory"
-    assert installed_for("/bin/false").start_problem == "exit code 1"
+    problem = installed_for(str(tmp_path / "python")).start_problem
+    assert problem.startswith(f"cannot start {tmp_path / 'python'} on this node: No such file or directory")
+    assert installed_for("/bin/false").start_problem == "'the interpreter' failed with exit code 1: no output"
 
 
 def test_an_interpreter_that_does_not_answer_is_ended_with_what_it_started(
@@ -119,16 +99,19 @@ def test_an_interpreter_that_does_not_answer_is_ended_with_what_it_started(
     program, started = tmp_path / "python", tmp_path / "started"
     program.write_text(f"#!/bin/sh\nsleep {GUARD_S} &\necho $! > {started}\nwait\n")
     program.chmod(0o755)
-    assert installed_for(str(program)).start_problem == "no answer within 0.5 s (it imports torch)"
+    assert installed_for(str(program)).start_problem == "'the interpreter' did not complete within 0.5 s"
     pid = started.read_text().strip() if started.exists() else ""
     if pid:  # on a slow machine, it had started nothing yet
         child = Path("/proc", pid, "cmdline")
         wait_for("what it has started to end", lambda: not child.exists() or not child.read_bytes())
 
 
-def test_a_torch_that_cannot_be_imported_is_reported_with_its_error(tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_reported_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
-    installed = installed_for(sys.executable, PYTHONPATH=str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    installed = installed_for(sys.executable)
     assert installed.problem == "libcudart.so.12: cannot open shared object file"
     assert installed.python == platform.python_version()
 
@@ -137,10 +120,8 @@ def test_a_torch_that_cannot_be_imported_is_reported_with_its_error(tmp_path: Pa
 
 
 def test_passwords_and_bytes_that_are_no_text_stay_out_of_what_is_compared() -> None:
-    found = compared_variables(
-        {"http_proxy": "http://me:secret@proxy:1", "NCCL_X": "\udcff", "HOME": "/root"}
-    )
-    assert found == {"NCCL_X": "?", "http_proxy": "http://***@proxy:1"}
+    found = start_facts([], {"http_proxy": "http://me:secret@proxy:1", "NCCL_X": "\udcff", "HOME": "/root"})
+    assert found == {"arguments": "", "env.NCCL_X": "?", "env.http_proxy": "http://***@proxy:1"}
 
 
 @pytest.mark.parametrize(
@@ -159,9 +140,7 @@ def test_passwords_and_bytes_that_are_no_text_stay_out_of_what_is_compared() -> 
 def test_interface_variables_name_interfaces_of_this_machine(
     variables: dict[str, str], expected: list[tuple[str, str]]
 ) -> None:
-    gloo = check_gloo_interface(variables, ["eth0", "lo"], "eth0")
-    nccl = check_nccl_interface(variables, ["eth0", "lo"], "eth0", has_gpus=False)
-    assert checks([*gloo, *nccl]) == expected
+    assert checks(check_interfaces(variables, ["eth0", "lo"], "eth0", has_gpus=False)) == expected
 
 
 # -- machine --------------------------------------------------------------------------------------
@@ -171,22 +150,16 @@ def test_an_endpoint_on_loopback_or_without_an_address_is_an_error(monkeypatch: 
     def find_none(host: str) -> list[Any]:
         raise UnreachableError(f"{host} does not resolve")
 
-    monkeypatch.setattr(network, "resolve", find_none)
+    monkeypatch.setattr(preflight, "resolve", find_none)
     assert checks(check_endpoint(Endpoint("localhost"))) == [("error", "loopback-endpoint")]
     assert checks(check_endpoint(Endpoint("no-such-host.invalid"))) == [("error", "endpoint-name")]
-
-
-def test_what_the_agent_would_end_for_is_reported_with_its_remedy() -> None:
-    refusal = Refusal("torch cannot count the GPUs (no such file; no such device)", "reinstall the driver")
-    (found,) = check_start(request(refusals=lambda: [refusal]))
-    assert (found.cause, found.remedy) == refusal
 
 
 def test_folders_that_cannot_be_written_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     folders = {"--state-dir": tmp_path / "new/state", "--log-dir": file / "logs"}
-    (finding,) = (found for found in check_folders(request(folders=folders)) if found.check == "folder")
+    (finding,) = (found for found in check_folders(folders) if found.check == "folder")
     assert "--log-dir" in finding.cause
 
 
@@ -197,7 +170,7 @@ def test_the_number_of_open_files_has_to_suffice_for_all_workers(
     files: int, expected: list[tuple[str, str]]
 ) -> None:
     limits = {resource.RLIMIT_NOFILE: files, resource.RLIMIT_AS: resource.RLIM_INFINITY}
-    assert checks(check_limits(request(most=100, slots=8), limits.__getitem__)) == expected
+    assert checks(check_limits(800, limits.__getitem__)) == expected
 
 
 def test_a_limit_of_address_space_is_named_and_is_why_torch_cannot_be_imported() -> None:
@@ -223,7 +196,7 @@ def test_shared_memory_has_to_be_there_and_large_enough(
         (LEAST_SHM, LEAST_SHM // 4, [("warning", "shared-memory")]),
     ):
         usage = SimpleNamespace(total=total, free=free)
-        monkeypatch.setattr(system.shutil, "disk_usage", lambda _, usage=usage: usage)
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _, usage=usage: usage)
         assert checks(check_shared_memory()) == expected
 
 
@@ -250,7 +223,7 @@ def test_gpus_in_use_and_workers_without_a_gpu_are_reported(tmp_path: Path) -> N
     driver.touch()
     gpus = find_gpus(Nvml(), str(driver))
     assert (gpus.described, gpus.driver) == ("2 x NVIDIA H100", "570.1")
-    found = list(check_gpus(gpus, request(slots=2, environ={"CUDA_VISIBLE_DEVICES": "1"})))
+    found = list(check_gpus(gpus, 2, "1"))
     assert checks(found) == [("warning", "gpus-in-use"), ("error", "workers-per-gpu")]
     assert f"(pid {os.getpid()})" in found[0].cause
     assert find_gpus(None, str(tmp_path / "none")).described == "none"
@@ -269,7 +242,7 @@ def test_gpus_in_use_and_workers_without_a_gpu_are_reported(tmp_path: Path) -> N
     ids=["healthy", "warning", "error"],
 )
 def test_the_report_on_a_machine_alone(findings: tuple[Finding, ...], code: int, said: str) -> None:
-    report = report_alone(request(), findings)
+    report = report_alone(Local("n1", 1, 1), findings)
     assert (report.exit_code, as_text(report, "n1").splitlines()[-1]) == (code, said)
 
 
@@ -311,4 +284,4 @@ def test_the_time_to_wait_is_a_number_of_seconds(wait: str) -> None:
 def test_findings_are_one_line() -> None:
     found = [error("x", "two\nlines", "remedy", name) for name in ("a", "b")]
     assert found[0].cause == "two lines"
-    assert grouped(found) == [(Finding(found[0].severity, "x", "two lines", "remedy"), ["a", "b"])]
+    assert grouped(found) == [(Finding(True, "x", "two lines", "remedy"), ["a", "b"])]

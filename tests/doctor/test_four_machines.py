@@ -63,9 +63,9 @@ def write(file: Path, text: str) -> str:
 
 
 def filter_packets(machines: Machines, node: str, *rules: str) -> None:
-    """Rules of nftables for what comes to this machine."""
+    """Filter what comes to this machine from others, by rules of nftables."""
     lines = ["add table inet lab", "add chain inet lab in { type filter hook input priority 0 ; }"]
-    lines += [f"add rule inet lab in {rule}" for rule in rules]
+    lines += [f"add rule inet lab in {rule}" for rule in ("iifname lo accept", *rules)]
     subprocess.run(
         [*machines.within(node), "nft", "-f", "-"], input="\n".join(lines) + "\n", text=True, check=True
     )
@@ -124,7 +124,7 @@ def test_every_planted_fault_is_reported_with_machine_and_remedy_on_all_machines
         for finding in report["findings"]
         if finding["check"] == "differs"
     }
-    assert differences == {"b: --lease-ttl", "c: NCCL_DEBUG", "d: script", "d: script arguments"}
+    assert differences == {"b: --lease-ttl", "c: NCCL_DEBUG", "d: script", "d: the arguments of the script"}
     lines = doctors["a"].stdout.splitlines()
     assert lines[0].startswith("error")
     assert all("Remedy: " in line for line in lines if line.startswith(("error", "warning")))

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from elastic_agent.doctor.network import interfaces, other_addresses
+from elastic_agent.agent.preflight import other_addresses
 from tests.cli.support import elastic_agent
 from tests.ports import free_port
 from tests.waiting import GUARD_S
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system
 
 def own_host() -> str:
     """Return what names this machine, and is no loopback address as far as there is another one."""
-    addresses = [address for address in other_addresses(interfaces()) if ":" not in address]
+    addresses = [address for address in other_addresses() if ":" not in address]
     return addresses[0] if addresses else socket.gethostname()
 
 
@@ -42,9 +42,25 @@ def test_two_machines_meet_and_print_the_same_report_with_what_differs(tmp_path:
     report = json.loads(printed[0])
     assert sorted(machine["machine"] for machine in report["machines"]) == ["a", "b"]
     causes = [finding["cause"] for finding in report["findings"]]
-    lease = "machines differ in --lease-ttl: 60.0 on b; 30.0 on a"
+    lease = "machines differ in --lease-ttl: 60 on b; 30 on a"
     assert any(cause.startswith(lease) for cause in causes), causes
-    (missing,) = (one for one in report["findings"] if one["cause"].endswith("missing does not exist"))
+    (missing,) = (
+        finding for finding in report["findings"] if finding["cause"].endswith("missing does not exist")
+    )
     assert (sorted(missing["machines"]), missing["remedy"]) == (["a", "b"], "check the path, or create it")
     assert "2 connections" in report["tested"], causes
     assert len({doctor.returncode for doctor in doctors}) == 1
+
+
+def test_a_machine_that_cannot_join_reports_why_and_what_it_has_found_itself(tmp_path: Path) -> None:
+    """Another program has the port of the endpoint, and answers nothing."""
+    with socket.create_server((own_host(), 0)) as other:
+        endpoint = f"{own_host()}:{other.getsockname()[1]}"
+        words = ["--rdzv-endpoint", endpoint, "--nnodes", "2", "--wait", "2", "--node-id", "a"]
+        done = elastic_agent("doctor", *words, "--state-dir", str(tmp_path), "missing.py")
+    assert done.returncode == 4, done.stderr
+    assert (
+        f"error    a: the machines cannot be examined together: no store answered at {endpoint}"
+        in done.stdout
+    )
+    assert 'error    a: script "missing.py" does not exist' in done.stdout

@@ -11,8 +11,6 @@ import pytest
 from elastic_agent.diagnosis.cause import render
 from elastic_agent.diagnosis.records import decode_bulletin, encode_bulletin
 from elastic_agent.diagnosis.root_cause import root_cause
-from elastic_agent.doctor import records as doctor
-from elastic_agent.doctor.findings import error
 from elastic_agent.monitoring.status import run_status
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.printable import escaped
@@ -41,26 +39,6 @@ from .samples import MemoryTable, plans, record_samples, reports
 
 KEYS = LifeKeys(RunKeys("run"), "life")
 BULLETIN = encode_bulletin(reports())
-FINDING = error("script", "train.py does not compile", "correct it")
-SHARED = doctor.Shared("/data", "", True, "12", 10**12)
-CONNECTION = doctor.Connection("n1", "no-route", "refused", True)
-FACTS = {"python": "3.11", "torch": "2.13"}
-EXAMINATION = (
-    doctor.Attendance("host0", 1, 4, "10.0.0.1", 4000, 4001, 3),
-    doctor.MachineFacts(
-        "host0",
-        "10.0.0.1",
-        "eth0",
-        8,
-        4002,
-        FACTS,
-        {"NCCL_DEBUG": "WARN"},
-        (FINDING,),
-        (SHARED,),
-        (CONNECTION,),
-    ),
-    doctor.Results((("n0", "n1"),), {"gloo": doctor.Reduced("", 0.5)}),
-)
 
 
 @pytest.mark.parametrize("kind", record_samples())
@@ -73,15 +51,6 @@ def test_record(kind: type[Any]) -> None:
             check_shown(escaped(str(problem), keep_lines=True))
         else:
             assert decode(kind, encode(record)) == record
-
-    check()
-
-
-@pytest.mark.parametrize("record", EXAMINATION, ids=lambda record: type(record).__name__)
-def test_record_of_the_doctor(record: msgspec.Struct) -> None:
-    @fuzzed(msgspec.json.encode(record))
-    def check(data: bytes) -> None:
-        doctor.decode_all(type(record), {"n0": data})
 
     check()
 

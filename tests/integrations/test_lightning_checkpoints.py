@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.integrations import trainings
-from elastic_agent.integrations.lightning.checkpoints import damaged, note_of, remove_others
+from elastic_agent.integrations.lightning.callback import damaged, note_of, remove_others
 from elastic_agent.integrations.trainings import Training, continuable
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from collections.abc import Mapping
 
-from elastic_agent.agent.reporting.node_comparison import start_facts
-from elastic_agent.diagnosis.differences import differences
+from elastic_agent.diagnosis.differences import differences, member_facts, policy_facts, start_facts
 from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
 
 SAME = Fingerprint("abc", "3.11.7", "2.13.0", "0.1.0", "train.py")
@@ -25,12 +24,22 @@ def member(name: str, fingerprint: Fingerprint = SAME, policy: Policy | None = N
     )
 
 
+def texts(
+    members: list[Member], facts: Mapping[str, Mapping[str, str]] | None = None, used: Policy | None = None
+) -> list[str]:
+    known = {
+        member.node_id: member_facts(member) | (facts or {}).get(member.node_id, {}) for member in members
+    }
+    found = differences(known, policy_facts(used) if used is not None else None)
+    return [f"{difference.text}; {difference.rule.remedy}" for difference in found]
+
+
 def test_nodes_started_alike_have_no_differences() -> None:
     facts = {
         node: start_facts(["--lr", "1"], {"NCCL_DEBUG": "INFO", "HOME": f"/home/{node}"})
         for node in ("n1", "n2")
     }
-    assert differences([member("n1"), member("n2")], facts, Policy()) == []
+    assert texts([member("n1"), member("n2")], facts, Policy()) == []
 
 
 def test_each_line_names_the_nodes_that_differ_from_most_and_what_to_do() -> None:
@@ -40,24 +49,18 @@ def test_each_line_names_the_nodes_that_differ_from_most_and_what_to_do() -> Non
         Policy(min_nodes=2, max_nodes=4, settle_s=3),
     )
     nodes = [member("n1", policy=Policy(max_nodes=4)), odd, member("n3", policy=Policy(max_nodes=4))]
-    assert differences(nodes, used=Policy(max_nodes=4)) == [
+    assert texts(nodes, used=Policy(max_nodes=4)) == [
         (
-            "nodes differ in the script: n2 and n1, n3 have different versions of train.py; "
-            "copy the same version to all machines"
+            "script: train.py (xyz) on n2; train.py (abc) on n1, n3; workers run different code, and without "
+            "--rdzv-id, different scripts are different runs, which wait for each other for ever; copy the same script "
+            "to all machines, or for two runs, give each its own --rdzv-id"
         ),
-        "nodes differ in torch: 2.12.1 on n2; 2.13.0 on n1, n3; install the same version on all machines",
-        "nodes differ in --nnodes: 2:4 on n2; 1:4 on n1, n3; the run uses 1:4; start all agents with the same command",
-        "nodes differ in --settle: 3 on n2; 1 on n1, n3; the run uses 1; start all agents with the same command",
-    ]
-
-
-def test_scripts_of_different_names_may_be_meant_as_two_runs() -> None:
-    other = member("n2", replace(SAME, script="xyz", script_name="train2.py"))
-    assert differences([member("n1"), other]) == [
         (
-            "nodes differ in the script: train2.py on n2; train.py on n1; start all agents with the same script, or "
-            "for two runs, give each its own --rdzv-id"
-        )
+            "torch: 2.12.1 on n2; 2.13.0 on n1, n3; workers hang or fail in collectives; install the same version on "
+            "all machines"
+        ),
+        "--nnodes: 2:4 on n2; 1:4 on n1, n3; the run uses 1:4; start all agents with the same command",
+        "--settle: 3 on n2; 1 on n1, n3; the run uses 1; start all agents with the same command",
     ]
 
 
@@ -66,14 +69,17 @@ def test_arguments_and_variables_are_compared_where_they_are_known() -> None:
         "n1": start_facts(["--epochs", "9"], {"NCCL_DEBUG": "INFO"}),
         "n2": start_facts(["--epochs", "8"], {}),
     }
-    assert differences([member("n1"), member("n2"), member("n3")], facts) == [
+    assert texts([member("n1"), member("n2"), member("n3")], facts) == [
         (
-            "nodes differ in the arguments of the script: --epochs 8 on n2; --epochs 9 on n1; "
-            "start all agents with the same command"
+            "the arguments of the script: --epochs 8 on n2; --epochs 9 on n1; workers may do different things; start "
+            "all agents with the same command"
         ),
-        "nodes differ in NCCL_DEBUG: not set on n2; INFO on n1; set it alike everywhere unless this is intended",
+        (
+            "NCCL_DEBUG: not set on n2; INFO on n1; libraries of the workers may behave differently; set it alike "
+            "everywhere unless this is intended"
+        ),
     ]
 
 
 def test_a_missing_value_is_not_a_difference() -> None:
-    assert differences([member("n1"), member("n2", Fingerprint(python="3.11.7"))]) == []
+    assert texts([member("n1"), member("n2", Fingerprint(python="3.11.7"))]) == []

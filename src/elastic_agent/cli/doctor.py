@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elastic_agent.config.errors import HelpRequested, UsageError
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.script import check_module, check_working_directory
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
 from elastic_agent.config.value_types import seconds
+from elastic_agent.exit_codes import ExitCode
+from elastic_agent.worker_variables import LAUNCH_FOLDER
+
+from .run import start_agent
+
+if TYPE_CHECKING:
+    from elastic_agent.doctor.local import Request
+    from elastic_agent.doctor.records import Local
+    from elastic_agent.doctor.report import Report
 
 DOCTOR_PAGE = """\
 Usage: elastic-agent doctor [OPTIONS OF RUN] [--paths DIR,DIR] [--wait SECONDS] [--alone] [--json] [SCRIPT [ARGUMENTS]]
@@ -76,33 +86,37 @@ def _resolve(line: CommandLine) -> tuple[Resolved, UsageError | None]:
 
 def _examine(line: CommandLine, wait_s: float, resolved: Resolved, script_error: UsageError | None) -> int:
     # Imported late: a mistake is to be answered at once.
-    from elastic_agent.agent.doctor_request import doctor_request
-    from elastic_agent.config.secrets import take_secret_variables
-    from elastic_agent.doctor.examination import examine
-    from elastic_agent.doctor.report import as_json, as_text
-    from elastic_agent.doctor.request import Refusal
-    from elastic_agent.logs import configure_logging
+    from elastic_agent.doctor.local import Request, examine_alone, stops_meeting
+    from elastic_agent.doctor.report import as_json, as_text, report_alone
     from elastic_agent.name_lookups import shorten_lookups
 
     settings = resolved.settings
-    variables = take_secret_variables()
-    environ = dict(os.environ)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a store of ours would tell of each connection
-    configure_logging(settings.log_format, "warning", sys.stderr)
     shorten_lookups()
-    request = replace(
-        doctor_request(settings, environ, password=variables.etcd_password, secret_variable=variables.secret),
-        script_problem=Refusal(script_error.problem, script_error.remedy) if script_error else None,
-        paths=tuple(
-            Path(os.path.abspath(folder)) for folder in line.values.get(_PATHS, "").split(",") if folder
-        ),
-        wait_s=wait_s,
-        alone=_ALONE in line.switches,
-    )
-    report = asyncio.run(examine(request, _show))
+    request = Request(settings=settings, environ=dict(os.environ), script_error=script_error)
+    local = asyncio.run(examine_alone(request))
+    meets_others = settings.nnodes.most > 1 and settings.rdzv_endpoint and _ALONE not in line.switches
+    if not meets_others or stops_meeting(local.findings):
+        report = report_alone(local, local.findings)
+    else:
+        paths = tuple(os.path.abspath(path) for path in line.values.get(_PATHS, "").split(",") if path)
+        report = _examine_together(request, local, paths, wait_s)
     print(as_json(report) if _JSON in line.switches else as_text(report, request.machine), flush=True)
     return report.exit_code
 
 
-def _show(line: str) -> None:
-    print(f"elastic-agent doctor: {line}", file=sys.stderr, flush=True)
+def _examine_together(request: Request, local: Local, paths: tuple[str, ...], wait_s: float) -> Report:
+    """Start a run with a probe on each machine."""
+    from elastic_agent.doctor.together import doctor_settings, read_report, report_failed_join, write_task
+    from elastic_agent.launch_outcome import LaunchOutcome
+
+    with tempfile.TemporaryDirectory(prefix="elastic-agent-doctor-") as name:
+        folder = Path(name)
+        write_task(request, local, paths, folder)
+        os.environ[LAUNCH_FOLDER] = name
+        try:
+            code = start_agent(Resolved(doctor_settings(request.settings, wait_s, folder), {}))
+        except UsageError as refusal:
+            return report_failed_join(local, ExitCode.FAILED, str(refusal))
+        outcome = LaunchOutcome.read(folder)
+        report = read_report(folder, wait_s)
+        return report or report_failed_join(local, code, outcome.reason if outcome is not None else "")

@@ -32,10 +32,15 @@ def run(argv: Sequence[str]) -> int:
         from elastic_agent.launcher.hosts import Terminal
 
         return Terminal(argv, resolved).run()
-    return _launch(resolved)
+    return start_agent(resolved)
 
 
-def _launch(resolved: Resolved) -> int:
+def start_agent(resolved: Resolved) -> int:
+    """Start this node's agent, and return its exit code when its part is over.
+
+    Raises:
+        UsageError: the settings are wrong for this machine.
+    """
     # Imported late: a mistake must be answered before that.
     from elastic_agent.agent.devices import check_limits, likely_slots
     from elastic_agent.agent.worker_group.interruptions import StopSignals

@@ -27,10 +27,9 @@ import os
 
 from elastic_agent.client._agreement import Agreement
 from elastic_agent.client._environment import MalformedEnvironmentError, read_worker
-from elastic_agent.client._finalization import release_gil_before_finalization
 from elastic_agent.client._heartbeat import Pulse
 from elastic_agent.client._notice import Notice, NoticeBoard
-from elastic_agent.client._stacks import write_stacks_on_signal
+from elastic_agent.client._process import release_gil_before_finalization, write_stacks_on_signal
 from elastic_agent.client._worker import Placement, Worker
 
 TYPE_CHECKING = False

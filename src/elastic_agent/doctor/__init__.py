@@ -1,6 +1,7 @@
 """``elastic-agent doctor``: examines the machines of a run before it starts, each alone and all together.
 
-Receives everything as values (:class:`.request.Request`). :mod:`.examination` is the whole course of an examination;
-the other modules are its checks. Each check returns findings; none of them changes the machine, except for small
-files in the folders of ``--paths``, which are removed.
+:mod:`.local` examines this machine. Then the command starts an agent for an ordinary run, whose worker is
+:mod:`.probe`: it exchanges what the machines found, and tests connections, shared folders and an all-reduce.
+:mod:`.together` makes one report of it, the same on all machines. No check changes the machine, except for small files
+in the folders of ``--paths``, which are removed.
 """

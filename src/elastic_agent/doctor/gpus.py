@@ -8,10 +8,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from elastic_agent.agent.preflight import Finding, error, warning
 from elastic_agent.linux import process_name
-
-from .findings import Finding, error, warning
-from .request import Request
 
 _DRIVER = "/dev/nvidiactl"
 _BUSY_BYTES = 256 * 2**20
@@ -71,8 +69,14 @@ def _holders(nvml: Any, handles: Collection[Any]) -> Iterator[str]:
                 yield f"GPU {number}: {process_name(int(process.pid)) or 'a process'} (pid {process.pid})"
 
 
-def check_gpus(gpus: Gpus, request: Request) -> Iterator[Finding]:
-    """Check that the driver works, the GPUs are free, and there is one for each worker."""
+def check_gpus(gpus: Gpus, slots: int | None, shown: str | None) -> Iterator[Finding]:
+    """Check that the driver works, the GPUs are free, and there is one for each worker.
+
+    Args:
+        gpus: of this machine.
+        slots: workers; None: one for each GPU.
+        shown: the value of CUDA_VISIBLE_DEVICES.
+    """
     if gpus.lacks_library:
         yield warning(
             "gpus",
@@ -91,11 +95,11 @@ def check_gpus(gpus: Gpus, request: Request) -> Iterator[Finding]:
             f"memory of GPUs is in use by {', '.join(gpus.holders[:8])}",
             "end these processes, if they were left behind by an earlier job",
         )
-    visible = _visible(len(gpus.names), request.environ.get("CUDA_VISIBLE_DEVICES"))
-    if gpus.names and request.slots is not None and request.slots > visible:
+    visible = _visible(len(gpus.names), shown)
+    if gpus.names and slots is not None and slots > visible:
         yield error(
             "workers-per-gpu",
-            f"{request.slots} workers for {visible} visible GPUs: workers share a GPU "
+            f"{slots} workers for {visible} visible GPUs: workers share a GPU "
             '("Duplicate GPU detected") or get none ("invalid device ordinal")',
             "reduce --nproc-per-node, or check CUDA_VISIBLE_DEVICES",
         )

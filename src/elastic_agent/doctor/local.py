@@ -1,119 +1,163 @@
-"""The examination of one machine, without the others."""
+"""Examines one machine, without the others."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
-import resource
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import TypeVar
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
 
 from elastic_agent import installed_version
-from elastic_agent.printable import escaped, without_surrogates
-from elastic_agent.transport import StoreLostError, run_abandonable
+from elastic_agent.agent import preflight
+from elastic_agent.agent.devices import check_numa_binding, count_slots, likely_slots
+from elastic_agent.agent.limits import check_limits
+from elastic_agent.agent.preflight import Finding, error, warning
+from elastic_agent.agent.slurm.nodes import reachable_endpoint
+from elastic_agent.agent.state_dir import try_state_dir
+from elastic_agent.agent.worker_group.command import fingerprint
+from elastic_agent.config.directories import make_state_dir, problem_with_folder
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.settings import Settings
+from elastic_agent.diagnosis.differences import policy_facts, start_facts
+from elastic_agent.printable import without_surrogates
+from elastic_agent.python_source import problem_with_source
 
-from . import network, system
-from .findings import Finding, Severity, error, warning
+from . import machine
 from .gpus import Gpus, check_gpus, find_gpus
-from .interpreter import Installed, Interpreter
-from .request import Request
-from .script import check_script
-
-T = TypeVar("T")
+from .interpreter import Installed, check_interpreter, find_installed
+from .machine import in_time
+from .records import Local
 
 CHECK_TIMEOUT_S = 9.0
 """How long one group of checks may take; each has its own thread."""
+LONGEST_SOURCE = 4 * 2**20
 
 
-@dataclass(frozen=True)
-class LocalResult:
-    """What one machine has, and what is wrong with it."""
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The run to be examined."""
 
-    findings: tuple[Finding, ...] = ()
-    facts: dict[str, str] = field(default_factory=dict)
-    gpus: int = 0
-    store_port: int = 0
-    """Where the interpreter hosts a store of torch; 0: it can take part in no all-reduce."""
+    settings: Settings
+    """Without a script if it cannot be started."""
+    environ: Mapping[str, str]
+    """That workers would inherit."""
+    script_error: UsageError | None = None
+    """Why the script cannot be started."""
+
+    @property
+    def python(self) -> str:
+        """The interpreter that runs the script."""
+        return self.settings.python_exec or sys.executable
+
+    @property
+    def machine(self) -> str:
+        """This machine's name in the report."""
+        return self.settings.node_id or os.uname().nodename
 
 
-async def examine_alone(request: Request, interpreter: Interpreter) -> LocalResult:
-    """Run the checks that need no other machine, all at once. Does not block the event loop.
-
-    Args:
-        request: the run.
-        interpreter: not started yet.
-    """
+async def examine_alone(request: Request) -> Local:
+    """Run the checks that need no other machine, all at once. Does not block the event loop."""
+    settings, name = request.settings, request.machine
+    slots = likely_slots(settings.nproc_per_node)
     gpus, installed, findings = await asyncio.gather(
         in_time(find_gpus, CHECK_TIMEOUT_S, Gpus(problem=f"no answer within {CHECK_TIMEOUT_S:g} s")),
-        interpreter.ask(request.port_range, hosts_store=request.meets_others),
-        asyncio.gather(*(_checked(name, check) for name, check in _checks(request).items())),
+        find_installed(request.python),
+        asyncio.gather(*(_checked(name, check) for name, check in _checks(request, slots).items())),
     )
     found = [
         *(finding for each in findings for finding in each),
-        *_check_interpreter(installed, request),
-        *check_gpus(gpus, request),
-        *await _checked("interfaces", lambda: _check_interfaces(request, gpus)),
+        *check_interpreter(installed, request.python, is_distributed=settings.nnodes.most > 1),
+        *check_gpus(gpus, slots, request.environ.get("CUDA_VISIBLE_DEVICES")),
+        *await _checked("interfaces", lambda: _check_interfaces(request, has_gpus=bool(gpus.names))),
     ]
-    return LocalResult(tuple(found), _facts(request, installed, gpus), len(gpus.names), installed.store_port)
+    return Local(
+        name,
+        settings.nnodes.least,
+        settings.nnodes.most,
+        len(gpus.names),
+        "torch" in installed.versions and not installed.problem,
+        _facts(request, installed, gpus),
+        tuple(replace(finding, machine=name) for finding in found),
+    )
 
 
-def _checks(request: Request) -> dict[str, Callable[[], Iterable[Finding]]]:
+def stops_meeting(findings: Iterable[Finding]) -> bool:
+    """Return whether this machine cannot meet the others, so that there is no point in waiting for them."""
+    return any(finding.check in (preflight.LOOPBACK, "endpoint-name") for finding in findings)
+
+
+def _checks(request: Request, slots: int | None) -> dict[str, Callable[[], Iterable[Finding]]]:
+    settings = request.settings
+    folders = {"--state-dir": settings.state_dir, "--log-dir": settings.log_dir}
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
-        "the script": lambda: check_script(request),
+        "the script": lambda: _check_script(request),
         # One after the other: the second makes and removes a folder.
-        "what an agent needs": lambda: [*system.check_folders(request), *system.check_start(request)],
-        "limits": lambda: system.check_limits(request),
-        "shared memory": system.check_shared_memory,
+        "what an agent needs": lambda: [*machine.check_folders(folders), *_check_start(request)],
+        "limits": lambda: machine.check_limits(settings.nnodes.most * (slots or 8)),
+        "shared memory": machine.check_shared_memory,
     }
-    if request.endpoint is not None and request.is_distributed:
-        endpoint = request.endpoint
-        checks["endpoint"] = lambda: network.check_endpoint(endpoint)
+    if settings.rdzv_endpoint is not None and settings.nnodes.most > 1:
+        endpoint = reachable_endpoint(settings.rdzv_endpoint, request.environ)
+        checks["endpoint"] = lambda: preflight.check_endpoint(endpoint)
     return checks
 
 
-def _check_interfaces(request: Request, gpus: Gpus) -> Iterable[Finding]:
-    if not request.is_distributed:
-        return
-    found = network.interfaces()
-    route = network.route_interface(request.endpoint.host) if request.endpoint is not None else None
-    yield from system.check_gloo_interface(request.environ, found, route)
-    yield from system.check_nccl_interface(request.environ, found, route, has_gpus=bool(gpus.names))
+def _check_script(request: Request) -> Iterator[Finding]:
+    """Check that the script can be started and compiles, and leaves the address of the process group to the agent."""
+    settings, problem = request.settings, request.script_error
+    if problem is not None:
+        remedy = problem.remedy or "copy the script to the same path on all machines"
+        yield error("script", problem.problem, remedy)
+    elif settings.script.endswith(".py") and not (settings.runs_module or settings.runs_program):
+        with open(settings.script, "rb") as file:
+            yield from check_source(file.read(LONGEST_SOURCE), Path(settings.script).name)
 
 
-def _check_interpreter(installed: Installed, request: Request) -> Iterable[Finding]:
-    shown = escaped(request.python)
-    where = " at the same path on all machines" if request.most > 1 else ""
-    if problem := _lack_of_space(installed.start_problem or installed.problem):
-        yield error("interpreter", f"{shown} cannot import torch: {problem}", system.UNLIMITED)
-        return
-    if installed.start_problem:
+def check_source(source: bytes, name: str) -> Iterator[Finding]:
+    """Check that the script compiles, and leaves the address of the process group to the agent."""
+    if problem := problem_with_source(source):
         yield error(
-            "interpreter",
-            f"the interpreter {shown} cannot be started: {installed.start_problem}",
-            f"install it{where}, or pass another --python-exec",
+            "script",
+            f"{name} does not compile: {problem}",
+            "correct it, or pass the interpreter it was written for as --python-exec",
         )
-    elif "torch" not in installed.versions:
-        yield warning(
-            "interpreter",
-            f"torch is not installed for {shown}, so no all-reduce is performed",
-            "pass the interpreter of the script as --python-exec, or install torch there",
-        )
-    if installed.problem:
-        yield error(
-            "interpreter",
-            f"{shown} cannot import torch: {installed.problem}",
-            "reinstall torch in that environment, or look at LD_LIBRARY_PATH and at the driver",
-        )
+    yield from preflight.check_addresses(source, name)
 
 
-def _lack_of_space(problem: str) -> str:
-    """Return the problem with the limit of address space, if that is why; empty: it is not."""
-    space = system.soft_limit(resource.RLIMIT_AS)
-    if space == resource.RLIM_INFINITY or not re.search("memory|alloc", problem, re.IGNORECASE):
-        return ""
-    return f"{problem} (a process can have only {system.size(space)} of address space)"
+def _check_start(request: Request) -> Iterator[Finding]:
+    """Report for what an agent would end at once; takes seconds where torch has to count the GPUs."""
+    settings = request.settings
+
+    def check_state_dir() -> None:
+        make_state_dir(settings.state_dir, request.environ)
+        if not problem_with_folder(settings.state_dir):  # else it is reported with the other folders
+            try_state_dir(settings.state_dir)
+
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: check_limits(
+            likely_slots(settings.nproc_per_node) or 1, run_python=not settings.runs_program
+        ),
+        lambda: count_slots(settings.nproc_per_node),
+        lambda: check_numa_binding(settings.numa_binding),
+        check_state_dir,
+    )
+    for check in checks:
+        try:
+            check()
+        except UsageError as refusal:
+            yield error("start", refusal.problem, refusal.remedy)
+
+
+def _check_interfaces(request: Request, *, has_gpus: bool) -> Iterable[Finding]:
+    endpoint = request.settings.rdzv_endpoint
+    if request.settings.nnodes.most < 2:
+        return ()
+    route = machine.route_interface(endpoint.host) if endpoint is not None else None
+    return machine.check_interfaces(request.environ, preflight.interfaces(), route, has_gpus=has_gpus)
 
 
 async def _checked(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
@@ -129,23 +173,15 @@ async def _checked(name: str, check: Callable[[], Iterable[Finding]]) -> list[Fi
         return [warning("failed-check", f"the check of {name} failed: {reason}", "please report it")]
 
 
-async def in_time(work: Callable[[], T], limit_s: float, otherwise: T) -> T:
-    """Call it in a thread, which is abandoned if storage, a name server or a driver does not answer."""
-    try:
-        return await run_abandonable(work, limit_s)
-    except StoreLostError:
-        return otherwise
-
-
 def _facts(request: Request, installed: Installed, gpus: Gpus) -> dict[str, str]:
     """Return what is compared between the machines, by name."""
-    arguments = " ".join(request.script_args)
-    digest = hashlib.sha256(arguments.encode(errors="surrogateescape")).hexdigest()[:8]
+    settings = request.settings
+    told = fingerprint(settings) if settings.script else None
     facts = {
         "elastic-agent": installed_version(),
-        "script": request.fingerprint[:8],
-        "script arguments": arguments if len(arguments) < 400 else digest,
-        **request.compared,
+        "script": f"{told.script_name} ({told.script[:8]})" if told else "",
+        "--rdzv-id": settings.rdzv_id or "not set",
+        **policy_facts(settings.policy()),
         "python": installed.python,
         **installed.versions,
         "cuda": installed.cuda,
@@ -153,14 +189,8 @@ def _facts(request: Request, installed: Installed, gpus: Gpus) -> dict[str, str]
         "nccl library": installed.nccl_library,
         "driver": gpus.driver,
         "gpus": gpus.described,
-        "workers": "per GPU" if request.slots is None else str(request.slots),
     }
-    return {
+    known = {
         name: without_surrogates(value, "backslashreplace")[:480] for name, value in facts.items() if value
     }
-
-
-def stops_meeting(findings: Iterable[Finding]) -> bool:
-    """Return whether this machine cannot meet the others, so that there is no point in waiting for them."""
-    fatal = ("loopback-endpoint", "endpoint-name")
-    return any(finding.check in fatal and finding.severity is Severity.ERROR for finding in findings)
+    return {**known, **start_facts(settings.script_args, request.environ)}

@@ -1,133 +1,135 @@
-"""The program that the interpreter of the script runs: tells what is installed for it, then takes part in all-reduces.
+"""Examines machines together: the worker of the doctor's run, one on each machine.
 
-It is executed as a file, and imports nothing of elastic-agent, which that interpreter may not have. Its argument, what
-it reads from its standard input and what it prints are lines of JSON: it is told the ``packages`` whose versions are
-wanted, the lowest and the highest of the ``ports`` of which one is for its store (null: it hosts none), and by which
-``signal`` it dies with its parent.
+What the workers found is exchanged through the store that every worker of a run has; so that needs neither gloo nor a
+port of its own. It reads its task from a file of the folder that the command made, and leaves in it what all workers
+found.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import importlib.metadata
-import json
+import asyncio
 import os
-import platform
+import secrets
 import socket
-import sys
 import time
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import TypeVar
 
-NUMBERS = 64 * 1024
-"""Of 4 bytes, in the tensor that is reduced."""
-STORE_S = 5.0
-"""How long a store may take to answer its own process."""
+import msgspec
+from msgspec import Struct
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistStoreError
 
-_kept: list[Any] = []
-"""The store, for as long as this process lives."""
+from elastic_agent.files import write_atomically
+from elastic_agent.transport import interface_of, resolve
+from elastic_agent.values import PortRange
+from elastic_agent.worker_variables import LAUNCH_FOLDER
 
+from .connections import TEST_S, EchoServer, connect_to_all, targets
+from .folders import Shared, SharedFolders
+from .interpreter import REDUCE_S, START_S, reduce
+from .machine import in_time
+from .records import GATHERED, TASK, Arrived, Ended, Gathered, Reduced, Surroundings, Task
 
-def installed(packages: list[str]) -> dict[str, Any]:
-    """Return versions and libraries; ``problem``: why torch cannot be imported although it is installed."""
-    versions: dict[str, str] = {}
-    for name in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name) or "unknown"
-    found = {"python": platform.python_version(), "versions": versions}
-    if "torch" not in versions:
-        return found
-    try:
-        import torch
+R = TypeVar("R", bound=Struct)
 
-        versions["torch"] = str(torch.__version__)
-        found["cuda"] = torch.version.cuda or ""
-        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-            version: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-            found["nccl"] = ".".join(map(str, version))
-            with open("/proc/self/maps") as maps:  # torch has loaded it
-                libraries = [line.split()[-1] for line in maps if "libnccl.so" in line]
-            found["nccl_library"] = libraries[0] if libraries else ""
-    except Exception as failure:
-        found["problem"] = first_line(failure)
-    return found
+EXCHANGE_S = 15.0
+"""How long to wait for the records of the others beside what making them may take; machines may be slow."""
+STORAGE_S = 8.0
+USELESS = {"gloo-interface", "interpreter"}
+"""After an error of these checks, an all-reduce would only wait for its time-out."""
 
 
-def open_store(lowest: int, highest: int) -> int:
-    """Host the store that the ranks meet at if this one's machine is the first; the port, 0 if there is none."""
-    from torch._C._distributed_c10d import TCPStore
+class Exchange:
+    """The store of the workers, and this machine's place among them."""
 
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    for port in range(highest, lowest - 1, -1):  # the doctor itself listens at the first that is free
-        with contextlib.suppress(OSError):
-            listening = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
-            break
-    else:
-        return 0
-    port, span = int(listening.getsockname()[1]), timedelta(seconds=STORE_S)
-    with contextlib.suppress(RuntimeError):  # a packet filter that rejects this machine's own packets
-        store = TCPStore(
-            "127.0.0.1", port, None, True, span, wait_for_workers=False, master_listen_fd=listening.detach()
+    def __init__(self) -> None:
+        """Connect, as every worker does."""
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._store = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=timedelta(seconds=EXCHANGE_S),
         )
-        _kept.append(store)
-        return port
-    return 0
+
+    async def swap(self, record: R, timeout_s: float) -> dict[int, R]:
+        """Give the others this machine's record; return those of all machines that came in time, by rank."""
+        return await asyncio.to_thread(self._swap, record, timeout_s)
+
+    def _swap(self, record: R, timeout_s: float) -> dict[int, R]:
+        folder = f"elastic-agent-doctor/{type(record).__name__}"
+        self._store.set(f"{folder}/{self.rank}", msgspec.json.encode(record).decode())
+        until_s, found = time.monotonic() + timeout_s, {}
+        for rank in range(self.size):
+            key = f"{folder}/{rank}"
+            try:
+                self._store.wait([key], timedelta(seconds=max(0.1, until_s - time.monotonic())))
+                found[rank] = msgspec.json.decode(self._store.get(key), type=type(record))
+            except (DistStoreError, msgspec.MsgspecError):  # it came too late, or is none
+                continue
+        return found
 
 
-def reduce(
-    backend: str,
-    rank: int,
-    world_size: int,
-    host: str,
-    port: int,
-    environment: dict[str, str],
-    limit_s: float,
-) -> dict[str, Any]:
-    """Take part in an all-reduce at the store of the first rank; ``problem`` and seconds."""
-    import torch
-    from torch import distributed
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
-
-    os.environ.update(environment)
-    begun_s = time.monotonic()
+async def examine(task: Task) -> Gathered:
+    """Examine this machine together with the others."""
+    exchange, echo = Exchange(), EchoServer()
+    address = task.address or _own_address(os.environ["MASTER_ADDR"])
+    place = await echo.listen(address, PortRange(*task.ports) if task.ports else None)
+    here = Arrived(task.local, place, interface_of(address) or "", secrets.token_hex(4))
+    arrived = await exchange.swap(here, EXCHANGE_S)
+    folders = SharedFolders([*map(Path, task.paths)], arrived[min(arrived)].token, exchange.rank)
+    peers = {rank: arrived[rank].place for rank in targets(exchange.rank, exchange.size) if rank in arrived}
     try:
-        span = timedelta(seconds=limit_s)
-        store = PrefixStore(backend, TCPStore(host, port, None, False, span, wait_for_workers=False))
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=span)
-        tensor = torch.full((NUMBERS,), 1.0, device="cuda:0" if backend == "nccl" else "cpu")
-        distributed.all_reduce(tensor)
-        total = float(tensor[0].item())
-        distributed.destroy_process_group()
-    except Exception as failure:
-        return {"problem": first_line(failure), "took_s": time.monotonic() - begun_s}
-    problem = "" if total == world_size else f"wrong result: {total}, expected {world_size}"
-    return {"problem": problem, "took_s": time.monotonic() - begun_s}
+        lost = tuple(Shared(path, "does not answer (a file server that is down?)") for path in task.paths)
+        shared, connections = await asyncio.gather(
+            in_time(folders.mark, STORAGE_S, lost), connect_to_all(peers)
+        )
+        tested = await exchange.swap(Surroundings(tuple(connections), shared), TEST_S + EXCHANGE_S)
+        backends = possible_backends(exchange.size, arrived.values(), tested.values())
+        seen = await in_time(lambda: folders.look(exchange.size), STORAGE_S, tuple[tuple[int, ...], ...]())
+        reduced: dict[str, Reduced] = {}
+        for backend in backends:
+            reduced[backend] = await reduce(task.python, backend)
+            if reduced[backend].problem:
+                break
+        limit_s = STORAGE_S + sum(2 * REDUCE_S[backend] + START_S for backend in backends)
+        ended = await exchange.swap(Ended(seen, reduced), limit_s + EXCHANGE_S)
+    finally:
+        await in_time(folders.remove_marks, STORAGE_S, None)
+        echo.close()
+    return Gathered(exchange.size, arrived, tested, ended)
 
 
-def first_line(failure: Exception) -> str:
-    """Return what went wrong, in one line."""
-    return (str(failure).strip() or type(failure).__name__).splitlines()[0][:400]
+def possible_backends(size: int, arrived: Iterable[Arrived], tested: Iterable[Surroundings]) -> list[str]:
+    """Return the backends of the all-reduces that all machines take part in; none where they would fail anyway."""
+    machines = [each.local for each in arrived]
+    connections = [connection for each in tested for connection in each.connections]
+    is_useless = any(connection.problem for connection in connections) or any(
+        finding.is_error and finding.check in USELESS for machine in machines for finding in machine.findings
+    )
+    if size < 2 or len(machines) < size or is_useless or not all(machine.has_torch for machine in machines):
+        return []
+    return ["gloo", "nccl"] if all(machine.gpus for machine in machines) else ["gloo"]
+
+
+def _own_address(host: str) -> str:
+    """Return the address at which this machine is reached from another one."""
+    family, address = resolve(host)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing: it only queries the routing table
+        return str(probe.getsockname()[0])
 
 
 def main() -> None:
-    """Answer until standard input ends."""
-    wanted = json.loads(sys.argv[1])
-    ctypes.CDLL(None).prctl(1, wanted["signal"])  # PR_SET_PDEATHSIG: torch may hang
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print what they like
-    found = installed(wanted["packages"])
-    if wanted["ports"] and "torch" in found["versions"] and "problem" not in found:
-        found["store_port"] = open_store(*wanted["ports"])
-    print(json.dumps(found), file=answers, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(reduce(**json.loads(line))), file=answers, flush=True)
-    os._exit(0)
+    """Do the task of the folder, and leave in it what all machines found."""
+    folder = Path(os.environ[LAUNCH_FOLDER])
+    task = msgspec.json.decode((folder / TASK).read_bytes(), type=Task)
+    write_atomically(folder / GATHERED, msgspec.json.encode(asyncio.run(examine(task))))
+    os._exit(0)  # without what is told of a worker that has not trained
 
 
 if __name__ == "__main__":
-    # Python puts the folder of this file first; its other files are no modules of torch's.
-    sys.path = [place for place in sys.path if place != os.path.dirname(os.path.abspath(__file__))]
     main()

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from elastic_agent.agent.preflight import Finding
+from elastic_agent.diagnosis.differences import VARIABLE, differences
+from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 
-from .differences import differing
-from .findings import Finding, Severity, grouped, is_healthy
-from .records import MachineFacts
+from .records import Local
 
 MOST_NAMED = 4
+
+
+class Machine(Struct, frozen=True):
+    """A machine that was examined together with others."""
+
+    name: str
+    """Different from those of the others."""
+    address: str
+    interface: str
+    """The interface of its address; empty: not known."""
+    facts: dict[str, str]
 
 
 class Report(Struct, frozen=True):
     """The result of an examination, the same on all machines that met."""
 
-    machines: tuple[MachineFacts, ...] = ()
+    machines: tuple[Machine, ...] = ()
     """Those that met; empty: this machine was examined alone."""
     findings: tuple[Finding, ...] = ()
     tested: tuple[str, ...] = ()
@@ -29,16 +42,42 @@ class Report(Struct, frozen=True):
     exit_code: int = 0
 
 
+def report_alone(local: Local, findings: tuple[Finding, ...], code: int | None = None) -> Report:
+    """Return the report on this machine. ``code``: the exit code; None: what the findings require."""
+    if code is None:
+        code = ExitCode.FINISHED if is_healthy(findings) else ExitCode.FAILED
+    return Report((), findings, (), local.most, code)
+
+
+def is_healthy(findings: Iterable[Finding]) -> bool:
+    """Return whether there is no error among them."""
+    return not any(finding.is_error for finding in findings)
+
+
+def grouped(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
+    """Return equal findings of several machines as one, with the machines' names; errors first."""
+    machines: dict[Finding, list[str]] = {}
+    for found in findings:
+        names = machines.setdefault(replace(found, machine=""), [])
+        if found.machine and found.machine not in names:
+            names.append(found.machine)
+    return sorted(machines.items(), key=lambda item: not item[0].is_error)
+
+
 def as_text(report: Report, machine: str) -> str:
     """Return the findings, the worst first, and a line with the result. ``machine``: this one."""
     lines = [_line(finding, machines) for finding, machines in grouped(report.findings)]
     return escaped("\n".join([*lines, *([""] if lines else []), _summary(report, machine)]), keep_lines=True)
 
 
+def _severity(finding: Finding) -> str:
+    return "error" if finding.is_error else "warning"
+
+
 def _line(finding: Finding, machines: Sequence[str]) -> str:
     more = f" and {len(machines) - MOST_NAMED} more" if len(machines) > MOST_NAMED else ""
     where = f"{', '.join(machines[:MOST_NAMED])}{more}: " if machines else ""
-    return f"{finding.severity.value:<8} {where}{finding.cause}. Remedy: {finding.remedy}"
+    return f"{_severity(finding):<8} {where}{finding.cause}. Remedy: {finding.remedy}"
 
 
 def _summary(report: Report, machine: str) -> str:
@@ -47,8 +86,8 @@ def _summary(report: Report, machine: str) -> str:
     if count:
         who = f"{count} of {report.expected} machines" if count < report.expected else f"{count} machines"
     tested = f"; tested: {', '.join(report.tested)}" if report.tested else ""
-    found = [finding.severity for finding, _ in grouped(report.findings)]
-    counts = [counted(found.count(kind), kind.value) for kind in Severity if kind in found]
+    found = [_severity(finding) for finding, _ in grouped(report.findings)]
+    counts = [counted(found.count(kind), kind) for kind in ("error", "warning") if kind in found]
     return f"{', '.join(counts) or 'no problems found'} on {who}{tested}"
 
 
@@ -59,23 +98,30 @@ def counted(number: int, noun: str) -> str:
 
 def as_json(report: Report) -> str:
     """Return one JSON object."""
+    facts = {machine.name: machine.facts for machine in report.machines}
     document = {
         "healthy": is_healthy(report.findings) and len(report.machines) in (0, report.expected),
         "exit_code": report.exit_code,
         "expected_machines": report.expected,
         "machines": [
             {
-                "machine": machine.machine,
+                "machine": machine.name,
                 "address": machine.address,
                 "interface": machine.interface,
-                "facts": machine.facts,
-                "environment": machine.environment,
+                "facts": {
+                    name: value for name, value in machine.facts.items() if not name.startswith(VARIABLE)
+                },
+                "environment": {
+                    name.removeprefix(VARIABLE): value
+                    for name, value in machine.facts.items()
+                    if name.startswith(VARIABLE)
+                },
             }
             for machine in report.machines
         ],
         "findings": [
             {
-                "severity": finding.severity.value,
+                "severity": _severity(finding),
                 "check": finding.check,
                 "machines": machines,
                 "cause": finding.cause,
@@ -83,7 +129,7 @@ def as_json(report: Report) -> str:
             }
             for finding, machines in grouped(report.findings)
         ],
-        "differences": differing(report.machines),
+        "differences": {difference.name: difference.values for difference in differences(facts)},
         "tested": report.tested,
     }
     return msgspec.json.encode(document).decode()

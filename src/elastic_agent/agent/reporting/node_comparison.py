@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 from collections.abc import Mapping, Sequence
 
 from elastic_agent.agent.tasks import BackgroundTasks
-from elastic_agent.diagnosis.differences import (
-    ARGUMENTS,
-    LONGEST_VALUE,
-    VARIABLE,
-    compared_variables,
-    differences,
-)
+from elastic_agent.diagnosis.differences import differences, member_facts, policy_facts
 from elastic_agent.logs import get_logger
 from elastic_agent.monitoring.run_log import RunLog
-from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Member, Phase, World, names
 from elastic_agent.rendezvous.reports import RunReports
 from elastic_agent.transport import Snapshot, TransportError
@@ -33,13 +25,6 @@ FACTS_S = 10.0
 SHOWN_DIFFERENCES = 8
 
 
-def start_facts(script_args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the arguments of the script and the variables that matter, by the names of facts."""
-    arguments = without_surrogates(shlex.join(map(str, script_args)))[: 2 * LONGEST_VALUE]
-    variables = {f"{VARIABLE}{name}": value for name, value in compared_variables(environ).items()}
-    return {ARGUMENTS: arguments, **variables}
-
-
 class NodeComparison:
     """Compares the nodes that wait for a world, and those of each world with other nodes than before."""
 
@@ -48,7 +33,7 @@ class NodeComparison:
         self._log = log
         self._reports = reports
         self._tasks = tasks
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._has_taken_part = False
         self._compared: set[str] = set()
         """The incarnations of the nodes of worlds so far."""
@@ -100,14 +85,18 @@ class NodeComparison:
             # Its own, too: a spare node is not in the world.
             self._tell(known, self._reports.facts | {node: report.facts for node, report in gathered.items()})
 
-    def _tell(self, known: RunReports, facts: Mapping[str, Mapping[str, str]]) -> None:
+    def _tell(self, known: RunReports, reported: Mapping[str, Mapping[str, str]]) -> None:
         plan = known.view.plan
-        alive = _alive(known.view.snapshot)
-        self._log_lines(differences(alive, facts, plan.policy if plan is not None else None))
+        facts = {
+            member.node_id: {**member_facts(member), **reported.get(member.node_id, {})}
+            for member in _alive(known.view.snapshot)
+        }
+        found = differences(facts, policy_facts(plan.policy) if plan is not None else None)
+        self._log_lines([f"nodes differ in {each.text}; {each.rule.remedy}" for each in found])
 
     def _log_lines(self, found: Sequence[str]) -> None:
-        fresh = [line for line in found if line not in self._told]
-        self._told.update(fresh)
+        fresh = [line for line in found if line not in self._logged]
+        self._logged.update(fresh)
         for line in fresh[:SHOWN_DIFFERENCES]:
             get_logger().warning(line)
         if len(fresh) > SHOWN_DIFFERENCES:

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
+import time
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from elastic_agent import client
 from elastic_agent.integrations import signature
-from elastic_agent.integrations.lightning import checkpoints, private_names, world_change
-from elastic_agent.integrations.lightning.notices import PacedAgreement
+from elastic_agent.integrations.lightning import private_names
 from elastic_agent.integrations.lightning.private_names import Feature
-from elastic_agent.integrations.lightning.samples import Samples
+from elastic_agent.integrations.lightning.samples import Samples, translate_batches
 from elastic_agent.integrations.patching import say
 from elastic_agent.integrations.signature import Signature
-from elastic_agent.integrations.trainings import Checkpoints, Training, folder_of_run, from_rank_0
+from elastic_agent.integrations.trainings import (
+    Checkpoints,
+    Training,
+    filesystem_of,
+    folder_of_run,
+    from_rank_0,
+)
 
 STATE = "elastic_agent"
 """The key of :meth:`TrainerHooks.on_save_checkpoint`'s values in a checkpoint; and the folder of records."""
 
 REMEDY = "trainer.fit(..., ckpt_path=...)"
+
+INTERVAL_S = 0.05
+"""How often the ranks agree, about. Each time costs them some tenths of a millisecond, which would be much of a short
+step; twice as long is little of the time that a notice gives."""
+
+_MEASURED = 10
+"""Steps whose duration is measured; the first one is not among them."""
 
 
 def make_callback(features: frozenset[Feature]) -> Any:
@@ -66,7 +83,7 @@ class TrainerHooks:
         if self._restored.get("at") == "epoch":
             private_names.begin_next_epoch(trainer)
         self._validated = bool(self._restored.get("validated"))
-        world_change.restore_random_state(self._restored, trainer.global_rank, trainer.world_size)
+        _restore_random_state(self._restored, trainer.global_rank, trainer.world_size)
         if private_names.restarted_mid_epoch(trainer) and self.samples.continued:
             private_names.set_batches_done(trainer, self.samples.batches_done())
             if trainer.is_global_zero:  # Lightning does not know that the sampler has a state, and warns
@@ -85,12 +102,10 @@ class TrainerHooks:
 
     def on_fit_end(self, *_: Any, **__: Any) -> None:
         # Without the hook before, if the checkpoint was that of the last step.
-        self.samples.release()
         if self._training is not None:
             self._training.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self.samples.release()
         if self._training is not None:
             self._training.left_by(exception)
 
@@ -100,7 +115,7 @@ class TrainerHooks:
         if self._at is not None:
             state["at"] = self._at
             state["validated"] = self._at == "step" and private_names.validated_last(trainer)
-            state["random"] = world_change.random_states(trainer.world_size)
+            state["random"] = _random_states(trainer.world_size)
         checkpoint[STATE] = state
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -110,7 +125,7 @@ class TrainerHooks:
         same_in_every_world = isinstance(trainer.limit_train_batches, int)
         if Feature.WORLD in self._features and "loops" in checkpoint and not same_in_every_world:
             batches = private_names.current_batches(checkpoint["loops"])
-            world_change.translate_batches(batches, saved_in, trainer.world_size)
+            translate_batches(batches, saved_in, trainer.world_size)
 
     # -- from adapted methods --------------------------------------------------------------------
 
@@ -136,19 +151,19 @@ class TrainerHooks:
         path = f"{folder}/step-{trainer.global_step}.ckpt"
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            private_names.after_saves(trainer, checkpoints.remove_others, folder, path)
+            private_names.after_saves(trainer, remove_others, folder, path)
             say(f"notice ({notice.reason}): saved step {trainer.global_step} to {path}; leaving")
         client.leave()
 
     def about_to_save(self, trainer: Any, path: Any) -> None:
         """Forget the checkpoint at this path, if there is one, before it is overwritten."""
         if self._training is not None:
-            private_names.after_saves(trainer, _forget_folder, self._training, checkpoints.absolute(path))
+            private_names.after_saves(trainer, _forget_folder, self._training, _absolute(path))
 
     def saved(self, trainer: Any, path: Any) -> None:
         """Record a checkpoint to resume from, which is complete, or being written in another thread."""
         if self._training is not None:
-            added = self._training, checkpoints.absolute(path), trainer.global_step
+            added = self._training, _absolute(path), trainer.global_step
             private_names.after_saves(trainer, _add, *added)
 
     def begin_training(self, trainer: Any, named: Any) -> list[str]:
@@ -166,11 +181,11 @@ class TrainerHooks:
                 self._training.explain(REMEDY)
             elif not self._training.doubt:
                 earlier = self._training.earlier
-                for sentence in checkpoints.damaged(earlier):
+                for sentence in damaged(earlier):
                     say(sentence)
         # Rank 0's record, as the others may have begun to read it when it has been changed.
         recorded = {path: size for path, (size, _) in from_rank_0(earlier).items()}
-        readable = _gathered([checkpoints.note_of(path) == size for path, size in recorded.items()])
+        readable = _gathered([note_of(path) == size for path, size in recorded.items()])
         on_all = [path for path, *here in zip(recorded, *readable, strict=True) if all(here)]
         if trainer.is_global_zero:
             readable_by_some = [path for path, *here in zip(recorded, *readable, strict=True) if any(here)]
@@ -200,7 +215,7 @@ class TrainerHooks:
 
 def _explain_choice(named: Any, on_all: list[str], readable_by_some: list[str]) -> None:
     if named is not None:
-        if on_all and checkpoints.absolute(named) != on_all[-1]:
+        if on_all and _absolute(named) != on_all[-1]:
             say(f"the script resumes from {named}; the run's newest checkpoint, {on_all[-1]}, is not used")
     elif readable_by_some and not on_all:
         say(
@@ -211,12 +226,12 @@ def _explain_choice(named: Any, on_all: list[str], readable_by_some: list[str]) 
 
 def _forget_folder(training: Training, path: str) -> None:
     # A mixture of old and new files can have the same size. A single file is good until it is replaced.
-    if checkpoints.is_folder(path):
+    if _is_folder(path):
         training.forget(path)
 
 
 def _add(training: Training, path: str, step: int) -> None:
-    size = checkpoints.note_of(path)
+    size = note_of(path)
     # Lightning's tuner restores the state before its trials from a file with such a name.
     if size is not None and not os.path.basename(path).startswith("."):
         training.add(path, size, step)
@@ -224,10 +239,125 @@ def _add(training: Training, path: str, step: int) -> None:
 
 def _gathered(value: Any) -> list[Any]:
     """Return the values of all ranks."""
-    import torch.distributed as dist
-
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+# -- notices ---------------------------------------------------------------------------------------
+
+
+class PacedAgreement:
+    """A ``client.Agreement`` that agrees at every n-th step, where n depends on the duration of a step."""
+
+    def __init__(self) -> None:
+        self._alone = client.current().placement.world_size == 1
+        self._group = _group_in_main_memory()
+        self._agreement = client.Agreement(self._group)
+        self._steps = 0
+        self._began_s = 0.0
+
+    def notice(self) -> client.Notice | None:
+        """Return the notice that all ranks know of, or None. Call it once a step, on every rank."""
+        self._steps += 1
+        if self._alone:
+            return self._agreement.notice()
+        if self._steps == 1:
+            self._began_s = time.monotonic()
+        elif self._steps == 1 + _MEASURED:
+            step_s = (time.monotonic() - self._began_s) / _MEASURED
+            every = from_rank_0(max(1, int(INTERVAL_S / max(step_s, 1e-4))), self._group)
+            self._agreement = client.Agreement(self._group, every=every)
+        return self._agreement.notice()
+
+
+def _group_in_main_memory() -> Any:
+    """Return a process group whose collectives do not wait for a GPU; None if the default group is one."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    if "cpu:" in dist.get_backend_config() or dist.get_backend() in ("gloo", "mpi"):
+        return None
+    return dist.new_group(backend="gloo")
+
+
+# -- checkpoints, as they are now on storage -------------------------------------------------------
+
+
+def note_of(path: str) -> int | None:
+    """Return what is noted of a checkpoint: its size, the bytes of the file, or of all files in the folder.
+
+    None if it cannot be read.
+    """
+    fs, inside = filesystem_of(path)
+    try:
+        fs.invalidate_cache(inside)  # another worker may have written it
+        info = fs.info(inside)
+        return int(fs.du(inside) if info["type"] == "directory" else info["size"] or 0)
+    except OSError:
+        return None
+
+
+def damaged(checkpoints: Checkpoints) -> list[str]:
+    """Return a sentence for each checkpoint of another size: its worker was killed while overwriting it."""
+    found = ((path, recorded, note_of(path)) for path, (recorded, _) in checkpoints.items())
+    return [
+        f"checkpoint {path} has {size} bytes, expected {recorded} as when it was saved; it is not used"
+        for path, recorded, size in found
+        if size not in (None, recorded)
+    ]
+
+
+def _is_folder(path: str) -> bool:
+    """Return whether a checkpoint is a folder: a mixture of old and new files can have the same size."""
+    fs, inside = filesystem_of(path)
+    return bool(fs.isdir(inside))
+
+
+def remove_others(folder: str, newest: str) -> None:
+    """Delete the checkpoints in the folder that were saved on earlier notices."""
+    fs, inside = filesystem_of(folder)
+    _, kept = filesystem_of(newest)
+    for path in fs.glob(f"{inside}/step-*.ckpt"):
+        if path != kept:
+            fs.rm(path, recursive=True)
+
+
+def _absolute(path: Any) -> str:
+    """Return the path by which other processes find the checkpoint."""
+    text: str = os.fspath(path)
+    return text if "://" in text else os.path.abspath(text)
+
+
+# -- random numbers -------------------------------------------------------------------------------
+
+
+def _random_states(world_size: int) -> list[dict[str, Any]]:
+    """Return the states of the random number generators of all ranks, in order. A collective."""
+    mine: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        kind, keys, *rest = sys.modules["numpy"].random.get_state()
+        mine["numpy"] = (kind, keys.tolist(), *rest)
+    cuda: Any = torch.cuda
+    if cuda.is_available() and cuda.is_initialized():
+        mine["cuda"] = cuda.get_rng_state()
+    if world_size == 1:
+        return [mine]
+    states: list[Any] = [None] * world_size
+    dist.all_gather_object(states, mine)
+    return states
+
+
+def _restore_random_state(saved: dict[str, Any], rank: int, world_size: int) -> None:
+    """Continue this rank's sequence of random numbers, if the checkpoint has one and the world has the same size."""
+    states = saved.get("random", [])
+    if len(states) != world_size:
+        return
+    mine = states[rank]
+    random.setstate(mine["python"])
+    torch.set_rng_state(mine["torch"])
+    if "numpy" in mine and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(mine["numpy"])
+    if "cuda" in mine and torch.cuda.is_available():
+        torch.cuda.set_rng_state(mine["cuda"])

@@ -1,4 +1,4 @@
-"""Test connections between machines, and what they mean: which machine or which pair is behind a firewall.
+"""Tests connections between machines, and finds which machine or which pair is behind a firewall.
 
 On ephemeral ports, as gloo and NCCL make them. Whether large packets arrive, the all-reduce shows.
 """
@@ -13,10 +13,10 @@ import random
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from elastic_agent.values import PortRange
+from msgspec import Struct
 
-from .findings import Finding, error
-from .records import Attendance, Connection
+from elastic_agent.agent.preflight import Finding, error
+from elastic_agent.values import PortRange
 
 CONNECT_S = 3.5
 """Long enough for two lost packets (the system repeats after 1 and after 3 s)."""
@@ -41,26 +41,45 @@ class Problem(enum.StrEnum):
     """Connected, but a message was not answered."""
 
 
+class Place(Struct, frozen=True):
+    """Where a machine answers test connections."""
+
+    address: str
+    port: int
+    ranged_port: int | None = None
+    """In the range of ``--port-range``; None: none of its ports is free, or there is no range."""
+
+
+class Connection(Struct, frozen=True):
+    """A test connection to the machine of a rank."""
+
+    to: int
+    is_ranged: bool = False
+    problem: Problem | None = None
+    detail: str = ""
+
+
 class EchoServer:
     """Answers test connections of the other machines."""
 
     def __init__(self) -> None:
         self._servers: list[asyncio.Server] = []
-        self.port = 0
-        self.ranged_port: int | None = None
-        """In the range of ``--port-range``; None: none of its ports is free, or there is no range."""
 
-    async def start(self, ports: PortRange | None) -> None:
+    async def listen(self, address: str, ports: PortRange | None) -> Place:
         """Listen on an ephemeral port, and on one of ``ports``.
+
+        Args:
+            address: this machine's, for the others.
+            ports: of ``--port-range``.
 
         Raises:
             OSError: there is no free ephemeral port.
         """
-        self.port = await self._listen(0)
-        for port in ports or ():
+        port = await self._listen(0)
+        for ranged in ports or ():
             with contextlib.suppress(OSError):
-                self.ranged_port = await self._listen(port)
-                break
+                return Place(address, port, await self._listen(ranged))
+        return Place(address, port)
 
     async def _listen(self, port: int) -> int:
         dual = socket.has_dualstack_ipv6()
@@ -85,42 +104,44 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-def targets(me: str, members: Sequence[str]) -> list[str]:
-    """Return the machines that this one connects to: all; of more than 32, its neighbour and eight at random."""
-    others = [member for member in members if member != me]
-    if len(members) <= ALL_PAIRS_UP_TO:
+def targets(me: int, size: int) -> list[int]:
+    """Return the ranks that this one connects to: all; of more than 32, its neighbour and eight at random."""
+    others = [rank for rank in range(size) if rank != me]
+    if size <= ALL_PAIRS_UP_TO:
         return others
-    neighbour = members[(members.index(me) + 1) % len(members)]
-    return list(dict.fromkeys((neighbour, *random.Random(me).sample(others, RANDOM_PAIRS))))
+    return list(dict.fromkeys(((me + 1) % size, *random.Random(me).sample(others, RANDOM_PAIRS))))
 
 
-async def connect_to_all(machines: Mapping[str, Attendance]) -> list[Connection]:
-    """Test connections to all of these machines at once; they are given by their ids."""
-    tests = []
-    for member, machine in machines.items():
-        tests.append(_test(member, machine.address, machine.port, is_ranged=False))
-        if machine.ranged_port is not None:
-            tests.append(_test(member, machine.address, machine.ranged_port, is_ranged=True))
-    return list(await asyncio.gather(*tests))
+async def connect_to_all(places: Mapping[int, Place]) -> list[Connection]:
+    """Test connections to all of these machines at once; they are given by their ranks."""
+    ports = [(rank, place.address, place.port, False) for rank, place in places.items()]
+    ports += [
+        (rank, place.address, place.ranged_port, True)
+        for rank, place in places.items()
+        if place.ranged_port is not None
+    ]
+    ended = await asyncio.gather(*(_test(address, port) for _, address, port, _ in ports))
+    return [
+        Connection(rank, is_ranged, *problem)
+        for (rank, _, _, is_ranged), problem in zip(ports, ended, strict=True)
+    ]
 
 
-async def _test(member: str, address: str, port: int, *, is_ranged: bool) -> Connection:
+async def _test(address: str, port: int) -> tuple[Problem | None, str]:
+    """Connect, and have a message answered; return the problem and its detail."""
     try:
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection(address, port)
     except OSError as failure:
-        kind, detail = _connect_problem(failure)
-        return Connection(member, kind, detail, is_ranged)
-    problem: Problem | str = Problem.NO_ANSWER
-    with (
-        contextlib.closing(writer),
-        contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError),
-    ):
-        async with asyncio.timeout(ANSWER_S):
-            writer.write(_HELLO)
-            await reader.readexactly(len(_HELLO))
-            problem = ""
-    return Connection(member, problem, "", is_ranged)
+        return _connect_problem(failure)
+    with contextlib.closing(writer):
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                writer.write(_HELLO)
+                await reader.readexactly(len(_HELLO))
+        except (OSError, asyncio.IncompleteReadError):
+            return Problem.NO_ANSWER, ""
+    return None, ""
 
 
 def _connect_problem(failure: OSError) -> tuple[Problem, str]:
@@ -136,8 +157,8 @@ def _connect_problem(failure: OSError) -> tuple[Problem, str]:
 
 # -- what the tests mean --------------------------------------------------------------------------
 
-Edge = tuple[str, str]
-"""The ids of two machines: from, to."""
+Edge = tuple[int, int]
+"""The ranks of two machines: from, to."""
 
 _OPEN = (
     "allow TCP between all machines of the run on all ports (gloo and NCCL use the ports of "
@@ -155,48 +176,45 @@ _MOST_NAMED = 4
 
 
 def connection_findings(
-    machines: Mapping[str, Attendance], made: Mapping[str, Sequence[Connection]]
+    names: Mapping[int, str], addresses: Mapping[int, str], made: Mapping[int, Sequence[Connection]]
 ) -> Iterator[Finding]:
     """Yield the problems of the test connections; those that share their cause in one.
 
     Args:
-        machines: by id.
-        made: the connections that each machine has tested, by its id.
+        names: of the machines, by rank.
+        addresses: likewise.
+        made: the connections that each machine has tested.
     """
     for is_ranged in (False, True):
         tested = set[Edge]()
         blocked: dict[tuple[Problem, str], set[Edge]] = {}
         for source, test in ((source, test) for source, tests in made.items() for test in tests):
-            if test.to in machines and test.is_ranged is is_ranged:
+            if test.is_ranged is is_ranged:
                 tested.add((source, test.to))
-                if test.problem in _BLOCKED:
-                    problem = Problem(test.problem), test.detail
-                    blocked.setdefault(problem, set()).add((source, test.to))
+                if test.problem is not None:
+                    blocked.setdefault((test.problem, test.detail), set()).add((source, test.to))
         port = "a port of --port-range" if is_ranged else "an ephemeral port"
+        shown = {rank: f"{name} ({addresses[rank]})" for rank, name in names.items()}
         for (kind, detail), edges in blocked.items():
             reason = f" ({detail})" if kind is Problem.UNROUTED and detail else ""
-            for machine, origin, target in _attributed(machines, edges, tested):
+            for machine, origin, target in _attributed(names, shown, edges, tested):
                 cause = f"TCP from {origin} to {target} on {port} is {_BLOCKED[kind]}{reason}"
                 yield error("connection", cause, _OPEN_RANGE if is_ranged else _OPEN, machine)
 
 
 def _attributed(
-    machines: Mapping[str, Attendance], edges: Collection[Edge], tested: Collection[Edge]
+    names: Mapping[int, str], shown: Mapping[int, str], edges: Collection[Edge], tested: Collection[Edge]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield machine, origin and target of each problem; all that goes to or from one machine is one problem."""
     unexplained = set(edges)
     for end in (1, 0):
-        for member in machines:
-            every = {edge for edge in tested if edge[end] == member}
+        for rank, name in names.items():
+            every = {edge for edge in tested if edge[end] == rank}
             if len(every) > 1 and every <= set(edges) and every & unexplained:
                 unexplained -= every
-                other, this = "any other machine", _shown(machines[member])
-                yield machines[member].machine, *((other, this) if end == 1 else (this, other))
+                other, this = "any other machine", shown[rank]
+                yield name, *((other, this) if end == 1 else (this, other))
     for origin in dict.fromkeys(edge[0] for edge in edges if edge in unexplained):
-        names = [_shown(machines[edge[1]]) for edge in edges if edge in unexplained and edge[0] == origin]
-        shown = ", ".join(sorted(names)[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
-        yield machines[origin].machine, machines[origin].machine, shown
-
-
-def _shown(machine: Attendance) -> str:
-    return f"{machine.machine} ({machine.address})"
+        ends = sorted(shown[edge[1]] for edge in edges if edge in unexplained and edge[0] == origin)
+        listed = ", ".join(ends[:_MOST_NAMED]) + (" ..." if len(ends) > _MOST_NAMED else "")
+        yield names[origin], names[origin], listed

@@ -1,4 +1,4 @@
-"""Checks of the folders that all machines share (``--paths``): one writes, all read."""
+"""Checks the folders that all machines share (``--paths``): one writes, all read."""
 
 from __future__ import annotations
 
@@ -9,52 +9,64 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+from msgspec import Struct
+
+from elastic_agent.agent.preflight import Finding, error, warning
 from elastic_agent.printable import without_surrogates
 
-from .findings import Finding, error, warning
-from .records import Shared
-from .system import LEAST_FREE, size
+from .machine import LEAST_FREE, size
 
 ENTRIES = 200
+
+
+class Shared(Struct, frozen=True):
+    """A folder of ``--paths`` as one machine finds it."""
+
+    path: str
+    problem: str = ""
+    """Why it is of no use; empty: there is such a folder."""
+    is_writable: bool = False
+    identity: str = ""
+    """Inode and names of the first entries: equal for a shared folder without changes."""
+    free: int = 0
 
 
 class SharedFolders:
     """This machine's view of the folders. All methods block: the storage may not answer."""
 
-    def __init__(self, paths: Sequence[Path], me: str) -> None:
-        """Take the folders, and the id of this machine."""
+    def __init__(self, paths: Sequence[Path], examination: str, me: int) -> None:
+        """Take the folders, the id of the examination, and this machine's rank."""
         self._paths = tuple(paths)
+        self._examination = examination
         self._me = me
-        self._marked: list[Path] = []
-        """The folders that this machine has written a file to."""
 
     def mark(self) -> tuple[Shared, ...]:
         """Look at each folder, then write a small file to it."""
         shared = tuple(_describe(path) for path in self._paths)
         for path in self._paths:
-            with contextlib.suppress(OSError), open(_mark(path, self._me), "xb", opener=_private) as file:
-                self._marked.append(path)
-                file.write(self._me.encode())
+            with (
+                contextlib.suppress(OSError),
+                open(self._mark(path, self._me), "xb", opener=_private) as file,
+            ):
+                file.write(b"elastic-agent doctor")
                 file.flush()
                 os.fsync(file.fileno())
         return shared
 
-    def look(self, members: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        """Return for each folder which machines' files are in it."""
+    def look(self, size: int) -> tuple[tuple[int, ...], ...]:
+        """Return for each folder the ranks, of so many, whose files are in it."""
         return tuple(
-            tuple(member for member in members if _is_there(_mark(path, member))) for path in self._paths
+            tuple(rank for rank in range(size) if _is_there(self._mark(path, rank))) for path in self._paths
         )
 
     def remove_marks(self) -> None:
         """Remove this machine's files."""
-        for path in self._marked:
+        for path in self._paths:
             with contextlib.suppress(OSError):
-                os.unlink(_mark(path, self._me))
-        self._marked.clear()
+                os.unlink(self._mark(path, self._me))
 
-
-def _mark(path: Path, member: str) -> Path:
-    return path / f".elastic-agent-doctor-{member}"
+    def _mark(self, path: Path, rank: int) -> Path:
+        return path / f".elastic-agent-doctor-{self._examination}-{rank}"
 
 
 def _private(path: str, flags: int) -> int:
@@ -87,16 +99,16 @@ def _describe(path: Path) -> Shared:
 
 
 def path_findings(
-    names: Mapping[str, str],
-    shared: Mapping[str, tuple[Shared, ...]],
-    seen: Mapping[str, tuple[tuple[str, ...], ...]],
+    names: Mapping[int, str],
+    shared: Mapping[int, tuple[Shared, ...]],
+    seen: Mapping[int, tuple[tuple[int, ...], ...]],
 ) -> Iterator[Finding]:
     """Yield what is wrong with the folders.
 
     Args:
-        names: the machines' names, by id.
-        shared: what each machine found, by id.
-        seen: for each folder whose files a machine saw in it, by id.
+        names: the machines' names, by rank.
+        shared: what each machine found, by rank.
+        seen: for each folder whose files a machine saw in it, by rank.
     """
     count = min(map(len, shared.values()), default=0)
     for number in range(count):
@@ -124,7 +136,7 @@ def path_findings(
         yield from _not_shared(names, usable, sees)
 
 
-def _read_only(names: Mapping[str, str], usable: Mapping[str, Shared]) -> Iterator[Finding]:
+def _read_only(names: Mapping[int, str], usable: Mapping[int, Shared]) -> Iterator[Finding]:
     writable = [member for member, folder in usable.items() if folder.is_writable]
     for member, folder in usable.items():
         if writable and not folder.is_writable:
@@ -138,10 +150,10 @@ def _read_only(names: Mapping[str, str], usable: Mapping[str, Shared]) -> Iterat
 
 
 def _not_shared(
-    names: Mapping[str, str], usable: Mapping[str, Shared], sees: Mapping[str, frozenset[str]]
+    names: Mapping[int, str], usable: Mapping[int, Shared], sees: Mapping[int, frozenset[int]]
 ) -> Iterator[Finding]:
     """Yield the machines whose folder is another one than that of most machines."""
-    groups: dict[object, list[str]] = {}
+    groups: dict[object, list[int]] = {}
     for member, folder in usable.items():
         visible = sees[member] | {other for other in usable if member in sees[other]}
         # A folder that no machine can write to is recognised by its inode and content.

@@ -1,15 +1,26 @@
-"""Checks of this machine: limits, shared memory, folders, variables that name interfaces."""
+"""Checks this machine: limits, shared memory, folders, variables that name interfaces."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
+import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from .findings import Finding, error, warning
-from .request import Request
+from elastic_agent.agent.preflight import Finding, error, warning
+from elastic_agent.transport import (
+    StoreLostError,
+    UnreachableError,
+    interface_of,
+    resolve,
+    run_abandonable,
+)
+
+T = TypeVar("T")
 
 _LOCAL_BRIDGES = ("docker", "virbr", "br-", "veth", "cni", "lo")
 """Beginnings of names of interfaces that no other machine reaches."""
@@ -23,21 +34,23 @@ FILES_BESIDE_PEERS = 256
 """Descriptors of a worker besides three for each other worker: libraries, data loaders, logs."""
 
 
+async def in_time(work: Callable[[], T], limit_s: float, otherwise: T) -> T:
+    """Call it in a thread, which is abandoned if storage, a name server or a driver does not answer."""
+    try:
+        return await run_abandonable(work, limit_s)
+    except StoreLostError:
+        return otherwise
+
+
 def soft_limit(which: int) -> int:
     """Return a soft limit of this process."""
     return resource.getrlimit(which)[0]
 
 
-def check_start(request: Request) -> Iterator[Finding]:
-    """Report for what an agent would end at once."""
-    for refusal in request.refusals():
-        yield error("start", refusal.problem, refusal.remedy)
-
-
-def check_limits(request: Request, limit_of: Callable[[int], int] = soft_limit) -> Iterator[Finding]:
-    """Check the limits of open files and address space."""
+def check_limits(workers: int, limit_of: Callable[[int], int] = soft_limit) -> Iterator[Finding]:
+    """Check the limits of open files and address space. ``workers``: of the run."""
     files = limit_of(resource.RLIMIT_NOFILE)
-    needed = 3 * request.most * (request.slots or 8) + FILES_BESIDE_PEERS
+    needed = 3 * workers + FILES_BESIDE_PEERS
     if files != resource.RLIM_INFINITY and files < needed:
         yield warning(
             "open-files",
@@ -72,13 +85,13 @@ def check_shared_memory(folder: str = "/dev/shm") -> Iterator[Finding]:
         )
 
 
-def check_folders(request: Request) -> Iterator[Finding]:
-    """Check that the agent's own folders are writable and have space."""
-    for option, folder in request.folders.items():
+def check_folders(folders: Mapping[str, Path]) -> Iterator[Finding]:
+    """Check that the agent's own folders, by their options, are writable and have space."""
+    for option, folder in folders.items():
         if folder == Path(os.devnull):  # --log-dir: nothing is kept
             continue
         place = _existing(folder)
-        if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK) or _is_read_only(place):
+        if not (os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)) or _is_read_only(place):
             yield error(
                 "folder",
                 f"{option} {folder} cannot be written: {place} is not a writable directory",
@@ -110,51 +123,40 @@ def size(number: float) -> str:
     return f"{number:.0f} bytes"
 
 
-# -- variables ------------------------------------------------------------------------------------
+# -- interfaces -----------------------------------------------------------------------------------
 
 
-def check_gloo_interface(
-    environ: Mapping[str, str], interfaces: Collection[str], suggested: str | None
+def route_interface(host: str) -> str | None:
+    """Return the interface of the route to a host; None: there is no route, or it is this machine itself."""
+    with contextlib.suppress(UnreachableError, OSError):
+        for family, address in resolve(host):
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, 9))  # sends nothing: it only queries the routing table
+                return interface_of(str(probe.getsockname()[0]))
+    return None
+
+
+def check_interfaces(
+    environ: Mapping[str, str], interfaces: Collection[str], suggested: str | None, *, has_gpus: bool
 ) -> Iterator[Finding]:
-    """Check that ``GLOO_SOCKET_IFNAME`` names an interface at which other machines reach this one.
+    """Check the variables that name interfaces.
 
     Args:
         environ: the environment.
         interfaces: this machine's.
         suggested: the interface of the route to the other machines, if it is known.
+        has_gpus: NCCL will be used.
     """
-    gloo = environ.get("GLOO_SOCKET_IFNAME")
-    if gloo is None:
-        return
-    if gloo not in interfaces and (gloo[:1] in ("^", "=") or "," in gloo):
-        cause = (
-            "is a list as NCCL takes it; gloo takes the name of one interface, and ends with "
-            '"Unable to find address for"'
+    here = f"(it has {', '.join(sorted(interfaces)) or 'none'})"
+    value = f"={suggested}" if suggested else " to one of them"
+    if problem := _gloo_problem(environ.get("GLOO_SOCKET_IFNAME"), interfaces, suggested, here):
+        yield error(
+            "gloo-interface",
+            f"GLOO_SOCKET_IFNAME={problem}",
+            f"set GLOO_SOCKET_IFNAME{value}, or unset it: elastic-agent then sets the right one",
         )
-    elif gloo not in interfaces:
-        cause = f"names no interface of this machine (it has {_listed(interfaces)})"
-    elif suggested not in (None, gloo) and gloo.startswith(_LOCAL_BRIDGES):
-        cause = (
-            "is an interface for containers or virtual machines of this machine; the route to the other machines "
-            f"is over {suggested}"
-        )
-    else:
-        return
-    yield error(
-        "gloo-interface",
-        f"GLOO_SOCKET_IFNAME={gloo} {cause}",
-        f"set GLOO_SOCKET_IFNAME{_value(suggested)}, or unset it: elastic-agent then sets the right one",
-    )
-
-
-def check_nccl_interface(
-    environ: Mapping[str, str], interfaces: Collection[str], suggested: str | None, *, has_gpus: bool
-) -> Iterator[Finding]:
-    """Check that ``NCCL_SOCKET_IFNAME`` matches an interface; arguments as for :func:`check_gloo_interface`.
-
-    Its value is a list of prefixes; of whole names after ``=``, and of exceptions, which are not checked, after ``^``.
-    """
     nccl = environ.get("NCCL_SOCKET_IFNAME", "")
+    # A list of prefixes; of whole names after =, and of exceptions, which are not checked, after ^.
     names = tuple(name for name in nccl.removeprefix("=").split(",") if name)
     is_exact = nccl.startswith("=")
     if not nccl or nccl.startswith("^"):
@@ -163,15 +165,26 @@ def check_nccl_interface(
         make = error if has_gpus else warning
         yield make(
             "nccl-interface",
-            f"NCCL_SOCKET_IFNAME={nccl} matches no interface of this machine (it has {_listed(interfaces)}); NCCL "
+            f"NCCL_SOCKET_IFNAME={nccl} matches no interface of this machine {here}; NCCL "
             'ends with "no socket interface found"',
-            f"set NCCL_SOCKET_IFNAME{_value(suggested)}",
+            f"set NCCL_SOCKET_IFNAME{value}",
         )
 
 
-def _listed(interfaces: Collection[str]) -> str:
-    return ", ".join(sorted(interfaces)) or "none"
-
-
-def _value(suggested: str | None) -> str:
-    return f"={suggested}" if suggested else " to one of them"
+def _gloo_problem(gloo: str | None, interfaces: Collection[str], suggested: str | None, here: str) -> str:
+    """Return the value of GLOO_SOCKET_IFNAME with what is wrong with it; empty: nothing."""
+    if gloo is None:
+        return ""
+    if gloo not in interfaces and (gloo[:1] in ("^", "=") or "," in gloo):
+        return (
+            f"{gloo} is a list as NCCL takes it; gloo takes the name of one interface, and ends with "
+            '"Unable to find address for"'
+        )
+    if gloo not in interfaces:
+        return f"{gloo} names no interface of this machine {here}"
+    if suggested not in (None, gloo) and gloo.startswith(_LOCAL_BRIDGES):
+        return (
+            f"{gloo} is an interface for containers or virtual machines of this machine; the route to the other "
+            f"machines is over {suggested}"
+        )
+    return ""
