@@ -18,8 +18,7 @@ from typing import Any, Self
 
 import psutil
 
-from elastic_agent.testing.processes import free_port
-from elastic_agent.testing.processes import Lines
+from elastic_agent.testing.processes import Lines, free_port
 
 from .launchers import Launcher, Place
 

@@ -227,7 +227,7 @@ SCENES: dict[str, tuple[list[Step], str, str]] = {
     ),
     "comes back": (
         outside(order=("n1", "n3")),
-        r"waiting to join: generation 3 runs with 1 node \\(maximum 3\\)",
+        r"waiting to join: generation 3 runs with 1 node \(maximum 3\)",
         "all its nodes",
     ),
     "was lost": (
@@ -242,7 +242,7 @@ SCENES: dict[str, tuple[list[Step], str, str]] = {
     ),
     "is new": (
         outside(policy=Policy(max_nodes=3, grow=Growth.NEVER)),
-        r"a new node joins when the next generation forms \\(--grow never\\)",
+        r"a new node joins when the next generation forms \(--grow never\)",
         "all its nodes",
     ),
 }

@@ -67,7 +67,9 @@ def test_agents_of_one_endpoint_and_command_share_the_claim(
 
 
 @pytest.mark.parametrize(
-    "other", [place("n1", 29401), place("n2"), place("localhost"), Claim.of(None, "c10d")], ids=str
+    "other",
+    [place("n1", 29401), place("n2"), place("localhost"), Claim.of(None, "c10d")],
+    ids=["port", "host", "localhost", "standalone"],
 )
 def test_a_run_of_the_same_name_at_another_endpoint_is_refused_while_agents_live(
     tmp_path: Path, other: Claim

@@ -299,7 +299,7 @@ def test_a_worker_that_fails_when_another_node_leaves_is_named_and_one_after_a_f
         cluster.wait("rank 1", lambda: nodes[0].lines("ready of 1") or nodes[1].lines("ready of 1") or None)
         cluster.wait("rank 0", lambda: nodes[0].lines("ready of 0") or nodes[1].lines("ready of 0") or None)
         stays, leaves = nodes if nodes[0].lines("hosting the store") else nodes[::-1]
-        leaves.terminate()
+        leaves.signal(signal.SIGTERM)
         cluster.wait("a node to leave", lambda: None if leaves.runs else True)
         for node in nodes:
             cluster.wait("the warning", lambda node=node: node.lines("after SIGTERM", "may not have saved"))

@@ -56,5 +56,5 @@ def test_the_short_help_fits_on_a_screen_and_names_the_whole_one() -> None:
     assert len(short.stdout.splitlines()) <= 60 < len(whole.stdout.splitlines())
     assert "elastic-agent --help" in short.stdout
     listed = set(re.findall(r"(?m)^  (--[\w-]+)", short.stdout))
-    assert len(listed) == 11
+    assert len(listed) == 10
     assert listed <= set(re.findall(r"--[\w-]+", whole.stdout))

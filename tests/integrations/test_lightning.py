@@ -73,7 +73,7 @@ def test_training_is_resumed_after_a_worker_was_killed_and_continues_in_a_smalle
     restarted = cluster.wait_training("a", "b", after=unequal)
     check_resumed_from_checkpoint(cluster, killed=unequal, restarted=restarted, every=epoch)
 
-    cluster.agents["b"].terminate()
+    cluster.agents["b"].signal(signal.SIGTERM)
     smaller = cluster.wait_training("a", after=restarted)
     assert first_step(cluster, smaller) == last_step(cluster, restarted) + 1
     cluster.let_finish()
@@ -93,7 +93,7 @@ def test_training_continues_through_every_change_of_the_world(cluster: Cluster) 
     joined = cluster.wait_training("a", "b", "c", after=unequal)
     assert first_step(cluster, joined) == last_step(cluster, unequal) + 1
 
-    cluster.agents["b"].terminate()
+    cluster.agents["b"].signal(signal.SIGTERM)
     left = cluster.wait_training("a", "c", after=joined)
     assert first_step(cluster, left) == last_step(cluster, joined) + 1
 

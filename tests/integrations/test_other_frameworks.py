@@ -37,7 +37,7 @@ def test_nodes_join_and_leave_and_the_run_is_stopped_and_each_sample_is_used_onc
     first = cluster.wait_training("a")
     start(cluster, "accelerate_train.py", "b", 1)
     second = cluster.wait_training("a", "b", after=first)
-    cluster.agents["b"].terminate()
+    cluster.agents["b"].signal(signal.SIGTERM)
     assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}, cluster.story()
     third = cluster.wait_training("a", after=second)
     cluster.agents["a"].signal(signal.SIGUSR1)
@@ -67,7 +67,7 @@ def test_training_with_fabric_continues_from_the_scripts_checkpoints(cluster: Cl
     saved = max(line["step"] for line in cluster.steps() if line["generation"] < joined) // EVERY * EVERY
     assert first_step(cluster, joined) - 1 in (saved, saved - EVERY)
 
-    cluster.agents["b"].terminate()
+    cluster.agents["b"].signal(signal.SIGTERM)
     left = cluster.wait_training("a", "c", after=joined, steps=EVERY + 1)
     os.kill(cluster.pid_of("a/1"), signal.SIGKILL)
     restarted = cluster.wait_training("a", "c", after=left)
@@ -92,7 +92,7 @@ def test_pretraining_with_lightly_train_continues_in_unequal_and_changed_worlds(
     restarted = cluster.wait_training("a", "b", after=unequal)
     assert 1 < first_step(cluster, restarted) <= newest(unequal) + 1, "from a checkpoint"
 
-    cluster.agents["b"].terminate()
+    cluster.agents["b"].signal(signal.SIGTERM)
     left = cluster.wait_training("a", after=restarted)
     assert first_step(cluster, left) == newest(restarted) + 1, "from the step of the notice"
     cluster.let_finish()

@@ -62,7 +62,7 @@ def test_an_epoch_with_five_membership_changes_uses_each_sample_once_with_the_lo
         if joins:
             start(cluster, joins, {"b": 2, "c": 1}[joins], *CONSTANT)
         else:
-            cluster.agents[leaves].terminate()
+            cluster.agents[leaves].signal(signal.SIGTERM)
             assert cluster.wait_end(leaves)[leaves] == ExitCode.DRAINED, cluster.story()
             del cluster.agents[leaves]
         generation = cluster.wait_training(*sorted(cluster.agents), after=generation, steps=3)

@@ -38,7 +38,14 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.participant import Participant, Reporter, StoreTimeout, Workers
+from elastic_agent.rendezvous.participant import (
+    ANSWER_PATIENCE_S,
+    Participant,
+    Reporter,
+    StopRequests,
+    StoreTimeout,
+    Workers,
+)
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import NodeRecords, StoreLostError, TransportError, UnreachableError
 

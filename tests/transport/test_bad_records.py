@@ -8,7 +8,7 @@ import socket
 import msgspec
 import pytest
 
-from elastic_agent.protocol.codec import MAX_AHEAD, MAX_RECORD_BYTES, encode
+from elastic_agent.protocol.codec import MAX_RECORD_BYTES, encode
 from elastic_agent.protocol.records import RECORD_VERSION, Phase
 from elastic_agent.transport import OtherVersionError, UnknownPlanError, c10d
 from tests.loop_thread import Blocking, in_loop
@@ -102,7 +102,6 @@ def test_an_unusable_agreed_run_id_is_replaced(c10d_scene: C10dScene, unusable: 
 BAD_PLANS = {
     "garbage": b"\xff",
     "a part of one": b'{"version": 2}',
-    "far ahead": encode(plan(2 + MAX_AHEAD)),
     "it runs without a world": encode(plan(2, phase=Phase.RUNNING)),
     "oversized": b" " * 5_000_000,
 }

@@ -20,7 +20,7 @@ from elastic_agent.files import is_at
 from elastic_agent.linux import boot_id, pid_namespace
 from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Job
-from elastic_agent.transport import DiskThread, TransportError, is_local, is_loopback_name, resolve
+from elastic_agent.transport import TransportError, is_local, is_loopback_name, resolve
 from elastic_agent.values import Endpoint
 
 from .identity import is_lockable, open_lock

@@ -15,12 +15,19 @@ from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.diagnosis.known_errors import signal_name
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Cause, names
+from elastic_agent.protocol import Cause, Plan, names
 
 from .supervisor import Supervisor
 from .tasks import BackgroundTasks
 
 _AGAIN = "the same command is started here again"
+
+FIRST_ONE_S = 2.0
+"""How long the first agent of a Slurm step may take to publish what a signal means."""
+
+
+def _is_ending(plan: Plan | None) -> bool:
+    return plan is not None and plan.notice is not None and plan.notice.ends
 
 
 class EndedAtOnceError(Exception):
@@ -164,7 +171,10 @@ class SignalDesk:
         node leaves unless the job is preempted.
         """
         plan = supervisor.node.plan
-        if plan is not None and plan.notice is not None and plan.notice.ends:
+        if not job.first and not _is_ending(plan):  # a large job queries Slurm's controller once
+            with contextlib.suppress(TimeoutError):
+                plan = await asyncio.wait_for(supervisor.plan_with(_is_ending), FIRST_ONE_S)
+        if _is_ending(plan):
             return  # another agent of the job has asked
         end = await job.end()
         if signum is not None and not end.preempted:

@@ -18,7 +18,6 @@ from elastic_agent.agent.worker_group.generation import WorkerRules
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.config.value_types import NO_SIGNAL
-from elastic_agent.diagnosis.differences import start_facts
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import RECORD_VERSION, Member, Outcome, Plan, State, Waiting
 from elastic_agent.rendezvous.session import Session

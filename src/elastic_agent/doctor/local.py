@@ -13,11 +13,10 @@ from msgspec.structs import replace
 
 from elastic_agent import installed_version
 from elastic_agent.agent import preflight
-from elastic_agent.agent.devices import check_numa_binding, count_slots, likely_slots
-from elastic_agent.agent.limits import check_limits
+from elastic_agent.agent.devices import check_limits, check_numa_binding, count_slots, likely_slots
+from elastic_agent.agent.identity import try_state_dir
 from elastic_agent.agent.preflight import Finding, error, warning
 from elastic_agent.agent.slurm.nodes import reachable_endpoint
-from elastic_agent.agent.state_dir import try_state_dir
 from elastic_agent.agent.worker_group.command import fingerprint
 from elastic_agent.config.directories import make_state_dir, problem_with_folder
 from elastic_agent.config.errors import UsageError
@@ -138,9 +137,7 @@ def _check_start(request: Request) -> Iterator[Finding]:
             try_state_dir(settings.state_dir)
 
     checks: tuple[Callable[[], object], ...] = (
-        lambda: check_limits(
-            likely_slots(settings.nproc_per_node) or 1, run_python=not settings.runs_program
-        ),
+        lambda: check_limits(likely_slots(settings.nproc_per_node) or 1),
         lambda: count_slots(settings.nproc_per_node),
         lambda: check_numa_binding(settings.numa_binding),
         check_state_dir,

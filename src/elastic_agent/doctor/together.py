@@ -13,9 +13,8 @@ from msgspec.structs import replace as with_values
 from elastic_agent.agent.preflight import Finding, error, warning
 from elastic_agent.agent.reporting.start_check import DOCTORS_PROBE
 from elastic_agent.config.settings import Settings
-from elastic_agent.config.settings.rendezvous import RendezvousSettings
-from elastic_agent.config.value_types import ETCD
-from elastic_agent.config.values import NodeRange
+from elastic_agent.config.settings.run import RendezvousSettings
+from elastic_agent.config.value_types import ETCD, NodeRange
 from elastic_agent.diagnosis.differences import differences
 from elastic_agent.exit_codes import ExitCode
 
@@ -27,9 +26,6 @@ from .report import Machine, Report, counted, is_healthy, report_alone
 
 RUN_ID = "elastic-agent-doctor"
 """In etcd, where every run has a name."""
-SETTLE_S = 15.0
-"""How long to wait for more once the smallest number of nodes is there."""
-
 _KEPT = {field.name for field in fields(RendezvousSettings)} | {"node_id", "local_addr", "log_format"}
 """Settings of the examined run with which the machines meet; all others have their defaults."""
 
@@ -43,16 +39,13 @@ def doctor_settings(settings: Settings, wait_s: float, folder: Path) -> Settings
         folder: for what the probe prints.
     """
     kept = {name: getattr(settings, name) for name in _KEPT}
-    least, most = settings.nnodes.least, settings.nnodes.most
     return replace(
         Settings(**kept),
         # The agents agree on a new one at a c10d store, and give it up in the end.
         rdzv_id=RUN_ID if settings.rdzv_backend == ETCD else None,
-        nnodes=NodeRange(1, most),
-        desired_nodes=max(least, 2),
-        desired_wait=wait_s,
+        nnodes=NodeRange(1, settings.nnodes.most),
         join_timeout=wait_s,
-        settle=min(SETTLE_S, wait_s),
+        settle=wait_s,  # those that have come by then are examined, however many there should be
         grow="never",
         nproc_per_node="1",
         state_dir=settings.state_dir,

@@ -21,6 +21,7 @@ from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
 from elastic_agent.diagnosis.cause import render
+from elastic_agent.diagnosis.differences import start_facts
 from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.logs import get_logger, is_console
 from elastic_agent.monitoring.run_log import RunLog
@@ -36,7 +37,7 @@ from elastic_agent.web.server import Runs, StatusServer, open_status_page
 from elastic_agent.workers.guard.client import Spawned
 
 from .hang_judge import HangJudge
-from .node_comparison import NodeComparison, start_facts
+from .node_comparison import NodeComparison
 from .node_reports import NodeReports
 from .questions import Questions
 from .status_files import StatusFiles
