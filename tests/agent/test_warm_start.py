@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,46 @@ def test_what_a_script_has_replaced_in_torch_stays_where_a_preloaded_module_repl
     (tmp_path / "train.py").write_text(REPLACES_A_FUNCTION)
     done = finish(tmp_path, str(tmp_path / "train.py"))
     assert done.stdout.split() == ["True", "True", "True"], done.stderr
+
+
+STANDS_FOR_ITSELF = """
+import sys, types
+from colorsys import rgb_to_hls as CAPTURED
+sys.modules[__name__] = types.SimpleNamespace(CAPTURED=CAPTURED)
+"""
+REPLACES_WHAT_MODULES_IMPORT = """
+import colorsys, sys
+colorsys.rgb_to_hls = print
+import archived, stands_for_itself
+is_warm = any(type(one).__name__ == "Preloaded" for one in sys.meta_path)
+print(is_warm, archived.CAPTURED is print, stands_for_itself.CAPTURED is print, flush=True)
+"""
+
+
+def test_modules_of_archives_and_without_a_spec_import_what_a_script_has_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w") as archive:
+        archive.writestr("archived.py", "from colorsys import rgb_to_hls as CAPTURED\n")
+    (tmp_path / "stands_for_itself.py").write_text(STANDS_FOR_ITSELF)
+    (tmp_path / "train.py").write_text(REPLACES_WHAT_MODULES_IMPORT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packed.zip"), prepend=os.pathsep)
+    done = finish(tmp_path, "--preload", "archived,stands_for_itself", str(tmp_path / "train.py"))
+    assert done.stdout.split() == ["True", "True", "True"], done.stderr
+
+
+@pytest.mark.parametrize("has_all", [True, False])
+def test_workers_are_warm_with_releases_of_packages_that_lack_a_generator(
+    tmp_path: Path, has_all: bool
+) -> None:
+    package = tmp_path / "sympy" / "core"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").write_text("")
+    others = "_assumptions_rng = random.Random()\n" if has_all else ""
+    (package / "random.py").write_text(f"import random\nrng = random.Random()\n{others}")
+    seen = run(tmp_path, "--preload", "sympy.core.random")
+    assert seen["warm"], seen["said"]
 
 
 @pytest.mark.prove

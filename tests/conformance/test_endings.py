@@ -82,28 +82,37 @@ def test_workers_of_an_agent_end_as_under_plain_python(succeeds: bool, tmp_path:
         compare_all(outcomes, launcher.name, places)
 
 
-TIMES = re.compile(rb"\d+\.\d+s|/\S*/warnings\.py")
+TRAINED = ("falls_off_the_end", "exits_with_3", "raises", "is_terminated", "exits_at_once")
+TIMES = re.compile(rb"'train_runtime': .*|\d+\.\d+s|/\S*/warnings\.py")
 
 
 @pytest.mark.parametrize(
-    "endings",
+    ("framework", "endings"),
     [
-        ("raises",),
-        pytest.param(
-            ("falls_off_the_end", "exits_with_3", "is_terminated", "exits_at_once"), marks=pytest.mark.prove
-        ),
+        ("torch", ("raises",)),
+        *(pytest.param(framework, TRAINED, marks=pytest.mark.prove) for framework in ("torch", "lightning")),
     ],
-    ids=",".join,
 )
 def test_workers_that_have_trained_end_as_under_plain_python(
-    endings: tuple[str, ...], tmp_path: Path
+    framework: str, endings: tuple[str, ...], tmp_path: Path
 ) -> None:
     """With triton, which torch imports when the first optimizer is made: what is left of it is told at the end."""
-    job = Job("trained_endings.py", (",".join(endings),), slots=len(endings))
+    names = ",".join(f"{framework}.{ending}" for ending in endings)
+    job = Job("trained_endings.py", (names,), slots=len(endings))
     outcomes = run_everywhere(job, tmp_path, [BARE, GUARDED_WARM])
     for slot, ending in enumerate(endings):
         assert b"trained" in outcomes[BARE.name].worker(0, slot).stdout
         compare(outcomes, GUARDED_WARM.name, ending, (0, slot), tmp_path)
+
+
+@pytest.mark.parametrize("imports", ["nothing", "torch"])
+def test_an_interrupt_while_a_worker_ends_leaves_what_it_leaves_under_plain_python(
+    imports: str, tmp_path: Path
+) -> None:
+    """As Ctrl-C at a terminal does: preloaded modules that are being destroyed then are not told of."""
+    outcomes = run_everywhere(Job("interrupted_at_exit.py", (imports,)), tmp_path, [BARE, GUARDED_WARM])
+    assert outcomes[BARE.name].worker(0, 0).stdout == b"ends\n"
+    compare(outcomes, GUARDED_WARM.name, imports, (0, 0))
 
 
 def test_triton_is_there() -> None:

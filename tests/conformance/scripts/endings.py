@@ -9,6 +9,7 @@ import contextlib
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -40,6 +41,13 @@ class Point:
         self.x = x
 
 
+class Noisy:
+    """Complains when it goes."""
+
+    def __del__(self):
+        raise RuntimeError("from __del__")
+
+
 def there_and_back():
     return pickle.loads(pickle.dumps(Point(3))).x, pickle.dumps(Point(3))
 
@@ -60,6 +68,11 @@ def falls_off_the_end():
 def raises_at_exit():
     atexit.register(say, "runs after the one that raises")
     atexit.register(lambda: 1 / 0)
+
+
+@succeeds
+def raises_in_a_finalizer_at_exit():
+    kept.append(Noisy())
 
 
 @succeeds
@@ -103,6 +116,16 @@ def flushes_what_is_in_buffers():
 
 
 @succeeds
+def shows_at_once_what_it_prints():
+    before = os.fstat(1).st_size
+    print("a word", end="")
+    say(os.fstat(1).st_size - before)
+    before = os.fstat(2).st_size
+    print("a word", end="", file=sys.stderr)
+    say(os.fstat(2).st_size - before)
+
+
+@succeeds
 def reads_the_end_of_its_input():
     try:
         input("a question? ")
@@ -140,10 +163,21 @@ def forks():
 
 
 @succeeds
+def starts_python_with_its_own_options():
+    say(subprocess._args_from_interpreter_flags())
+
+
+@succeeds
 def becomes_another_program():
     os.execlp(
         "sh", "sh", "-c", "echo another; grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status; ls /proc/self/fd"
     )
+
+
+@succeeds
+def closes_its_streams():
+    sys.stdout.close()
+    os.close(0)
 
 
 # Other codes.
@@ -172,6 +206,11 @@ def raises():
 
 
 @fails
+def raises_in_compiled_text():
+    exec(compile("x = 1\n1 / 0\n", "<text>", "exec"))
+
+
+@fails
 def is_interrupted_by_a_signal():
     atexit.register(say, "at exit")
     os.kill(os.getpid(), signal.SIGINT)
@@ -182,6 +221,12 @@ def is_interrupted_by_a_signal():
 def is_terminated():
     atexit.register(say, "never said")
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1000)
+
+
+@fails
+def is_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1000)
 
 

@@ -66,15 +66,65 @@ def random_numbers():
     return drawn
 
 
+def loggers():
+    import logging
+
+    found = {"": logging.getLogger(), **logging.Logger.manager.loggerDict}
+    return {
+        name: [
+            one.level,
+            one.disabled,
+            one.propagate,
+            one.parent and one.parent.name,
+            [
+                [type(handler).__name__, getattr(handler, "stream", None) is sys.stderr]
+                for handler in one.handlers
+            ],
+        ]
+        if isinstance(one, logging.Logger)
+        else type(one).__name__
+        for name, one in found.items()
+    }
+
+
 def state():
+    import atexit
+    import signal
+    import warnings
+
+    files = {
+        os.readlink(f"/proc/self/fd/{one}")
+        for one in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{one}")
+    }
     return {
         "environment": {
             name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)
         },
+        "warning filters": [str(one) for one in warnings.filters],
+        "loggers": loggers(),
+        "exit functions": atexit._ncallbacks() - agents_functions(),
+        "signals": {one.name: str(signal.getsignal(one)) for one in signal.Signals},
+        "finders": [type(one).__name__ for one in sys.meta_path],
+        "path hooks": len(sys.path_hooks),
         "sys.path": sys.path,
+        "kinds of files": sorted(
+            os.path.basename(one) for one in files if not one.startswith(("pipe:", "socket:", "/proc/"))
+        ),
         "start method": __import__("multiprocessing").get_start_method(allow_none=True),
     }
 
+
+def agents_functions():
+    """The number of functions at exit that a warm worker has beside the script's (documented)."""
+    if not any(type(finder).__name__ == "Preloaded" for finder in sys.meta_path):
+        return 0
+    counts_steps = "torch" in sys.modules
+    return AT_THE_END + counts_steps
+
+
+AT_THE_END = 6
+"""One has the interpreter destroy all modules; those before it have SIGINT do nothing from then on."""
 
 OF_LAUNCHERS = ("ELASTIC_AGENT_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "CONFORMANCE_")
 

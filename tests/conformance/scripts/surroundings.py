@@ -59,6 +59,31 @@ def variables_set_by_a_helper():
     return [reads.VALUE, os.path.relpath(huggingface_hub.constants.HF_HOME, HERE)]
 
 
+def patched_classes():
+    import torch
+
+    class Patched(torch.nn.LayerNorm):
+        pass
+
+    torch.nn.LayerNorm = torch.nn.Linear = Patched
+    import captures
+    import transformers.pytorch_utils as utilities
+
+    return [captures.CAPTURED.__name__, [one.__name__ for one in utilities.ALL_LAYERNORM_LAYERS]]
+
+
+def functions_that_packages_replace():
+    import typing
+
+    def origins():
+        return [typing._collect_parameters.__module__, typing._check_generic.__module__]
+
+    before = origins()
+    import torch
+
+    return [before, origins(), torch.__name__]
+
+
 def a_blocked_module():
     sys.modules["pandas"] = None
     try:
@@ -74,6 +99,18 @@ def arguments_and_main():
     import tells
 
     return [tells.ARGV, os.path.basename(tells.FILE), tells.BYTES]
+
+
+def a_logger_that_was_set_up():
+    import logging.config
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.CRITICAL)
+    logging.config.dictConfig({"version": 1, "root": {"level": "ERROR"}})
+    known = sorted(logging.Logger.manager.loggerDict)
+    import lightning
+
+    logger = logging.getLogger("lightning.pytorch")
+    return [known, logger.level, logger.disabled, len(logger.handlers), lightning.__name__]
 
 
 def another_finder():
@@ -120,6 +157,7 @@ CASES = (
     a_vendored_copy,
     a_module_under_a_flag,
     modules_that_seed_and_draw,
+    functions_that_packages_replace,
     arguments_and_main,
     another_finder,
     a_module_that_is_removed_and_imported_again,
@@ -128,7 +166,9 @@ CASES = (
 )
 WITH_FRAMEWORKS = (
     variables_set_by_a_helper,
+    patched_classes,
     a_blocked_module,
+    a_logger_that_was_set_up,
 )
 
 NOT_COMPARED = ("elastic_agent", "_cython_", "_cyutility", "cython_runtime")

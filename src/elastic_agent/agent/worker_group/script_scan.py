@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 
 from elastic_agent.python_source import parsed
-from elastic_agent.workers.spawner.curated import TRAIN_NOTHING, is_curated, is_read_at_import
+from elastic_agent.workers.spawner.curated import TRAIN_NOTHING, is_curated
+from elastic_agent.workers.spawner.import_variables import is_read_at_import
 
 _TITLES = "setproctitle"
 _MOST_FILES = 200

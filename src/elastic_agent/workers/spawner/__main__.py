@@ -12,9 +12,6 @@ What is imported before the recorder begins is not recorded, so this imports not
 import sys
 
 _MODULES = frozenset(sys.modules)
-sys.modules["__main__"] = type(sys)(
-    "__main__"
-)  # will be the workers'; the frame of this program keeps its own names
 
 import os  # noqa: E402 - every Python has imported it
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import faulthandler
 import importlib
+import io
 import os
 import sys
 import threading
@@ -24,6 +25,7 @@ from elastic_agent.integrations import post_import
 from elastic_agent.worker_variables import STACKS_SIGNAL
 from elastic_agent.workers.guard.spawn import with_startup_hook
 from elastic_agent.workers.spawner import process_title
+from elastic_agent.workers.spawner.curated import current_folder
 from elastic_agent.workers.spawner.preloaded import Preloaded
 
 
@@ -86,11 +88,13 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
     argv, env = launch["argv"], launch["env"]
     _take_environment(env)
     process_title.show_as(argv, env)
+    _renew_streams()
     forget_files()
     sys.orig_argv[:] = argv
     faulthandler.enable(file=2)  # says in which line of the script native code crashed
     if STACKS_SIGNAL in env:
         faulthandler.register(int(env[STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
+    folder = current_folder()
     post_import.watch()
     started()
     exit_note = Writer.of_worker(env)
@@ -99,17 +103,20 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
         preloaded.on_no_effect = exit_note.want_cold
     if reason := preloaded.begin():
         print(f"elastic-agent: this worker starts cold: {reason} after torch was preloaded", file=sys.stderr)
-        _execute(launch)
+        _execute(launch, folder)
     try:
         program = _program(argv)
         program.exit_note = exit_note
+        preloaded.watch()
         return program
     except Exception:
-        _execute(launch)  # it cannot run: CPython itself reports why
+        _execute(launch, folder)  # it cannot run: CPython itself reports why
 
 
-def _execute(launch: Mapping[str, Any]) -> NoReturn:
+def _execute(launch: Mapping[str, Any], folder: str | None) -> NoReturn:
     """Become a cold worker after all."""
+    if folder is not None:
+        os.chdir(folder)
     os.execvpe(launch["argv"][0], launch["argv"], with_startup_hook(launch["env"]))
 
 
@@ -123,6 +130,23 @@ def _take_environment(env: dict[str, str]) -> None:
         if os.environ.get(name) != value:
             os.environ[name] = value
     time.tzset()
+
+
+def _renew_streams() -> None:
+    """Make standard output and error for what descriptors 1 and 2 are now, and all three unbuffered (`-u`)."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(line_buffering=False, write_through=True)
+    # What becomes of undecodable characters is the same for input and output; the agent changed that of its own output.
+    errors_by_name = getattr(sys.stdin or sys.stdout, "errors", "strict")
+    for name, fd, errors in (("stdout", 1, errors_by_name), ("stderr", 2, "backslashreplace")):
+        # As create_stdio in Python/pylifecycle.c.
+        raw = io.open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115, UP020 - stays open
+        raw.name = f"<{name}>"
+        encoding = getattr(getattr(sys, name), "encoding", "utf-8")
+        stream = io.TextIOWrapper(raw, encoding, errors, newline="\n", write_through=True)
+        stream.mode = "w"  # type: ignore[misc] # so does C
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def forget_files() -> None:
@@ -155,14 +179,14 @@ def _script_program(argv: list[str]) -> PythonProgram:
     with open(path, "rb") as file:
         source = file.read()
     code = compile(source, path, "exec", dont_inherit=True)
-    return PythonProgram(code, vars(_fresh_main(path)))
+    return PythonProgram(code, _new_main(path).__dict__)
 
 
 def _module_program(module: str, *, alter_argv: bool) -> PythonProgram:
     """Return the program that runs a module. `alter_argv`: let argv[0] be the module's file."""
     import runpy
 
-    _fresh_main(None)
+    _new_main(None)
     # What CPython itself calls for -m; its frames are in the tracebacks of such programs.
     return PythonProgram(run=runpy._run_module_as_main, arguments=(module, alter_argv))  # type: ignore[attr-defined]
 
@@ -177,13 +201,9 @@ def _holds_modules(path: str) -> bool:
     return False
 
 
-def _fresh_main(path: str | None) -> types.ModuleType:
-    """Return ``sys.modules["__main__"]`` as Python itself makes it before it runs a program.
-
-    It is there since the spawner began (`__main__`), so that preloaded modules which refer to it, such as
-    ``sys.modules["__mp_main__"]``, refer to the worker's.
-    """
-    main = sys.modules["__main__"]
+def _new_main(path: str | None) -> types.ModuleType:
+    """Put a module of its own into `sys.modules["__main__"]`, where unpickling and multiprocessing look."""
+    main = types.ModuleType("__main__")
     main.__annotations__ = {}
     main.__builtins__ = builtins  # type: ignore[attr-defined]
     main.__loader__ = BuiltinImporter
@@ -191,4 +211,5 @@ def _fresh_main(path: str | None) -> types.ModuleType:
         main.__loader__ = SourceFileLoader("__main__", path)
         main.__file__ = path
         main.__cached__ = None  # type: ignore[attr-defined]
+    sys.modules["__main__"] = main
     return main

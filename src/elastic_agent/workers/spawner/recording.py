@@ -11,7 +11,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -20,7 +20,7 @@ EVERYTHING = "*"
 """In place of a variable's name: all variables of the environment are read."""
 
 MISSING = object()
-"""Stands for an attribute that is not there."""
+"""Stands for an attribute or a module that is not there."""
 
 
 def stamp(path: str) -> "tuple[int, int] | None":
@@ -35,18 +35,16 @@ def stamp(path: str) -> "tuple[int, int] | None":
 class Record:
     """The import of one module."""
 
-    __slots__ = ("file", "lazy_beyond", "looked_up", "name", "needs", "previous", "reads", "sets", "stamp")
+    __slots__ = ("file", "lazy_beyond", "looked_up", "name", "needs", "previous", "reads", "stamp")
 
     def __init__(self, name: str, file: "str | None" = None) -> None:
         self.name = name
-        self.needs: set[str] = set()
-        """The modules that it imported."""
+        self.needs: dict[str, None] = {}
+        """The modules that it imported, in this order."""
         self.looked_up: set[str] = set()
         """The top-level names that it searched for, whether or not there are such modules."""
         self.reads: set[str] = set()
         """The environment variables that it read, `EVERYTHING` if it went through all."""
-        self.sets: dict[str, str | None] = {}
-        """The environment variables that it set; None: removed."""
         self.previous: object = MISSING
         """The attribute of this name that the package around it had before."""
         self.lazy_beyond: frozenset[str] | None = None
@@ -68,16 +66,25 @@ class Recorder:
         """Record all but `baseline`: the modules that a fresh Python has imported."""
         self.baseline = baseline
         self.records: dict[str, Record] = {}
+        self.effects: list[tuple[Record, str, Any]] = []
+        """The variables set in the environment, and the entries made in registries of the interpreter: in this
+        order."""
         self.environment = dict(os.environ)
         self.roots: list[str] = []
         """The modules that were imported for scripts."""
+        self.replaces: Mapping[str, Sequence[tuple[str, str]]] = {}
+        """Modules that replace attributes of other ones when they are imported: of which modules, and which."""
+        self._originals: dict[tuple[str, str], object] = {}
         self._running: list[Record] = []
-        self._known = set(sys.modules)
+        self._known: set[str] = set()
+        self._finders: list[object] = []
         self._undo: list[Callable[[], None]] = []
 
     def begin(self) -> None:
-        """Start to record."""
+        """Start to record. What is registered with these modules is recorded too, so they are imported first."""
+        self._known.update(sys.modules)
         sys.meta_path.insert(0, self)
+        self._finders.extend(sys.meta_path)
         self._replace(builtins, "__import__", self._importing)
         # What importlib.import_module calls; packages keep references to that one itself.
         self._replace(bootstrap, "_gcd_import", self._importing_module)
@@ -85,6 +92,14 @@ class Recorder:
         environment = _Environment(os.environ._data, self._read, self._set)  # type: ignore[attr-defined]
         for mapping in (os.environ, os.environb):
             self._replace(mapping, "_data", lambda _: environment)
+        import atexit
+        import logging
+        import warnings
+
+        self.filters = warnings.filters[:]
+        self._replace(warnings, "_add_filter", self._filtering)
+        self._replace(atexit, "register", self._registering)
+        self._replace(logging.Manager, "getLogger", self._logging)
 
     def end(self) -> None:
         """Stop, and have everything as it was."""
@@ -95,7 +110,9 @@ class Recorder:
         original.clear()
         original.update(environment)
         sys.meta_path.remove(self)
-        self._undo.clear()  # modules may keep this object, and are not to keep each other by it
+        for kept in (self._finders, self._undo):
+            kept.clear()  # modules may keep this object, and are not to keep each other by it
+        self._originals.clear()
 
     def _replace(self, holder: "Any", name: str, substitute: "Callable[[Any], Any]") -> None:
         old = getattr(holder, name)
@@ -122,14 +139,8 @@ class Recorder:
         def load(spec: "ModuleSpec") -> "ModuleType":
             if self._running:
                 self._note_unfound(self._running[-1])  # before this module is there, too
-            self._need(spec.name)
-            record = self.records.get(spec.name)
-            if record is None:
-                record = Record(spec.name, spec.origin if spec.has_location else None)
-                package, _, child = spec.name.rpartition(".")
-                record.previous = getattr(sys.modules.get(package), "__dict__", {}).get(child, MISSING)
-                self.records[spec.name] = record
-            self._known.add(spec.name)
+            record = self._record(spec.name, spec.origin if spec.has_location else None)
+            self._note_originals(self.replaces.get(spec.name, ()))
             self._running.append(record)
             try:
                 return original(spec)
@@ -137,20 +148,52 @@ class Recorder:
                 self._note_unfound(record)
                 self._note_lazy(record)
                 self._running.pop()
+                self._note_replaced(record)
                 if spec.name not in sys.modules:  # it could not be imported
                     self._known.discard(spec.name)
 
         return load
 
+    def _note_originals(self, places: "Iterable[tuple[str, str]]") -> None:
+        """Remember what modules have as these attributes, as far as they are imported."""
+        for holder, attribute in places:
+            if holder in sys.modules:
+                self._originals[holder, attribute] = getattr(sys.modules[holder], attribute, MISSING)
+
+    def _note_replaced(self, owner: Record) -> None:
+        """Attribute to a module what it has replaced in others, which it may have imported itself."""
+        for place in self.replaces.get(owner.name, ()):
+            before = self._originals.get(place, MISSING)
+            self._note_originals((place,))
+            after = self._originals.get(place, MISSING)
+            if before is not MISSING and after is not before:
+                self.effects.append((owner, "replaced", (sys.modules[place[0]], place[1], before, after)))
+        own = {place for places in self.replaces.values() for place in places if place[0] == owner.name}
+        self._note_originals(own)
+
+    def _record(self, name: str, file: "str | None") -> Record:
+        self._need(name)
+        record = self.records.get(name)
+        if record is None:
+            record = self.records[name] = Record(name, file)
+            package, _, child = name.rpartition(".")
+            if package in sys.modules:
+                record.previous = getattr(sys.modules[package], "__dict__", {}).get(child, MISSING)
+        self._known.add(name)
+        return record
+
     def _note_unfound(self, owner: Record) -> None:
-        """Attribute to a module what it has put into `sys.modules` itself."""
-        if len(sys.modules) == len(self._known):
-            return
-        for name in sys.modules.keys() - self._known:
-            self._known.add(name)
-            self.records[name] = Record(name)
-            self.records[name].needs.add(owner.name)
-            owner.needs.add(name)
+        """Attribute to a module what it has put into `sys.modules` and `sys.meta_path` itself."""
+        if len(sys.modules) != len(self._known):
+            for name in sys.modules.keys() - self._known:
+                self._known.add(name)
+                self.records[name] = Record(name)
+                self.records[name].needs[owner.name] = None
+                owner.needs[name] = None
+        for finder in sys.meta_path:
+            if finder not in self._finders:
+                self._finders.append(finder)
+                self.effects.append((owner, "finder", (sys.meta_path.index(finder) > 1, finder)))
 
     def _note_lazy(self, record: Record) -> None:
         module = sys.modules.get(record.name)
@@ -167,7 +210,7 @@ class Recorder:
 
     def _need(self, name: str) -> None:
         if self._running and self._running[-1].name != name:
-            self._running[-1].needs.add(name)
+            self._running[-1].needs[name] = None
 
     def _importing(self, original: "Callable[..., Any]") -> "Callable[..., Any]":
         def import_(
@@ -204,7 +247,34 @@ class Recorder:
 
     def _set(self, name: str, value: "str | None") -> None:
         if self._running:
-            self._running[-1].sets[name] = value
+            self.effects.append((self._running[-1], "variable", (name, value)))
+
+    def _filtering(self, original: "Callable[..., None]") -> "Callable[..., None]":
+        def add_filter(*item: object, append: bool) -> None:
+            original(*item, append=append)
+            if self._running:
+                self.effects.append((self._running[-1], "filter", (item, append)))
+
+        return add_filter
+
+    def _registering(self, original: "Callable[..., Any]") -> "Callable[..., Any]":
+        def register(function: "Any", /, *args: object, **kwargs: object) -> "Any":
+            if not self._running:
+                return original(function, *args, **kwargs)
+            self.effects.append((self._running[-1], "exit", (function, args, kwargs)))
+            return function
+
+        return register
+
+    def _logging(self, original: "Callable[..., Any]") -> "Callable[..., Any]":
+        def get_logger(manager: "Any", name: str) -> "Any":
+            before = manager.loggerDict.get(name)
+            logger = original(manager, name)
+            if logger is not before and self._running:
+                self.effects.append((self._running[-1], "logger", logger))
+            return logger
+
+        return get_logger
 
 
 class _Environment(dict[bytes, bytes]):

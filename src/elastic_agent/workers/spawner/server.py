@@ -18,7 +18,7 @@ from elastic_agent import linux
 from elastic_agent.integrations import post_import
 from elastic_agent.workers.guard.spawn import redirect, start_error
 from elastic_agent.workers.guard.warm import receive
-from elastic_agent.workers.spawner.curated import in_full
+from elastic_agent.workers.spawner.curated import REPLACES, in_full
 from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
 from elastic_agent.workers.spawner.preloaded import Preloaded
 from elastic_agent.workers.spawner.process_title import show_as
@@ -51,6 +51,7 @@ def serve(
     line.set_inheritable(False)
     started = time.monotonic()
     doing = "an import failed in the spawner"
+    recorder.replaces = REPLACES
     try:
         gc.disable()  # what is imported stays: looking through it for garbage is a tenth of the time
         recorder.import_("torch")

@@ -49,6 +49,11 @@ def signal_masks():
     return {name: f"{int(kernels[name], 16) & ~left_out:016x}" for name in names}
 
 
+def agents_functions():
+    """The number of functions at exit that a warm worker has beside the script's."""
+    return 6 * sum(type(finder).__name__ == "Preloaded" for finder in sys.meta_path)
+
+
 def signals_of_the_agent():
     """Those that it documents to have workers handle: SIGRTMIN+6 and SIGURG, on which they write their stacks and
     report imports, and those of faulthandler (SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV)."""
@@ -57,20 +62,44 @@ def signals_of_the_agent():
 
 masks_at_start = signal_masks()
 
+import warnings
+
+
+def filters():
+    return [
+        [action, str(message), category.__name__, str(module), line]
+        for action, message, category, module, line in warnings.filters
+    ]
+
+
+filters_at_start = filters()
+
+import locale
+
+locale_at_start = [locale.setlocale(locale.LC_ALL), locale.getlocale()]
+
 # From here on, imports do no harm.
+import asyncio
 import builtins
 import ctypes
+import decimal
 import faulthandler
 import gc
 import importlib
 import inspect
 import json
+import logging
 import multiprocessing
+import platform
 import random
+import resource
 import signal
+import socket
 import tempfile
 import threading
 import time
+import tracemalloc
+import uuid
 
 main = sys.modules["__main__"]
 libc = ctypes.CDLL(None, use_errno=True)
@@ -112,6 +141,11 @@ def read(path):
         return error.strerror
 
 
+def status(*names):
+    kernels = fields_of_status()
+    return {name: kernels.get(name) for name in names}
+
+
 def environment():
     return dict(os.environ)
 
@@ -133,6 +167,19 @@ def parent_is_alive():
     return os.path.exists(f"/proc/{os.getppid()}") and os.getppid() != 1
 
 
+def has_no_children():
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def limits():
+    names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
+
+
 def loader_facts():
     loader = main.__loader__
     source = loader.get_source(main.__spec__.name if main.__spec__ else "__main__")
@@ -142,6 +189,19 @@ def loader_facts():
 def spec_facts():
     spec = main.__spec__
     return spec and [spec.name, spec.origin, spec.parent, spec.cached, spec.has_location]
+
+
+def warn_above():
+    """A warning that is to name the caller of the module must find its way whatever is above."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.warn("from the module", stacklevel=2)
+    return [str(one.message) for one in caught]
+
+
+def loggers():
+    root = logging.getLogger()
+    return [root.level, root.disabled, [repr(one) for one in root.handlers], logging.root.manager.disable]
 
 
 def names_for_temporary_files():
@@ -186,6 +246,10 @@ def parallel_work_in_a_later_fork():
     return parallel_work_in_a_fork()
 
 
+def graph_work_in_a_fork():
+    return code_of_a_fork(lambda: a_small_backward()[5] == 10)
+
+
 def code_of_a_fork(works):
     """0 if it works, 1 if the result is wrong, 2 if it raises, -14 if it hangs."""
     pid = os.fork()
@@ -225,16 +289,38 @@ AT_START = {
     "__main__.__package__": lambda: main.__package__,
     "__main__.__loader__": loader_facts,
     "__main__.__doc__": lambda: main.__doc__,
+    "__main__.__cached__": lambda: main.__cached__,
     "__main__.__builtins__": lambda: main.__builtins__ is builtins,
     "__main__ is the running module": lambda: vars(main) is globals(),
     "type of __main__": lambda: [type(main).__name__, repr(main)],
     "names in __main__ at the start": lambda: names_at_start,
+    "names in builtins": lambda: dir(builtins),
     "sys.argv": lambda: sys.argv,
     "sys.orig_argv": lambda: sys.orig_argv,
     "sys.path": lambda: sys.path,
     "sys.meta_path": lambda: [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path],
+    "sys.path_hooks": lambda: [getattr(one, "__qualname__", str(one)) for one in sys.path_hooks],
     "sys.flags": lambda: str(sys.flags),
+    "sys.executable": lambda: sys.executable,
+    "sys.prefix and the like": lambda: [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix],
+    "sys._xoptions": lambda: sys._xoptions,
+    "sys.warnoptions": lambda: sys.warnoptions,
+    "sys.dont_write_bytecode": lambda: [sys.dont_write_bytecode, sys.pycache_prefix],
+    "warnings.filters": lambda: filters_at_start,
+    "recursion limit": lambda: sys.getrecursionlimit(),
+    "switch interval": lambda: sys.getswitchinterval(),
+    "dlopen flags": lambda: sys.getdlopenflags(),
+    "digits of an int": lambda: sys.get_int_max_str_digits(),
     "sys.excepthook": lambda: sys.excepthook is sys.__excepthook__,
+    "sys.displayhook": lambda: sys.displayhook is sys.__displayhook__,
+    "sys.unraisablehook": lambda: sys.unraisablehook is sys.__unraisablehook__,
+    "sys.breakpointhook": lambda: sys.breakpointhook is sys.__breakpointhook__,
+    "threading.excepthook": lambda: threading.excepthook is threading.__excepthook__,
+    "trace and profile functions": lambda: [sys.gettrace(), sys.getprofile(), threading.gettrace()],
+    "interactive names of sys": lambda: [
+        n for n in ("ps1", "ps2", "last_type", "last_value") if hasattr(sys, n)
+    ],
+    "hooks of async generators": lambda: list(sys.get_asyncgen_hooks()),
     "exception being handled": lambda: str(sys.exc_info()),
     "sys.stdin": lambda: stream(sys.stdin),
     "sys.stdout": lambda: stream(sys.stdout),
@@ -244,21 +330,52 @@ AT_START = {
         sys.stdout is sys.__stdout__,
         sys.stderr is sys.__stderr__,
     ],
+    "encoding of file names": lambda: [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()],
+    "locale": lambda: locale_at_start,
     "time zone": lambda: [time.tzname, time.timezone, time.localtime(0).tm_hour],
     "modules loaded at the start": lambda: modules_at_start,
+    "modules of the agent": lambda: [name for name in modules_at_start if name.startswith("elastic_agent")],
+    "working directory": lambda: [
+        os.getcwd(),
+        os.path.realpath("/proc/self/cwd"),
+        os.readlink("/proc/self/root"),
+    ],
     "os.environ": environment,
     "the kernel's copy of the environment": lambda: kernels_environment() == environment(),
+    "getenv of C": lambda: ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_char_p)(("getenv", libc))(
+        b"RANK"
+    ).decode(),
     "command line in /proc": lambda: read("/proc/self/cmdline"),
     "name of the process": lambda: read("/proc/self/comm"),
+    "program in /proc": lambda: os.readlink("/proc/self/exe"),
+    "resource limits": limits,
+    "niceness": lambda: [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)],
+    "CPUs it may run on": lambda: sorted(os.sched_getaffinity(0)),
+    "who and what it may": lambda: status(
+        "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"
+    ),
+    "umask": lambda: status("Umask"),
+    "confinement": lambda: status("NoNewPrivs", "Seccomp", "Mems_allowed_list", "CoreDumping"),
+    "out-of-memory score": lambda: read("/proc/self/oom_score_adj"),
+    "core dump filter": lambda: read("/proc/self/coredump_filter"),
+    "personality": lambda: read("/proc/self/personality"),
+    "control group": lambda: read("/proc/self/cgroup"),
+    "timer slack": lambda: read("/proc/self/timerslack_ns"),
+    "may be traced and dumped": lambda: libc.prctl(3, 0, 0, 0, 0),
+    "adopts orphans": lambda: prctl_get(37),
     "leads a session": lambda: os.getsid(0) == os.getpid(),
     "leads a process group": lambda: os.getpgid(0) == os.getpid(),
     "its parent is alive": parent_is_alive,
     "signal at the death of its parent": lambda: prctl_get(2),
+    "has no children": has_no_children,
     "signal handlers": handlers,
     "signal masks in /proc": lambda: masks_at_start,
     "signal mask of the thread": lambda: sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+    "wake-up descriptor of signals": lambda: signal.set_wakeup_fd(-1),
+    "timers": lambda: [signal.getitimer(one) for one in (0, 1, 2)],
     "open descriptors": lambda: files_at_start,
     "threads in /proc": lambda: threads_at_start,
+    "threads of Python": lambda: [one.name for one in threading.enumerate()],
     "main thread": lambda: [
         threading.current_thread() is threading.main_thread(),
         threading.main_thread().name,
@@ -267,8 +384,17 @@ AT_START = {
         type(threading.main_thread()).__name__,
         threading.main_thread().daemon,
     ],
+    "name of the next thread": lambda: threading.Thread().name,
     "garbage collection": lambda: [gc.isenabled(), gc.get_threshold(), gc.get_debug(), len(gc.garbage)],
+    "callbacks of garbage collection": lambda: len(gc.callbacks),
     "faulthandler": lambda: faulthandler.is_enabled(),
+    "tracemalloc": lambda: [tracemalloc.is_tracing(), tracemalloc.get_traceback_limit()],
+    "asyncio policy": lambda: type(asyncio.get_event_loop_policy()).__name__,
+    "running event loop": lambda: str(asyncio._get_running_loop()),
+    "decimal context": lambda: repr(decimal.getcontext()),
+    "context variables": lambda: len(__import__("contextvars").copy_context()),
+    "logging": loggers,
+    "time-out of sockets": lambda: socket.getdefaulttimeout(),
     "cached folder for temporary files": lambda: tempfile.tempdir,
     "multiprocessing": lambda: [
         multiprocessing.current_process().name,
@@ -277,24 +403,45 @@ AT_START = {
         multiprocessing.get_start_method(allow_none=True),
         multiprocessing.active_children(),
     ],
+    "warning about the caller of the module": warn_above,
     "frames from the module outwards": lambda: [depth_of_the_module(), outermost_frames()],
+    "platform": lambda: [platform.python_version(), platform.python_implementation(), platform.node()],
     "hash of a text": lambda: hash("elastic"),
     "random.random()": lambda: random.random(),
     "numpy.random.random()": numpy_random,
+    "uuid.uuid4()": lambda: str(uuid.uuid4()),
+    "uuid.uuid1()": lambda: str(uuid.uuid1()),
+    "os.urandom()": lambda: os.urandom(8).hex(),
     "authentication key of multiprocessing": lambda: bytes(multiprocessing.current_process().authkey).hex(),
     "names of temporary files": names_for_temporary_files,
     "pid": lambda: [os.getpid(), int(os.readlink("/proc/self")), threading.get_native_id()],
 }
 
 AFTER_TORCH = {
+    "torch: version and file": lambda: [the_torch().__version__, the_torch().__file__],
     "torch: open descriptors": open_files,
+    "torch: signal handlers": handlers,
     "torch: signal masks in /proc": signal_masks,
     "torch: threads in /proc": lambda: len(os.listdir("/proc/self/task")),
+    "torch: threads of Python": lambda: [one.name for one in threading.enumerate()],
+    "torch: warnings.filters": filters,
+    "torch: sys.path": lambda: sys.path,
+    "torch: sys.meta_path": lambda: [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path],
+    "torch: logging": loggers,
+    "torch: functions to run at exit": lambda: (
+        __import__("atexit")._ncallbacks() - agents_functions() - ("ELASTIC_AGENT_PROGRESS" in os.environ)
+    ),
+    "torch: garbage collection": lambda: [gc.isenabled(), gc.get_threshold()],
     "torch: os.environ": environment,
+    "torch: start method of multiprocessing": lambda: [
+        the_torch().multiprocessing.get_start_method(allow_none=True),
+        the_torch().multiprocessing.get_sharing_strategy(),
+    ],
     "torch: initial seed": lambda: the_torch().initial_seed(),
     "torch: first random number": lambda: the_torch().rand(1).item(),
     "torch: threads within an operation": lambda: the_torch().get_num_threads(),
     "torch: threads between operations": lambda: the_torch().get_num_interop_threads(),
+    "torch: how it is parallel": lambda: the_torch().__config__.parallel_info(),
     "torch: CUDA": lambda: [
         the_torch().cuda._is_in_bad_fork(),
         the_torch().cuda.is_initialized(),
@@ -313,10 +460,12 @@ AFTER_TORCH = {
         the_torch().distributed.is_torchelastic_launched(),
     ],
     "torch: operators it knows": lambda: len(the_torch()._C._dispatch_get_all_op_names()),
+    "torch: a backward pass in a fork, before any here": graph_work_in_a_fork,
     "torch: a parallel operation in a fork, before any here": parallel_work_in_a_fork,
     "torch: a small backward pass": a_small_backward,
     "torch: a parallel operation": parallel_work,
     "torch: a parallel operation in a fork after that": parallel_work_in_a_later_fork,
+    "torch: one more parallel operation": parallel_work,
 }
 
 
