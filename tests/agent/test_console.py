@@ -235,6 +235,11 @@ SCENES: dict[str, tuple[list[Step], str, str]] = {
         r"this node was lost 4 times in a row: it is admitted when the other nodes have trained for 60 s",
         "all its nodes",
     ),
+    "starts late": (
+        outside(losses={"n3": 2}, start_failures={"n3": 2}),
+        r"this node did not start its workers in time 2 times in a row: it is admitted when the other nodes have",
+        "was lost",
+    ),
     "does not start": (
         outside(start_failures={"n3": 2}),
         "could not be started 2 times in a row",

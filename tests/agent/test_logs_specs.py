@@ -30,20 +30,26 @@ class OneFilePerRank(LogsSpecs):
 """
 
 
-def test_a_package_for_torchrun_decides_where_output_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packages, logs = tmp_path / "packages", tmp_path / "logs"
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with the installed package."""
+    packages = tmp_path / "packages"
     (packages / "mine-1.dist-info").mkdir(parents=True)
     (packages / "mine-1.dist-info" / "METADATA").write_text("Name: mine\nVersion: 1\n")
     (packages / "mine-1.dist-info" / "entry_points.txt").write_text(
         "[torchrun.logs_specs]\nper_rank = mine:OneFilePerRank\n"
     )
     (packages / "mine.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
+    return packages
+
+
+@pytest.mark.usefixtures("packages")
+def test_a_package_for_torchrun_decides_where_output_goes(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
     script = tmp_path / "train.py"
     script.write_text("import os\nprint('I am', os.environ['RANK'])\n")
     logs.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
     done = elastic_agent(
         *("--nproc-per-node", "2", "--logs-specs", "per_rank", "--redirects", "0:1,1:0"),
         *("--log-dir", str(logs), "--state-dir", str(tmp_path / "state"), str(script)),
@@ -51,3 +57,20 @@ def test_a_package_for_torchrun_decides_where_output_goes(
     assert done.returncode == 0, done.stderr
     assert (done.stdout, (logs / "0.txt").read_text()) == ("I am 1\n", "I am 0\n")
     assert os.listdir(logs) == ["0.txt"]
+
+
+def test_workers_are_restarted_although_their_package_has_no_files_to_read(
+    tmp_path: Path, packages: Path
+) -> None:
+    (packages / "mine.py").write_text(PLUGIN.replace("dict.fromkeys(envs, os.devnull)", "{}"))
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys\nsys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
+    )
+    done = elastic_agent(
+        *("--logs-specs", "per_rank", "--log-dir", str(tmp_path), "--max-restarts", "1"),
+        *("--state-dir", str(tmp_path / "state"), str(script)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cannot read the files of worker 0" in done.stderr
+    assert "exited with code 3" in done.stderr

@@ -165,6 +165,15 @@ def test_a_node_id_lock_swept_during_its_acquisition_is_still_acquired(
     node_id_lock.release()
 
 
+def test_where_a_file_does_not_stay_the_same_no_node_id_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on file systems on which a file's inode number changes."""
+    monkeypatch.setattr(identity, "is_at", lambda handle, path: False)
+    with pytest.raises(FileNotFoundError, match="removed again as soon as it is created"):
+        acquire_node_id(tmp_path, "n1")
+
+
 @pytest.mark.prove
 def test_two_machines_with_the_same_host_name_both_take_part(tmp_path: Path) -> None:
     """The second one is refused, takes the next free id, and its workers run (all the guard says was said before)."""

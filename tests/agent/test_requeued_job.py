@@ -81,3 +81,5 @@ def test_an_earlier_start_that_does_not_stop_is_named_when_the_time_to_join_is_o
     said = (tmp_path / "n2.log").read_text()
     assert "an earlier start of job 100 still runs at a standalone endpoint on " in said
     assert " after 1 s (--join-timeout); end its agents, then requeue" in said
+    (claim,) = (tmp_path / "state").glob("nodes/*/=endpoint.lock")
+    assert f"; if that machine is dead, remove {claim}" in said

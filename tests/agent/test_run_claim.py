@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from elastic_agent.agent import run_claim
 from elastic_agent.agent.run_claim import CLAIM_FILE, Claim, OtherCommandError, OtherRunError
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import Job
@@ -159,6 +160,8 @@ def test_an_agent_refuses_to_start_while_agents_of_another_endpoint_use_its_stat
         refused = elastic_agent(*options, str(script), command=[sys.executable, "-c", IMPATIENT])
     assert (refused.returncode, refused.stdout) == (ExitCode.USAGE, ""), refused.stderr
     assert f"run {run_id} is already running at n1.example:29400" in refused.stderr
+    claim = tmp_path / "nodes" / run_id / CLAIM_FILE
+    assert f"if that machine is dead, remove {claim}" in refused.stderr
 
 
 def test_a_folder_that_is_swept_meanwhile_is_made_again(
@@ -176,3 +179,11 @@ def test_a_folder_that_is_swept_meanwhile_is_made_again(
     with held(claim, folder):
         pass
     assert (folder / CLAIM_FILE).exists()
+
+
+def test_where_a_file_does_not_stay_the_same_no_run_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_claim, "is_at", lambda handle, path: False)
+    with pytest.raises(FileNotFoundError, match="removed again as soon as it is created"):
+        place("n1").take(tmp_path)

@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -172,6 +172,26 @@ async def test_a_stop_after_a_failed_start_is_answered_and_does_not_end_the_next
     bench.close()
     assert bench.closer.drain_closing(PATIENCE_S)
     assert not [*tmp_path.glob("*.beat")]
+
+
+@asynchronous
+async def test_the_log_files_of_workers_that_are_stopped_before_their_start_are_closed(
+    guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, close_later = [], WorkerContext.close_later
+
+    def noted(context: WorkerContext, done: Callable[[], object]) -> None:
+        closed.append(context.generation)
+        close_later(context, done)
+
+    monkeypatch.setattr(WorkerContext, "close_later", noted)
+    bench = Bench(guard, tmp_path)
+    bench.runner.may_start = False  # the guard is not on record yet
+    bench.start(1, sys.executable, *SLEEPS)
+    bench.runner.stop(Grace.NONE)
+    await bench.until("stopped", ())
+    bench.close()
+    assert closed == [1]
 
 
 @asynchronous

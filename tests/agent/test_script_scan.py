@@ -11,11 +11,12 @@ from elastic_agent.agent.worker_group.script_scan import curated_imports, needs_
 from elastic_agent.workers.spawner.curated import in_full
 
 ENVIRON = {"OMP_NUM_THREADS": "1", "HOME": "/"}
+ALL_SET = {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8", "TORCH_LOGS": "+dynamo"}
 
 
-def why(folder: Path, source: str) -> str | None:
+def why(folder: Path, source: str, environ: dict[str, str] = ENVIRON) -> str | None:
     (folder / "train.py").write_text(textwrap.dedent(source))
-    return needs_own_python(str(folder / "train.py"), is_module=False, folder=str(folder), environ=ENVIRON)
+    return needs_own_python(str(folder / "train.py"), is_module=False, folder=str(folder), environ=environ)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,22 @@ def test_variables_set_before_the_import_of_torch_are_detected(
     reason = why(tmp_path, source)
     assert reason is not None
     assert reason.startswith(f"train.py sets {name} in line {line}, which torch reads when it is imported")
+
+
+@pytest.mark.parametrize(
+    ("statement", "name"),
+    [
+        ("os.environ['TORCH_LOGS'] = '+dynamo' if debug else ''", "TORCH_LOGS"),
+        ("os.environ['OMP_NUM_THREADS'] = f'{cores}8'", "OMP_NUM_THREADS"),
+        ("os.environ.update(OMP_NUM_THREADS='1', MKL_NUM_THREADS='8')", "OMP_NUM_THREADS"),
+    ],
+)
+def test_a_variable_counts_as_set_already_only_by_its_own_certain_value(
+    tmp_path: Path, statement: str, name: str
+) -> None:
+    reason = why(tmp_path, f"import os\n{statement}\nimport torch", ALL_SET)
+    assert reason is not None
+    assert reason.startswith(f"train.py sets {name} in line 2")
 
 
 @pytest.mark.parametrize(

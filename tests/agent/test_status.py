@@ -309,6 +309,10 @@ def test_without_an_agent_and_a_saved_status_there_is_one_clear_line(tmp_path: P
         )
         assert "run the command on a machine of the run" in done.stderr
         assert done.stderr.count("\n") == 1
+        assert (
+            f"and no saved status in {tmp_path} ("
+            in elastic_agent(command, "--state-dir", str(tmp_path)).stderr
+        )
 
 
 def test_a_wrong_run_id_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
@@ -317,9 +321,8 @@ def test_a_wrong_run_id_is_answered_with_those_that_there_are(tmp_path: Path) ->
     (folder / "n1.json").write_bytes(msgspec.json.encode(RunStatus("mnist", "host0:29400", 1.0)))
     for command in ("status", "why"):
         done = elastic_agent(command, "minst", "--state-dir", str(tmp_path))
-        assert (
-            f"and no saved status of it in {tmp_path} (--state-dir); it has those of mnist; " in done.stderr
-        )
+        assert f"and no saved status of that run in {tmp_path} (--state-dir); " in done.stderr
+        assert done.stderr.endswith("; there are saved statuses of mnist\n")
 
 
 def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from elastic_agent.agent.reporting.status_files import StatusFiles, saved_statuses
+from elastic_agent.agent.reporting.status_files import READ_FILES, StatusFiles, saved_statuses
 from elastic_agent.monitoring.status import GenerationStatus, RunStatus
 from tests.waiting import GUARD_S
 
+NOT_RECORDED = GenerationStatus(1, 100.0, None, ("n1", "n2"), 2, "not recorded", "not recorded")
+RUNS = GenerationStatus(1, 100.0, nodes=("n1", "n2"), workers=2)
+ENDED = GenerationStatus(1, 100.0, 160.0, ("n1", "n2"), 2, "n1 did not renew its lease", failed=True)
 EXPLAINED = GenerationStatus(1, 100.0, 160.0, ("n1", "n2"), 2, "n1 was lost", "root cause: …")
 
 
@@ -29,13 +30,36 @@ def recorded(state_dir: Path) -> tuple[GenerationStatus, ...]:
     return asyncio.run(StatusFiles(state_dir, "run", "n9").recorded())
 
 
+def test_an_agent_reads_what_all_agents_of_the_directory_recorded_and_takes_what_knows_most(
+    tmp_path: Path,
+) -> None:
+    later = GenerationStatus(2, 170.0, nodes=("n2",), workers=1)
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0]):
+        folder = tmp_path / "-".join(map(str, order))
+        nodes = [("n1", (RUNS,)), ("n2", (EXPLAINED, later)), ("n3", (ENDED,)), ("n4", (NOT_RECORDED,))]
+        for index in order:
+            node_id, rows = nodes[index]
+            record(folder, node_id, *rows)
+        assert sorted(recorded(folder), key=lambda row: row.generation) == [EXPLAINED, later]
+
+
 @pytest.mark.parametrize("content", ['{"run_id"', "", '{"run_id": 7}', "[]", "\0\0", "[" * 10_000])
-def test_an_agent_reads_the_newest_status_of_its_run_that_can_be_read(tmp_path: Path, content: str) -> None:
-    record(tmp_path, "n1", replace(EXPLAINED, cause="older"))
-    record(tmp_path, "n2", EXPLAINED)
-    os.utime(tmp_path / "status" / "run" / "n1.json", (1.0, 1.0))
-    (tmp_path / "status" / "run" / "n3.json").write_text(content)
+def test_beside_a_file_that_cannot_be_read_the_others_are_read(tmp_path: Path, content: str) -> None:
+    record(tmp_path, "n1", EXPLAINED)
+    (tmp_path / "status" / "run" / "n2.json").write_text(content)
     assert recorded(tmp_path) == (EXPLAINED,)
+
+
+def test_that_an_agent_did_not_record_an_end_hides_no_end_that_another_one_recorded(tmp_path: Path) -> None:
+    record(tmp_path, "n1", ENDED)
+    record(tmp_path, "n2", NOT_RECORDED)
+    assert recorded(tmp_path) == (ENDED,)
+
+
+def test_of_the_records_of_a_large_world_only_some_are_read(tmp_path: Path) -> None:
+    for number in range(1, 3 * READ_FILES):
+        record(tmp_path, f"n{number}", GenerationStatus(number, 1.0, 2.0))
+    assert len(recorded(tmp_path)) == READ_FILES
 
 
 def test_nobody_determines_a_root_cause_any_more_when_the_agent_that_did_is_gone(tmp_path: Path) -> None:

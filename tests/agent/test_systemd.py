@@ -169,6 +169,18 @@ async def test_a_hanging_loop_sends_no_keep_alive(manager: Manager) -> None:
     assert {*threading.enumerate()} <= threads, "a thread would send keep-alives while the loop hangs"
 
 
+@virtual_time.asynchronous
+async def test_a_short_watchdog_gets_its_keep_alives_in_time(manager: Manager) -> None:
+    agent = Agent(manager, watchdog_s=LOOK_EVERY_S / 2)
+    agent.run_workers()
+    agent.service.start()
+    await agent.until("READY=1")
+    await agent.until("WATCHDOG=1")
+    for _ in range(3):
+        manager.heard.clear()
+        assert await agent.until("WATCHDOG=1") < LOOK_EVERY_S / 2
+
+
 @pytest.mark.parametrize(("in_order", "lines"), [(True, ["READY=1"]), (False, [])])
 def test_an_agent_that_ends_well_before_it_is_ready_reports_readiness(
     manager: Manager, in_order: bool, lines: list[str]

@@ -46,7 +46,7 @@ GUARD = {
     "workers/guard/__main__.py",
     *(
         f"workers/guard/{part}.py"
-        for part in ("generation", "kept_output", "line", "progress", "relay", "spawn", "warm")
+        for part in ("cold", "generation", "kept_output", "line", "progress", "relay", "warm")
     ),
     "linux.py",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import shutil
 import subprocess
@@ -107,6 +108,22 @@ def test_fish_completes_commands_and_options(words: str, completed: str, tmp_pat
         ["fish", "-c", command], env=environment, capture_output=True, text=True, check=True
     )
     assert (done.stdout.split("\t")[0].strip(), done.stderr) == (completed, "")
+
+
+def test_every_option_that_a_command_accepts_is_completed_and_described_as_in_its_help() -> None:
+    bash, fish = (elastic_agent("completion", shell).stdout for shell in ("bash", "fish"))
+    for name, option in (
+        ("status", "--run"),
+        ("why", "--run"),
+        ("stacks", "--run"),
+        ("logs", "-f"),
+        ("logs", "-n"),
+    ):
+        assert re.search(rf'^    {name}\) options=".* {option}[ "]', bash, re.M), (name, option)
+    within = "complete -c elastic-agent -n '__fish_seen_subcommand_from logs'"
+    assert f"{within} -l user -d 'only agents of this user (for root)'\n" in fish
+    assert f"{within} -s n -d 'begin with so many lines of each file [default: 20]'\n" in fish
+    assert "-l node-rank -d " in fish
 
 
 def test_a_shell_that_is_not_known_is_refused() -> None:

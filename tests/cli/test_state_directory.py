@@ -228,4 +228,4 @@ def test_commands_look_for_runs_in_the_state_directory_that_the_environment_name
         found = elastic_agent(command, run_id, variables=variables)
         assert (found.returncode, run_id in found.stdout) == (0, True), found.stderr
         missing = refusal(command, unique("none"), variables=variables)
-        assert f"no saved status of it in {tmp_path / 'state'} (--state-dir)" in missing
+        assert f"no saved status of that run in {tmp_path / 'state'} (--state-dir)" in missing

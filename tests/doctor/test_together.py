@@ -14,6 +14,7 @@ import pytest
 
 from elastic_agent.agent.preflight import Finding
 from elastic_agent.config.settings import Settings
+from elastic_agent.config.value_types import NodeRange
 from elastic_agent.diagnosis.differences import ARGUMENTS, POLICY_OPTIONS, VARIABLE, policy_facts
 from elastic_agent.doctor import connections, interpreter
 from elastic_agent.doctor.connections import (
@@ -30,7 +31,7 @@ from elastic_agent.doctor.interpreter import reduce
 from elastic_agent.doctor.probe import possible_backends
 from elastic_agent.doctor.records import Arrived, Ended, Gathered, Local, Reduced, Surroundings
 from elastic_agent.doctor.report import Report, as_json, as_text
-from elastic_agent.doctor.together import make_report
+from elastic_agent.doctor.together import SETTLE_S, doctor_settings, make_report, report_failed_join
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import Policy
 from elastic_agent.values import PortRange
@@ -88,11 +89,49 @@ def test_missing_machines_are_an_error_where_the_run_needs_them(
     assert missing.cause == "1 of 3 machines did not come within 60 s; here: a, b"
 
 
+@pytest.mark.parametrize(("least", "code"), [(1, ExitCode.FINISHED), (2, ExitCode.TOO_FEW_NODES)])
+def test_where_no_other_machine_comes_this_is_as_if_they_were_missing(least: int, code: int) -> None:
+    found = report_failed_join(
+        arrived("a", least=least, most=3).local, ExitCode.TOO_FEW_NODES, "too few", 60.0
+    )
+    (missing,) = found.findings
+    assert (missing.check, missing.is_error, found.exit_code) == ("missing-machines", least > 1, code)
+    assert missing.cause == "2 of 3 machines did not come within 60 s; here: a"
+
+
 def test_a_machine_that_falls_silent_is_named() -> None:
     records = gathered(arrived("a"), arrived("b"))
     del records.tested[1]
     (silent,) = make_report(records, 60.0).findings
     assert (silent.check, silent.machine) == ("silent-machines", "b")
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "wait_s", "least", "settle_s"),
+    [
+        (NodeRange(4, 4), 60.0, 1, 60.0),
+        (NodeRange(1, 4), 60.0, 2, SETTLE_S),
+        (NodeRange(3, 4), 5.0, 2, 5.0),
+    ],
+)
+def test_a_run_that_may_be_smaller_does_not_wait_for_all_machines(
+    nnodes: NodeRange, wait_s: float, least: int, settle_s: float, tmp_path: Path
+) -> None:
+    made = doctor_settings(Settings(nnodes=nnodes), wait_s, tmp_path)
+    assert (made.nnodes, made.settle, made.join_timeout) == (NodeRange(least, 4), settle_s, wait_s)
+
+
+def test_the_run_of_the_doctor_leaves_no_trace_and_requeues_no_job(tmp_path: Path) -> None:
+    given = Settings(
+        nnodes=NodeRange(2, 2),
+        state_dir=tmp_path / "of-the-user",
+        requeue="auto",
+        log_level="info",
+        node_id="n1",
+    )
+    made = doctor_settings(given, 60.0, tmp_path / "own")
+    assert made.state_dir.parent == made.log_dir.parent == tmp_path / "own"
+    assert (made.requeue, made.log_level, made.node_id) == ("never", "warning", "n1")
 
 
 # -- connections ----------------------------------------------------------------------------------

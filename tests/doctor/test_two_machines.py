@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -11,9 +13,9 @@ from subprocess import CompletedProcess
 import pytest
 
 from elastic_agent.agent.preflight import other_addresses
-from tests.cli.support import elastic_agent
+from tests.cli.support import COMMAND, clean_environment, elastic_agent
 from tests.ports import free_port
-from tests.waiting import GUARD_S
+from tests.waiting import GUARD_S, wait_for
 
 pytestmark = pytest.mark.system
 
@@ -37,6 +39,8 @@ def test_two_machines_meet_and_print_the_same_report_with_what_differs(tmp_path:
 
     with ThreadPoolExecutor(2) as threads:
         doctors = [*threads.map(run, "ab", ("30", "60"))]
+    assert "generation 1" not in "".join(doctor.stderr for doctor in doctors), "the log of a run"
+    assert not any((tmp_path / node / "status").exists() for node in "ab")
     printed = [doctor.stdout for doctor in doctors]
     assert printed[0] == printed[1]
     report = json.loads(printed[0])
@@ -64,3 +68,23 @@ def test_a_machine_that_cannot_join_reports_why_and_what_it_has_found_itself(tmp
         in done.stdout
     )
     assert 'error    a: script "missing.py" does not exist' in done.stdout
+
+
+def test_ctrl_c_while_it_waits_for_the_others_is_no_finding() -> None:
+    port = free_port()
+    words = ["--rdzv-endpoint", f"{own_host()}:{port}", "--nnodes", "2", "--wait", f"{GUARD_S:g}"]
+    process = subprocess.Popen(
+        [*COMMAND, "doctor", *words],
+        env=clean_environment({}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+    def serves() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((own_host(), port)) == 0
+
+    wait_for("its store", serves)
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate(timeout=GUARD_S)
+    assert (process.returncode, shown) == (130, b"")

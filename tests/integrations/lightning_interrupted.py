@@ -1,7 +1,6 @@
-"""Trains in a world of one, whole and left on a notice: ``python lightning_interrupted.py FOLDER CASE ...``.
+"""``python lightning_interrupted.py FOLDER CASE ...``: trainings of one worker, whole and left on a notice, as JSON.
 
-The results are printed as JSON. Each training is a process of its own, forked from one that has imported Lightning. The
-heartbeat files are real ones.
+Each training is a process of its own, forked from one that has imported Lightning. The heartbeat files are real ones.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "accumulating": ({"max_epochs": 3, "accumulate_grad_batches": 2}, [5]),
     "validating": ({"max_epochs": 3, "val_check_interval": 3}, [6]),
     "saved-by-a-thread": ({"max_epochs": 3, "plugins": [AsyncCheckpointIO()]}, [6]),
+    "in-order": ({"max_epochs": 2}, [6]),
     "from-last": (
         {
             "max_epochs": 2,
@@ -42,6 +42,9 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     ),
 }
 """Arguments of the trainer (``ckpt_path``: of ``fit``), and after which batches a notice comes; an epoch has 13."""
+
+NOT_SHUFFLED = "in-order"
+"""The case whose loader uses the samples in their order."""
 
 
 class Numbers(Dataset):  # type: ignore[type-arg]
@@ -80,14 +83,13 @@ class Dropping(lightning.LightningModule):
 
 def fit(root: Path, cells: HeartbeatFile, notice_after: int | None, options: dict[str, Any]) -> None:
     os.environ.update(WORKER | ONE_WORKER, ELASTIC_AGENT_HEARTBEAT=cells.path, ELASTIC_AGENT_RUN_ID=root.name)
-    os.environ.update(TORCHELASTIC_RUN_ID=root.name, MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    os.environ["TORCHELASTIC_RUN_ID"] = root.name
     lightning.seed_everything(3)
     options = {"enable_checkpointing": False, **options}
     checkpoint = options.pop("ckpt_path", None)
     model = Dropping(cells, notice_after)
     trainer = lightning.Trainer(
         accelerator="cpu",
-        strategy="ddp",  # which has the samplers of several workers
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -95,9 +97,10 @@ def fit(root: Path, cells: HeartbeatFile, notice_after: int | None, options: dic
         **options,
     )
     validation = DataLoader(Numbers(), batch_size=25) if "val_check_interval" in options else None
+    shuffle = not root.name.startswith(NOT_SHUFFLED)
     try:
         trainer.fit(
-            model, DataLoader(Numbers(), batch_size=4, shuffle=True), validation, ckpt_path=checkpoint
+            model, DataLoader(Numbers(), batch_size=4, shuffle=shuffle), validation, ckpt_path=checkpoint
         )
     finally:
         weights = [value.hex() for parameter in model.parameters() for value in parameter.flatten().tolist()]

@@ -11,7 +11,7 @@ import pytest
 from tests.client.support import run_script
 
 SCRIPT = Path(__file__).parent / "lightning_interrupted.py"
-CHECKED = ("epochs", "accumulating", "from-last")
+CHECKED = ("epochs", "accumulating", "in-order", "from-last")
 OTHERS = ("steps", "validating", "saved-by-a-thread")
 """Kinds for `make prove`: they are left and resumed by the same code as those that `make test` checks."""
 
@@ -51,6 +51,11 @@ def test_the_weights_are_bit_identical_to_those_of_an_uninterrupted_training(tra
 def test_every_batch_is_used_once(training: Any) -> None:
     for left, resumed in training["parts"]:
         assert left["batches"] + resumed["batches"] == training["whole"]["batches"]
+
+
+def test_one_worker_uses_samples_that_are_not_shuffled_in_their_order(trainings: Any) -> None:
+    batches = trainings["in-order"]["whole"]["batches"]
+    assert [one for _, _, ids in batches for one in ids] == 2 * [*range(50)]
 
 
 def test_training_is_left_within_an_epoch_and_between_two(trainings: Any) -> None:

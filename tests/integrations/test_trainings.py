@@ -67,10 +67,6 @@ CHECKED_REPEATED = {
 }
 """Both frameworks decide by the same code (`integrations/trainings.py`); one has representatives."""
 
-OTHER_ORDER = ("lightning",)
-"""On a single worker, an epoch that is continued has other samples than without the crash: the script's sampler draws
-them. test_lightning.py checks the samples and weights of several workers."""
-
 ENDED = "a training of this run has ended in"
 SEVERAL = "a process of this run has begun several trainings in"
 ANOTHER = "in the training that was interrupted in"
@@ -128,8 +124,7 @@ def test_a_training_is_continued_if_it_is_certainly_the_same_and_no_other(
         assert worker.of(script) == plain.of(script), script
         assert worker.steps(script) == plain.steps(script), script
     for script in continued:
-        if framework not in OTHER_ORDER:
-            assert worker.of(script) == plain.of(script), script
+        assert worker.of(script) == plain.of(script), script
         for training, (steps, _) in CONTINUED[script].items():
             assert worker.count(script, training) == steps, training
     told = [line for line in done.output.splitlines() if "training starts as the script says, not" in line]
@@ -168,8 +163,7 @@ def test_a_training_that_may_be_another_starts_as_the_script_says(runs: Runs) ->
 def test_a_training_that_is_certainly_the_same_is_continued_as_if_uninterrupted(runs: Runs) -> None:
     for script, trainings in CONTINUED.items():
         agent, whole = runs.agent, runs.whole
-        if runs.framework not in OTHER_ORDER:
-            assert agent.of(script) == whole.of(script) == runs.plain.of(script), script
+        assert agent.of(script) == whole.of(script) == runs.plain.of(script), script
         for training, counts in trainings.items():
             found = agent.count(script, training), whole.count(script, training)
             assert found == counts, (script, training)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.integrations.transformers import private_names
-from elastic_agent.workers.guard.spawn import with_startup_hook
+from elastic_agent.workers.guard.cold import with_startup_hook
 from tests.client.support import AGENT_ENVIRONMENT, launched, run_script
 
 COLD = """

@@ -82,6 +82,12 @@ def test_what_does_not_apply_is_not_sent() -> None:
     assert [option for option in options if "None" in option] == []
 
 
+def test_a_host_that_is_slow_to_start_comes_into_the_first_world_unless_the_user_says_otherwise() -> None:
+    assert "--settle=20" in told("--hosts", "lab1,lab2")
+    given = told("--hosts", "lab1,lab2", "--settle", "3")
+    assert [option for option in given if "settle" in option] == ["--settle=3"]
+
+
 def test_what_the_user_says_goes_to_every_host() -> None:
     options = told(
         "--hosts=lab1,lab2", "--nnodes", "2", "--rdzv-endpoint", "head:1", "-t", "3", "--finish-once"
@@ -184,7 +190,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.mark.system
 def test_a_run_outlives_its_terminal(desk: Desk) -> None:
-    first = desk.start("lab1,lab2:2,away")
+    first = desk.start("lab1,lab2:2,away", "--settle=1")
     desk.wait_said("lab1: worker 0 of 3 trains", "lab2: worker 1 of 3 trains", "lab2: worker 2 of 3 trains")
     assert "elastic-agent: away cannot be reached: ssh: connect to host away port 22: No route" in desk.said()
     assert "Welcome" not in desk.said()
@@ -217,6 +223,8 @@ def test_a_run_outlives_the_reader_of_its_output(desk: Desk) -> None:
 def test_ctrl_c_stops_the_run_on_all_hosts(desk: Desk) -> None:
     process = desk.start("lab1,lab2")
     desk.wait_said("lab1: worker 0 of 2 trains \u2713", "lab2: worker 1 of 2 trains \u2713")
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in desk.processes()]
+    assert sum(b"--settle=20" in words for words in commands) == 2
     process.send_signal(signal.SIGINT)
     assert process.wait(GUARD_S) == ExitCode.STOPPED, desk.said()
     assert all(f"worker {rank} of 2 has saved" in desk.said() for rank in range(2))

@@ -293,6 +293,25 @@ def test_a_node_that_does_not_start_its_workers_in_time_is_named_and_costs_no_re
     assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 2), ["a", "b", "c"], 0)
 
 
+def test_a_node_that_started_late_twice_in_a_row_joins_when_the_others_have_made_progress() -> None:
+    table = running("a", "b", "c")
+    fails(table, "a")
+    table.all_say(State.READY, "a", "b", "c")
+    for nodes in (["a", "b", "c"], ["a", "b"]):
+        table.all_say(State.RUNNING, "a", "b")
+        table.wait(table.rules.start_timeout_s)
+        assert table.plan.phase is FORMING
+        table.all_say(State.READY, "a", "b", "c")
+        assert (table.plan.phase, table.world) == (RUNNING, nodes)
+    table.all_say(State.RUNNING, "a", "b")
+    table.wait(PROGRESS_S - STEP_S)
+    assert table.stand == (RUNNING, 4)
+    table.wait(STEP_S)
+    assert (table.plan.phase, table.plan.losses, table.plan.start_failures) == (FORMING, {}, {})
+    table.all_say(State.READY, "a", "b", "c")
+    assert table.world == ["a", "b", "c"]
+
+
 def test_a_run_of_which_no_node_ever_starts_in_time_ends_when_its_restarts_are_used() -> None:
     table = running("a", slots=200, rules=policy(min_nodes=1, max_nodes=1, max_restarts=1))
     charged = []
@@ -391,7 +410,7 @@ def test_a_node_whose_start_fails_twice_in_a_row_is_left_out_while_min_remain() 
         fail_and_reform(table, "c", "a", "b", "c", failure=NO_START)
         assert (table.stand, table.world, table.plan.charged) == ((RUNNING, generation), nodes, 0)
     table.all_say(State.RUNNING, "a", "b")
-    table.wait(4 * SETTLE_S)
+    table.wait(2 * PROGRESS_S)
     assert table.stand == (RUNNING, 3), "nor is it admitted later"
 
 
@@ -430,34 +449,77 @@ def test_an_unreachable_bootstrap_store_is_replaced_and_not_charged() -> None:
 NO_PORT = Failure(FailureKind.BOOTSTRAP, "a has no port")
 
 
+def test_a_node_without_a_bootstrap_store_takes_a_seat_beside_one_that_offers_it() -> None:
+    table = Table(policy(min_nodes=2, max_nodes=2))
+    table.comes("a", bootstrap=None, failure=NO_PORT)
+    table.comes("b")
+    assert table.plan.world is not None
+    assert (table.stand, table.world, table.plan.world.bootstrap_node) == ((RUNNING, 1), ["a", "b"], "b")
+
+
+def test_a_node_without_a_bootstrap_store_joins_a_running_world_with_one_restart() -> None:
+    table = running("a", "b", rules=policy(max_nodes=4))
+    table.comes("c", bootstrap=None, failure=NO_PORT)
+    table.wait(SETTLE_S)
+    assert (table.stand, table.plan.joining) == ((FORMING, 2), ("c",))
+    table.says("c", State.READY, bootstrap=None, failure=NO_PORT)
+    table.all_say(State.READY, "a", "b")
+    assert (table.stand, table.world) == ((RUNNING, 2), ["a", "b", "c"])
+    table.all_say(State.RUNNING, "a", "b", "c")
+    table.wait(2 * PROGRESS_S)
+    assert (table.stand, table.plan.losses) == ((RUNNING, 2), {})
+
+
 @pytest.mark.parametrize("offered", [False, True])
-def test_a_node_without_a_bootstrap_store_is_waited_for_with_its_reason_until_join_timeout(
+def test_without_a_bootstrap_store_the_run_waits_with_the_reason_and_fails_after_join_timeout(
     offered: bool,
 ) -> None:
     table = Table()
+    table.wait(5.0)
     for node in "ab":
         table.comes(node, bootstrap=None, failure=NO_PORT if node == "a" else None)
-    table.wait(table.rules.join_timeout_s - STEP_S)
+    enough_s = table.now_s
+    table.wait(SETTLE_S)
     assert table.stand == (FORMING, 1)
-    assert table.last.reason == "waiting for 2 more nodes (at least 2 required); joined: none; a has no port"
+    assert table.last.reason == "waiting for a node that can offer a bootstrap store: a has no port"
+    assert table.last.wake_s <= enough_s + table.rules.join_timeout_s
+    table.wait(table.rules.join_timeout_s - SETTLE_S - STEP_S)
+    assert table.stand == (FORMING, 1)
     if offered:  # at the last moment
-        for node in "ab":
-            table.says(node, State.READY, bootstrap=Address(f"{node}.example", 29500))
-        table.wait(SETTLE_S)
-        assert table.stand == (RUNNING, 1)
+        table.says("b", State.READY, bootstrap=Address("b.example", 29500))
+        assert table.plan.world is not None
+        assert (table.stand, table.plan.world.bootstrap_node) == ((RUNNING, 1), "b")
         return
     table.wait(STEP_S)
     assert table.stand == (FAILED, 1)
-    assert "joined within 60 s (none; a has no port)" in table.plan.reason
+    assert table.plan.reason == "no node could offer a bootstrap store within 60 s: a has no port"
+    assert table.plan.failure is not None
+    assert table.plan.failure.kind is FailureKind.BOOTSTRAP
 
 
-def test_a_node_without_a_bootstrap_store_is_replaced_by_a_standby_node() -> None:
+def test_a_standby_node_with_a_bootstrap_store_joins_if_no_participant_offers_one() -> None:
     table = running("a", "b", rules=policy(max_nodes=2))
     table.comes("c")
     fails(table, "a")
     table.says("a", State.READY, bootstrap=None, failure=NO_PORT)
-    table.all_say(State.READY, "c", "b")
-    assert (table.stand, table.world) == ((RUNNING, 2), ["b", "c"])
+    table.says("c", State.READY)
+    table.says("b", State.READY, bootstrap=None, failure=NO_PORT)
+    assert table.plan.world is not None
+    assert (table.stand, table.world, table.plan.world.bootstrap_node) == ((RUNNING, 2), ["a", "c"], "c")
+
+
+def test_a_node_that_failed_to_start_twice_hosts_the_bootstrap_store_where_no_other_node_can() -> None:
+    table = running("a", "b", rules=policy(max_restarts=1, min_nodes=1))
+    for _ in range(2):
+        fail_and_reform(table, "b", "a", "b", failure=NO_START)
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 3), ["a"], 0)
+    fails(table, "a")
+    table.says("b", State.READY)
+    table.says("a", State.READY, bootstrap=None, failure=NO_PORT)
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 4), ["b"], 1)
+    fail_and_reform(table, "b", "b", failure=NO_START)
+    table.says("a", State.READY, bootstrap=None, failure=NO_PORT)
+    assert table.stand == (FAILED, 5), "its failed starts count now"
 
 
 def test_a_node_that_was_lost_twice_in_a_row_joins_when_the_others_have_made_progress() -> None:

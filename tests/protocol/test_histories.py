@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from elastic_agent.protocol.records import Phase, Plan, State
-from tests.protocol.support import MARGIN_S, STEP_S, TTL_S, Table, on_disk, plan, policy, settled, world
+from tests.protocol.support import (
+    CRASH,
+    MARGIN_S,
+    STEP_S,
+    TTL_S,
+    Table,
+    on_disk,
+    plan,
+    policy,
+    settled,
+    world,
+)
 
 SEALED = on_disk(8, world(8, "a-1", "b-1", "c-1"), 1, ("a", "b", "c"))
 FORMING = on_disk(8, world(7, "a-1", "b-1"), 1, ("a", "b"))
@@ -53,6 +64,22 @@ def test_a_finished_run_is_not_restarted_by_a_higher_generation() -> None:
 
 
 # -- two runs of one name -----------------------------------------------------------------------
+
+
+def test_a_settled_history_of_an_earlier_generation_forms_no_other_one() -> None:
+    """No worker of it is left, whatever the record of the node that reports it contains."""
+    table = Table()
+    table.comes("a")
+    table.comes("c")
+    table.wait(2 * TTL_S)
+    table.all_say(State.RUNNING, "a", "c")
+    table.says("a", State.FAILED, failure=CRASH)
+    assert table.stand == (Phase.FORMING, 2)
+    told = settled(on_disk(1, world(1, "b-1"), outcome=Phase.FINISHED))
+    table.comes("b", generation=0, state=State.RUNNING, history=told)
+    assert table.stand == (Phase.FORMING, 2)
+    table.all_say(State.READY, "a", "c", "b")
+    assert (table.stand, table.world) == ((Phase.RUNNING, 2), ["a", "c", "b"])
 
 
 def test_a_run_is_not_over_while_a_lost_node_may_still_train() -> None:

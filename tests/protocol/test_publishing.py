@@ -6,6 +6,7 @@ import pytest
 
 from elastic_agent.protocol.codec import (
     MAX_PLAN_BYTES,
+    MAX_REPORTED_GENERATION,
     RecordError,
     check_whole,
     decode,
@@ -19,6 +20,7 @@ from elastic_agent.protocol.records import (
     Plan,
     State,
 )
+from elastic_agent.transport.record_reader import RecordReader
 from tests.protocol.support import SETTLE_S, TTL_S, Table, member, on_disk, plan, policy, running, world
 
 FORMING, RUNNING, FAILED = Phase.FORMING, Phase.RUNNING, Phase.FAILED
@@ -93,3 +95,22 @@ def test_a_world_later_than_its_record_is_refused() -> None:
     for record in (on_disk(2, world(3, "a-1")), member("a", history=on_disk(2, world(3, "a-1")))):
         with pytest.raises(RecordError, match="plan of generation 2 with the world of a later one"):
             decode(type(record), encode(record))
+
+
+def test_an_impossible_generation_in_a_record_is_reported_and_ignored() -> None:
+    told = on_disk(MAX_REPORTED_GENERATION + 1, world(3, "b-1"))
+    rejected: list[str] = []
+    reader = RecordReader("run/", rejected.append)
+    seen = reader.member("a-1", encode(member("a", history=told)))
+    assert seen == member("a")
+    assert len(rejected) == 1
+    assert "run/m/a-1: reports generation" in rejected[0]
+    assert reader.member("a-1", encode(member("a", history=told))) == seen
+    assert len(rejected) == 1, "once is enough"
+
+
+def test_the_next_generation_after_the_maximum_can_be_published() -> None:
+    table = running("a", "b")
+    table.comes("c", history=on_disk(MAX_REPORTED_GENERATION, world(MAX_REPORTED_GENERATION, "c-1")))
+    assert table.stand == (FORMING, MAX_REPORTED_GENERATION + 1)
+    assert decode(Plan, encode(table.plan)) == table.plan

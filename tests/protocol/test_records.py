@@ -20,6 +20,7 @@ from elastic_agent.protocol.records import (
     Phase,
     Plan,
     Policy,
+    Refusal,
     Seat,
     World,
 )
@@ -165,3 +166,15 @@ def test_a_renewal_increments_the_beat_and_a_revocation_is_final() -> None:
 def test_an_address_is_formatted_so_that_it_can_be_dialled() -> None:
     assert str(Address("10.0.0.1", 80)) == "10.0.0.1:80"
     assert str(Address("fe80::1", 80)) == "[fe80::1]:80"
+
+
+def test_a_member_record_holds_the_history_of_a_run_of_2000_nodes() -> None:
+    world_of_many = world(7, *(f"gpunode{number:04}-1a2b3c4d" for number in range(2000)))
+    order = tuple(seat.node_id for seat in world_of_many.seats)
+    running = plan(Phase.RUNNING, 7, 1, world=world_of_many, order=order)
+    known = running.forming("lost", refused={"x-1": Refusal("x" * 512)}, acknowledged={"x-1": 1})
+    told = member("a", history=known.as_history)
+    assert decode(Member, encode(told)) == told
+    assert (known.as_history.rank, known.as_history.world) == (known.rank, world_of_many)
+    with pytest.raises(RecordError, match="at most"):
+        decode(Member, encode(member("a", history=known)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Collection, Generator
 from typing import Any, cast
@@ -24,6 +25,7 @@ from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport.base import Snapshot
 from elastic_agent.transport.coordinator_records import CoordinatorRecords
+from tests.protocol.support import on_disk, world
 
 LEASE_S = 10.0
 RULES = Policy(min_nodes=1, max_nodes=2, lease_ttl_s=LEASE_S, settle_s=0.5, fence_margin_s=1.0)
@@ -82,7 +84,7 @@ class Store:
 class Run(Store):
     """A driver, and the store and the disk that it uses."""
 
-    def __init__(self) -> None:
+    def __init__(self, store_age_s: float = math.inf) -> None:
         super().__init__()
         self.now_s = 1000.0
         self.waits_until_s: float | None = None
@@ -95,6 +97,7 @@ class Run(Store):
             lambda: self.now_s,
             structlog.get_logger(),
             keep_over_s=60.0,
+            store_born_s=self.now_s - store_age_s,
         )
         self._life = self.driver.coordinate()
         self.resume(None)
@@ -151,6 +154,18 @@ def test_a_hint_causes_the_read_of_one_record_only(run: Run) -> None:
     run.come("b")
     run.resume(["b-1"])
     assert [args for name, *args in run.asked if name == "read"] == [[["b-1"]]]
+
+
+def test_the_first_plan_includes_a_node_that_registered_at_the_last_moment() -> None:
+    """The hint of that is still on its way, and it may run what no other node knows of."""
+    run = Run(store_age_s=LEASE_S + RULES.fence_margin_s - 0.3)
+    run.resume([run.come("c")])
+    assert run.plan is None
+    known = on_disk(3, world(3, "a-1"), order=("a",))
+    run.come("a", state=State.RUNNING, generation=3, history=known)
+    while run.plan is None:
+        run.wait()
+    assert (run.plan.phase, run.plan.generation) == (Phase.RUNNING, 3), run.plan.reason
 
 
 def test_a_pause_of_the_coordinator_does_not_use_up_the_time_to_join(run: Run) -> None:

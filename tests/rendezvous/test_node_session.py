@@ -73,7 +73,7 @@ class Connection(Handle):
 
     async def read_plan(self) -> Plan:
         await self._ask("read_plan")
-        return plan(Phase.RUNNING, WORLD.generation, 1, world=WORLD)
+        return self._node.stored
 
     async def write(self, member: Member) -> None:
         await self._ask("write", member)
@@ -104,6 +104,8 @@ class Node(SimulatedWaits):
         """The error with which the store refuses renewals; empty: it takes them."""
         self.lease: Lease | None = None
         """In the store."""
+        self.stored = plan(Phase.RUNNING, WORLD.generation, 1, world=WORLD)
+        """The plan there."""
         machine = Machine(Kernel(0), "m", 0.0)
         super().__init__(machine, machine.process("agent"))
         self.hangs = hangs
@@ -310,6 +312,19 @@ def test_an_outdated_world_is_not_started_although_its_bootstrap_store_answers()
     node.session.prepare(WORLD)
     node.go_on(0.1)
     assert len(node.times_of(events.Prepared)) == 1
+
+
+@pytest.mark.parametrize("phase", [Phase.FORMING, Phase.RUNNING])
+def test_no_worker_starts_if_the_plan_has_moved_on_since_the_world_was_to_be_prepared(phase: Phase) -> None:
+    node = Node()
+    node.go_on(0.1)
+    generation = WORLD.generation + 1
+    node.stored = plan(phase, generation, 2, world=world(generation, "a-1"))
+    node.session.prepare(WORLD)
+    node.go_on(LEASE_S)
+    assert ("read_plan",) in node.requests
+    assert ("dial", WORLD.bootstrap) not in node.requests
+    assert not node.times_of(events.Prepared)
 
 
 def test_a_closed_session_closes_its_connections_and_bootstrap_stores() -> None:

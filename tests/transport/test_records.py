@@ -257,6 +257,46 @@ def test_a_bell_that_did_not_ring_costs_a_node_its_patience_alone(scene: Scene) 
     assert waiting.result(PATIENCE_S) == plan(3)
 
 
+def waits_of(node: Blocking, monkeypatch: pytest.MonkeyPatch, *, woken_at_first: bool) -> list[str]:
+    """The keys for which this node waits from now on; the first wait may end at once."""
+    table, waited = node.records._table, list[str]()
+    wait = table.wait
+
+    async def recorded(key: str, timeout_s: float) -> bool:
+        waited.append(key)
+        return (woken_at_first and len(waited) == 1) or await wait(key, timeout_s)
+
+    monkeypatch.setattr(table, "wait", recorded)
+    return waited
+
+
+def test_a_node_that_is_woken_without_a_plan_misses_no_bell(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by etcd, when it has compacted the revisions that were watched."""
+    coordinator, node = scene.coordinator(), scene.node()
+    waited = waits_of(node, monkeypatch, woken_at_first=True)
+    waiting = beside(lambda: node.next_plan(0, 10 * PATIENCE_S))
+    wait_for("the second wait", lambda: len(waited) == 2)
+    coordinator.publish(plan(1))
+    assert waiting.result(PATIENCE_S) == plan(1)
+    assert len(set(waited)) == 1
+
+
+def test_a_bell_that_rang_for_no_plan_wakes_a_node_once(
+    c10d_scene: C10dScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, node = c10d_scene.coordinator(), c10d_scene.node()
+    c10d_scene.stranger().set(f"{c10d_scene.root()}/bell/1", b"1")
+    waited = waits_of(node, monkeypatch, woken_at_first=False)
+    waiting = beside(lambda: node.next_plan(0, 10 * PATIENCE_S))
+    wait_for("the second wait", lambda: len(waited) == 2)
+    coordinator.publish(plan(1))
+    coordinator.publish(plan(2))
+    assert waiting.result(PATIENCE_S) == plan(2)
+    assert [key[-1] for key in waited] == ["1", "2"]
+
+
 def test_a_former_coordinator_cannot_publish_an_old_version(scene: Scene) -> None:
     coordinator = scene.coordinator()
     for version in range(1, 41):

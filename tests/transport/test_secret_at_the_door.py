@@ -9,7 +9,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 
 import pytest
@@ -133,12 +133,47 @@ def test_values_of_any_size_arrive() -> None:
             assert client.read(["key"]) == {"key": b"x" * size}
 
 
-def test_a_client_that_says_nothing_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_relay, "HANDSHAKE_S", 0.2)
-    with served(OURS) as endpoint, socket.create_connection((endpoint.host, endpoint.port)) as silent:
-        silent.settimeout(PATIENCE_S)
-        assert silent.recv(1) == b""
+@pytest.mark.parametrize(("limit", "value", "silent"), [("HANDSHAKE_S", 0.2, 1), ("MOST_UNPROVEN", 2, 3)])
+def test_clients_that_say_nothing_are_closed_in_time_and_make_room_for_others(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: float, silent: int
+) -> None:
+    monkeypatch.setattr(store_relay, limit, value)
+    with served(OURS) as endpoint, ExitStack() as opened:
+        address = endpoint.host, endpoint.port
+        oldest, *_ = [opened.enter_context(socket.create_connection(address)) for _ in range(silent)]
+        oldest.settimeout(PATIENCE_S)
+        assert oldest.recv(1) == b""
         dial(endpoint, OURS)
+
+
+def test_an_agent_that_gave_up_on_a_stopped_host_and_looks_without_the_secret_is_not_reported() -> None:
+    """It has the secret; the host goes on while it looks whether the store has none."""
+
+    def answer_late(listener: socket.socket, endpoint: Endpoint) -> None:
+        sent = b""
+        with listener.accept()[0] as agent:
+            while data := agent.recv(65536):
+                sent += data
+        with (
+            listener.accept()[0] as look,
+            socket.create_connection((endpoint.host, endpoint.port)) as server,
+        ):
+            server.sendall(sent)
+            server.shutdown(socket.SHUT_WR)
+            with suppress(OSError):
+                while server.recv(65536):
+                    pass
+            with suppress(OSError):
+                answer_from(endpoint, look)
+
+    with capture_logs() as logs, served(OURS) as endpoint, socket.create_server(("127.0.0.1", 0)) as listener:
+        stopped = Endpoint("127.0.0.1", listener.getsockname()[1])
+        thread = threading.Thread(target=answer_late, args=(listener, endpoint), daemon=True)
+        thread.start()
+        with pytest.raises(UnreachableError):
+            in_loop(c10d.dial(stopped, "run", 1.0, OURS))
+        thread.join(PATIENCE_S)
+    assert [line for line in logs if line["log_level"] == "warning"] == []
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 1, 200])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import socket
 import ssl
@@ -10,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from elastic_agent.monitoring.status import RunStatus
-from elastic_agent.transport import Secret
-from elastic_agent.web.server import Runs
+from elastic_agent.transport import Secret, peers
+from elastic_agent.values import Endpoint
+from elastic_agent.web.server import Runs, open_status_page
 from tests.other_users import OTHER_UID, is_refused, needs_other_users, run_as
 from tests.waiting import GUARD_S
 from tests.web.pages import serving
@@ -105,3 +108,24 @@ def test_in_a_run_without_a_secret_other_users_read_the_page_and_no_output() -> 
         shown = [run_as(OTHER_UID, GET, port, request.hex()) for request in (REQUEST, OUTPUT)]
         assert ["200 OK" in shown[0], "403 Forbidden" in shown[1], "epoch" in shown[1]] == [True, True, False]
         assert b"epoch 1" in read(int(port), None, OUTPUT)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_page_that_has_to_refuse_everyone_says_so_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """inet_diag is a module of the kernel that may be missing: then all sockets are unknown."""
+    if not is_told:
+        monkeypatch.setattr(peers, "_owner", lambda *_: None)
+
+    async def open_and_close() -> None:
+        page = open_status_page(Endpoint("127.0.0.1", 0), ONE_RUN, OURS)
+        assert page is not None
+        page.close()
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(open_and_close())
+    (line,) = logs
+    assert (line["log_level"], "modprobe tcp_diag" in line["event"]) == (("warning", True), ("info", False))[
+        is_told
+    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers.guard.spawn import with_startup_hook
+from elastic_agent.workers.guard.cold import with_startup_hook
 
 SCRIPT = """
 import json, os, subprocess, sys

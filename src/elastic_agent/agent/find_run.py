@@ -150,10 +150,11 @@ async def _claim_run(node: LocalNode, run_id: str, waits: Callable[[], None]) ->
 
 def _refused(node: LocalNode, run_id: str, refusal: OtherRunError, command: str) -> UsageError:
     settings = node.settings
+    if_dead = f"if that machine is dead, remove {node.folder(run_id) / CLAIM_FILE}"
     if refusal.is_earlier_life:
         return UsageError(
             f"an earlier start of job {node.job.scheduled} still runs at {refusal} after {settings.join_timeout:g} s "
-            "(--join-timeout); end its agents, then requeue the job"
+            f"(--join-timeout); end its agents, then requeue the job; {if_dead}"
         )
     if isinstance(refusal, OtherCommandError):
         return UsageError(
@@ -162,6 +163,5 @@ def _refused(node: LocalNode, run_id: str, refusal: OtherRunError, command: str)
         )
     return UsageError(
         f"run {run_id} is already running at {refusal}, and its agents use the same state directory, "
-        f"{settings.state_dir}; give this run another --rdzv-id, or its agents another --state-dir; if that machine "
-        f"is dead, remove {node.folder(run_id) / CLAIM_FILE}"
+        f"{settings.state_dir}; give this run another --rdzv-id, or its agents another --state-dir; {if_dead}"
     )

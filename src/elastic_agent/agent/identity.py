@@ -33,6 +33,9 @@ MAX_AGENTS_PER_MACHINE = 256
 KEPT_RUNS = 200
 """The node-id locks of this many runs are kept, the newest, and those of all that are in progress."""
 
+LOCK_ATTEMPTS = 100
+"""An agent that sweeps may remove the file that is to be locked, but hardly so often."""
+
 _RECORD_BYTES = 4096
 
 _BESIDE = (
@@ -143,10 +146,16 @@ def acquire_node_id(
 
 def open_lock(path: Path) -> int:
     """Open a lock file, and make it and its folder if need be; they may be swept at any time. Raises OSError."""
-    while True:
+    for _ in range(LOCK_ATTEMPTS):
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # the folder was swept in between
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    raise removed_again(path)
+
+
+def removed_again(path: Path) -> FileNotFoundError:
+    """Return the error of a file that cannot be locked; on some file systems a file's inode number changes."""
+    return FileNotFoundError(errno.ENOENT, "the file is removed again as soon as it is created", str(path))
 
 
 def is_lockable(handle: int, how: int) -> bool:
@@ -161,20 +170,20 @@ def is_lockable(handle: int, how: int) -> bool:
 
 
 def _lock(path: Path) -> int | None:
-    while True:
+    for _ in range(LOCK_ATTEMPTS):
         handle = open_lock(path)
         is_locked = False
         try:
             if not is_lockable(handle, fcntl.LOCK_EX):
                 return None
-            is_locked = is_at(
-                handle, path
-            )  # else it was removed in between: no other agent would find this lock
+            # Else it was removed in between: no other agent would find this lock.
+            is_locked = is_at(handle, path)
             if is_locked:
                 return handle
         finally:
             if not is_locked:
                 os.close(handle)
+    raise removed_again(path)
 
 
 def _holder(handle: int) -> Holder | None:

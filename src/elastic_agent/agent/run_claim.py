@@ -23,7 +23,7 @@ from elastic_agent.protocol import Job
 from elastic_agent.transport import TransportError, is_local, is_loopback_name, resolve
 from elastic_agent.values import Endpoint
 
-from .identity import is_lockable, open_lock
+from .identity import LOCK_ATTEMPTS, is_lockable, open_lock, removed_again
 
 CLAIM_FILE = "=endpoint.lock"
 """No node can have this name; swept with the locks of the run's nodes."""
@@ -79,7 +79,7 @@ class Claim(msgspec.Struct, frozen=True):
             OSError: the folder cannot be written.
         """
         path = folder / CLAIM_FILE
-        while True:
+        for _ in range(LOCK_ATTEMPTS):
             handle = open_lock(path)
             try:
                 found = self._share(handle)
@@ -93,6 +93,7 @@ class Claim(msgspec.Struct, frozen=True):
                     return os.dup(handle)
             finally:
                 os.close(handle)
+        raise removed_again(path)
 
     def _share(self, handle: int) -> Claim | None:
         """Share the lock and return what the file says; None while another agent writes it.

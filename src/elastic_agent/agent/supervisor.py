@@ -94,7 +94,6 @@ class Supervisor:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
         """Futures of commands that wait for a plan, with their conditions."""
-        """How many commands wait for the end of the run on every node."""
         self._noticed: int | None = None
         """The generation whose workers last got a notice to save and exit."""
         self._last_failure: Failure | None = None

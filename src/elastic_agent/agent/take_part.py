@@ -77,7 +77,7 @@ async def _take_part_as(node: LocalNode, run: FoundRun, lock: NodeIdLock) -> End
         node.settings.lease_ttl,
         node.settings.local_addr,
     )
-    session.history = history
+    session.history = history.as_history if history is not None else None
     async with AsyncExitStack() as closing:
         collectives = Collectives(lambda slots: observer.training.warn_of_copies(slots))
         collectives.open()

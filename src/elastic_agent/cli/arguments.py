@@ -62,7 +62,9 @@ class CommandParser(Parser):
             UsageError: an option is unknown or has no value or a wrong one, or there are too many words.
         """
         if any(word in ("-h", "--help") for word in argv):
-            raise HelpRequested(self._page)
+            requested = HelpRequested(self._page)
+            requested.options = (*self._options,)
+            raise requested
         try:
             found, rest = self.parse_known_intermixed_args(argv)
         except ArgumentError as error:

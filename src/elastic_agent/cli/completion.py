@@ -61,24 +61,28 @@ def completion(argv: Sequence[str]) -> int:
     return ExitCode.FINISHED
 
 
-def _options(name: str) -> list[str]:
-    """Return the options that the command's page describes, and those of ``run`` if it has them, too."""
-    page, of_run = "", [spec.flag for spec in specs()]
+def _options(name: str) -> dict[str, str]:
+    """Return the options of a command, each with what its page says of it, and those of ``run`` if it has them, too."""
+    of_run = {spec.flag: re.split(r"(?<=\.) ", spec.help)[0] for spec in specs()}
+    page, accepted = "", tuple[str, ...]()
     try:
         load_command(name)(["--help"])
     except HelpRequested as requested:
-        page = "".join(requested.args)
-    own = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", page, re.MULTILINE)
-    return ["--help", *(of_run if not page or "OPTIONS OF RUN" in page else []), *own]
+        page, accepted = "".join(requested.args), requested.options
+    own = dict.fromkeys(accepted, "")
+    described = r"^  (?:(-\w), )?(--[a-z-]+)(?:(?: \S+)? {2,}(.*))?"
+    for short, option, text in re.findall(described, page, re.MULTILINE):
+        own |= dict.fromkeys(filter(None, (short, option)), text)
+    return {"--help": "", **(of_run if not page or "OPTIONS OF RUN" in page else {}), **own}
 
 
-def _bash(options: dict[str, list[str]], head: str) -> str:
+def _bash(options: dict[str, dict[str, str]], head: str) -> str:
     patterns = {**{name: own for name, own in options.items() if name != "run"}, "*": options["run"]}
     cases = "\n".join(f'    {name}) options="{" ".join(own)}" ;;' for name, own in patterns.items())
     return head + _BASH % {"commands": " ".join(COMMANDS), "cases": cases}
 
 
-def _fish(options: dict[str, list[str]]) -> str:
+def _fish(options: dict[str, dict[str, str]]) -> str:
     lines = []
     for name, own in options.items():
         summary = shlex.quote(COMMANDS[name][2])
@@ -86,5 +90,9 @@ def _fish(options: dict[str, list[str]]) -> str:
         seen = f"__fish_seen_subcommand_from {name}"
         if name == "run":
             seen = f"not __fish_seen_subcommand_from {' '.join(other for other in options if other != name)}"
-        lines += [f"complete -c elastic-agent -n {shlex.quote(seen)} -l {option[2:]}" for option in own]
+        for option, text in own.items():
+            word, told = option.lstrip("-"), f" -d {shlex.quote(text)}" if text else ""
+            lines.append(
+                f"complete -c elastic-agent -n {shlex.quote(seen)} -{'l' if word[1:] else 's'} {word}{told}"
+            )
     return "\n".join(lines) + "\n"

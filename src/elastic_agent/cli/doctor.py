@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,6 +52,8 @@ Exit codes
   70     internal error of elastic-agent: please report it"""
 
 _JSON, _ALONE, _PATHS, _WAIT = "--json", "--alone", "--paths", "--wait"
+_STOPPED = (ExitCode.STOPPED, ExitCode.DRAINED, ExitCode.INTERRUPTED)
+"""How the agent ends after Ctrl-C."""
 _WAIT_TIME = seconds(0, above=True, most=86400)
 
 
@@ -105,7 +108,7 @@ def _examine(line: CommandLine, wait_s: float, resolved: Resolved, script_error:
 
 
 def _examine_together(request: Request, local: Local, paths: tuple[str, ...], wait_s: float) -> Report:
-    """Start a run with a probe on each machine."""
+    """Start a run with a probe on each machine; raises KeyboardInterrupt if it was stopped."""
     from elastic_agent.doctor.together import doctor_settings, read_report, report_failed_join, write_task
     from elastic_agent.launch_outcome import LaunchOutcome
 
@@ -116,7 +119,11 @@ def _examine_together(request: Request, local: Local, paths: tuple[str, ...], wa
         try:
             code = start_agent(Resolved(doctor_settings(request.settings, wait_s, folder), {}))
         except UsageError as refusal:
-            return report_failed_join(local, ExitCode.FAILED, str(refusal))
+            return report_failed_join(local, ExitCode.FAILED, str(refusal), wait_s)
         outcome = LaunchOutcome.read(folder)
+        reason = outcome.reason if outcome is not None else ""
         report = read_report(folder, wait_s)
-        return report or report_failed_join(local, code, outcome.reason if outcome is not None else "")
+        if report is None and code in _STOPPED:
+            print(f"elastic-agent doctor: stopped: {reason}", file=sys.stderr, flush=True)
+            raise KeyboardInterrupt
+        return report or report_failed_join(local, code, reason, wait_s)

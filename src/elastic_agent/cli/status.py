@@ -197,10 +197,11 @@ def _find(command: str, given: Namespace) -> list[Found]:
     saved = saved_statuses(given.state_dir, given.run)
     if not saved:
         others = [*dict.fromkeys(escaped(run.run_id) for run in saved_statuses(given.state_dir))]
-        have = f"; it has those of {', '.join(others[:SHOWN_RUNS])}" if others else ""
+        have = f"; there are saved statuses of {', '.join(others[:SHOWN_RUNS])}" if others else ""
+        which = " of that run" if given.run else ""
         raise UsageError(
-            f"{command}: {asyncio.run(no_agent(given))}, and no saved status of it in {given.state_dir} "
-            f"(--state-dir){have}; {HOW_TO_ASK}"
+            f"{command}: {asyncio.run(no_agent(given))}, and no saved status{which} in {given.state_dir} "
+            f"(--state-dir); {HOW_TO_ASK}{have}"
         )
     return [Found(saved[0], is_saved=True)]
 

@@ -35,6 +35,9 @@ class MissingScriptError(UsageError):
 class HelpRequested(Exception):  # noqa: N818 - not an error
     """The command line has ``--help`` or ``-h``; the argument is the command's page, if it has its own."""
 
+    options: tuple[str, ...] = ()
+    """Those that the command's parser accepts, if it has its own."""
+
 
 class ShortHelpRequested(HelpRequested):
     """The command line has ``-h``."""

@@ -28,6 +28,12 @@ RUN_ID = "elastic-agent-doctor"
 """In etcd, where every run has a name."""
 _KEPT = {field.name for field in fields(RendezvousSettings)} | {"node_id", "local_addr", "log_format"}
 """Settings of the examined run with which the machines meet; all others have their defaults."""
+_COME = (
+    "run the same command on the others too; where it already runs, its output tells why that machine does not reach "
+    "the endpoint"
+)
+SETTLE_S = 15.0
+"""How long to wait for more machines, if the run may have fewer than the most."""
 
 
 def doctor_settings(settings: Settings, wait_s: float, folder: Path) -> Settings:
@@ -36,19 +42,24 @@ def doctor_settings(settings: Settings, wait_s: float, folder: Path) -> Settings
     Args:
         settings: of the run to be examined.
         wait_s: how long to wait for the other machines.
-        folder: for what the probe prints.
+        folder: for all that the run leaves on this machine, and of which nobody is to be told later.
     """
+    nnodes = settings.nnodes
+    is_fixed = nnodes.least == nnodes.most
     kept = {name: getattr(settings, name) for name in _KEPT}
     return replace(
         Settings(**kept),
         # The agents agree on a new one at a c10d store, and give it up in the end.
         rdzv_id=RUN_ID if settings.rdzv_backend == ETCD else None,
-        nnodes=NodeRange(1, settings.nnodes.most),
+        nnodes=NodeRange(1 if is_fixed else 2, nnodes.most),
         join_timeout=wait_s,
-        settle=wait_s,  # those that have come by then are examined, however many there should be
+        # Those that have come by then are examined, however many there should be.
+        settle=wait_s if is_fixed else min(wait_s, SETTLE_S),
         grow="never",
+        requeue="never",
+        log_level="warning",
         nproc_per_node="1",
-        state_dir=settings.state_dir,
+        state_dir=folder / "state",
         log_dir=folder / "logs",
         module=True,
         script=DOCTORS_PROBE,
@@ -83,21 +94,26 @@ def read_report(folder: Path, wait_s: float) -> Report | None:
     return make_report(gathered, wait_s)
 
 
-def report_failed_join(local: Local, code: int, reason: str) -> Report:
+def report_failed_join(local: Local, code: int, reason: str, wait_s: float) -> Report:
     """Return the report on this machine, and why it could not be examined with the others.
 
     Args:
         local: this machine.
         code: the exit code of its agent.
         reason: what the agent says.
+        wait_s: how long the others were waited for.
     """
+    if code == ExitCode.TOO_FEW_NODES:  # it is the only one: the doctor's run needs two at most
+        make, lacking = (error if local.least > 1 else warning), local.most - 1
+        missing = make("missing-machines", _absence(lacking, local.most, wait_s, local.machine), _COME)
+        return report_alone(local, (missing, *local.findings), code if missing.is_error else None)
     failed = error(
         "join",
         f"the machines cannot be examined together: {reason or 'see the messages of the agent'}",
         "remove that cause, then run the doctor again on all machines",
         local.machine,
     )
-    is_known = code in (ExitCode.TOO_FEW_NODES, ExitCode.NO_STORE)
+    is_known = code == ExitCode.NO_STORE
     return report_alone(local, (failed, *local.findings), code if is_known else ExitCode.FAILED)
 
 
@@ -163,6 +179,10 @@ def _names(arrived: Mapping[int, Arrived]) -> dict[int, str]:
     }
 
 
+def _absence(lacking: int, expected: int, wait_s: float, here: str) -> str:
+    return f"{lacking} of {expected} machines did not come within {wait_s:g} s; here: {here}"
+
+
 def _missing(
     gathered: Gathered, names: Mapping[int, str], expected: int, least: int, wait_s: float
 ) -> Iterator[Finding]:
@@ -171,10 +191,8 @@ def _missing(
         make = error if gathered.size < least else warning
         yield make(
             "missing-machines",
-            f"{lacking} of {expected} machines did not come within {wait_s:g} s; here: "
-            f"{', '.join(sorted(names.values()))}",
-            "run the same command on the others too; where it already runs, its output tells why that machine "
-            "does not reach the endpoint",
+            _absence(lacking, expected, wait_s, ", ".join(sorted(names.values()))),
+            _COME,
         )
     for rank in range(gathered.size):
         if rank not in gathered.tested:

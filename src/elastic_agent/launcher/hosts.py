@@ -20,6 +20,7 @@ import msgspec
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved
 from elastic_agent.config.settings import spec_by_name
+from elastic_agent.config.sources import Layer
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
 from elastic_agent.config.value_types import Host
 from elastic_agent.exit_codes import ExitCode
@@ -34,6 +35,8 @@ SSH = (
 MAIN = "import os; from elastic_agent.launcher.on_host import main; os._exit(main())"
 COMMAND = shlex.join(["exec", sys.executable, "-P", "-c", MAIN])
 SSH_FAILED = 255
+SETTLE = "20"
+"""For how long a host that is slow to start may still come into the first world; once all are there, none waits."""
 ANSWER_S = 60  # a disk or a login file may never answer
 TRAVELLING = re.compile(r"(ELASTIC_AGENT|PET|NCCL|GLOO|OMP|MKL|HF|TRANSFORMERS|WANDB)_|TORCH|PYTHON")
 
@@ -45,6 +48,8 @@ def options_of(line: CommandLine, resolved: Resolved, run_id: str) -> list[str]:
     results = {name: getattr(resolved.settings, name) for name in decided}
     values |= {name: known[name].kind.show(value) for name, value in results.items() if value is not None}
     values |= {"hosts": "", "rdzv_id": run_id}
+    if resolved.sources["settle"].layer is Layer.DEFAULT:
+        values["settle"] = SETTLE
     return [known[name].flag + ("" if known[name].kind.is_switch else f"={values[name]}") for name in values]
 
 

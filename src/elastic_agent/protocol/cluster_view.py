@@ -124,13 +124,11 @@ class ClusterView:
         return msgspec.structs.replace(notice, left_s=self.notice_left_s)
 
     def ready(self) -> list[Sighting]:
-        """Return nodes that are ready for the generation being formed, and offer a bootstrap store for it."""
+        """Return nodes that are ready for the generation being formed; with or without a bootstrap store."""
         return [
             node
             for node in self.by_node.values()
-            if self.is_ready(node)
-            and node.member.bootstrap is not None
-            and node.member.incarnation not in self.plan.leaving
+            if self.is_ready(node) and node.member.incarnation not in self.plan.leaving
         ]
 
     def is_ready(self, node: Sighting) -> bool:

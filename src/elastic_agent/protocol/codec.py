@@ -21,6 +21,10 @@ MAX_RECORD_BYTES = 256 * 1024
 MAX_PLAN_BYTES = 4 * 1024 * 1024
 """Largest plan or world record accepted, in bytes (a world of 4,096 nodes takes about 600 KiB)."""
 
+MAX_REPORTED_GENERATION = 2**40
+"""The highest generation that a node is believed to have known (a new one each second reaches it in 35,000 years): the
+coordinator goes above it, and what it publishes then must be in bounds too."""
+
 
 class RecordError(ValueError):
     """A record that is malformed, oversized or of a foreign version; the message names the place."""

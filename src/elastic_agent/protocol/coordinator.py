@@ -290,6 +290,7 @@ class Coordinator:
             member.history
             for member in alive
             if member.history is not None
+            and not member.history.settled
             and member.incarnation not in awaited
             and _may_run(member, plan.generation)
         ]

@@ -55,7 +55,10 @@ def decide_forming(now: ClusterView) -> Decision:
         many = count(now.plan.budget.in_a_row + 1, "failure")
         reason = f"restarting in {pause_s:g} s, after {many} in a row without progress"
         return Decision(reason, wake_s=now.clock.since_s + pause_s)
-    return _seal(now, chosen[:fitting], charge=charge)
+    chosen = _with_a_host(now, chosen[:fitting])
+    if all(node.member.bootstrap is None for node in chosen):
+        return _await_offer(now, chosen, now.clock.enough_since_s + now.policy.join_timeout_s)
+    return _seal(now, chosen, charge=charge)
 
 
 def await_clearing(now: ClusterView, waits: dict[str, float]) -> Decision:
@@ -96,7 +99,8 @@ def _charge(now: ClusterView) -> bool:
     if failure.kind in (FailureKind.WORKER, FailureKind.HANG):
         return True
     is_stuck = now.plan.start_failures.get(now.plan.failed_node or "", 0) >= 2
-    return is_stuck and not now.policy.fit(sum(not now.held_back(node) for node in now.ready()))
+    others = [node for node in now.ready() if not now.held_back(node)]
+    return is_stuck and not (now.policy.fit(len(others)) and any(node.member.bootstrap for node in others))
 
 
 def _fail(now: ClusterView, reason: str, failure: Failure | None) -> Decision:
@@ -124,14 +128,33 @@ def _choose(now: ClusterView) -> list[Sighting]:
     return chosen + spare[:missing]
 
 
+def _with_a_host(now: ClusterView, chosen: list[Sighting]) -> list[Sighting]:
+    """Return these nodes; where none of them offers a bootstrap store, one makes room for a node that does.
+
+    A node that is held back is better than none.
+    """
+    if any(node.member.bootstrap is not None for node in chosen):
+        return chosen
+    hosts = sorted((node for node in now.ready() if node.member.bootstrap is not None), key=now.held_back)
+    return hosts[:1] + chosen[:-1] if hosts else chosen
+
+
+def _await_offer(now: ClusterView, chosen: list[Sighting], until_s: float) -> Decision:
+    """Wait, with a limit, where no node can offer a bootstrap store; each tries again with its renewals."""
+    failures = [node.member.failure.summary for node in chosen if node.member.failure is not None]
+    why = "; ".join(failures) or "no reason given"
+    if now.now_s >= until_s:
+        limit_s = now.policy.join_timeout_s
+        reason = f"no node could offer a bootstrap store within {limit_s:g} s: {why}"
+        return _fail(now, reason, Failure(FailureKind.BOOTSTRAP, reason[:LONGEST_TEXT]))
+    return Decision(f"waiting for a node that can offer a bootstrap store: {why}", wake_s=until_s)
+
+
 def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     """Wait, with a limit, where there are fewer nodes than the minimum."""
     now.clock.enough_since_s = None
     joined = names(f"{node.member.node_id} ({count(node.member.slots, 'worker')})" for node in chosen)
-    offer_none = [node.member for node in now.by_node.values() if _lacks_offer(now, node)]
-    came = "; ".join(
-        [joined or "none", *(member.failure.summary for member in offer_none if member.failure is not None)]
-    )
+    came = joined or "none"
     least = now.policy.least_fit(len(chosen))
     missing = least - len(chosen)
     until_s = now.clock.since_s + now.policy.join_timeout_s
@@ -147,11 +170,6 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
         lacks_nodes=True,
         joined=tuple(node.member.node_id for node in chosen),
     )
-
-
-def _lacks_offer(now: ClusterView, node: Sighting) -> bool:
-    """Return whether the node would be ready if it could offer a bootstrap store; its record says why it cannot."""
-    return now.is_ready(node) and node.member.bootstrap is None
 
 
 def _other_minimum(now: ClusterView, chosen: list[Sighting]) -> str:
@@ -194,8 +212,9 @@ def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision
     plan = budget.charged(now.plan) if charge else budget.not_charged(now.plan)
     ordered = seating_order((node.member for node in chosen), plan.order)
     seats = seat_members(ordered)
-    host = next((m for m in ordered if m.node_id not in plan.avoid_bootstrap), ordered[0])
-    assert host.bootstrap is not None  # it is ready
+    offers = [member for member in ordered if member.bootstrap is not None]
+    host = next((member for member in offers if member.node_id not in plan.avoid_bootstrap), offers[0])
+    assert host.bootstrap is not None  # filtered above
     world = World(plan.generation, seats, host.bootstrap, host.node_id)
     reason = f"{count(len(seats), 'node')}, {count(world.world_size, 'worker')}"
     if plan.failure is not None:

@@ -458,7 +458,7 @@ class Plan(Record, frozen=True):
     joining: tuple[Name, ...] = ()
     """Forming: the nodes to let in which the previous generation was ended."""
     losses: dict[Name, Count] = {}
-    """How often in a row each node was lost without progress, or was let in and then did not come."""
+    """How often in a row each node was lost or started late without progress, or was let in and then did not come."""
     start_failures: dict[Name, Count] = {}
     """How often in a row each node failed before user code ran."""
     avoid_bootstrap: tuple[Name, ...] = ()
@@ -502,6 +502,11 @@ class Plan(Record, frozen=True):
             uncleared=self.seats_at_risk,
             **{**fresh, **changes},
         )
+
+    @property
+    def as_history(self) -> Plan:
+        """The plan without what a history does not need, so that a member record has room for it."""
+        return msgspec.structs.replace(self, uncleared=(), refused={}, acknowledged={})
 
     @property
     def outcome(self) -> Phase | None:

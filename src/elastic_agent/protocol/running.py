@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import msgspec
@@ -76,11 +77,16 @@ def decide_running(now: ClusterView) -> Decision:
     plan = decision.plan
     if plan is None or plan.phase is not Phase.FORMING:
         return decision
-    ran_s = now.now_s - now.clock.since_s
+    # A world that was still starting has made no progress, however long that took.
+    has_progressed = now.clock.world_runs_since_s is not None and now.now_s >= now.clock.since_s + PROGRESS_S
+    losses = {} if has_progressed else dict(plan.losses)
+    for one in present:  # those that are lost now are counted when the next is sealed
+        if one.is_late:
+            losses[one.seat.node_id] = losses.get(one.seat.node_id, 0) + 1
     known = msgspec.structs.replace(  # of the nodes, whatever has ended the generation
         plan,
-        losses={} if ran_s >= PROGRESS_S else plan.losses,  # those of now are counted when the next is sealed
-        start_failures=_start_failures(now, present),
+        losses=losses,
+        start_failures=_start_failures(now, present, forgiven=plan.losses if has_progressed else {}),
         avoid_bootstrap=_avoid_bootstrap(now, present),
     )
     return replace(decision, plan=known)
@@ -172,9 +178,11 @@ def _reform(
     )
 
 
-def _start_failures(now: ClusterView, present: list[Participant]) -> dict[str, int]:
-    """Count a node's failures before user code ran; the count restarts at 0 when the node runs."""
-    counts = dict(now.plan.start_failures)
+def _start_failures(
+    now: ClusterView, present: list[Participant], forgiven: Collection[str]
+) -> dict[str, int]:
+    """Count a node's failures before user code ran; the count restarts at 0 when the node runs, or is forgiven."""
+    counts = {key: times for key, times in now.plan.start_failures.items() if key not in forgiven}
     for one in present:
         if one.could_not_start:
             counts[one.seat.node_id] = counts.get(one.seat.node_id, 0) + 1
@@ -239,5 +247,5 @@ def _waiting_to_join(now: ClusterView, world: World) -> list[Sighting]:
         if node.member.node_id not in seated
         and node.member.state is State.READY
         and node.member.incarnation not in now.plan.leaving
-        and not now.cannot_start(node)
+        and (not now.cannot_start(node) or now.is_unstable(node))  # it was late, and may be in time now
     ]

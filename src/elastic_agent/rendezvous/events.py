@@ -26,13 +26,11 @@ class Disconnected(SessionEvent):
 
     reason: str
     obstacle: Obstacle = Obstacle.OTHER
-    problem: str = ""
-    """The reason without what to do about it."""
 
     @classmethod
     def by(cls, error: TransportError) -> Disconnected:
         """Return a disconnection because of this error."""
-        return cls(str(error), error.obstacle, error.problem)
+        return cls(str(error), error.obstacle)
 
 
 @dataclass(frozen=True)

@@ -371,7 +371,7 @@ class Session:
         self._read_version = plan.version
         self.plan = plan
         if self.history is None or plan.rank >= self.history.rank:
-            self.history = plan
+            self.history = plan.as_history
         elif self._knows_more_than(plan) and self.member.history != self.history:
             self.member = msgspec.structs.replace(self.member, history=self.history)
             self._work.set()

@@ -32,6 +32,7 @@ from .coordinator_records import CoordinatorRecords as CoordinatorRecords
 from .coordinator_records import ReportRecords as ReportRecords
 from .keys import LifeKeys as LifeKeys
 from .keys import RunKeys as RunKeys
+from .peers import check_peers_are_told as check_peers_are_told
 from .peers import peer_uid as peer_uid
 from .record_reader import UnknownPlanError as UnknownPlanError
 from .records import NodeRecords as NodeRecords

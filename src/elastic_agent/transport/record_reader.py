@@ -13,6 +13,7 @@ import msgspec
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import (
+    MAX_REPORTED_GENERATION,
     ForeignVersionError,
     Lease,
     Member,
@@ -58,7 +59,7 @@ class RecordReader:
         self._report = once(report_invalid)
 
     def member(self, name: str, data: bytes) -> Member | None:
-        """Return the record in ``data``; None if it was forgotten, or is invalid."""
+        """Return the record in ``data`` without an impossible history; None if it was forgotten, or is invalid."""
         if data == GONE:
             return None
         try:
@@ -67,7 +68,13 @@ class RecordReader:
         except RecordError as error:
             self._report(f"{self._prefix}m/{name}: {error}")
             return None
-        return member
+        if member.history is None or member.history.generation <= MAX_REPORTED_GENERATION:
+            return member
+        self._report(
+            f"{self._prefix}m/{name}: reports generation {member.history.generation}, which is above the maximum; "
+            "the report is ignored"
+        )
+        return msgspec.structs.replace(member, history=None)
 
     def leases(self, found: Mapping[str, bytes]) -> dict[str, Lease]:
         """Return the leases in these bytes, by incarnation."""

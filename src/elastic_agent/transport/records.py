@@ -180,7 +180,7 @@ class NodeRecords:
             OtherVersionError: no plan can be read, because another version of elastic-agent coordinates the run.
         """
         deadline_s = self._clock() + timeout_s
-        version, newest = after_version, self._plans.newest
+        newest, version, is_woken = self._plans.newest, after_version + 1, False
         is_read = newest is not None and newest.version == after_version
         while True:
             plan = newest if is_read else await self._plans.read()
@@ -191,8 +191,11 @@ class NodeRecords:
             remaining_s = deadline_s - self._clock()
             if remaining_s <= 0:
                 return None
-            version, is_read = version + 1, False
-            await self._table.wait(self._keys.bell(version), remaining_s)
+            bell, is_read = self._keys.bell(version), False
+            if is_woken and await self._table.read([bell]):  # it rang for a plan that cannot be read
+                version, is_woken = version + 1, False
+            else:
+                is_woken = await self._table.wait(bell, remaining_s)
 
     def close(self) -> None:
         """Close the connection; never blocks."""

@@ -21,7 +21,7 @@ import msgspec
 
 from elastic_agent.logs import get_logger
 from elastic_agent.monitoring.status import RunStatus
-from elastic_agent.transport import Secret, peer_uid
+from elastic_agent.transport import Secret, check_peers_are_told, peer_uid
 from elastic_agent.values import Endpoint
 
 from .metrics import CONTENT_TYPE, metrics_text
@@ -150,6 +150,11 @@ class StatusServer:
             serving = loop.create_task(self._attend(client))
             self._clients.add(serving)
             serving.add_done_callback(self._clients.discard)
+
+    def check_clients_are_known(self) -> None:
+        """Raise OSError if only this user is to be served, and the kernel does not report whose a connection is."""
+        if self._is_for_this_user:
+            check_peers_are_told(self._listener.getsockname()[0], self._listener.family)
 
     async def tell_end(self, last: RunStatus) -> None:
         """Show those who are connected the last status of their run."""
@@ -306,15 +311,24 @@ def open_status_page(
     """
     if address is None:
         return None
+    log = get_logger()
     try:
         page = StatusServer(address, runs, secret)
     except OSError as error:
-        get_logger().warning(
+        log.warning(
             f"no status page: --status-port {address} cannot be used: {error.strerror or error}; everything else "
             "continues"
         )
         return None
-    get_logger().info(f"status page at {page.url}")
+    try:
+        page.check_clients_are_known()
+        log.info(f"status page at {page.url}")
+    except OSError as error:
+        log.warning(
+            f"the status page at {page.url} refuses everyone: {error.strerror or error}; as root, modprobe tcp_diag "
+            "and start again, or name an address that is not loopback (--status-port HOST:PORT), where clients need "
+            "the secret instead"
+        )
     return page
 
 

@@ -76,7 +76,7 @@ class WorkerContext:
         warm: Fork them from the guard's spawner, if it has one; not together with `numa_options`.
         warm_patience_s: How long they wait for a spawner that still imports.
         ignored_signals: Which signals they begin with ignored.
-        startup_hook: Whether cold workers adapt frameworks, too (`guard.spawn.with_startup_hook`).
+        startup_hook: Whether cold workers adapt frameworks, too (`guard.cold.with_startup_hook`).
         started: How they are started, for explanations.
         kept_bytes: What the file may take in which output to the console is kept; 0: there is no limit.
     """

@@ -442,8 +442,9 @@ def _standby_causes(world: World) -> str:
 def _delay_causes(plan: Plan, node_id: str) -> str:
     losses, failed_starts = plan.losses.get(node_id, 0), plan.start_failures.get(node_id, 0)
     if losses >= UNSTABLE:
+        what = "did not start its workers in time" if failed_starts >= UNSTABLE else "was lost"
         return (
-            f"this node was lost {losses} times in a row: it is admitted when the other nodes have trained for "
+            f"this node {what} {losses} times in a row: it is admitted when the other nodes have trained for "
             f"{PROGRESS_S:g} s, so that an unstable machine does not interrupt them again and again; see on this "
             "machine what ended or paused its agent (journalctl, dmesg), or disturbed its network"
         )

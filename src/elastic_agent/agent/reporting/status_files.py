@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,9 @@ from elastic_agent.transport import DiskThread
 
 KEPT_RUNS = 200
 LONGEST_FILE = 16 * 1024 * 1024
+
+READ_FILES = 8
+"""So many files of a run are read for its history, the newest: each agent notes all generations that it has seen."""
 
 
 class StatusFiles:
@@ -43,13 +47,20 @@ class StatusFiles:
                 shutil.rmtree(old, ignore_errors=True)
 
     async def recorded(self) -> tuple[GenerationStatus, ...]:
-        """Return the generations of the run in the newest status that an agent saved here. Waits for the disk."""
+        """Return the generations that agents of the run have noted in this state directory. Waits for the disk."""
         return await asyncio.wrap_future(self._disk.submit("recorded", self._read))
 
     def _read(self) -> tuple[GenerationStatus, ...]:
-        newest = next(_statuses(path for _, path in all_but_newest(_children(self._folder), 0)), None)
-        # One that has finished was an earlier run of this name.
-        return newest.generations if newest is not None and newest.phase != Phase.FINISHED.value else ()
+        files = [path for _, path in all_but_newest(_children(self._folder), 0)]
+        rows: dict[int, GenerationStatus] = {}
+        for status in islice(_statuses(files), READ_FILES):
+            if status.phase == Phase.FINISHED.value:
+                continue  # an earlier run of this name
+            for row in status.generations:
+                known = rows.get(row.generation)
+                if known is None or _known_of(row) > _known_of(known):
+                    rows[row.generation] = row
+        return tuple(rows.values())
 
     async def written(self, timeout_s: float) -> None:
         """Wait until everything that was to be saved is written; not for longer than this."""
@@ -62,6 +73,11 @@ def saved_statuses(state_dir: Path, run_id: str | None = None) -> list[RunStatus
     folders = [state_dir / "status" / run_id] if run_id is not None else _children(state_dir / "status")
     found = [status for folder in folders for status in _statuses(_children(folder))]
     return sorted(found, key=lambda status: status.asked_s, reverse=True)
+
+
+def _known_of(row: GenerationStatus) -> tuple[bool, bool]:
+    """Rank what an agent recorded of a generation: one that was killed has not recorded its end."""
+    return row.ended_s is not None, bool(row.cause)
 
 
 def _statuses(paths: Iterable[Path]) -> Iterator[RunStatus]:

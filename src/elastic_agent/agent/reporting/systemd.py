@@ -84,7 +84,7 @@ class SystemdReporter:
 
     def _tick(self) -> None:
         self._send()
-        pause_s = LOOK_EVERY_S if self._is_up else LOOK_EVERY_AT_START_S
+        pause_s = min(LOOK_EVERY_S, self._manager.alive_every_s) if self._is_up else LOOK_EVERY_AT_START_S
         asyncio.get_running_loop().call_later(pause_s, self._tick)
 
     def _send(self) -> None:

@@ -91,8 +91,6 @@ class WorkerCollectives:
     """The shortest time-out of the collectives that it waits in; 0: not known."""
     since_s: float = 0.0
     """When it was first known to be where it is, by the loop's clock."""
-    answered_s: float = 0.0
-    """When it answered last, by the same clock."""
     asked: int = 0
     """How many questions it has been asked since its last answer."""
     is_last: bool = False
@@ -245,7 +243,7 @@ class Collectives:
             self._stacks[answer.slot] = answer.stacks
         elif answer.groups is None:
             self._peers[answer.slot] = peer
-            self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s, answered_s=now_s)
+            self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s)
         elif known is not None and self._peers[answer.slot] == peer:
             answer.is_last |= self._is_ending and answer.details
             self._workers[answer.slot] = _updated(known, answer, now_s)
@@ -277,14 +275,13 @@ def _updated(known: WorkerCollectives, answer: _Answer, now_s: float) -> WorkerC
         plain(answer.raised_at),
         min((group.timeout_s for group in waits if group.timeout_s > 0), default=0.0),
         since_s=now_s,
-        answered_s=now_s,
         is_last=answer.is_last,
         samples=samples,
     )
     if answer.is_last or fresh.position != known.position:
         return fresh
     if not answer.details:  # what is known in detail holds as long as it stays where it is
-        return replace(known, asked=0, samples=samples, answered_s=now_s)
+        return replace(known, asked=0, samples=samples)
     return replace(fresh, since_s=known.since_s)
 
 

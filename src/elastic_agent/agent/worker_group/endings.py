@@ -59,6 +59,16 @@ def protocol_failure(
     )
 
 
+def read_output(context: WorkerContext, slot: int) -> FinalOutput:
+    """Return what can be read of a failed worker's files; a package decides where they are, so that any error can
+    occur. May block as long as a file system hangs."""
+    try:
+        return context.final_output(slot)
+    except Exception:
+        get_logger().exception(f"cannot read the files of worker {slot}; the run continues")
+        return NOTHING_READ
+
+
 def read_ends(
     context: WorkerContext,
     remains: Mapping[int, Remains],
@@ -76,7 +86,7 @@ def read_ends(
     ends = []
     for slot, exited in sorted(context.exits.items()):
         is_failure = exited.returncode != 0
-        output = outputs.get(slot) or (context.final_output(slot) if is_failure else NOTHING_READ)
+        output = outputs.get(slot) or (read_output(context, slot) if is_failure else NOTHING_READ)
         ends.append(_worker_end(context, exited, output, remains.get(slot, Remains()), stopped_s))
     found = context.machine_facts() if any(end.failure is not None for end in ends) else {}
     return events.GenerationEnded(context.generation, tuple(ends), found)

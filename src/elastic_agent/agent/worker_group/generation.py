@@ -35,7 +35,7 @@ from elastic_agent.workers.guard import client as guard_events
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 from .collectives import Collectives
-from .endings import Remains, log_cleanup, protocol_failure, read_ends, warn_of_unsaved
+from .endings import Remains, log_cleanup, protocol_failure, read_ends, read_output, warn_of_unsaved
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 from .stalls import Progress, StallWatch
 from .warm_start import Guards
@@ -392,7 +392,7 @@ class Generation:
             answered_s += ANSWERED_S
 
         def read() -> None:
-            self.outputs[slot] = self.context.final_output(slot)
+            self.outputs[slot] = read_output(self.context, slot)
             self.context.show_output(SHOWN_S)
 
         with contextlib.suppress(StoreLostError):  # the time is over
@@ -484,7 +484,7 @@ async def run_generation(workers: Generation) -> None:
         if workers.has_started:
             await workers.until(lambda: workers.gone)
             await workers.clear(in_order)
-            await workers.close_output()
+        await workers.close_output()
         await _report_end(workers, in_order and workers.stopped_s is None and workers.failure is None)
     finally:
         workers.leave()

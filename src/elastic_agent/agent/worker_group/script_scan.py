@@ -9,6 +9,7 @@ import ast
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 
 from elastic_agent.python_source import parsed
@@ -18,6 +19,31 @@ from elastic_agent.workers.spawner.import_variables import is_read_at_import
 _TITLES = "setproctitle"
 _MOST_FILES = 200
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """An environment variable is set or removed; value None: not known from the source."""
+
+    name: str
+    value: str | None
+    line: int
+    if_missing: bool = False
+    removed: bool = False
+
+    def has_effect(self, environ: Mapping[str, str]) -> bool:
+        if self.removed:
+            return self.name in environ and is_read_at_import(self.name, environ[self.name])
+        if self.name in environ and (self.if_missing or environ[self.name] == self.value):
+            return False
+        return is_read_at_import(self.name, self.value)
+
+    def why_cold(self, file: str) -> str:
+        does, advice = ("removes", "set it as needed") if self.removed else ("sets", "set it")
+        return (
+            f"{file} {does} {self.name} in line {self.line}, which torch reads when it is imported; for warm "
+            f"workers, {advice} in the agent's environment"
+        )
 
 
 def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapping[str, str]) -> str | None:
@@ -30,15 +56,11 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
         environ: the environment in which they would have imported torch.
     """
     for file in _files_that_run(script, is_module, folder):
-        tree, name = _parsed(file), os.path.basename(file)
-        change = next(_changes_before_torch(tree, environ), None)
+        tree = _parsed(file)
+        name = os.path.basename(file)
+        change = next((change for change in _changes_before_torch(tree) if change.has_effect(environ)), None)
         if change is not None:
-            variable, line, is_removed = change
-            does, advice = ("removes", "set it as needed") if is_removed else ("sets", "set it")
-            return (
-                f"{name} {does} {variable} in line {line}, which torch reads when it is imported; for warm workers, "
-                f"{advice} in the agent's environment"
-            )
+            return change.why_cold(name)
         if any(_imports(node, _TITLES) for node in ast.walk(tree)):
             return f"{name} imports {_TITLES}, which has no effect in a warm worker"
     return None
@@ -137,76 +159,12 @@ def _files_that_run(script: str, is_module: bool, folder: str) -> Iterator[str]:
         path = [*spec.submodule_search_locations]
 
 
-_Change = tuple[str, int, bool]
-"""A variable, the line in which it is changed, and whether it is removed there."""
-
-
-def _changes_before_torch(tree: ast.Module, environ: Mapping[str, str]) -> Iterator[_Change]:
-    """Yield what has an effect, in the order of the source; a function that is defined before may be called before."""
+def _changes_before_torch(tree: ast.Module) -> Iterator[_Change]:
+    """Yield the changes in the order of the source; a function that is defined before may be called before."""
     for node, in_function in _in_order(tree):
         if _imports(node, "torch") and not in_function:
             return
-        yield from _changes(node, environ)
-
-
-def _changes(node: ast.AST, environ: Mapping[str, str]) -> Iterator[_Change]:
-    """Yield the variables that this statement or call changes and that torch has read before, if it was imported."""
-    names, values, how = _names_and_values(node)
-    texts = {value for value, _ in values}
-    for name, line in names:
-        known = environ.get(name)
-        if how == "remove":
-            if known is not None and is_read_at_import(name, known):
-                yield name, line, True
-        elif known is not None and (how == "setdefault" or known in texts):
-            continue
-        elif any(is_read_at_import(name, text) for text in texts - {name} or [None]):
-            yield name, line, False
-
-
-_Texts = list[tuple[str, int]]
-
-
-def _names_and_values(node: ast.AST) -> tuple[_Texts, _Texts, str]:
-    """Return the names of variables that may be changed here, the values that they may get, each with its line, and how
-    that is done.
-
-    All strings of the statement are taken for either: which belong together does not matter for the result.
-    """
-    match node:
-        case ast.Delete(targets=targets):
-            return _strings([target for target in targets if _is_item(target)]), [], "remove"
-        case ast.Assign(targets=targets, value=value):
-            return _strings([target for target in targets if _is_item(target)]), _strings([value]), "set"
-        case ast.AnnAssign(target=target, value=ast.expr() as value) if _is_item(target):
-            return _strings([target]), _strings([value]), "set"
-        case ast.AugAssign(target=target, value=value) if _is_item(target) or _is_environ(target):
-            texts = _strings([value])
-            return _strings([target]) or texts, texts, "set"
-        case ast.Call(func=ast.Attribute(value=of, attr=method), args=arguments):
-            if method in ("putenv", "unsetenv") or (_is_environ(of) and method in _METHODS):
-                texts = _strings([*arguments, *node.keywords])
-                is_removal = method in ("unsetenv", "pop")
-                return (texts[:1], [], "remove") if is_removal else (texts, texts, method)
-    return [], [], ""
-
-
-_METHODS = ("update", "setdefault", "pop")
-
-
-def _strings(nodes: Iterable[ast.AST]) -> _Texts:
-    """Return the strings in these parts of the source, and the names of keyword arguments."""
-    found = []
-    for node in (inner for part in nodes for inner in ast.walk(part)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append((node.value, node.lineno))
-        elif isinstance(node, ast.keyword) and node.arg is not None:
-            found.append((node.arg, node.lineno))
-    return found
-
-
-def _is_item(node: ast.expr) -> bool:
-    return isinstance(node, ast.Subscript) and _is_environ(node.value)
+        yield from _changes(node)
 
 
 def _in_order(node: ast.AST, in_function: bool = False) -> Iterator[tuple[ast.AST, bool]]:
@@ -219,6 +177,75 @@ def _imports(node: ast.AST, module: str) -> bool:
     if isinstance(node, ast.Import):
         return any(alias.name.partition(".")[0] == module for alias in node.names)
     return isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == module
+
+
+def _changes(node: ast.AST) -> Iterator[_Change]:
+    yield from _settings(node)
+    yield from _removals(node)
+
+
+def _settings(node: ast.AST) -> Iterator[_Change]:
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                yield from _item_set(target, value)
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            yield from _item_set(target, value)
+        case ast.AugAssign(target=target, value=value):
+            if _is_environ(target):
+                yield from _all_set(value)
+            else:
+                yield from _item_set(target, None)
+        case ast.Call(func=ast.Attribute(value=of, attr=method), args=arguments, keywords=keywords):
+            if _is_environ(of) and method == "update":
+                for argument in arguments:
+                    yield from _all_set(argument)
+                yield from _all_named(keywords, node.lineno)
+            elif len(arguments) == 2 and (method == "putenv" or (_is_environ(of) and method == "setdefault")):
+                key, value = arguments
+                yield from _set(key, value, node.lineno, if_missing=method == "setdefault")
+
+
+def _removals(node: ast.AST) -> Iterator[_Change]:
+    match node:
+        case ast.Delete(targets=targets):
+            for target in targets:
+                if isinstance(target, ast.Subscript) and _is_environ(target.value):
+                    yield from _removed(target.slice, target.lineno)
+        case ast.Call(func=ast.Attribute(value=of, attr=method), args=[name, *_]):
+            if method == "unsetenv" or (_is_environ(of) and method == "pop"):
+                yield from _removed(name, node.lineno)
+
+
+def _item_set(target: ast.expr, value: ast.expr | None) -> Iterator[_Change]:
+    if isinstance(target, ast.Subscript) and _is_environ(target.value):
+        yield from _set(target.slice, value, target.lineno)
+
+
+def _all_set(mapping: ast.expr) -> Iterator[_Change]:
+    match mapping:
+        case ast.Dict(keys=keys, values=values):
+            for key, value in zip(keys, values, strict=True):
+                if key is not None:
+                    yield from _set(key, value, key.lineno)
+        case ast.Call(func=ast.Name(id="dict"), keywords=keywords):
+            yield from _all_named(keywords, mapping.lineno)
+
+
+def _all_named(keywords: list[ast.keyword], line: int) -> Iterator[_Change]:
+    for keyword in keywords:
+        yield from _set(ast.Constant(keyword.arg), keyword.value, line)
+
+
+def _set(key: ast.expr, value: ast.expr | None, line: int, *, if_missing: bool = False) -> Iterator[_Change]:
+    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+        known = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+        yield _Change(key.value, known, line, if_missing)
+
+
+def _removed(key: ast.expr, line: int) -> Iterator[_Change]:
+    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+        yield _Change(key.value, None, line, removed=True)
 
 
 def _is_environ(node: ast.expr) -> bool:

@@ -102,10 +102,12 @@ class TrainerHooks:
 
     def on_fit_end(self, *_: Any, **__: Any) -> None:
         # Without the hook before, if the checkpoint was that of the last step.
+        self.samples.release()
         if self._training is not None:
             self._training.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.samples.release()
         if self._training is not None:
             self._training.left_by(exception)
 

@@ -17,6 +17,7 @@ import ctypes
 import errno
 import ipaddress
 import itertools
+import math
 import os
 import secrets
 import socket
@@ -32,6 +33,8 @@ PAUSE_S = 0.1
 """How long no connections are accepted when this process has no descriptors left."""
 HANDSHAKE_S = 10.0
 """How long a client may take to show that it has the secret."""
+MOST_UNPROVEN = 1024
+"""So many clients may not have shown that yet; for one more, the oldest is closed."""
 
 _CHUNK_BYTES = 1 << 18
 _MOST_WARNINGS = 100
@@ -71,8 +74,10 @@ class StoreRelay:
         """For the store, which takes it over (:meth:`socket.socket.detach`)."""
         self._shown = f"{store} (port {self.port if secure is None else int(secure[0].getsockname()[1])})"
         self._closing = asyncio.Event()
-        self._admissions: set[asyncio.Task[None]] = set()
-        """Clients that have not shown yet whose they are, or that they have the secret."""
+        self._admissions: dict[asyncio.Task[None], None] = {}
+        """Clients that have not shown yet whose they are, or that they have the secret; the earliest first."""
+        self._gave_up_s: dict[str, float] = {}
+        """When a client at this address has last hung up before it had shown that it has the secret."""
         self._warned: set[object] = set()
         """What was warned of, each thing once, as anybody can cause it."""
         self._sides: set[_Side] = set()
@@ -133,10 +138,14 @@ class StoreRelay:
                 self._loop.call_later(PAUSE_S, self._listen, listener)
             return
         client.setblocking(False)
+        if len(self._admissions) >= MOST_UNPROVEN:
+            oldest = next(iter(self._admissions))
+            del self._admissions[oldest]
+            oldest.cancel()
         host = str(address[0]).removeprefix("::ffff:")
         admission = self._loop.create_task(self._admit(client, host, self._listeners[listener]))
-        self._admissions.add(admission)
-        admission.add_done_callback(self._admissions.discard)
+        self._admissions[admission] = None
+        admission.add_done_callback(lambda ended: self._admissions.pop(ended, None))
 
     async def _admit(self, client: socket.socket, host: str, context: ssl.SSLContext | None) -> None:
         is_admitted = False
@@ -156,6 +165,10 @@ class StoreRelay:
             self._dropped(error)
         finally:
             if not is_admitted:
+                if context is not None and _has_hung_up(client):
+                    if len(self._gave_up_s) >= MOST_UNPROVEN:  # anybody can hang up
+                        self._gave_up_s.clear()
+                    self._gave_up_s[host] = self._loop.time()
                 client.close()
 
     def _is_own(self, client: socket.socket) -> bool:
@@ -181,9 +194,13 @@ class StoreRelay:
     # -- the log --------------------------------------------------------------------------------
 
     def _refused(self, client: socket.socket, host: str, error: ssl.SSLError) -> None:
-        """Warn that a client did not prove that it has the secret, unless it has only hung up."""
+        """Warn that a client did not prove that it has the secret, unless it has only hung up, or had before.
+
+        An agent with the secret that gets no answer in time looks next whether the store has none.
+        """
         has_other = error.reason in _OTHER_SECRET
-        if has_other or not _has_hung_up(client):
+        may_look = self._loop.time() < self._gave_up_s.get(host, -math.inf) + HANDSHAKE_S
+        if has_other or not (may_look or _has_hung_up(client)):
             why = "it has another secret" if has_other else "it has no secret"
             self._warn(
                 host,

@@ -15,7 +15,7 @@ import signal
 import time
 
 from elastic_agent import linux
-from elastic_agent.workers.guard import spawn
+from elastic_agent.workers.guard import cold
 from elastic_agent.workers.guard.progress import LOOK_EVERY_S, Progress
 
 TYPE_CHECKING = False
@@ -158,10 +158,10 @@ class Generation:
     def _fork(self, launch: SimpleNamespace) -> None:
         channels = self._console.open(launch)
         try:
-            pid, start_fd = spawn.fork_worker(launch, channels.fds)
+            pid, start_fd = cold.start_cold_worker(launch, channels.fds)
         finally:
             channels.started()
-        self._add_worker(Worker(launch.slot, pid, spawn.open_pidfd(pid), start_fd, channels))
+        self._add_worker(Worker(launch.slot, pid, cold.open_pidfd(pid), start_fd, channels))
 
     def _add_worker(self, worker: Worker) -> None:
         self._workers[worker.pid] = worker
@@ -174,7 +174,7 @@ class Generation:
     def _start_known(self, worker: Worker) -> None:
         if worker.start_fd is None:
             return
-        error = spawn.read_start_error(worker.start_fd)
+        error = cold.read_start_error(worker.start_fd)
         if error is None:
             return
         self._loop.remove(worker.start_fd)

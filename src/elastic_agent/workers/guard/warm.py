@@ -14,7 +14,7 @@ import socket
 import time
 
 from elastic_agent import linux
-from elastic_agent.workers.guard import spawn
+from elastic_agent.workers.guard import cold
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class WarmPool:
                 arguments = [theirs.fileno(), self._stores_fd, os.getpid(), *settings]
                 argv = [self._config["python"], "-u", _SPAWNER_PATH, json.dumps(arguments)]
                 env = {**os.environ, **self._config["environment"]}
-                self._spawner_pid = spawn.fork_helper(argv, env, (theirs.fileno(), *stores_fds))
+                self._spawner_pid = cold.fork_helper(argv, env, (theirs.fileno(), *stores_fds))
         except OSError as error:
             self._give_up(f"cannot start the spawner: {error.strerror}", "")
             return
@@ -245,7 +245,7 @@ class WarmPool:
         self._requested = max(0, self._requested - 1)
         line = socket.socket(fileno=fd)
         line.setblocking(False)
-        standby = Standby(pid, line, spawn.open_pidfd(pid))
+        standby = Standby(pid, line, cold.open_pidfd(pid))
         self._idle[pid] = standby
         if standby.pidfd is not None:
             self._loop.add(standby.pidfd, lambda: None)  # wakes the guard, which reaps it
@@ -317,7 +317,7 @@ def receive(line: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def hand_over(standby: Standby, launch: SimpleNamespace, streams: Mapping[int, int]) -> int:
-    """Send the standby the worker to become; takes and returns what `fork_worker` does.
+    """Send the standby the worker to become; takes and returns what `start_cold_worker` does.
 
     Raises OSError when the standby is dead.
     """

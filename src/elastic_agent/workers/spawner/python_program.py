@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from elastic_agent.exit_note import Writer, exit_code, note_immediate_exits
 from elastic_agent.integrations import post_import
 from elastic_agent.worker_variables import STACKS_SIGNAL
-from elastic_agent.workers.guard.spawn import with_startup_hook
+from elastic_agent.workers.guard.cold import with_startup_hook
 from elastic_agent.workers.spawner import process_title
 from elastic_agent.workers.spawner.curated import current_folder
 from elastic_agent.workers.spawner.preloaded import Preloaded

@@ -16,7 +16,7 @@ from typing import Any
 
 from elastic_agent import linux
 from elastic_agent.integrations import post_import
-from elastic_agent.workers.guard.spawn import redirect, start_error
+from elastic_agent.workers.guard.cold import redirect, start_error
 from elastic_agent.workers.guard.warm import receive
 from elastic_agent.workers.spawner.curated import REPLACES, in_full
 from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety

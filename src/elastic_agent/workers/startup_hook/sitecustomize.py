@@ -1,4 +1,4 @@
-"""Python imports this before the script of a cold worker (`with_startup_hook` in `workers/guard/spawn.py`).
+"""Python imports this before the script of a cold worker (`with_startup_hook` in `workers/guard/cold.py`).
 
 It starts the integrations of frameworks and `faulthandler`, leaves as little else as possible, and then imports the
 `sitecustomize` that Python would have imported. The worker may be a wrapper that starts another version of Python, one

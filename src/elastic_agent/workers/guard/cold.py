@@ -1,4 +1,4 @@
-"""Starting one process from the guard: fork, a few settings, exec.
+"""Starting one cold worker, or a helper, from the guard: fork, a few settings, exec.
 
 Written by hand because `subprocess` cannot set the parent-death signal without a `preexec_fn`, waits for
 the exec (which can hang on a network file system, and the guard must not), and costs the guard half its
@@ -35,7 +35,7 @@ def with_startup_hook(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": f"{STARTUP_HOOK}{os.pathsep}{path}" if path else STARTUP_HOOK}
 
 
-def fork_worker(launch: SimpleNamespace, streams: Mapping[int, int]) -> tuple[int, int]:
+def start_cold_worker(launch: SimpleNamespace, streams: Mapping[int, int]) -> tuple[int, int]:
     """Start the worker of a `client.Launch`; returns its pid and a non-blocking descriptor with the result.
 
     The descriptor reads as end-of-file once the program runs (or the child died), or holds an error
