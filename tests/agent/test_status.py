@@ -321,8 +321,21 @@ def test_a_wrong_run_id_is_answered_with_those_that_there_are(tmp_path: Path) ->
     (folder / "n1.json").write_bytes(msgspec.json.encode(RunStatus("mnist", "host0:29400", 1.0)))
     for command in ("status", "why"):
         done = elastic_agent(command, "minst", "--state-dir", str(tmp_path))
-        assert f"and no saved status of that run in {tmp_path} (--state-dir); " in done.stderr
-        assert done.stderr.endswith("; there are saved statuses of mnist\n")
+        assert (
+            f"and no saved status of that run in {tmp_path} (--state-dir); there are saved statuses of mnist; run the"
+        ) in done.stderr
+
+
+def test_stop_and_drain_of_a_run_that_has_ended_say_how_it_ended(tmp_path: Path) -> None:
+    run_id = unique("ended")
+    folder = tmp_path / "status" / run_id
+    folder.mkdir(parents=True)
+    status = RunStatus(run_id, "host0:29400", 1.0, phase="finished")
+    (folder / "n1.json").write_bytes(msgspec.json.encode(status))
+    for command in ("stop", "drain"):
+        done = elastic_agent(command, "--run", run_id, variables={"ELASTIC_AGENT_STATE_DIR": str(tmp_path)})
+        assert done.returncode == ExitCode.USAGE
+        assert done.stderr.endswith(f"; run {run_id} has finished already\n"), done.stderr
 
 
 def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:

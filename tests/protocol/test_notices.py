@@ -418,14 +418,36 @@ def test_nodes_for_which_a_world_was_ended_get_the_time_of_a_lease_to_become_rea
 
 
 def test_workers_that_do_not_handle_notices_are_restarted_after_the_delay() -> None:
-    table = running("a", "b", rules=policy(settle_s=10.0))
+    table = running("a", "b", rules=policy(settle_s=5.0))
     table.comes("c")
-    table.wait(8.0)
+    table.wait(4.0)
     table.comes("d")
-    table.wait(10.0 - STEP_S)
+    table.wait(5.0 - STEP_S)
     assert table.stand == (RUNNING, 1), "joins that come close together cost one restart"
     table.wait(STEP_S)
     assert (table.stand, table.plan.joining) == ((FORMING, 2), ("c", "d"))
+
+
+def test_a_node_joins_a_running_world_within_a_lease_however_long_the_first_world_was_waited_for() -> None:
+    table = running("a", "b", rules=policy(settle_s=60.0))
+    table.comes("c")
+    table.wait(TTL_S - STEP_S)
+    assert table.stand == (RUNNING, 1)
+    table.wait(STEP_S)
+    assert (table.stand, table.plan.joining) == ((FORMING, 2), ("c",))
+
+
+def test_survivors_wait_a_lease_for_a_node_that_is_not_ready_however_long_the_first_world_was_waited_for() -> (
+    None
+):
+    table = running("a", "b", rules=policy(settle_s=60.0))
+    table.says("a", State.FAILED, failure=CRASH)
+    table.comes("c", generation=1)
+    table.all_say(State.READY, "a", "b")
+    table.wait(TTL_S - STEP_S)
+    assert table.stand == (FORMING, 2)
+    table.wait(STEP_S)
+    assert (table.stand, table.world) == ((RUNNING, 2), ["a", "b"])
 
 
 def test_with_at_notice_a_world_grows_only_if_its_workers_handle_notices() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from elastic_agent.cli.arguments import HOW_TO_ASK, CommandParser, agents_of, check_one_run, name_of, no_agent
+from elastic_agent.config.directories import default_state_dir
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.value_types import seconds
 from elastic_agent.exit_codes import ExitCode
@@ -74,7 +75,7 @@ async def _carry_out(do: str, node: str | None, given: Namespace) -> int:
 
     found = await agents_of(given)
     if not found:
-        raise UsageError(f"{do}: {await no_agent(given)}; {HOW_TO_ASK}")
+        raise UsageError(f"{do}: {await no_agent(given)}; {_end_of(given.run) or HOW_TO_ASK}")
     agent = _choose(do, node, found)
     if agent.uid != os.geteuid():
         print(f"connecting to the agent of user {name_of(agent.uid)} (pid {agent.pid})", flush=True)
@@ -96,6 +97,14 @@ async def _carry_out(do: str, node: str | None, given: Namespace) -> int:
     if last.unconfirmed or not last.done:
         return ExitCode.NOT_STOPPED
     return ExitCode.USAGE if last.failed else ExitCode.FINISHED
+
+
+def _end_of(run_id: str | None) -> str:
+    """Return how this run, or else the newest one of this user, has ended; "" if it has not, or nothing is known."""
+    from elastic_agent.agent.reporting.status_files import saved_statuses
+
+    saved = saved_statuses(default_state_dir(os.environ), run_id)[:1]
+    return "".join(f"run {escaped(run.run_id)} has {run.phase} already" for run in saved if run.is_over)
 
 
 def _choose(do: str, node: str | None, found: dict[AgentAddress, Answer]) -> AgentAddress:

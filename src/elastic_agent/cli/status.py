@@ -201,7 +201,7 @@ def _find(command: str, given: Namespace) -> list[Found]:
         which = " of that run" if given.run else ""
         raise UsageError(
             f"{command}: {asyncio.run(no_agent(given))}, and no saved status{which} in {given.state_dir} "
-            f"(--state-dir); {HOW_TO_ASK}{have}"
+            f"(--state-dir){have}; {HOW_TO_ASK}"
         )
     return [Found(saved[0], is_saved=True)]
 

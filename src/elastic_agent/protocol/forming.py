@@ -201,7 +201,7 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting], enough_s: floa
         return min(cap_s, max(arrivals) + now.policy.settle_s)
     if not coming:  # survivors wait only for nodes that are registered
         return now.now_s
-    until_s = min(cap_s, now.clock.since_s + now.policy.settle_s)
+    until_s = min(cap_s, now.clock.since_s + now.policy.join_wait_s)
     if any(node.member.node_id in now.plan.joining for node in coming):
         # Nodes for which a running world was ended get the time of a lease.
         return max(until_s, now.clock.since_s + now.policy.lease_ttl_s)

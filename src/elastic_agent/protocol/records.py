@@ -260,6 +260,14 @@ class Policy(Record, frozen=True):
     """For each so long that training makes progress, one charged failure is forgiven; 0: none ever is."""
     job: Job = Job()
 
+    @property
+    def join_wait_s(self) -> float:
+        """Return how long a run that has had a world waits for further nodes, in seconds: at most for a lease.
+
+        A long ``settle_s`` brings all machines into the first world; it must not keep out a machine that comes back.
+        """
+        return min(self.settle_s, self.lease_ttl_s)
+
     def skips(self, history: Plan) -> bool:
         """Return whether the run has finished and is not to be run again.
 

@@ -218,7 +218,7 @@ def _admit(now: ClusterView, world: World, present: list[Participant], *, handle
         return steady
     open_s = [_open_s(now, node) for node in candidates]
     allowed = [node for node, at_s in zip(candidates, open_s, strict=True) if at_s <= now.now_s]
-    if not allowed or any(now.now_s < at_s <= now.now_s + now.policy.settle_s for at_s in open_s):
+    if not allowed or any(now.now_s < at_s <= now.now_s + now.policy.join_wait_s for at_s in open_s):
         later = min((at_s for at_s in open_s if at_s > now.now_s), default=FAR_S)
         return Decision(f"{node_names(candidates)} will join soon", wake_s=min(wake_s, later))
     if now.policy.fit(len(world.seats) + len(allowed)) <= len(world.seats):
@@ -233,7 +233,7 @@ def _admit(now: ClusterView, world: World, present: list[Participant], *, handle
 def _open_s(now: ClusterView, node: Sighting) -> float:
     """Return when a waiting node may be let in; one that was lost again and again, when the others made progress."""
     progress_s = now.clock.since_s + PROGRESS_S if now.is_unstable(node) else 0.0
-    return max(node.first_seen_s + now.policy.settle_s, progress_s)
+    return max(node.first_seen_s + now.policy.join_wait_s, progress_s)
 
 
 def _waiting_to_join(now: ClusterView, world: World) -> list[Sighting]:

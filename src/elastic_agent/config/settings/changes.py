@@ -98,8 +98,8 @@ class NoticeSettings:
         "after",
         "When nodes that arrive late may join a running world: never (only when the next generation forms "
         "for another reason), at-notice (if the script handles notices, so that no step is lost), after "
-        "(as at-notice, otherwise by a restart). They join once they have waited for --settle. A node that was "
-        "part of the run before may always rejoin.",
+        "(as at-notice, otherwise by a restart). They join once they have waited for --settle, at most "
+        "--lease-ttl. A node that was part of the run before may always rejoin.",
     )
     node_unit: tuple[int, ...] = setting(
         value_types.NODE_COUNTS,

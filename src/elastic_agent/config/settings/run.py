@@ -163,7 +163,8 @@ class RendezvousSettings:
         value_types.seconds(0),
         "1.0",
         "Once there are enough nodes, how long to wait for more after the last one joined; also how long a new "
-        "node waits before a running world lets it in. With the maximum of --nnodes, nothing is waited for.",
+        "node waits before a running world lets it in, there for at most --lease-ttl. With the maximum of --nnodes, "
+        "nothing is waited for.",
     )
     join_timeout: float = setting(
         value_types.seconds(0, above=True),
