@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import resource
 import sys
 from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.devices import check_limits
-from elastic_agent.config.errors import UsageError
-from tests.cli.support import LONG_LEASE, command_of_another_user, elastic_agent, refusal
+from tests.cli.support import LONG_LEASE, elastic_agent, refusal
 from tests.ports import free_port
-
-USER = 61003
-"""Without processes of its own."""
 
 
 def limited(option: str, limit: int) -> list[str]:
@@ -65,27 +58,6 @@ def test_a_limit_of_the_address_space_is_named_where_torch_cannot_be_loaded(
     ended = elastic_agent(*argv[start], under=limited("-v", 300_000))
     assert "before it had imported torch; its address space is limited to 307 MB: ulimit" in ended.stderr
     assert "can have only" not in ended.stderr
-
-
-def test_an_agent_needs_a_number_of_processes_unless_root_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        resource, "getrlimit", lambda which: (8 if which == resource.RLIMIT_NPROC else -1, -1)
-    )
-    monkeypatch.setattr(os, "geteuid", lambda: USER)
-    with pytest.raises(
-        UsageError, match="can have only 8 processes and threads; expected at least 17 for 1 worker:"
-    ):
-        check_limits(1)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    check_limits(1)
-
-
-@pytest.mark.prove
-def test_too_few_processes_are_refused() -> None:
-    """As root, use another user's: root has no such limit."""
-    refused = refusal("-m", "json.tool", command=[*limited("-u", 8), *command_of_another_user(USER)])
-    assert "elastic-agent: this user can have only 8 processes and threads" in refused
-    assert "expected at least 17 for 1 worker: raise the limit" in refused
 
 
 def test_an_interpreter_that_this_user_cannot_execute_is_refused(script: Path) -> None:

@@ -1,4 +1,4 @@
-"""How many workers ``--nproc-per-node`` means on this machine, and whether this user's limits let them run."""
+"""How many workers ``--nproc-per-node`` means here, and whether this user's limit of open files lets them run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from elastic_agent.printable import plain
 
 AGENT_FILES, FILES_PER_WORKER = 80, 8
 """Descriptors that an agent opens at most, and more for each worker, in it or in its guard (measured)."""
-
-AGENT_TASKS, TASKS_PER_WORKER = 15, 2
-"""Processes and threads: the agent's, guard and spawner; a worker and the standby that is to replace it."""
 
 _DEVICE_FILES = ("nvidia", "nvmap", "dxg", "kfd", "dri", "accel")
 """Beginnings of their names: NVIDIA, its Jetson, WSL 2, AMD, Intel and AMD, others."""
@@ -154,35 +151,19 @@ def _at_least_one(count: int, wanted: str, device: str) -> int:
     )
 
 
-def check_limits(slots: int) -> None:
-    """Check that an agent and so many workers have enough descriptors and processes.
+def check_open_files(slots: int) -> None:
+    """Check that an agent and so many workers have enough descriptors (0: the store alone).
 
-    Below these numbers the agent would hang, or end with an error that does not name the cause.
+    With fewer, the agent would hang, or end with an error that does not name the cause.
 
     Raises:
         UsageError: they have not.
     """
-    check_open_files(slots)
-    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    wanted = AGENT_TASKS + TASKS_PER_WORKER * slots
-    if os.geteuid() != 0 and limit != resource.RLIM_INFINITY and limit < wanted:  # root is exempt
-        raise UsageError(
-            f"this user can have only {limit} processes and threads",
-            f"expected at least {wanted} for {_workers(slots)}: raise the limit (ulimit -u)",
-        )
-
-
-def check_open_files(slots: int) -> None:
-    """Check that so many workers have enough descriptors (0: the store alone); raises ``UsageError``."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = AGENT_FILES + FILES_PER_WORKER * slots
     if limit != resource.RLIM_INFINITY and limit < wanted:
-        needed_for = f" for {_workers(slots)}" if slots else ""
+        needed_for = f" for {slots} worker{'s' if slots > 1 else ''}" if slots else ""
         raise UsageError(
             f"a process of this user can have only {limit} open files",
             f"expected at least {wanted}{needed_for}: raise the limit (ulimit -n; in a service LimitNOFILE)",
         )
-
-
-def _workers(slots: int) -> str:
-    return f"{slots} worker{'s' if slots > 1 else ''}"

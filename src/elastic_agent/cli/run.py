@@ -42,7 +42,7 @@ def start_agent(resolved: Resolved) -> int:
         UsageError: the settings are wrong for this machine.
     """
     # Imported late: a mistake must be answered before that.
-    from elastic_agent.agent.devices import check_limits, likely_slots
+    from elastic_agent.agent.devices import check_open_files, likely_slots
     from elastic_agent.agent.worker_group.interruptions import StopSignals
     from elastic_agent.agent.worker_group.warm_start import start_guard
     from elastic_agent.config.secrets import take_secret_variables
@@ -52,7 +52,7 @@ def start_agent(resolved: Resolved) -> int:
     stop_signals = StopSignals()
     if resolved.settings.notice_signal != NO_SIGNAL:
         stop_signals.catch_early(resolved.settings.notice_signal)
-    check_limits(likely_slots(resolved.settings.nproc_per_node) or 1)
+    check_open_files(likely_slots(resolved.settings.nproc_per_node) or 1)
     make_state_dir(resolved.settings.state_dir, os.environ)
     # Before anything is started that would inherit them:
     manager = SystemdNotifier.taken_from(os.environ)

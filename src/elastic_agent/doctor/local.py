@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from elastic_agent import installed_version
 from elastic_agent.agent import preflight
-from elastic_agent.agent.devices import check_limits, check_numa_binding, count_slots, likely_slots
+from elastic_agent.agent.devices import check_numa_binding, check_open_files, count_slots, likely_slots
 from elastic_agent.agent.identity import try_state_dir
 from elastic_agent.agent.preflight import Finding, error, warning
 from elastic_agent.agent.slurm.nodes import reachable_endpoint
@@ -137,7 +137,7 @@ def _check_start(request: Request) -> Iterator[Finding]:
             try_state_dir(settings.state_dir)
 
     checks: tuple[Callable[[], object], ...] = (
-        lambda: check_limits(likely_slots(settings.nproc_per_node) or 1),
+        lambda: check_open_files(likely_slots(settings.nproc_per_node) or 1),
         lambda: count_slots(settings.nproc_per_node),
         lambda: check_numa_binding(settings.numa_binding),
         check_state_dir,
