@@ -54,6 +54,7 @@ def checks(found: Any) -> list[tuple[str, str]]:
         ("import os\nos.environ['MASTER_ADDR'] = '127.0.0.1'\n", [("error", "script-master-address")]),
         ("import os\nif 'MASTER_ADDR' not in os.environ:\n    os.environ['MASTER_ADDR'] = 'localhost'\n", []),
         ("import os\nos.environ['MASTER_PORT'] = str(1)\n", [("warning", "script-master-address")]),
+        ("import os\nos.environ.update(MASTER_ADDR='::1')\n", [("error", "script-master-address")]),
         ("import os\nos.environ.setdefault('MASTER_ADDR', 'localhost')\n", []),
         ("def f(:\n", [("error", "script")]),
         ("os" + ".deep" * 2000 + "['MASTER_ADDR'] = 'localhost'\n", []),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import psutil
 from msgspec import Struct
 
+from elastic_agent.agent.environment_changes import EnvironmentChange, changes_of, is_environ
 from elastic_agent.python_source import parsed
 from elastic_agent.transport import UnreachableError, is_loopback_name, resolve
 from elastic_agent.values import Endpoint
@@ -115,46 +116,31 @@ def _is_own_name(host: str) -> bool:
 
 def check_addresses(source: bytes, name: str) -> Iterator[Finding]:
     """Check that the script leaves the address of the process group to the agent."""
-    for line_number, variable, value in _assigned_addresses(parsed(source)):
-        is_loopback = value in ("localhost", "127.0.0.1", "::1")
+    for change in _set_addresses(parsed(source)):
+        is_loopback = change.value in ("localhost", "127.0.0.1", "::1")
         make = error if is_loopback else warning
         why = (
             "so every machine waits for itself" if is_loopback else "which the agent sets for each generation"
         )
-        shown = f"{variable}={value}" if value else variable
+        shown = f"{change.name}={change.value}" if change.value else change.name
         yield make(
             "script-master-address",
-            f"{name}:{line_number} sets {shown}, {why}",
+            f"{name}:{change.line} sets {shown}, {why}",
             "remove that line, or use os.environ.setdefault",
         )
 
 
-def _assigned_addresses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """Yield line, variable and value (if it is a constant) of each assignment of MASTER_ADDR or MASTER_PORT.
+def _set_addresses(tree: ast.AST) -> Iterator[EnvironmentChange]:
+    """Yield each place where MASTER_ADDR or MASTER_PORT is set.
 
     What an ``if`` guards by what is in the environment is left out. Without recursion: source may be nested deeply.
     """
     pending = [tree]
     while pending:
-        match pending.pop():
-            case ast.If(test=test) if any(_is_environ(node) for node in ast.walk(test)):
-                continue
-            case (
-                ast.Assign(
-                    targets=[
-                        ast.Subscript(value=target, slice=ast.Constant("MASTER_ADDR" | "MASTER_PORT" as name))
-                    ],
-                    value=value,
-                ) as assignment
-            ) if _is_environ(target):
-                yield assignment.lineno, name, str(value.value) if isinstance(value, ast.Constant) else ""
-            case node:
-                pending += reversed([*ast.iter_child_nodes(node)])
-
-
-def _is_environ(node: ast.AST) -> bool:
-    """Return whether this is ``os.environ``, or ``environ`` of a module or by itself."""
-    match node:
-        case ast.Attribute(attr="environ") | ast.Name(id="environ"):
-            return True
-    return False
+        node = pending.pop()
+        if isinstance(node, ast.If) and any(map(is_environ, ast.walk(node.test))):
+            continue
+        for change in changes_of(node):
+            if change.name in ("MASTER_ADDR", "MASTER_PORT") and not (change.if_missing or change.removed):
+                yield change
+        pending += reversed([*ast.iter_child_nodes(node)])

@@ -9,9 +9,9 @@ import ast
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 
+from elastic_agent.agent.environment_changes import EnvironmentChange, changes_of
 from elastic_agent.python_source import parsed
 from elastic_agent.workers.spawner.curated import TRAIN_NOTHING, is_curated
 from elastic_agent.workers.spawner.import_variables import is_read_at_import
@@ -21,29 +21,22 @@ _MOST_FILES = 200
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-@dataclass(frozen=True)
-class _Change:
-    """An environment variable is set or removed; value None: not known from the source."""
+def _has_effect(change: EnvironmentChange, environ: Mapping[str, str]) -> bool:
+    """Return whether it would change, in this environment, what torch reads when it is imported."""
+    set_already = environ.get(change.name)
+    if change.removed:
+        return set_already is not None and is_read_at_import(change.name, set_already)
+    if set_already is not None and (change.if_missing or set_already == change.value):
+        return False
+    return is_read_at_import(change.name, change.value)
 
-    name: str
-    value: str | None
-    line: int
-    if_missing: bool = False
-    removed: bool = False
 
-    def has_effect(self, environ: Mapping[str, str]) -> bool:
-        if self.removed:
-            return self.name in environ and is_read_at_import(self.name, environ[self.name])
-        if self.name in environ and (self.if_missing or environ[self.name] == self.value):
-            return False
-        return is_read_at_import(self.name, self.value)
-
-    def why_cold(self, file: str) -> str:
-        does, advice = ("removes", "set it as needed") if self.removed else ("sets", "set it")
-        return (
-            f"{file} {does} {self.name} in line {self.line}, which torch reads when it is imported; for warm "
-            f"workers, {advice} in the agent's environment"
-        )
+def _why_cold(change: EnvironmentChange, file: str) -> str:
+    does, advice = ("removes", "set it as needed") if change.removed else ("sets", "set it")
+    return (
+        f"{file} {does} {change.name} in line {change.line}, which torch reads when it is imported; for warm "
+        f"workers, {advice} in the agent's environment"
+    )
 
 
 def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapping[str, str]) -> str | None:
@@ -58,9 +51,9 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
     for file in _files_that_run(script, is_module, folder):
         tree = _parsed(file)
         name = os.path.basename(file)
-        change = next((change for change in _changes_before_torch(tree) if change.has_effect(environ)), None)
-        if change is not None:
-            return change.why_cold(name)
+        for change in _changes_before_torch(tree):
+            if _has_effect(change, environ):
+                return _why_cold(change, name)
         if any(_imports(node, _TITLES) for node in ast.walk(tree)):
             return f"{name} imports {_TITLES}, which has no effect in a warm worker"
     return None
@@ -159,12 +152,12 @@ def _files_that_run(script: str, is_module: bool, folder: str) -> Iterator[str]:
         path = [*spec.submodule_search_locations]
 
 
-def _changes_before_torch(tree: ast.Module) -> Iterator[_Change]:
+def _changes_before_torch(tree: ast.Module) -> Iterator[EnvironmentChange]:
     """Yield the changes in the order of the source; a function that is defined before may be called before."""
     for node, in_function in _in_order(tree):
         if _imports(node, "torch") and not in_function:
             return
-        yield from _changes(node)
+        yield from changes_of(node)
 
 
 def _in_order(node: ast.AST, in_function: bool = False) -> Iterator[tuple[ast.AST, bool]]:
@@ -177,78 +170,3 @@ def _imports(node: ast.AST, module: str) -> bool:
     if isinstance(node, ast.Import):
         return any(alias.name.partition(".")[0] == module for alias in node.names)
     return isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == module
-
-
-def _changes(node: ast.AST) -> Iterator[_Change]:
-    yield from _settings(node)
-    yield from _removals(node)
-
-
-def _settings(node: ast.AST) -> Iterator[_Change]:
-    match node:
-        case ast.Assign(targets=targets, value=value):
-            for target in targets:
-                yield from _item_set(target, value)
-        case ast.AnnAssign(target=target, value=ast.expr() as value):
-            yield from _item_set(target, value)
-        case ast.AugAssign(target=target, value=value):
-            if _is_environ(target):
-                yield from _all_set(value)
-            else:
-                yield from _item_set(target, None)
-        case ast.Call(func=ast.Attribute(value=of, attr=method), args=arguments, keywords=keywords):
-            if _is_environ(of) and method == "update":
-                for argument in arguments:
-                    yield from _all_set(argument)
-                yield from _all_named(keywords, node.lineno)
-            elif len(arguments) == 2 and (method == "putenv" or (_is_environ(of) and method == "setdefault")):
-                key, value = arguments
-                yield from _set(key, value, node.lineno, if_missing=method == "setdefault")
-
-
-def _removals(node: ast.AST) -> Iterator[_Change]:
-    match node:
-        case ast.Delete(targets=targets):
-            for target in targets:
-                if isinstance(target, ast.Subscript) and _is_environ(target.value):
-                    yield from _removed(target.slice, target.lineno)
-        case ast.Call(func=ast.Attribute(value=of, attr=method), args=[name, *_]):
-            if method == "unsetenv" or (_is_environ(of) and method == "pop"):
-                yield from _removed(name, node.lineno)
-
-
-def _item_set(target: ast.expr, value: ast.expr | None) -> Iterator[_Change]:
-    if isinstance(target, ast.Subscript) and _is_environ(target.value):
-        yield from _set(target.slice, value, target.lineno)
-
-
-def _all_set(mapping: ast.expr) -> Iterator[_Change]:
-    match mapping:
-        case ast.Dict(keys=keys, values=values):
-            for key, value in zip(keys, values, strict=True):
-                if key is not None:
-                    yield from _set(key, value, key.lineno)
-        case ast.Call(func=ast.Name(id="dict"), keywords=keywords):
-            yield from _all_named(keywords, mapping.lineno)
-
-
-def _all_named(keywords: list[ast.keyword], line: int) -> Iterator[_Change]:
-    for keyword in keywords:
-        yield from _set(ast.Constant(keyword.arg), keyword.value, line)
-
-
-def _set(key: ast.expr, value: ast.expr | None, line: int, *, if_missing: bool = False) -> Iterator[_Change]:
-    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-        known = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
-        yield _Change(key.value, known, line, if_missing)
-
-
-def _removed(key: ast.expr, line: int) -> Iterator[_Change]:
-    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-        yield _Change(key.value, None, line, removed=True)
-
-
-def _is_environ(node: ast.expr) -> bool:
-    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
-        isinstance(node, ast.Name) and node.id == "environ"
-    )
