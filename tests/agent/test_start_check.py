@@ -78,7 +78,9 @@ def test_a_node_that_trains_alone_is_told_that_its_endpoint_is_this_machine_for_
     words = "means a different machine on every machine"
     for host in ("localhost", "127.0.1.1"):
         options = "--rdzv-endpoint", f"{host}:{free_port()}", "--nnodes", "1:2"
-        assert logged("alone", tmp_path, *options).count(f"the endpoint {options[1]} {words}") == 1
+        lines = logged("alone", tmp_path, *options)
+        assert lines.count(f"the endpoint {options[1]} {words}") == 1
+        assert "run elastic-agent doctor with the same options" in lines
         assert logged("together", tmp_path, *options) == ""
         assert logged("another agent alone", tmp_path, *options) == ""
     assert logged("alone", tmp_path, "--rdzv-endpoint", "192.0.2.1:29400", "--nnodes", "1:2") == ""

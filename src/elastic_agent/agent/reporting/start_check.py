@@ -1,7 +1,8 @@
 """Examines this machine at the start of a run, and logs what may keep the run from starting.
 
 The script's source is looked at in every start, which takes milliseconds; the endpoint's name only if no generation
-has started after some seconds, or this node starts alone. ``elastic-agent doctor`` looks at everything else.
+has started after some seconds, or one of this node alone at an endpoint on loopback. ``elastic-agent doctor`` looks at
+everything else.
 """
 
 from __future__ import annotations
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
     from elastic_agent.agent.preflight import Finding
 
 PATIENCE_S = 10.0
-"""A run that has not started after this time may have a problem."""
+"""A run that has not started after this time may have a problem, and so may a node that is alone in it."""
 PREPARATION_S = 10.0
-ALONE_S = 5.0
-"""After this time, another agent of this machine would have joined a run whose endpoint is named as loopback."""
 LONGEST_SCRIPT = 2**20
 DOCTORS_PROBE = "elastic_agent.doctor.probe"
 """The worker of the doctor's own run, which needs no advice to start it."""
@@ -41,15 +40,17 @@ class StartCheck:
         """Begin; in the event loop. ``patience_s``: how long a run may take to start."""
         several = settings.nnodes.most > 1
         self._is_doctor = settings.script == DOCTORS_PROBE
-        self._patience_s = patience_s
-        self._endpoint = settings.rdzv_endpoint if several else None
         self._run_id = settings.rdzv_id
         self._lacks_store = False
         """The store does not answer, and the line that waits for it says why."""
-        self._nodes = 0
-        """Of the newest world; 0: there was none yet."""
+        self._is_alone = False
+        """The newest world is of this node, and the endpoint may be another machine on every machine."""
         self._tasks = BackgroundTasks()
-        self._waiting = None if self._endpoint is None else self._tasks.start(self._wait(self._endpoint))
+        endpoint = settings.rdzv_endpoint if several else None
+        self._is_loopback = endpoint is not None and all(
+            is_loopback_name(each.host) for each in endpoint.members
+        )
+        self._waiting = None if endpoint is None else self._tasks.start(self._wait(endpoint, patience_s))
         if several and not (settings.runs_program or settings.runs_module):
             self._tasks.start(self._tell(lambda: _script_findings(settings.script)))
 
@@ -57,9 +58,10 @@ class StartCheck:
         """Stop the examination when the run starts or ends, unless this node may be alone in it by mistake."""
         match event:
             case PlanSeen(plan=plan) if plan.phase is not Phase.FORMING or plan.world is not None:
-                if self._waiting is not None:
+                world = plan.world
+                self._is_alone = self._is_loopback and world is not None and len(world.seats) == 1
+                if self._waiting is not None and not self._is_alone:
                     self._waiting.cancel()
-                self._world_formed(len(plan.world.seats) if plan.world is not None else 0)
             case LeaveSignalled():
                 self.close()
             case RunAgreed(run_id=run_id):
@@ -73,37 +75,18 @@ class StartCheck:
         """Examine no more."""
         self._tasks.cancel()
 
-    def _world_formed(self, nodes: int) -> None:
-        before, self._nodes = self._nodes, nodes
-        endpoint = self._endpoint
-        if (
-            nodes
-            and not before
-            and endpoint
-            and all(is_loopback_name(each.host) for each in endpoint.members)
-        ):
-            self._tasks.start(self._check_alone(endpoint))
-
-    async def _check_alone(self, endpoint: Endpoint) -> None:
-        """Check whether the agents of other machines may each train alone, because the endpoint means themselves."""
-        await asyncio.sleep(min(ALONE_S, self._patience_s))
-        if self._nodes <= 1:
-            await self._check_endpoint(endpoint)
-
-    async def _wait(self, endpoint: Endpoint) -> None:
-        """Check the endpoint of a run that does not start."""
-        await asyncio.sleep(self._patience_s)
-        await self._check_endpoint(endpoint)
+    async def _wait(self, endpoint: Endpoint, patience_s: float) -> None:
+        """Check the endpoint of a run that does not start, or starts with this node alone."""
+        await asyncio.sleep(patience_s)
+        if not self._lacks_store:
+            is_meant = await self._has_another_agent()
+            if is_meant and self._is_alone:
+                return
+            await self._tell(lambda: _endpoint_findings(endpoint, may_be_loopback=is_meant))
         if not self._is_doctor:
             get_logger().info(
                 "to examine all machines of the run, run elastic-agent doctor with the same options on each of them"
             )
-
-    async def _check_endpoint(self, endpoint: Endpoint) -> None:
-        """Report an endpoint that means another machine here than elsewhere, or none, unless that was told."""
-        if not self._lacks_store:
-            is_meant = await self._has_another_agent()
-            await self._tell(lambda: _endpoint_findings(endpoint, may_be_loopback=is_meant))
 
     async def _has_another_agent(self) -> bool:
         """Return whether another agent of this machine takes part in the run: then a loopback endpoint is right."""
