@@ -13,6 +13,8 @@ import mmap
 import os
 import select
 import signal
+import socket
+import struct
 import time
 
 TYPE_CHECKING = False
@@ -31,6 +33,16 @@ _CPUCLOCK_SCHED = 2
 """The kind of clock in the number of another process's clock, as clock_getcpuclockid(3) makes it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+ENDS_WITH_PARENT = (
+    "import os, sys; from elastic_agent import linux; linux.set_parent_death_signal(15); "
+    "os.getppid() == int(sys.argv[1]) and os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+)
+"""A Python program that gets SIGTERM when its parent ends, the process in its first argument, and becomes Python with
+the other ones."""
+
+DEVICE_FILES = ("nvidia", "nvhost", "nvmap", "kfd", "dri", "dxg", "accel", "hl", "davinci")
+"""Beginnings of the names in /dev: NVIDIA, its Jetson (2), AMD, Intel and AMD, WSL 2, others."""
 
 JOB_SIGNALS: frozenset[int] = frozenset(
     (
@@ -458,6 +470,13 @@ def open_file(pid: int, fd: int) -> str:
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{pid}/fd/{fd}")
     return ""
+
+
+def peer_of(line: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end of a Unix socket, when it was connected."""
+    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid
 
 
 def mapped_files(pid: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Text from elsewhere (a worker's output, a record, a file name) made safe to record and to show.
+"""Text from elsewhere (a worker's output, a record, a file name) made safe to record and to show; lengths of time.
 
 Unsafe are control characters, C1 ones (U+0080 to U+009F, in which terminals find escape sequences too) included,
 characters that change the direction of what follows, and lone surrogates, which no UTF-8 can hold.
@@ -55,6 +55,23 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def one_line(text: str, length: int) -> str:
+    """Return the words in one line of at most so many characters."""
+    return cut(" ".join(text.split()), length)
+
+
 def cut(text: str, length: int) -> str:
     """Return the text, with an ellipsis in place of what is beyond so many characters."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def duration(length_s: float) -> str:
+    """Return a length of time in its two largest units, such as ``2 h 5 min`` or ``12.3 s``."""
+    if length_s < 60:
+        return f"{max(0.0, round(length_s, 2)):.3g} s"
+    minutes, seconds = divmod(round(length_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    units = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
+    first = next(index for index, (number, _) in enumerate(units) if number)
+    return " ".join(f"{number} {unit}" for number, unit in units[first : first + 2] if number)

@@ -19,7 +19,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import types
@@ -156,8 +155,7 @@ def _end_with_agent(line: socket.socket) -> None:
     The line stays open while a process that the agent forked has inherited its end: a program that calls torch's
     launcher may fork its workers.
     """
-    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    agent_pid = struct.unpack("3i", credentials)[0]
+    agent_pid, _ = linux.peer_of(line)
     end = select.poll()
     end.register(line, 0)
     try:

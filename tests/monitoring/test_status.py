@@ -24,7 +24,8 @@ from elastic_agent.monitoring.status import (
     of_ended_agent,
     run_status,
 )
-from elastic_agent.monitoring.status_text import duration, status_text
+from elastic_agent.monitoring.status_text import status_text
+from elastic_agent.printable import duration
 from elastic_agent.protocol import (
     RECORD_VERSION,
     Address,

@@ -18,9 +18,6 @@ from elastic_agent.printable import plain
 AGENT_FILES, FILES_PER_WORKER = 80, 8
 """Descriptors that an agent opens at most, and more for each worker, in it or in its guard (measured)."""
 
-_DEVICE_FILES = ("nvidia", "nvmap", "dxg", "kfd", "dri", "accel")
-"""Beginnings of their names: NVIDIA, its Jetson, WSL 2, AMD, Intel and AMD, others."""
-
 _COUNT = """
 import os, signal
 from elastic_agent import linux
@@ -78,7 +75,7 @@ class _Accelerators(NamedTuple):
 def _has_device_files() -> bool:
     """Return whether a device may be there: no driver works without its files."""
     try:
-        return any(name.startswith(_DEVICE_FILES) for name in os.listdir("/dev"))
+        return any(name.startswith(linux.DEVICE_FILES) for name in os.listdir("/dev"))
     except OSError:  # not readable, which does not keep programs from opening what is in it
         return True
 

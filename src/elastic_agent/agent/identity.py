@@ -27,11 +27,9 @@ import msgspec
 from elastic_agent.config.errors import UsageError
 from elastic_agent.files import all_but_newest, is_at, locked, modified_s
 from elastic_agent.linux import boot_id, boottime_s, pid_namespace, start_ticks
+from elastic_agent.workers.output.folders import KEPT_RUNS
 
 MAX_AGENTS_PER_MACHINE = 256
-
-KEPT_RUNS = 200
-"""The node-id locks of this many runs are kept, the newest, and those of all that are in progress."""
 
 LOCK_ATTEMPTS = 100
 """An agent that sweeps may remove the file that is to be locked, but hardly so often."""

@@ -12,10 +12,12 @@ import psutil
 from msgspec import Struct
 
 from elastic_agent.agent.environment_changes import EnvironmentChange, changes_of, is_environ
+from elastic_agent.printable import one_line
 from elastic_agent.python_source import parsed
 from elastic_agent.transport import UnreachableError, is_loopback_name, resolve
 from elastic_agent.values import Endpoint
 
+_LONGEST = 500
 LOOPBACK = "loopback-endpoint"
 """The check that cannot know whether all agents run on one machine."""
 
@@ -35,17 +37,12 @@ class Finding(Struct, frozen=True):
 
 def error(check: str, cause: str, remedy: str, machine: str = "") -> Finding:
     """Return an error, with texts in one line."""
-    return Finding(True, check, _bounded(cause), _bounded(remedy), machine)
+    return Finding(True, check, one_line(cause, _LONGEST), one_line(remedy, _LONGEST), machine)
 
 
 def warning(check: str, cause: str, remedy: str, machine: str = "") -> Finding:
     """Return a warning, with texts in one line."""
-    return Finding(False, check, _bounded(cause), _bounded(remedy), machine)
-
-
-def _bounded(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 500 else f"{line[:497]}..."
+    return Finding(False, check, one_line(cause, _LONGEST), one_line(remedy, _LONGEST), machine)
 
 
 # -- the endpoint ---------------------------------------------------------------------------------

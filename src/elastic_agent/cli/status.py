@@ -16,7 +16,7 @@ from elastic_agent.config.directories import default_state_dir
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.value_types import PATH, whole_number
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.printable import escaped
+from elastic_agent.printable import duration, escaped
 
 if TYPE_CHECKING:
     from elastic_agent.monitoring.status import GenerationStatus, RunStatus, Standstill
@@ -141,7 +141,6 @@ def _cause(generation: GenerationStatus) -> str:
 
 def _age(run: RunStatus) -> str:
     """Return how old a status is that an agent saved, and who knows more."""
-    from elastic_agent.monitoring.status_text import duration
     from elastic_agent.protocol import names
 
     age = f"{duration(time.time() - run.asked_s)} ago"

@@ -14,18 +14,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from elastic_agent import linux
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import load_settings
 from elastic_agent.config.settings import spec_by_name
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from elastic_agent.launch_outcome import FILE, LaunchOutcome
 from elastic_agent.worker_variables import LAUNCH_FOLDER
-
-_ENDS_WITH_PARENT = (
-    "import os, sys; from elastic_agent import linux; linux.set_parent_death_signal(15); "
-    "os.getppid() == int(sys.argv[1]) and os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
-)
-"""Makes the process end gracefully when the program ends, and then become the agent."""
 
 
 class LaunchError(RuntimeError):
@@ -122,7 +117,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
     An interrupt (Ctrl-C) makes the node leave the run, and is raised when it has left.
     """
-    argv = [sys.executable, "-c", _ENDS_WITH_PARENT, str(os.getpid()), "-m", "elastic_agent", *arguments]
+    argv = [sys.executable, "-c", linux.ENDS_WITH_PARENT, str(os.getpid()), "-m", "elastic_agent", *arguments]
     # In a process group of its own: a terminal's Ctrl-C would reach it twice.
     agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ, process_group=0)
     try:

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import TextIO
 
+from elastic_agent.printable import duration
+
 _ERASE_LINE = "\r\x1b[K"
 _CHANGE_GAP_S = 1.0
 _LOG_AFTER_S = (10.0, 30.0, 60.0)
@@ -111,7 +113,7 @@ class WaitingReporter:
         waited_s = now_s - self._since_s
         is_news = topic != self._told_topic and now_s - self._told_s >= _CHANGE_GAP_S
         if self._line is not None and self.is_live:
-            self._line.show(text, f" ({_duration(waited_s)})")
+            self._line.show(text, f" ({duration(int(waited_s))})")
         elif now_s >= self._due_s or is_news:
             self._log(text, waited_s=round(waited_s, 1))
             self._told_s, self._told_topic = now_s, topic
@@ -140,12 +142,3 @@ class WaitingReporter:
         self._since_s = None
         if self._line is not None:
             self._line.clear()
-
-
-def _duration(length_s: float) -> str:
-    whole = int(length_s)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from elastic_agent.printable import cut
+from elastic_agent.printable import cut, duration
 from elastic_agent.protocol import count
 
 from .status import (
@@ -28,18 +28,6 @@ LONGEST_END = 100
 """So many characters are shown of why a generation ended."""
 
 Row = tuple[str, ...]
-
-
-def duration(length_s: float) -> str:
-    """Return a length of time in its two largest units, such as ``2 h 5 min`` or ``12.3 s``."""
-    if length_s < 60:
-        return f"{max(0.0, round(length_s, 2)):.3g} s"
-    minutes, seconds = divmod(round(length_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    units = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
-    first = next(index for index, (number, _) in enumerate(units) if number)
-    return " ".join(f"{number} {unit}" for number, unit in units[first : first + 2] if number)
 
 
 def goodput_text(goodput: Goodput) -> str:

@@ -28,11 +28,6 @@ LEASE_S, MARGIN_S, SETTLE_S = 4.0, 1.0, 3.0
 OBSERVER = Path(__file__).with_name("observer.py")
 DIE_SAVING = "die-saving"
 """The file that makes the next worker that saves die halfway (see ``observer.py``)."""
-_ENDS_WITH_PARENT = (
-    "import os, sys; from elastic_agent import linux; linux.set_parent_death_signal(15); "
-    "os.getppid() == int(sys.argv[1]) and os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
-)
-"""Makes the process end gracefully when this one is killed, and then become the agent."""
 LEFT = (ExitCode.DRAINED, ExitCode.STOPPED)
 
 
@@ -122,7 +117,16 @@ class LocalCluster(Agents):
             self.names.append(name)
         state = self.folder / "state" / name
         state.mkdir(parents=True, exist_ok=True)
-        agent = (sys.executable, "-P", "-c", _ENDS_WITH_PARENT, str(os.getpid()), "-P", "-m", "elastic_agent")
+        agent = (
+            sys.executable,
+            "-P",
+            "-c",
+            linux.ENDS_WITH_PARENT,
+            str(os.getpid()),
+            "-P",
+            "-m",
+            "elastic_agent",
+        )
         command = [
             *(*agent, "run", *self.rendezvous(name), "--node-id", name, "--state-dir", str(state)),
             *(*self._options, str(OBSERVER), str(self.folder), *self.script),

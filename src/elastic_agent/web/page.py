@@ -11,6 +11,7 @@ import jinja2
 
 from elastic_agent.monitoring import status_text
 from elastic_agent.monitoring.status import RunStatus
+from elastic_agent.printable import duration
 from elastic_agent.protocol import count
 
 from .plots import MOST_SAMPLES, Sample, draw, times
@@ -88,7 +89,7 @@ def _rendered(**values: Any) -> bytes:
 def _age(status: RunStatus) -> str:
     if status.since_s is None:
         return ""
-    age = status_text.duration(status.asked_s - status.since_s)
+    age = duration(status.asked_s - status.since_s)
     return f"{age} ago" if status.is_over else f"for {age}"
 
 

@@ -22,7 +22,7 @@ from elastic_agent.diagnosis.known_errors import (
     readable,
 )
 from elastic_agent.diagnosis.known_errors import signal_name as name_of_signal
-from elastic_agent.printable import plain
+from elastic_agent.printable import one_line, plain
 from elastic_agent.workers.signature import mismatch_signature, signature
 from elastic_agent.workers.tracebacks import (
     Traceback,
@@ -155,10 +155,10 @@ def describe(
     trace = _final_traceback(returncode, stderr)
     if trace is not None and noted and not _is_of(trace, noted):
         trace = None
-    message = _one_line(raised)
+    message = one_line(raised, MESSAGE_CHARACTERS)
     if not raised:
         raised = _raised(returncode, stderr, trace, noted)
-        message = _one_line(trace.error if trace is not None else raised)
+        message = one_line(trace.error if trace is not None else raised, MESSAGE_CHARACTERS)
         tail = trace.text.removesuffix(f"\n{_ABORTED_AFTER_EXCEPTION}") if trace is not None else ""
     if fatal is not None and trace is None:
         tail = fatal.with_stack(_last_lines(stderr))
@@ -167,7 +167,7 @@ def describe(
     recognised = known_error(raised, stderr, facts) if raised else None
     if not raised and name not in _SENT:
         recognised = possible_error(stderr, facts)
-    last_line = _one_line(_last_line(stderr)) if not message and returncode > 0 else ""
+    last_line = one_line(_last_line(stderr), MESSAGE_CHARACTERS) if not message and returncode > 0 else ""
     line = script_line(tail or (stderr if message.startswith(_SYNTAX) else ""))
     if _is_mismatch(returncode, recognised):
         same = mismatch_signature(message, line)
@@ -267,11 +267,6 @@ def _last_line(stderr: str) -> str:
     return next(
         (line for line in reversed(lines) if any(map(str.isalnum, line)) and not is_warning(line)), ""
     )
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MESSAGE_CHARACTERS else line[: MESSAGE_CHARACTERS - 1] + "…"
 
 
 def _last_lines(text: str) -> str:

@@ -10,8 +10,6 @@ import asyncio
 import os
 import re
 import secrets
-import socket
-import struct
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from elastic_agent.linux import peer_of
 from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.protocol import Count, Generation, Name, Seconds
 
@@ -122,7 +121,7 @@ class ControlSocket:
         assert task is not None  # the server made one for this connection
         self._conversations.add(task)
         try:
-            if _peer(writer.get_extra_info("socket")) in (0, os.geteuid()):
+            if peer_of(writer.get_extra_info("socket"))[1] in (0, os.geteuid()):
                 await self._converse(reader, writer)
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):
             pass  # it has gone, or uses another protocol: others are not affected
@@ -141,14 +140,6 @@ class ControlSocket:
             async for answer in answers:
                 writer.write(msgspec.json.encode(answer) + b"\n")
                 await writer.drain()
-
-
-def _peer(sock: socket.socket) -> int:
-    """Return the user at the other end."""
-    _, uid, _ = struct.unpack(
-        "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    )
-    return int(uid)
 
 
 # -- the other end ------------------------------------------------------------------------------
@@ -200,7 +191,7 @@ async def command(address: AgentAddress, wanted: Command) -> AsyncGenerator[Answ
     """
     reader, writer = await asyncio.open_unix_connection(f"\0{address.name}", limit=LONGEST_ANSWER)
     try:
-        if _peer(writer.get_extra_info("socket")) != address.uid:
+        if peer_of(writer.get_extra_info("socket"))[1] != address.uid:
             raise PermissionError(f"the socket {address.name} belongs to another user")
         writer.write(msgspec.json.encode(wanted) + b"\n")
         await writer.drain()

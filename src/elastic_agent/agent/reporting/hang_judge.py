@@ -11,7 +11,7 @@ from elastic_agent.diagnosis.hangs import Hang, find_standstill, stands_still, w
 from elastic_agent.diagnosis.records import NodeReport, WorkerState
 from elastic_agent.logs import get_logger
 from elastic_agent.monitoring.run_log import RunLog
-from elastic_agent.monitoring.status_text import duration
+from elastic_agent.printable import duration
 from elastic_agent.protocol import Failure, FailureKind, remaining_restarts
 
 from .node_reports import NodeReports

@@ -16,8 +16,8 @@ from elastic_agent.files import all_but_newest, write_atomically
 from elastic_agent.monitoring.status import GenerationStatus, RunStatus, unexplained
 from elastic_agent.protocol import Phase
 from elastic_agent.transport import DiskThread
+from elastic_agent.workers.output.folders import KEPT_RUNS
 
-KEPT_RUNS = 200
 LONGEST_FILE = 16 * 1024 * 1024
 
 READ_FILES = 8

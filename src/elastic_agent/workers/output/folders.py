@@ -50,7 +50,8 @@ def run_folder(log_dir: str, run_id: str) -> Path:
 
 
 KEPT_RUNS = 200
-"""How many runs without --rdzv-id have their output kept in the default log directory."""
+"""How many runs are kept, the newest: their status and their node-id locks, and in the default log directory the
+output of those without --rdzv-id."""
 
 
 class LogFolders:

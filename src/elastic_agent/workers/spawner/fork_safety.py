@@ -6,17 +6,14 @@ import os
 import sys
 import time
 
-from elastic_agent.linux import open_files, thread_names
+from elastic_agent.linux import DEVICE_FILES, open_files, thread_names
 
 _THREADS_END_S = 0.5
 _ACCELERATORS = ("cuda", "xpu", "mtia")
 _HANDLE_FORKS = frozenset(("jemalloc_bg_thd",))
 """Threads that a forked process does without: jemalloc's, which pyarrow brings along, only returns unused memory to the
 system earlier (`background_thread_postfork_child` in its src/background_thread.c switches it off)."""
-_DEVICE_FILES = (
-    *("/dev/nvidia", "/dev/nvhost", "/dev/nvmap", "/dev/kfd", "/dev/dri/", "/dev/dxg"),
-    *("/dev/accel", "/dev/hl", "/dev/davinci"),
-)
+_DEVICES = tuple(f"/dev/{name}" for name in DEVICE_FILES)
 
 
 class UnsafeError(Exception):
@@ -31,7 +28,7 @@ def check_fork_safety() -> None:
                 f"an imported module has initialised torch.{name}, which does not survive a fork"
             )
     for path in open_files():
-        if path.startswith(_DEVICE_FILES):
+        if path.startswith(_DEVICES):
             raise UnsafeError(f"an imported module has opened {path}, which does not survive a fork")
     _try_a_fork()
     lost = _threads()
