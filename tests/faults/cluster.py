@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from elastic_agent import linux
 from elastic_agent.testing.processes import JOURNAL, Agents, Line, Lines, NodeProcess
 from tests.cli.support import elastic_agent
 from tests.etcd import set_up_long_ago
@@ -29,6 +30,15 @@ SHORT_LEASE_S, SHORT_MARGIN_S = 2.0, 0.5
 EXPIRING_LEASE_S = 4.0
 """For stories about a lease that expires. A machine that stands still for longer costs them another generation."""
 UNIQUE = ""
+
+
+def worlds_of(agents: Agents) -> dict[int, list[Line]]:
+    """What every agent saw of each running generation."""
+    seen: dict[int, list[Line]] = {}
+    for line in agents.journal("plan"):
+        if line["phase"] == "running":
+            seen.setdefault(line["generation"], []).append(line)
+    return seen
 
 
 class Cluster(Agents):
@@ -204,6 +214,13 @@ class Cluster(Agents):
         """Run a command of ``elastic-agent`` for this run."""
         return elastic_agent(*words, "--run", str(self.run_id))
 
+    def signal_all(self, node: str, signum: int) -> None:
+        """Send all processes below an agent a signal, then the agent, as Slurm does with ``proctrack/linuxproc``."""
+        agent = self.agents[node].pid
+        for process in reversed([*linux.descendants(agent)]):
+            linux.send_signal(process.pid, signum)
+        linux.send_signal(agent, signum)
+
     def let_finish(self) -> None:
         """Training may end."""
         (self.folder / "finish").touch()
@@ -218,6 +235,10 @@ class Cluster(Agents):
         """Every worker that came to user code, in order of time."""
         return self.notes("born")
 
+    def worlds(self) -> dict[int, list[Line]]:
+        """What every agent saw of each running generation."""
+        return worlds_of(self)
+
     def world(self, generation: int) -> dict[str, tuple[int, int]]:
         """A generation's nodes in order, with slots and first rank of each."""
         seats = self.worlds()[generation][0]["world"]
@@ -228,6 +249,15 @@ class Cluster(Agents):
         return int([one["pid"] for one in self.born() if one["worker_id"] == worker_id][-1])
 
     # -- waiting --------------------------------------------------------------------------------
+
+    def wait_event(self, event: str, node: str | None = None, **values: object) -> Line:
+        """Wait until an agent recorded this event (with these values); returns the first such."""
+
+        def look() -> Line | None:
+            lines = self.journal(event, node)
+            return next((line for line in lines if all(line.get(k) == v for k, v in values.items())), None)
+
+        return self.wait(f"{event} of {node or 'any node'} {values or ''}", look)
 
     def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = GUARD_S) -> T:
         """Wait until ``look`` finds something; the limit is a guard against hangs."""

@@ -51,7 +51,7 @@ def test_a_signal_to_all_processes_of_a_slurm_step_lets_workers_save(make_cluste
     first = cluster.wait_training("a", "b")
     cluster.wait_event("spawner_ready", "a")
     for name in "ab":
-        cluster.agents[name].signal_all(signal.SIGUSR1)
+        cluster.signal_all(name, signal.SIGUSR1)
     assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED), cluster.story()
     check_all_told_and_left(cluster, first, "walltime")
     check_every_step_once(cluster)
@@ -67,7 +67,7 @@ def test_workers_that_exit_on_the_signal_do_not_finish_the_run(
     cluster = make_cluster("2")
     first = train(cluster, "a", "b", arguments=arguments)
     for name in "ab":
-        cluster.agents[name].signal_all(signal.SIGUSR1)
+        cluster.signal_all(name, signal.SIGUSR1)
     assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED), cluster.story()
     check_all_told_and_left(cluster, first, "SIGUSR1")
     train(cluster, "a", "b", after=first, arguments=arguments)
@@ -85,7 +85,7 @@ def test_workers_killed_by_the_signal_are_not_restarted_or_charged(
     cluster = make_cluster("2", "--max-restarts", "0")
     first = train(cluster, "a", "b")
     for name in "ab":
-        cluster.agents[name].signal_all(signum)
+        cluster.signal_all(name, signum)
     ends = set(cluster.wait_end().values())
     may_leave = (
         {ExitCode.DRAINED} if signum == signal.SIGTERM else set()
@@ -102,7 +102,7 @@ def test_training_that_completes_during_a_stop_is_finished(make_cluster: MakeClu
         "a", 2, script=HANDLING_NOTICES, arguments=("--blind",), SLURM_CONF="/dev/null", **SLURM_STEP
     )
     cluster.wait_training("a")
-    cluster.agents["a"].signal_all(signal.SIGUSR1)
+    cluster.signal_all("a", signal.SIGUSR1)
     cluster.wait_event("notice", "a")
     cluster.let_finish()
     assert cluster.wait_end() == {"a": ExitCode.FINISHED}, cluster.story()

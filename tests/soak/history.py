@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_agent.testing.processes import Line
+from tests.faults.cluster import worlds_of
 from tests.faults.rules import safety_problems
 
 from .cluster import SoakCluster
@@ -41,7 +42,7 @@ class RecordedRun:
         return [one for one in lines if not self._was_paused(one["node"], one["exited_boottime_s"])]
 
     def worlds(self) -> dict[int, list[Line]]:
-        return self._cluster.worlds()
+        return worlds_of(self._cluster)
 
     def steps(self) -> list[Line]:
         return [

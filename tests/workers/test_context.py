@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-import signal
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -16,9 +14,9 @@ import pytest
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.facts import Started
 from elastic_agent.workers.failure import WorkerFailure
-from elastic_agent.workers.guard.client import Exited, GuardLost, Spawned, Stopped
+from elastic_agent.workers.guard.client import Exited, Stopped
 from elastic_agent.workers.output.generation_logs import GenerationLogs, Streams
-from tests.workers.support import PATIENCE_S, SLEEP, Driver
+from tests.workers.support import PATIENCE_S, Driver
 
 RAISE = "raise RuntimeError('boom')"
 
@@ -34,15 +32,6 @@ class Contexts:
 
     def start(self, *codes: str, logs: dict[str, Any] | None = None, **options: Any) -> WorkerContext:
         args = {slot: ("-I", "-S", "-c", textwrap.dedent(code)) for slot, code in enumerate(codes)}
-        return self.start_program(sys.executable, args, logs=logs, **options)
-
-    def start_program(
-        self,
-        program: str,
-        args: dict[int, tuple[str, ...]],
-        logs: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> WorkerContext:
         self.generation += 1
         envs = {
             slot: {
@@ -55,7 +44,7 @@ class Contexts:
         }
         specs = GenerationLogs(str(self.directory), **(logs or {}))
         context = WorkerContext(
-            self.driver.guard, self.generation, "w", program, args, envs, specs, self.closer, **options
+            self.driver.guard, self.generation, "w", sys.executable, args, envs, specs, self.closer, **options
         )
         context.start()
         return context
@@ -91,15 +80,13 @@ def reported(context: WorkerContext, slot: int = 0) -> WorkerFailure:
     return context.failure(context.exits[slot], context.final_output(slot))
 
 
-def test_the_exits_of_workers_are_known_and_none_is_stopped(contexts: Contexts) -> None:
+def test_the_exits_of_workers_are_known(contexts: Contexts) -> None:
     context = contexts.start("import time; time.sleep(1000)", RAISE)
     contexts.feed(context, Exited)
     assert set(context.pids()) == {0, 1}
     assert {slot: exited.returncode for slot, exited in context.exits.items()} == {1: 1}
     assert reported(context, 1).summary("n2") == "worker n2/1 exited with code 1: RuntimeError: boom"
-    assert not context.stopped
     contexts.stop(context)
-    assert context.stopped
     context.close_later()
 
 
@@ -161,18 +148,10 @@ def test_the_failure_of_workers_whose_folder_was_removed_is_explained(
     contexts.stop(context)
 
 
-def test_workers_lost_with_the_guard_are_stopped(contexts: Contexts) -> None:
-    context = contexts.start_program("sleep", {0: SLEEP[1:]})
-    contexts.feed(context, Spawned)
-    os.kill(contexts.driver.guard.pid, signal.SIGKILL)
-    contexts.feed(context, GuardLost)
-    assert context.stopped
-
-
 def test_events_of_another_generation_are_ignored(contexts: Contexts) -> None:
     context = contexts.start("pass")
-    context.handle(Stopped(99, ()))
-    assert not context.stopped
+    context.handle(Exited(99, 0, 1, 1, 0.0))
+    assert not context.exits
     contexts.feed(context, Exited)
     contexts.stop(context)
 

@@ -132,11 +132,6 @@ class NodeProcess:
         """Send the agent alone a signal; SIGTERM makes the node leave."""
         os.kill(self.pid, signum)
 
-    def signal_all(self, signum: int) -> None:
-        """Send all processes below the agent a signal, then the agent, as Slurm does with ``proctrack/linuxproc``."""
-        for pid in reversed(self._pids()):
-            linux.send_signal(pid, signum)
-
     def kill_node(self) -> None:
         """Kill all processes at once, as a power cut would."""
         for pid in self.freeze_node():  # no process reacts before all are dead
@@ -250,14 +245,6 @@ class Agents:
         lines = self._journal.all() if event is None else self._journal.of(event)
         return [line for line in lines if node in (None, line.get("node"))]
 
-    def worlds(self) -> dict[int, list[Line]]:
-        """Return what every agent saw of each running generation."""
-        seen: dict[int, list[Line]] = {}
-        for line in self.journal("plan"):
-            if line["phase"] == "running":
-                seen.setdefault(line["generation"], []).append(line)
-        return seen
-
     def marked_processes(self) -> list[int]:
         """Return the processes of this cluster that live."""
         found = []
@@ -295,15 +282,6 @@ class Agents:
         if found is None:
             raise self.error(f"waited {timeout_s:g} s for {awaited}\n{self.story()}")
         return found
-
-    def wait_event(self, event: str, node: str | None = None, **values: object) -> Line:
-        """Wait until an agent recorded this event (with these values); returns the first such."""
-
-        def look() -> Line | None:
-            lines = self.journal(event, node)
-            return next((line for line in lines if all(line.get(k) == v for k, v in values.items())), None)
-
-        return self.wait(f"{event} of {node or 'any node'} {values or ''}", look)
 
     def wait_said(self, name: str, *texts: str, timeout_s: float = WAIT_TIMEOUT_S) -> str:
         """Wait until this agent logged a line with all of these texts."""

@@ -23,10 +23,8 @@ from elastic_agent.workers.guard.client import (
     Exited,
     Guard,
     GuardEvent,
-    GuardLost,
     Launch,
     Spawned,
-    Stopped,
 )
 from elastic_agent.workers.output.final_output import FinalOutput, read_final_output
 from elastic_agent.workers.output.tee import Tee
@@ -116,8 +114,6 @@ class WorkerContext:
         self._startup_hook = startup_hook
         self._how = started
         self._before: facts.Baseline | None = None
-        self._started = False
-        self._stopped = False
         self._spawned_pids: dict[int, int] = {}
         self._exits: dict[int, Exited] = {}
         logs = logs_specs.reify(self._envs)
@@ -153,11 +149,6 @@ class WorkerContext:
     def exits(self) -> Mapping[int, Exited]:
         """The ends of workers, by local rank."""
         return self._exits
-
-    @property
-    def stopped(self) -> bool:
-        """True if no process of this generation is left, or none was ever started."""
-        return self._stopped or not self._started
 
     def shows_stderr(self, slot: int) -> bool:
         """Return whether this worker writes to the agent's own standard error."""
@@ -215,7 +206,6 @@ class WorkerContext:
         launches = [self._launch(slot) for slot in range(len(self._args))]
         self._before = facts.baseline(self._how)
         self._guard.spawn(self.generation, launches, self._warm_patience_s)
-        self._started = True
         for tee in self._tees:
             tee.start()
 
@@ -236,16 +226,11 @@ class WorkerContext:
 
     def handle(self, event: GuardEvent) -> None:
         """Take note of an event; those of other generations are ignored."""
-        if isinstance(event, GuardLost):
-            self._stopped = True
-        elif getattr(event, "generation", None) != self.generation:
-            return
-        elif isinstance(event, Spawned):
-            self._spawned_pids = event.pids
-        elif isinstance(event, Exited):
-            self._exits[event.slot] = event
-        elif isinstance(event, Stopped):
-            self._stopped = True
+        match event:
+            case Spawned(generation=self.generation, pids=pids):
+                self._spawned_pids = pids
+            case Exited(generation=self.generation, slot=slot):
+                self._exits[slot] = event
 
     @property
     def shows_output(self) -> bool:
