@@ -128,14 +128,13 @@ class _Comparison:
         names = {progress.group for worker in self.workers.values() for progress in worker.progress}
         members = {name: self._members(name) for name in sorted(names)}
         self.groups = {
-            name: group for name, group in members.items() if any(map(_is_waiting, group.values()))
+            name: group
+            for name, group in members.items()
+            if any(progress.is_waiting for progress in group.values())
         }
         """Groups in which a rank waits: the progress of each rank in it."""
         self.waiting = {
-            rank
-            for group in self.groups.values()
-            for rank, progress in group.items()
-            if _is_waiting(progress)
+            rank for group in self.groups.values() for rank, progress in group.items() if progress.is_waiting
         } | {rank for rank, worker in self.workers.items() if worker.waits_in and not worker.is_silent}
 
     def _members(self, name: str) -> dict[int, GroupProgress]:
@@ -204,7 +203,7 @@ class _Comparison:
     def _behind(self) -> Hang | None:
         depends: dict[str, list[int]] = {}
         for name, group in self.groups.items():
-            front = max(progress.enqueued for progress in group.values() if _is_waiting(progress))
+            front = max(progress.enqueued for progress in group.values() if progress.is_waiting)
             late = [rank for rank, progress in group.items() if progress.enqueued < front]
             if late:
                 depends[name] = late
@@ -226,9 +225,7 @@ class _Comparison:
         for group in self.groups.values():
             least = min(progress.enqueued for progress in group.values())
             inside |= {
-                rank
-                for rank, progress in group.items()
-                if _is_waiting(progress) and progress.enqueued > least
+                rank for rank, progress in group.items() if progress.is_waiting and progress.enqueued > least
             }
         return inside
 
@@ -238,7 +235,7 @@ class _Comparison:
         lowest = min(group[rank].enqueued for rank in ranks)
         ranks = [rank for rank in ranks if group[rank].enqueued == lowest]
         front = [
-            rank for rank, progress in group.items() if _is_waiting(progress) and progress.enqueued > lowest
+            rank for rank, progress in group.items() if progress.is_waiting and progress.enqueued > lowest
         ]
         kind, who = self._kind_of(ranks), self._named(ranks)
         if kind is HangKind.EXITED and lowest < 0:  # what it had called is not known
@@ -257,7 +254,7 @@ class _Comparison:
 
     def _crossed(self, depends: Mapping[str, list[int]]) -> Hang:
         waiting = {
-            name: [rank for rank, progress in self.groups[name].items() if _is_waiting(progress)]
+            name: [rank for rank, progress in self.groups[name].items() if progress.is_waiting]
             for name in depends
         }
         parts = [
@@ -347,7 +344,7 @@ class _Comparison:
             return _at(call.line)
         worker = self.workers[rank]
         is_newest = any(
-            _is_waiting(progress) and progress.enqueued == call.serial for progress in worker.progress
+            progress.is_waiting and progress.enqueued == call.serial for progress in worker.progress
         )
         return _at(worker.line) if is_newest else ""
 
@@ -390,10 +387,6 @@ def _as_known(progress: GroupProgress, worker: WorkerReport) -> GroupProgress:
     return msgspec.structs.replace(progress, completed=progress.enqueued) if worker.is_silent else progress
 
 
-def _is_waiting(progress: GroupProgress) -> bool:
-    return progress.enqueued > max(progress.completed, 0)
-
-
 def _doing(worker: WorkerReport) -> str:
     if worker.state is WorkerState.SUCCEEDED:
         return "exited with code 0"
@@ -411,7 +404,7 @@ def _doing(worker: WorkerReport) -> str:
 def _place(worker: WorkerReport) -> str:
     newest = max(worker.progress, key=lambda progress: progress.enqueued, default=None)
     collective = ""
-    if newest is not None and _is_waiting(newest):
+    if newest is not None and newest.is_waiting:
         call = described(newest.last) if newest.last is not None else "a collective"
         collective = f"waits in {call}, sequence number {newest.enqueued}"
     elif worker.waits_in:

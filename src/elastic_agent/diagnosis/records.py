@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -62,8 +62,32 @@ class GroupProgress(Struct, frozen=True, omit_defaults=True):
     recent: tuple[Collective, ...] = ()
     """The last ones enqueued, the newest last; only while nothing progresses, and after an exception."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last one enqueued has not completed."""
+        return self.enqueued > max(self.completed, 0)
 
-class WorkerReport(Struct, frozen=True, omit_defaults=True):
+
+class Place(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What the main thread of a worker does."""
+
+    line: Text = ""
+    """Where it is in the script, such as ``train.py:88``."""
+    waits_in: Text = ""
+    """The function of ``torch.distributed`` that it is in; empty: none."""
+    handles: Text = ""
+    """The exception that it handles in an ``except``, a ``finally`` or a ``with``; empty: none."""
+    raised_at: Text = ""
+    """Where in the script that was raised, such as ``train.py:12``."""
+    stack: LongText = ""
+    """Its Python stack, innermost call last."""
+
+    def as_place(self) -> dict[str, Any]:
+        """Return these values, for another record of the same worker."""
+        return {name: getattr(self, name) for name in Place.__struct_fields__}
+
+
+class WorkerReport(Place, frozen=True, omit_defaults=True):
     """One worker of a generation."""
 
     slot: Count
@@ -92,8 +116,6 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     progress: tuple[GroupProgress, ...] = ()
     process_state: Annotated[str, Meta(max_length=8)] = ""
     """As in /proc/PID/status: R, S, D, T …; empty: not known."""
-    stack: LongText = ""
-    """The Python stack of its main thread, innermost call last."""
     known: Annotated[str, Meta(max_length=64)] = ""
     """The name of the error in `known_errors.toml`, if it is in there."""
     reason: Annotated[str, Meta(max_length=64)] = ""
@@ -104,14 +126,6 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """Address or name of the machine of the other worker that the error names."""
     peer_rank: Count | None = None
     """Rank of the other worker that the error names."""
-    line: Text = ""
-    """Where its main thread is in the script, such as ``train.py:88``."""
-    waits_in: Text = ""
-    """The function of ``torch.distributed`` that its main thread is in; empty: none."""
-    handles: Text = ""
-    """The exception that its main thread handles in an ``except``, a ``finally`` or a ``with``; empty: none."""
-    raised_at: Text = ""
-    """Where in the script that was raised, such as ``train.py:12``."""
     is_silent: bool = False
     """It was asked for its progress, and did not answer."""
     origin: Text = ""

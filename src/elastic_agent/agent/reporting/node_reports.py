@@ -239,11 +239,7 @@ def _running(progress: Progress, slot: int, first_rank: int) -> WorkerReport:
         optimizer_steps=progress.optimizer_steps.get(slot) or None,
         progress=known.groups,
         process_state=process.state if process is not None else "",
-        stack=known.stack,
-        line=known.line,
-        waits_in=known.waits_in,
-        handles=known.handles,
-        raised_at=known.raised_at,
         is_silent=known.is_silent,
         waits=round(known.waits, 2) if known.waits is not None else None,
+        **known.as_place(),
     )

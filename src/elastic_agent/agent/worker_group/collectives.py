@@ -13,13 +13,13 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
-from elastic_agent.diagnosis.records import GroupProgress
+from elastic_agent.diagnosis.records import GroupProgress, Place
 from elastic_agent.logs import get_logger
 from elastic_agent.printable import plain
 
@@ -47,7 +47,7 @@ class _Group(GroupProgress, frozen=True):
     timeout_s: float = 0.0
 
 
-class _Answer(msgspec.Struct):
+class _Answer(Place, frozen=True):
     slot: Annotated[int, Meta(ge=0)]
     generation: int
     pid: int
@@ -64,29 +64,16 @@ class _Answer(msgspec.Struct):
     details: bool = False
     is_last: bool = False
     """An exception ends the worker's script."""
-    line: Annotated[str, Meta(max_length=512)] = ""
-    waits_in: Annotated[str, Meta(max_length=256)] = ""
-    handles: Annotated[str, Meta(max_length=512)] = ""
-    raised_at: Annotated[str, Meta(max_length=512)] = ""
-    stack: Annotated[str, Meta(max_length=4096)] = ""
 
 
 _DECODER = msgspec.json.Decoder(_Answer)
 
 
-@dataclass(frozen=True)
-class WorkerCollectives:
+class WorkerCollectives(Place, frozen=True):
     """What a worker has answered."""
 
     pid: int
     groups: tuple[GroupProgress, ...] = ()
-    line: str = ""
-    waits_in: str = ""
-    stack: str = ""
-    handles: str = ""
-    """The exception that its main thread handles; empty: none."""
-    raised_at: str = ""
-    """Where in the script that was raised."""
     timeout_s: float = 0.0
     """The shortest time-out of the collectives that it waits in; 0: not known."""
     since_s: float = 0.0
@@ -185,9 +172,7 @@ class Collectives:
         known = self._workers.get(slot)
         if known is None or known.pid != pid or not known.is_last:
             return ()
-        return tuple(
-            msgspec.structs.replace(group, recent=group.recent[-LAST_OF_GROUP:]) for group in known.groups
-        )
+        return tuple(replace(group, recent=group.recent[-LAST_OF_GROUP:]) for group in known.groups)
 
     def ask(self, *, details: bool) -> None:
         """Ask all workers; what they answer is found in :attr:`workers` soon."""
@@ -245,8 +230,8 @@ class Collectives:
             self._peers[answer.slot] = peer
             self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s)
         elif known is not None and self._peers[answer.slot] == peer:
-            answer.is_last |= self._is_ending and answer.details
-            self._workers[answer.slot] = _updated(known, answer, now_s)
+            is_last = answer.is_last or (self._is_ending and answer.details)
+            self._workers[answer.slot] = _updated(known, replace(answer, is_last=is_last), now_s)
 
 
 def _is_own(ancillary: list[tuple[int, int, bytes]]) -> bool:
@@ -261,22 +246,18 @@ def _updated(known: WorkerCollectives, answer: _Answer, now_s: float) -> WorkerC
     if known.is_last:  # an answer that follows may be of a thread that reports the exception
         return known
     groups = answer.groups or ()
-    waits = [group for group in groups if group.enqueued > max(group.completed, 0)]
+    waits = [group for group in groups if group.is_waiting]
     samples = known.samples
     if not answer.details and now_s - known.since_s <= SAME_PLACE_S:
         samples = (*samples, bool(waits))[-SAMPLES:]
     fresh = WorkerCollectives(
         answer.pid,
         tuple(_progress(group, answer) for group in groups[:_MOST_GROUPS]),
-        answer.line,
-        answer.waits_in,
-        answer.stack,
-        plain(answer.handles),
-        plain(answer.raised_at),
         min((group.timeout_s for group in waits if group.timeout_s > 0), default=0.0),
         since_s=now_s,
         is_last=answer.is_last,
         samples=samples,
+        **{**answer.as_place(), "handles": plain(answer.handles), "raised_at": plain(answer.raised_at)},
     )
     if answer.is_last or fresh.position != known.position:
         return fresh
@@ -288,9 +269,9 @@ def _updated(known: WorkerCollectives, answer: _Answer, now_s: float) -> WorkerC
 def _progress(group: _Group, answer: _Answer) -> GroupProgress:
     last = next((call for call in group.recent if call.serial == group.enqueued), None)
     # gloo counts a collective that failed as completed.
-    is_where_it_is = (answer.is_last and answer.waits_in != "") or group.enqueued > max(group.completed, 0)
+    is_where_it_is = (answer.is_last and answer.waits_in != "") or group.is_waiting
     if last is not None and is_where_it_is:
-        last = msgspec.structs.replace(last, line=answer.line)
+        last = replace(last, line=answer.line)
     return GroupProgress(
         group.group, group.enqueued, group.started, group.completed, last, group.ranks, group.recent
     )

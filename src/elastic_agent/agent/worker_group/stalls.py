@@ -197,4 +197,4 @@ def _has_begun(worker: WorkerCollectives) -> bool:
 
 def is_waiting(worker: WorkerCollectives) -> bool:
     """Return whether the worker waits in a collective, or did when it was last asked."""
-    return bool(worker.waits_in) or any(group.enqueued > max(group.completed, 0) for group in worker.groups)
+    return bool(worker.waits_in) or any(group.is_waiting for group in worker.groups)
