@@ -69,7 +69,9 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path, *, is_host: bool =
         console=SimpleNamespace(remedy=""),
         publish=events.Publisher(),
     )
-    supervisor = SimpleNamespace(progress=None, hang=None, world=None)
+    supervisor = SimpleNamespace(
+        progress=None, hang=None, world=None, node=SimpleNamespace(incarnation="unknown")
+    )
     observer = RunObserver(
         cast(LocalNode, node), "run", node_id, cast(Supervisor, supervisor), Collectives(), goes_on=False
     )
@@ -239,7 +241,8 @@ def test_in_a_new_store_the_reports_of_nodes_that_have_yet_to_register_are_await
         store, last, tasks = NewStore(), world(3), BackgroundTasks()
         log = RunLog()
         log.see(plan(1, phase=Phase.RUNNING, world=last), 0.0)
-        node = NodeReports("n1", store, cast(Supervisor, SimpleNamespace(progress=None)), log, {}, "", tasks)
+        supervisor = SimpleNamespace(progress=None, node=SimpleNamespace(incarnation="i1-1"))
+        node = NodeReports("n1", store, cast(Supervisor, supervisor), log, {}, "", tasks)
         node.on_ended(events.GenerationEnded(1, (), {}))
         await tasks.settle(GUARD_S)
         store.written.clear()

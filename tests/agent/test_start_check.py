@@ -21,8 +21,7 @@ from elastic_agent.config.load import load_settings
 from elastic_agent.logs import configure_logging
 from elastic_agent.protocol import Address, Phase, Plan, Policy, Seat, World
 from elastic_agent.protocol.records import RECORD_VERSION
-from elastic_agent.rendezvous.events import Disconnected, PlanSeen
-from elastic_agent.transport import Obstacle
+from elastic_agent.rendezvous.events import PlanSeen
 
 async def main(words, what, run_id):
     configure_logging("console", "info", sys.stderr)
@@ -32,7 +31,8 @@ async def main(words, what, run_id):
 
         served = await ControlSocket.open(describe)
         os.getpid = lambda: 0  # so that this process's socket is another agent's
-    check = StartCheck(load_settings(words, {"HOME": "/root"}).settings, patience_s=0.0)
+    problem = {"unreachable": "no answer", "no name": "the host name does not resolve"}.get(what, "")
+    check = StartCheck(load_settings(words, {"HOME": "/root"}).settings, lambda: problem, patience_s=0.0)
     running = what in ("starts", "alone", "together", "another agent alone")
     phase = Phase.RUNNING if running else Phase.STOPPED if what == "is stopped" else Phase.FORMING
     seats = Seat("a", "ia", "127.0.0.1", 1, 0), Seat("b", "ib", "127.0.0.1", 1, 1)
@@ -40,8 +40,8 @@ async def main(words, what, run_id):
     world = World(1, seats, Address("127.0.0.1", 1), "a") if seats else None
     plan = Plan(RECORD_VERSION, 1, phase, 1, "", Policy(), world=world)
     check.on_event(RunAgreed(run_id))
-    failures = {"unreachable": Disconnected("no answer"), "no name": Disconnected("?", Obstacle.UNKNOWN_NAME)}
-    check.on_event(failures.get(what) or PlanSeen(plan))
+    if not problem:
+        check.on_event(PlanSeen(plan))
     if examining := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(examining)
 

@@ -215,7 +215,7 @@ async def _live(node: LocalNode, systemd: SystemdReporter, held: ExitStack) -> E
             closing.push_async_callback(node.backend.leave)
             node.publish.subscribe(node.console.on_event)
             closing.callback(node.console.close)
-            start_check = StartCheck(node.settings)
+            start_check = StartCheck(node.settings, lambda: node.console.last_problem)
             node.publish.subscribe(start_check.on_event)
             closing.callback(start_check.close)
             systemd.start()

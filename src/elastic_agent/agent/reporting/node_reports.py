@@ -73,8 +73,11 @@ class NodeReports:
         self._own: dict[int, NodeReport] = {}
         self._in_lost_store = 0
         """The last generation that a store ran which was lost since: its nodes may have to register again."""
-        self.incarnation = "unknown"
+
+    @property
+    def incarnation(self) -> str:
         """Of this node."""
+        return self._supervisor.node.incarnation
 
     @property
     def own(self) -> list[NodeReport]:

@@ -147,12 +147,8 @@ class RunObserver:
         """Take note of it."""
         self._store_event(event)
         match event:
-            case events.AgentStarted(incarnation=incarnation):
-                self._reports.incarnation = incarnation
-                if not self._is_recalled:
-                    self._tasks.start(self._recall())
-            case events.Rejoining(incarnation=incarnation):
-                self._reports.incarnation = incarnation
+            case events.AgentStarted() if not self._is_recalled:
+                self._tasks.start(self._recall())
             case PlanSeen(plan=plan):
                 self._plan_seen(plan)
             case Spawned():

@@ -18,7 +18,7 @@ from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Phase
-from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
+from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.transport import StoreLostError, is_loopback_name, run_abandonable
 from elastic_agent.values import Endpoint
 
@@ -36,13 +36,14 @@ DOCTORS_PROBE = "elastic_agent.doctor.probe"
 class StartCheck:
     """Examines this machine once, for a run of several nodes."""
 
-    def __init__(self, settings: Settings, patience_s: float = PATIENCE_S) -> None:
-        """Begin; in the event loop. ``patience_s``: how long a run may take to start."""
+    def __init__(
+        self, settings: Settings, store_problem: Callable[[], str], patience_s: float = PATIENCE_S
+    ) -> None:
+        """Begin; in the event loop. ``store_problem``: gives why the store does not answer; empty: it does."""
         several = settings.nnodes.most > 1
         self._is_doctor = settings.script == DOCTORS_PROBE
         self._run_id = settings.rdzv_id
-        self._lacks_store = False
-        """The store does not answer, and the line that waits for it says why."""
+        self._store_problem = store_problem
         self._is_alone = False
         """The newest world is of this node, and the endpoint may be another machine on every machine."""
         self._tasks = BackgroundTasks()
@@ -65,11 +66,7 @@ class StartCheck:
             case LeaveSignalled():
                 self.close()
             case RunAgreed(run_id=run_id):
-                self._run_id, self._lacks_store = run_id, False
-            case Connected():
-                self._lacks_store = False
-            case Disconnected() | Unusable():
-                self._lacks_store = True
+                self._run_id = run_id
 
     def close(self) -> None:
         """Examine no more."""
@@ -78,7 +75,7 @@ class StartCheck:
     async def _wait(self, endpoint: Endpoint, patience_s: float) -> None:
         """Check the endpoint of a run that does not start, or starts with this node alone."""
         await asyncio.sleep(patience_s)
-        if not self._lacks_store:
+        if not self._store_problem():
             is_meant = await self._has_another_agent()
             if is_meant and self._is_alone:
                 return
