@@ -6,6 +6,7 @@ character. Used by the guard, so this imports little: no `typing`, no `dataclass
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
 import fcntl
@@ -29,6 +30,7 @@ _TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 _TFD_TIMER_ABSTIME = 1
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
+_MESSAGE_BYTES = 64 * 1024
 _CPUCLOCK_SCHED = 2
 """The kind of clock in the number of another process's clock, as clock_getcpuclockid(3) makes it."""
 
@@ -477,6 +479,16 @@ def peer_of(line: socket.socket) -> tuple[int, int]:
     credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)
     return pid, uid
+
+
+def receive(line: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a message and the descriptors that came with it, which no program inherits. Raises OSError."""
+    # Not socket.recv_fds, which ignores its flags.
+    data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for _, _, content in ancillary:
+        fds.frombytes(content)
+    return data, list(fds)
 
 
 def mapped_files(pid: int) -> list[str]:

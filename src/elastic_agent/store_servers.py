@@ -9,7 +9,6 @@ needs anyway.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import importlib.util
@@ -171,10 +170,7 @@ def _end_with_agent(line: socket.socket) -> None:
 
 def _receive(line: socket.socket) -> tuple[dict[str, Any], int] | None:
     """Return the next request and the descriptor that came with it, -1 without one; None: the agent is gone."""
-    data, ancillary, _, _ = line.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
-    for _, _, content in ancillary:
-        fds.frombytes(content)
+    data, fds = linux.receive(line)
     return (json.loads(data), fds[0] if fds else -1) if data else None
 
 

@@ -7,7 +7,6 @@ loop.
 
 from __future__ import annotations
 
-import array
 import json
 import os
 import socket
@@ -29,7 +28,6 @@ OFF, LOADING, READY = "off", "loading", "ready"
 
 _WORKERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SPAWNER_PATH = os.path.join(_WORKERS, "spawner", "__main__.py")
-_MESSAGE_BYTES = 64 * 1024
 _REFILL_PAUSE_S = 0.5
 """The time for which workers that have just started have the processors to themselves."""
 _LONGEST_PAUSE_S = 30.0
@@ -199,7 +197,7 @@ class WarmPool:
         """Take one message of the spawner's, if there is one."""
         assert self._line is not None
         try:
-            data, fds = receive(self._line)
+            data, fds = linux.receive(self._line)
         except BlockingIOError:
             return False
         except OSError:
@@ -304,16 +302,6 @@ class WarmPool:
             self._loop.remove(standby.pidfd)
             os.close(standby.pidfd)
         standby.line.close()
-
-
-def receive(line: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a message and the descriptors that came with it, which no program inherits. Raises OSError."""
-    # Not socket.recv_fds, which ignores its flags.
-    data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
-    for _, _, content in ancillary:
-        fds.frombytes(content)
-    return data, list(fds)
 
 
 def hand_over(standby: Standby, launch: SimpleNamespace, streams: Mapping[int, int]) -> int:

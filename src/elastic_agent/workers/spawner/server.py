@@ -17,7 +17,6 @@ from typing import Any
 from elastic_agent import linux
 from elastic_agent.integrations import post_import
 from elastic_agent.workers.guard.cold import redirect, start_error
-from elastic_agent.workers.guard.warm import receive
 from elastic_agent.workers.spawner.curated import REPLACES, in_full
 from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
 from elastic_agent.workers.spawner.preloaded import Preloaded
@@ -217,7 +216,7 @@ def _stand_by(line: socket.socket, between_pid: int, guard_pid: int, preloaded: 
         traceback.print_exc()
         os._exit(127)
     try:
-        message, fds = receive(line)
+        message, fds = linux.receive(line)
     except ConnectionResetError:  # the spawner was killed before it had announced this process
         message = b""
     if not message:
