@@ -491,6 +491,11 @@ def receive(line: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
+def tcp_tables(pid: int) -> list[bytes]:
+    """Return the kernel's tables of TCP sockets, IPv4 and IPv6, in the network namespace of a process."""
+    return [_read(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
+
+
 def mapped_files(pid: int) -> list[str]:
     """Return the last parts of the paths of the files that a process has mapped. Raises OSError."""
     lines = _read(f"/proc/{pid}/maps").split(b"\n")

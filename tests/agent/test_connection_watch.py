@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from elastic_agent.agent.worker_group import connection_watch
-from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch, Unanswered, unanswered
+from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch, blocked_words
 from elastic_agent.protocol.records import Address, Seat, World
 from elastic_agent.workers.guard.client import Spawned, Stopped
+from elastic_agent.workers.tcp_sockets import SYN_SENT, SocketReader, TcpSocket, parse
 from tests.waiting import wait_for_async
 
 PEER = "127.0.0.2"
+
+TABLE = b"""  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0A4D0A0A:B411 0B4D0A0A:A2B5 02 00000001:00000000 01:00000311 00000003     0        0 4711 2 0 800 0 0 1 7
+   1: 0100007F:7148 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 5 1 0 100 0 0 10 0
+   2: 0A4D0A0A:B412 0B4D0A0A:A2B5 01 00016458:00000000 01:00000311 00000006     0        0 4712 2 0 800 0 0 1 7
+   a line that is none
+"""
 
 
 @pytest.fixture
@@ -35,6 +44,13 @@ def silent_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+def test_the_kernels_table_is_read() -> None:
+    assert parse(TABLE) == [
+        TcpSocket("10.10.77.11", 41653, SYN_SENT, 1, 3, 4711),
+        TcpSocket("10.10.77.11", 41653, 1, 91224, 6, 4712),
+    ]
+
+
 CONNECTS = """
 import socket, sys
 waiting = socket.socket()
@@ -50,11 +66,12 @@ def test_a_connection_that_is_not_answered_is_reported_once_with_its_node(
 ) -> None:
     reads: list[int] = []
 
-    def counted(pids: Mapping[int, int]) -> Iterator[Unanswered]:
-        reads.append(len(found))
-        return unanswered(pids)
+    class CountingReader(SocketReader):
+        def read(self) -> list[tuple[int, TcpSocket]]:
+            reads.append(len(found))
+            return super().read()
 
-    monkeypatch.setattr(connection_watch, "unanswered", counted)
+    monkeypatch.setattr(connection_watch, "SocketReader", CountingReader)
     monkeypatch.setattr(connection_watch, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr(connection_watch, "BLOCKED_S", 0.1)
     seats = Seat("n1", "n1-a", "127.0.0.1", 1, 0), Seat("n2", "n2-a", PEER, 1, 1)
@@ -84,3 +101,17 @@ def test_a_connection_that_is_not_answered_is_reported_once_with_its_node(
     assert (
         f" s to connect to n2 ({PEER}), port {silent_port}, and nothing answers: probably a firewall" in line
     )
+
+
+def test_a_connection_whose_data_do_not_arrive_is_reported_with_what_to_do() -> None:
+    line = blocked_words("n0/0", "n1 (10.0.0.2)", 4321, None)
+    assert "n0/0 is connected to n1 (10.0.0.2), port 4321" in line
+    assert "MTU" in line
+
+
+def test_a_new_connection_is_seen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        reader = SocketReader({0: os.getpid()})
+        reader.read()
+        with socket.create_connection(server.getsockname()):
+            assert server.getsockname()[1] in [one.remote_port for _, one in reader.read()]

@@ -13,11 +13,11 @@ EPHEMERAL = "tcp dport 32768-60999 tcp flags & (syn | ack) == syn"
 PORTS = "--port-range", "20000:20100"
 
 
-def blocked(rule: str, *nodes: str) -> Callable[[Stage], None]:
+def blocked(rule: str, *nodes: str, how: str = "") -> Callable[[Stage], None]:
     def play(stage: Stage) -> None:
         for node in nodes:
             stage.block(node, rule)
-        stage.start_all(*PORTS, script=COLLECTIVES)
+        stage.start_all(*PORTS, script=COLLECTIVES, arguments=(how,))
 
     return play
 
@@ -45,11 +45,13 @@ BLOCKED = Words(
     "allow TCP connections between the nodes",
 )
 TOLD = {"a": BLOCKED, "b": BLOCKED}
+LOST = Words(r"data that (it sends|\w+ sends) do not arrive", r"\b[ab]/0\b.*\b[ab] \(", "MTU")
 
 CONNECTING = (
     Case("a firewall drops the workers' connections", blocked(f"{EPHEMERAL} drop", "a", "b"), TOLD),
     Case("a firewall rejects the workers' connections", blocked(f"{EPHEMERAL} reject with tcp reset", "a", "b"),
          dict.fromkeys("ab", Words("could not connect|refused", r"\b[ab]/0\b|host-[ab]", "firewall"))),
+    Case("large packets are lost", blocked("meta length > 1200 drop", "a", "b", how="large"), {"a": LOST, "b": LOST}),
     Case("two of three machines do not reach each other", blocked(f"ip saddr {SUBNET}.2 tcp dport 1024-65535 drop", "c"),
          dict.fromkeys("abc", Words("nothing answers", r"\bc/0\b.* b \(|b/0\b.* c \(", "allow TCP")), nodes=("a", "b", "c")),
     Case("a firewall drops connections to the bootstrap store",

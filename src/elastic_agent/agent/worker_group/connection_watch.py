@@ -1,17 +1,16 @@
 """Detects connections between workers that a firewall or the network blocks, while the workers still wait for them.
 
 gloo and NCCL report nothing until their time-outs of minutes. The kernel shows it within seconds: a connection that
-is not answered. The sockets are read in a thread, in the first minutes of a generation, when workers connect to each
-other.
+is not answered, or data that are sent again and again. The sockets are read in a thread, in the first minutes of a
+generation, when workers connect to each other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_agent.agent import events
@@ -19,6 +18,7 @@ from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.protocol import World
 from elastic_agent.transport import run_abandonable
 from elastic_agent.workers.guard.client import GuardLost, Spawned, Stopped
+from elastic_agent.workers.tcp_sockets import ESTABLISHED, SYN_SENT, SocketReader, TcpSocket
 
 LOOK_EVERY_S = 2.0
 BLOCKED_S = 4.0
@@ -28,14 +28,16 @@ the kernel of a machine that is only busy answers."""
 WATCH_S = 180.0
 """How long into a generation connections are watched."""
 
+RETRANSMITS = 4
+"""Data that were sent again so often in a row are reported."""
+
 
 @dataclass(frozen=True)
-class Unanswered:
-    """A connection of a worker to which nothing has answered yet."""
-
+class _Blocked:
     slot: int
     host: str
     port: int
+    is_connected: bool
 
 
 class ConnectionWatch:
@@ -49,15 +51,14 @@ class ConnectionWatch:
         self._world = world
         self._report = report
         self._tasks = BackgroundTasks()
-        self._told: set[str] = set()
-        """The hosts."""
+        self._told: set[tuple[str, bool]] = set()
 
     def on_event(self, event: events.Event) -> None:
         """Watch while workers run."""
         match event:
             case Spawned(generation=generation, pids=pids):
                 self.stop()
-                self._tasks.start(self._watch(generation, pids))
+                self._tasks.start(self._watch(generation, SocketReader(pids)))
             case Stopped() | GuardLost() | events.WorkersStopping():
                 self.stop()
 
@@ -65,30 +66,28 @@ class ConnectionWatch:
         """Watch no more."""
         self._tasks.cancel()
 
-    async def _watch(self, generation: int, pids: Mapping[int, int]) -> None:
+    async def _watch(self, generation: int, reader: SocketReader) -> None:
         until_s = time.monotonic() + WATCH_S
-        since_s: dict[Unanswered, float] = {}
+        since_s: dict[_Blocked, float] = {}
         while time.monotonic() < until_s:
             await asyncio.sleep(LOOK_EVERY_S)
-            found = await run_abandonable(lambda: [*unanswered(pids)], WATCH_S)
+            found = await run_abandonable(reader.read, WATCH_S)
             now_s = time.monotonic()
-            since_s = {connection: since_s.get(connection, now_s) for connection in found}
+            blocked = filter(None, (_blocked(slot, connection) for slot, connection in found))
+            since_s = {connection: since_s.get(connection, now_s) for connection in blocked}
             for connection, began_s in since_s.items():
-                if now_s - began_s >= BLOCKED_S:
+                if connection.is_connected or now_s - began_s >= BLOCKED_S:
                     self._tell(generation, connection, now_s - began_s)
 
-    def _tell(self, generation: int, connection: Unanswered, tried_s: float) -> None:
+    def _tell(self, generation: int, connection: _Blocked, for_s: float) -> None:
         node = self._node_at(connection.host)
-        if connection.host in self._told or not (node or _is_internal(connection)):
+        if (connection.host, connection.is_connected) in self._told or not (node or _is_internal(connection)):
             return
-        self._told.add(connection.host)
+        self._told.add((connection.host, connection.is_connected))
         peer = f"{node} ({connection.host})" if node else connection.host
-        self._report(
-            generation,
-            f"worker {self._node_id}/{connection.slot} has tried for {tried_s:.0f} s to connect to {peer}, port "
-            f"{connection.port}, and nothing answers: probably a firewall drops the packets; allow TCP connections "
-            "between the nodes on all ports from 1024 (workers listen on ports that the system chooses)",
-        )
+        worker = f"{self._node_id}/{connection.slot}"
+        tried_s = None if connection.is_connected else for_s
+        self._report(generation, blocked_words(worker, peer, connection.port, tried_s))
 
     def _node_at(self, host: str) -> str:
         world = self._world()
@@ -98,27 +97,34 @@ class ConnectionWatch:
         )
 
 
-def unanswered(pids: Mapping[int, int]) -> Iterator[Unanswered]:
-    """Yield the connections of the workers ``pids``, by slot, that wait for an answer; takes milliseconds.
-
-    Workers that have ended, or may not be inspected, have none.
-    """
-    import psutil  # late: an agent starts without it
-
-    for slot, pid in pids.items():
-        with contextlib.suppress(psutil.Error):
-            for found in psutil.Process(pid).net_connections("tcp"):
-                if found.status == psutil.CONN_SYN_SENT and found.raddr:
-                    yield Unanswered(slot, _unmapped(found.raddr.ip), found.raddr.port)
-
-
-def _unmapped(host: str) -> str:
-    """Return an IPv4 address that a socket for IPv6 is connected to as what it is."""
-    address = ipaddress.ip_address(host)
-    return str(getattr(address, "ipv4_mapped", None) or address)
+def blocked_words(worker_id: str, peer: str, port: int, tried_s: float | None) -> str:
+    """Say in a line what is blocked and what to do; ``tried_s``: None: connected, but data are not acknowledged."""
+    if tried_s is None:
+        return (
+            f"worker {worker_id} is connected to {peer}, port {port}, but data that it sends do not arrive: that "
+            "machine is down, the network between the machines is broken, or large packets are lost; compare the MTU "
+            "of the interfaces on both (ip link)"
+        )
+    return (
+        f"worker {worker_id} has tried for {tried_s:.0f} s to connect to {peer}, port {port}, and nothing answers: "
+        "probably a firewall drops the packets; allow TCP connections between the nodes on all ports from 1024 "
+        "(workers listen on ports that the system chooses)"
+    )
 
 
-def _is_internal(connection: Unanswered) -> bool:
+def _blocked(slot: int, connection: TcpSocket) -> _Blocked | None:
+    if connection.state == SYN_SENT:
+        return _Blocked(slot, connection.remote_host, connection.remote_port, is_connected=False)
+    if (
+        connection.state == ESTABLISHED
+        and connection.unacknowledged
+        and connection.retransmits >= RETRANSMITS
+    ):
+        return _Blocked(slot, connection.remote_host, connection.remote_port, is_connected=True)
+    return None
+
+
+def _is_internal(connection: _Blocked) -> bool:
     """Return whether it may be another worker on an address that its node did not announce, and not some service."""
     address = ipaddress.ip_address(connection.host)
     return connection.port >= 1024 and address.is_private
