@@ -1,4 +1,4 @@
-"""Text from elsewhere (a worker's output, a record, a file name) made safe to record and to show; lengths of time.
+"""Text from elsewhere (a worker's output, a record) made safe to record and to show; lists, sizes and lengths of time.
 
 Unsafe are control characters, C1 ones (U+0080 to U+009F, in which terminals find escape sequences too) included,
 characters that change the direction of what follows, and lone surrogates, which no UTF-8 can hold.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 _DIRECTION = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 """Unicode's Bidi_Control."""
@@ -60,6 +61,11 @@ def one_line(text: str, length: int) -> str:
     return cut(" ".join(text.split()), length)
 
 
+def on_one_line(text: str) -> str:
+    """Return the text with a space for everything unprintable."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
 def cut(text: str, length: int) -> str:
     """Return the text, with an ellipsis in place of what is beyond so many characters."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
@@ -75,3 +81,18 @@ def duration(length_s: float) -> str:
     units = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
     first = next(index for index, (number, _) in enumerate(units) if number)
     return " ".join(f"{number} {unit}" for number, unit in units[first : first + 2] if number)
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return the names for a sentence; of more than `most`, the first ones and how many follow."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a size in the unit that suits it, to three digits, such as `25 MB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB", "EB"):
+        if size_bytes < 999.5 or unit == "EB":
+            break
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} {unit}"

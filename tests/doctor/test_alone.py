@@ -181,7 +181,7 @@ def test_a_limit_of_address_space_is_named_and_is_why_torch_cannot_be_imported()
     done = subprocess.run(
         [sys.executable, "-c", command, *words], capture_output=True, text=True, check=False
     )
-    named = "a process can have only 534 MiB of address space"
+    named = "a process can have only 560 MB of address space"
     assert f"warning  n1: {named}; torch and its threads use more" in done.stdout, done.stdout + done.stderr
     assert "reinstall torch" not in done.stdout
     assert "install it" not in done.stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.linux import cgroups
+from elastic_agent.printable import size_text
 from elastic_agent.workers import facts
 from elastic_agent.workers.failure import describe
 from tests.small_disk import run_on_small_disk
@@ -94,10 +95,10 @@ def test_a_full_disk_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2 * 10**9, "2.0 GB"), (123456789, "123 MB"), (10**18, "1000 PB")],
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2 * 10**9, "2 GB"), (123456789, "123 MB"), (10**18, "1 EB")],
 )  # fmt: skip
-def test_amounts(number: int, text: str) -> None:
-    assert facts.amount(number) == text
+def test_sizes_are_shown_with_three_digits(number: int, text: str) -> None:
+    assert size_text(number) == text
 
 
 def test_a_fact_that_cannot_be_found_out_takes_no_other_along() -> None:
@@ -133,7 +134,7 @@ print(facts.worker_facts(facts.baseline())["address_space"])
 def test_a_limit_of_a_process_is_named_where_memory_is_missing(option: str) -> None:
     done = subprocess.run([sys.executable, "-c", LIMITED, option], capture_output=True, text=True, check=True)
     limit = done.stdout.strip()
-    assert limit == f"ulimit {option}: 8.0 GB"
+    assert limit == f"ulimit {option}: 8 GB"
     for error in (
         "MemoryError",
         "RuntimeError: can't start new thread",

@@ -34,12 +34,17 @@ def new_secret() -> str:
 
 def named_source(file: Path | None, environ: Mapping[str, str], *, is_variable_set: bool) -> str:
     """Name what :func:`run_secret` would read, in words; empty: there is no secret."""
+    return _file_of_secret(file, environ)[1] or (f"the variable {SECRET}" if is_variable_set else "")
+
+
+def _file_of_secret(file: Path | None, environ: Mapping[str, str]) -> tuple[Path | None, str]:
+    """Return the file that holds the secret, and what messages call it; None: the variable may hold it."""
     folder = environ.get("CREDENTIALS_DIRECTORY")
     if file is not None:
-        return f"--secret-file {file}"
-    if folder and Path(folder, CREDENTIAL).exists():
-        return f"the credential {CREDENTIAL}"
-    return f"the variable {SECRET}" if is_variable_set else ""
+        return file, f"--secret-file {file}"
+    if folder and (credential := Path(folder, CREDENTIAL)).exists():
+        return credential, f"the credential {CREDENTIAL}"
+    return None, ""
 
 
 def run_secret(file: Path | None, environ: Mapping[str, str], variable: str | None) -> tuple[bytes, ...]:
@@ -55,11 +60,9 @@ def run_secret(file: Path | None, environ: Mapping[str, str], variable: str | No
     Raises:
         UsageError: it cannot be read, others can read it, or it is none.
     """
-    if file is not None:
-        return _parsed(_read(file, is_private=True), f"--secret-file {file}")
-    folder = environ.get("CREDENTIALS_DIRECTORY")
-    if folder and (credential := Path(folder, CREDENTIAL)).exists():
-        return _parsed(_read(credential, is_private=False), f"the credential {CREDENTIAL}")
+    source, name = _file_of_secret(file, environ)
+    if source is not None:
+        return _parsed(_read(source, is_private=file is not None), name)
     return _parsed(variable.encode("utf-8", "surrogateescape"), SECRET) if variable is not None else ()
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from elastic_agent.printable import size_text
+
 from .records import Collective, GroupProgress
 from .verdicts import Verdict
 
@@ -62,16 +64,6 @@ def first_difference(
 def described(call: Collective) -> str:
     """Return such as ``all_reduce of 25 MB``."""
     return call.name if not call.size_bytes else f"{call.name} of {size_text(call.size_bytes)}"
-
-
-def size_text(size: int) -> str:
-    """Return such as ``25 MB``."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-        value /= 1000
-    raise AssertionError(size)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

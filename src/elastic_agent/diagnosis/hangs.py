@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
+from elastic_agent.printable import listed, size_text
 
-from .collective_calls import described, first_difference, known_calls, ranks_text, size_text
+from .collective_calls import described, first_difference, known_calls, ranks_text
 
 DATA_LOADER = "torch/utils/data/"
 """Part of the path of every module of torch's data loader, in a stack."""
@@ -334,9 +335,8 @@ class _Comparison:
             else f"rank {rank}"
             for rank in sorted(ranks)
         ]
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         plural = "s" if len(names) > 1 else ""
-        return f"worker{plural} {', '.join(names[:4])}{more}"
+        return f"worker{plural} {listed(names, 4)}"
 
     def _line_of(self, call: Collective, rank: int) -> str:
         """Tell where the call was made, if it is the one in which the rank waits now."""
@@ -377,9 +377,8 @@ class _Comparison:
         names = [f"{self.nodes[rank]}/{self.workers[rank].slot}" for rank in ranks if rank in self.workers]
         if not names:
             return ranks_text(ranks)
-        more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
         plural = "s" if len(names) > 1 else ""
-        return f"worker{plural} {', '.join(names[:_SHOWN_NAMES])}{more} ({ranks_text(ranks)})"
+        return f"worker{plural} {listed(names, _SHOWN_NAMES)} ({ranks_text(ranks)})"
 
 
 def _as_known(progress: GroupProgress, worker: WorkerReport) -> GroupProgress:

@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from elastic_agent.printable import cut
+from elastic_agent.printable import cut, listed
 from elastic_agent.protocol import FailureKind, Plan, Seat, World, count
 from elastic_agent.values import largest_world
 
@@ -446,7 +446,7 @@ def _describe_others(
     lost = cause.node_id if cause.kind is CauseKind.NODE_LOST else None
     silent = [seat.node_id for seat in missing if seat.node_id != lost]
     if silent:
-        lines.append(f"no report from {_listed(silent)}")
+        lines.append(f"no report from {listed(silent, _MOST_NAMES)}")
     return tuple(lines)
 
 
@@ -476,9 +476,4 @@ def _names(group: list[Verdict]) -> str:
     if len(group) == 1:
         return f"{group[0].id} (rank {group[0].worker.rank})"
     in_order = sorted(group, key=lambda verdict: verdict.worker.rank)
-    return f"{len(group)} workers ({_listed([verdict.id for verdict in in_order])})"
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{', '.join(names[:_MOST_NAMES])}{more}"
+    return f"{len(group)} workers ({listed([verdict.id for verdict in in_order], _MOST_NAMES)})"

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from elastic_agent.agent.preflight import Finding, error
+from elastic_agent.printable import listed
 from elastic_agent.values import PortRange
 
 CONNECT_S = 3.5
@@ -216,5 +217,4 @@ def _attributed(
                 yield name, *((other, this) if end == 1 else (this, other))
     for origin in dict.fromkeys(edge[0] for edge in edges if edge in unexplained):
         ends = sorted(shown[edge[1]] for edge in edges if edge in unexplained and edge[0] == origin)
-        listed = ", ".join(ends[:_MOST_NAMED]) + (" ..." if len(ends) > _MOST_NAMED else "")
-        yield names[origin], names[origin], listed
+        yield names[origin], names[origin], listed(ends, _MOST_NAMED)

@@ -12,9 +12,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from elastic_agent.agent.preflight import Finding, error, warning
-from elastic_agent.printable import without_surrogates
+from elastic_agent.printable import size_text, without_surrogates
 
-from .machine import LEAST_FREE, size
+from .machine import LEAST_FREE
 
 ENTRIES = 200
 
@@ -127,7 +127,7 @@ def path_findings(
             elif folder.free < LEAST_FREE:
                 yield warning(
                     "disk-space",
-                    f"{folder.path} has only {size(folder.free)} free",
+                    f"{folder.path} has only {size_text(folder.free)} free",
                     "free some space before the first checkpoint",
                     names[member],
                 )

@@ -13,7 +13,7 @@ from msgspec import Struct
 from elastic_agent.agent.preflight import Finding, error, warning
 from elastic_agent.agent.run_command import CommandError, run_command
 from elastic_agent.diagnosis.differences import PACKAGES
-from elastic_agent.printable import escaped
+from elastic_agent.printable import escaped, size_text
 
 from . import interpreter_program, machine
 from .records import Reduced
@@ -100,4 +100,4 @@ def _lack_of_space(problem: str) -> str:
     space = machine.soft_limit(resource.RLIMIT_AS)
     if space == resource.RLIM_INFINITY or not re.search("memory|alloc", problem, re.IGNORECASE):
         return ""
-    return f"{problem} (a process can have only {machine.size(space)} of address space)"
+    return f"{problem} (a process can have only {size_text(space)} of address space)"

@@ -6,26 +6,27 @@ import contextlib
 import os
 import resource
 import shutil
-import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from elastic_agent.agent.preflight import Finding, error, warning
+from elastic_agent.config.directories import problem_with_folder
+from elastic_agent.printable import size_text
 from elastic_agent.transport import (
     StoreLostError,
     UnreachableError,
     interface_of,
     resolve,
     run_abandonable,
+    source_towards,
 )
 
 T = TypeVar("T")
 
 _LOCAL_BRIDGES = ("docker", "virbr", "br-", "veth", "cni", "lo")
 """Beginnings of names of interfaces that no other machine reaches."""
-GIB = 2**30
-LEAST_FREE = GIB // 4
+LEAST_FREE = 2**28
 """Bytes that a folder for logs and state should have free."""
 LEAST_SHM = 512 * 2**20
 """Bytes of /dev/shm: data loaders and NCCL pass their data through it; Docker's default of 64 MiB is not enough."""
@@ -62,8 +63,8 @@ def check_limits(workers: int, limit_of: Callable[[int], int] = soft_limit) -> I
     if space != resource.RLIM_INFINITY:
         yield warning(
             "address-space",
-            f"a process can have only {size(space)} of address space; torch and its threads use more of it than of "
-            "memory",
+            f"a process can have only {size_text(space)} of address space; torch and its threads use more of it "
+            "than of memory",
             UNLIMITED,
         )
 
@@ -78,8 +79,8 @@ def check_shared_memory(folder: str = "/dev/shm") -> Iterator[Finding]:
     if usage.total < LEAST_SHM or usage.free < LEAST_SHM // 2:
         yield warning(
             "shared-memory",
-            f"{folder} has {size(usage.free)} free of {size(usage.total)}; data loaders with workers, and NCCL, "
-            'fail when it is full ("Bus error", "No space left on device")',
+            f"{folder} has {size_text(usage.free)} free of {size_text(usage.total)}; data loaders with workers, and "
+            'NCCL, fail when it is full ("Bus error", "No space left on device")',
             "enlarge it: docker run --shm-size=8g, in Kubernetes an emptyDir with medium Memory, else mount -o "
             "remount,size=8G; or remove old files from it",
         )
@@ -90,37 +91,17 @@ def check_folders(folders: Mapping[str, Path]) -> Iterator[Finding]:
     for option, folder in folders.items():
         if folder == Path(os.devnull):  # --log-dir: nothing is kept
             continue
-        place = _existing(folder)
-        if not (os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)) or _is_read_only(place):
-            yield error(
-                "folder",
-                f"{option} {folder} cannot be written: {place} is not a writable directory",
-                f"make it writable, or set another folder with {option}",
-            )
+        if problem := problem_with_folder(folder):
+            cause = f"{option} {folder} cannot be written, {problem}"
+            yield error("folder", cause, f"make it writable, or set another folder with {option}")
             continue
-        free = shutil.disk_usage(place).free
+        free = shutil.disk_usage(next(filter(os.path.isdir, (folder, *folder.parents)))).free
         if free < LEAST_FREE:
             yield warning(
                 "disk-space",
-                f"{option} {folder} has only {size(free)} free",
+                f"{option} {folder} has only {size_text(free)} free",
                 f"free some space, or set another folder with {option}",
             )
-
-
-def _is_read_only(place: Path) -> bool:
-    return bool(os.statvfs(place).f_flag & os.ST_RDONLY)
-
-
-def _existing(folder: Path) -> Path:
-    return next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path("/"))
-
-
-def size(number: float) -> str:
-    """Return bytes in the largest fitting unit."""
-    for unit, factor in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= factor:
-            return f"{number / factor:.{1 if number < 10 * factor else 0}f} {unit}"
-    return f"{number:.0f} bytes"
 
 
 # -- interfaces -----------------------------------------------------------------------------------
@@ -130,9 +111,7 @@ def route_interface(host: str) -> str | None:
     """Return the interface of the route to a host; None: there is no route, or it is this machine itself."""
     with contextlib.suppress(UnreachableError, OSError):
         for family, address in resolve(host):
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((address, 9))  # sends nothing: it only queries the routing table
-                return interface_of(str(probe.getsockname()[0]))
+            return interface_of(source_towards(family, address))
     return None
 
 

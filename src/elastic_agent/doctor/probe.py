@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 import time
 from collections.abc import Iterable
 from datetime import timedelta
@@ -23,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistStoreError
 
 from elastic_agent.files import write_atomically
-from elastic_agent.transport import interface_of, resolve
+from elastic_agent.transport import interface_of, resolve, source_towards
 from elastic_agent.values import PortRange
 from elastic_agent.worker_variables import LAUNCH_FOLDER
 
@@ -76,7 +75,7 @@ class Exchange:
 async def examine(task: Task) -> Gathered:
     """Examine this machine together with the others."""
     exchange, echo = Exchange(), EchoServer()
-    address = task.address or _own_address(os.environ["MASTER_ADDR"])
+    address = task.address or source_towards(*resolve(os.environ["MASTER_ADDR"])[0])
     place = await echo.listen(address, PortRange(*task.ports) if task.ports else None)
     here = Arrived(task.local, place, interface_of(address) or "", secrets.token_hex(4))
     arrived = await exchange.swap(here, EXCHANGE_S)
@@ -113,14 +112,6 @@ def possible_backends(size: int, arrived: Iterable[Arrived], tested: Iterable[Su
     if size < 2 or len(machines) < size or is_useless or not all(machine.has_torch for machine in machines):
         return []
     return ["gloo", "nccl"] if all(machine.gpus for machine in machines) else ["gloo"]
-
-
-def _own_address(host: str) -> str:
-    """Return the address at which this machine is reached from another one."""
-    family, address = resolve(host)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # sends nothing: it only queries the routing table
-        return str(probe.getsockname()[0])
 
 
 def main() -> None:

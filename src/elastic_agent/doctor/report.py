@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from elastic_agent.agent.preflight import Finding
 from elastic_agent.diagnosis.differences import VARIABLE, differences
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.printable import escaped
+from elastic_agent.printable import escaped, listed
+from elastic_agent.protocol import count
 
 from .records import Local
 
@@ -75,25 +76,19 @@ def _severity(finding: Finding) -> str:
 
 
 def _line(finding: Finding, machines: Sequence[str]) -> str:
-    more = f" and {len(machines) - MOST_NAMED} more" if len(machines) > MOST_NAMED else ""
-    where = f"{', '.join(machines[:MOST_NAMED])}{more}: " if machines else ""
+    where = f"{listed(machines, MOST_NAMED)}: " if machines else ""
     return f"{_severity(finding):<8} {where}{finding.cause}. Remedy: {finding.remedy}"
 
 
 def _summary(report: Report, machine: str) -> str:
-    count = len(report.machines)
+    came = len(report.machines)
     who = f"{machine} alone"
-    if count:
-        who = f"{count} of {report.expected} machines" if count < report.expected else f"{count} machines"
+    if came:
+        who = f"{came} of {report.expected} machines" if came < report.expected else f"{came} machines"
     tested = f"; tested: {', '.join(report.tested)}" if report.tested else ""
     found = [_severity(finding) for finding, _ in grouped(report.findings)]
-    counts = [counted(found.count(kind), kind) for kind in ("error", "warning") if kind in found]
+    counts = [count(found.count(kind), kind) for kind in ("error", "warning") if kind in found]
     return f"{', '.join(counts) or 'no problems found'} on {who}{tested}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return such as "1 connection" and "2 connections"."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def as_json(report: Report) -> str:

@@ -17,12 +17,13 @@ from elastic_agent.config.settings.run import RendezvousSettings
 from elastic_agent.config.value_types import ETCD, NodeRange
 from elastic_agent.diagnosis.differences import differences
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.protocol import count
 
 from .connections import connection_findings
 from .folders import path_findings
 from .local import Request
 from .records import GATHERED, TASK, Arrived, Gathered, Local, Reduced, Task
-from .report import Machine, Report, counted, is_healthy, report_alone
+from .report import Machine, Report, is_healthy, report_alone
 
 RUN_ID = "elastic-agent-doctor"
 """In etcd, where every run has a name."""
@@ -127,7 +128,7 @@ def make_report(gathered: Gathered, wait_s: float) -> Report:
     expected = max(each.local.most for each in arrived.values())
     least = max(each.local.least for each in arrived.values())
     connections = {rank: tested.connections for rank, tested in gathered.tested.items() if rank in names}
-    count = sum(map(len, connections.values()))
+    connected = sum(map(len, connections.values()))
     addresses = {rank: each.place.address for rank, each in arrived.items()}
     blocked = [*connection_findings(names, addresses, connections)]
     folders = [
@@ -152,8 +153,8 @@ def make_report(gathered: Gathered, wait_s: float) -> Report:
         *_failed_reductions(names, reduced),
     ]
     tested = [
-        *([counted(count, "connection")] if count and not blocked else []),
-        *([counted(shared, "shared folder")] if shared and not folders else []),
+        *([count(connected, "connection")] if connected and not blocked else []),
+        *([count(shared, "shared folder")] if shared and not folders else []),
         *_reductions(reduced),
     ]
     code = ExitCode.FINISHED if is_healthy(findings) else ExitCode.FAILED

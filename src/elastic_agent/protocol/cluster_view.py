@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from elastic_agent.printable import listed
+
 from .leases import FAR_S, LeaseLedger, Sighting
 from .records import LONGEST_TEXT, Notice, Phase, Plan, Policy, Seat, State
 
@@ -263,10 +265,7 @@ def count(number: int, noun: str) -> str:
 
 def names(items: Iterable[str]) -> str:
     """Return a short enumeration for a sentence."""
-    listed = sorted(items)
-    if len(listed) > 8:
-        return ", ".join(listed[:8]) + f" and {len(listed) - 8} more"
-    return ", ".join(listed)
+    return listed(sorted(items), 8)
 
 
 def node_names(nodes: Iterable[Seat | Sighting]) -> str:

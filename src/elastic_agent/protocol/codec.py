@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from elastic_agent.printable import without_surrogates
+from elastic_agent.printable import on_one_line, without_surrogates
 
 from .records import RECORD_VERSION, Lease, Member, Phase, Plan, Waiting, World
 
@@ -194,7 +194,7 @@ def _check_world(world: World) -> None:
 
 def waiting_text(waiting: Waiting) -> str:
     """Return it as JSON, on one line; without the nodes that have joined where they are too many."""
-    reason = without_surrogates(_on_one_line(waiting.reason[:MAX_REASON_CHARS]))
+    reason = without_surrogates(on_one_line(waiting.reason[:MAX_REASON_CHARS]))
     waiting = msgspec.structs.replace(waiting, reason=reason)
     text = _encoder.encode(waiting).decode()
     if len(text) > MAX_WAITING_CHARS:
@@ -208,8 +208,4 @@ def waiting_in(text: str) -> Waiting:
         waiting = _WAITING.decode(text)
     except _UNREADABLE:
         waiting = Waiting(text)
-    return msgspec.structs.replace(waiting, reason=_on_one_line(waiting.reason))
-
-
-def _on_one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)
+    return msgspec.structs.replace(waiting, reason=on_one_line(waiting.reason))

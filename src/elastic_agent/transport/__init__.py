@@ -13,6 +13,7 @@ from .addresses import is_loopback_name as is_loopback_name
 from .addresses import own_addresses as own_addresses
 from .addresses import own_network_problem as own_network_problem
 from .addresses import resolve as resolve
+from .addresses import source_towards as source_towards
 from .base import NotAStoreError as NotAStoreError
 from .base import Obstacle as Obstacle
 from .base import OtherVersionError as OtherVersionError

@@ -77,10 +77,19 @@ def _is_own(family: int, address: str) -> bool:
         plain = ipaddress.ip_address(address.partition("%")[0])
         if plain.is_loopback or plain.is_unspecified or not _binds_anything(family):
             return True
-        with socket.socket(family, socket.SOCK_DGRAM) as datagram:
-            datagram.connect((address, 9))  # sends nothing: it only queries the routing table
-            return str(datagram.getsockname()[0]) == address
+        return source_towards(family, address) == address
     return False
+
+
+def source_towards(family: int, address: str) -> str:
+    """Return this machine's address on the route to another one; nothing is sent.
+
+    Raises:
+        OSError: there is no route.
+    """
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
 
 
 def _binds_anything(family: int) -> bool:
@@ -175,9 +184,7 @@ def own_network_problem(family: int, address: str) -> str:
     try:
         import psutil  # few of those that import this module need it
 
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing: it only queries the routing table
-            source = str(probe.getsockname()[0])
+        source = source_towards(family, address)
         name = (interface_of(source) or "").partition(":")[0]  # without the label of an address
         known = psutil.net_if_stats().get(name)
         if source == address or known is None or known.isup:
@@ -265,9 +272,8 @@ def local_address_towards(host: str, own: str) -> str:
     if is_loopback_name(host) or not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return address
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((target, 9))
-            return _plain(str(probe.getsockname()[0]))
+        with contextlib.suppress(OSError):
+            return _plain(source_towards(family, target))
     others = (str(own_address) for _, own_address in _interface_addresses() if own_address.version == 4)
     return next(others, address)  # for machines that have no way to the outside
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from elastic_agent.protocol import Lease, Member, Phase, Plan, RecordError, decode, encode
+from elastic_agent.protocol import MAX_WAITING_CHARS, Lease, Member, Phase, Plan, RecordError, decode, encode
 
 from .base import RunView, Snapshot, Table
-from .keys import CLEARING, GONE, JOBS, MAX_STATUS_CHARS, RELEASED, LifeKeys, RunKeys
+from .keys import CLEARING, GONE, JOBS, RELEASED, LifeKeys, RunKeys
 from .record_reader import Plans, RecordReader, ReportInvalid, log_invalid
 from .records import begun_runs, life_of, status_in
 
@@ -92,7 +92,7 @@ class CoordinatorRecords:
 
     async def write_status(self, text: str) -> None:
         """Write a text that tells what is awaited; overwrites the text before."""
-        await self._table.put(self._keys.status, text[:MAX_STATUS_CHARS].encode("utf-8", "replace"))
+        await self._table.put(self._keys.status, text[:MAX_WAITING_CHARS].encode("utf-8", "replace"))
 
     async def revoke(self, lease: Lease, why: str = "") -> bool:
         """Compare-and-set the lease to its revoked form; False if it was renewed meanwhile."""

@@ -30,8 +30,6 @@ RUNS = "r/"
 JOBS = "default/"
 INBOX = "inbox"
 
-MAX_STATUS_CHARS = 2048
-
 RELEASED = b"\x00"
 """Precedes the id of a run that is over, where the id of a job's run was: the next agent may write another."""
 

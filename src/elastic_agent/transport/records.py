@@ -6,10 +6,11 @@ import secrets
 import time
 from collections.abc import Callable
 
-from elastic_agent.protocol import Lease, Member, Plan, encode
+from elastic_agent.printable import on_one_line
+from elastic_agent.protocol import MAX_WAITING_CHARS, Lease, Member, Plan, encode
 
 from .base import OtherVersionError, StoreLostError, Table
-from .keys import GONE, MAX_STATUS_CHARS, RUNS, LifeKeys, RunKeys, begun_run_in, name_in
+from .keys import GONE, RUNS, LifeKeys, RunKeys, begun_run_in, name_in
 from .record_reader import Plans, ReportInvalid, lease_in, lease_over, log_invalid
 
 
@@ -205,4 +206,4 @@ class NodeRecords:
 async def status_in(table: Table, keys: LifeKeys) -> str:
     """Return what the coordinator waits for, in words, on one line."""
     text = (await table.read([keys.status])).get(keys.status, b"").decode("utf-8", "replace")
-    return "".join(char if char.isprintable() else " " for char in text[:MAX_STATUS_CHARS])
+    return on_one_line(text[:MAX_WAITING_CHARS])

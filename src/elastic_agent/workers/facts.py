@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from elastic_agent.linux import cgroups
-from elastic_agent.printable import without_surrogates
+from elastic_agent.printable import size_text, without_surrogates
 
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _CGROUP_ROOT = "/sys/fs/cgroup"
 _NO_LIMIT = 2**60
 """Bytes; the kernel writes a number about as large where there is no limit."""
@@ -136,17 +135,6 @@ def _in_time(looks: Mapping[str, Look]) -> dict[str, str]:
     return dict(found)
 
 
-def amount(number: int) -> str:
-    """Return a number of bytes as a text for people, such as "1.5 GB"."""
-    size = float(number)
-    unit = _UNITS[0]
-    for unit in _UNITS:
-        if size < 1000 or unit == _UNITS[-1]:
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
-
-
 # -- memory ---------------------------------------------------------------------------------------
 
 
@@ -190,7 +178,7 @@ def _kills_since(before: Baseline) -> str:
 
 def _memory_limit_text() -> str:
     limit = _memory_limit()
-    return amount(limit) if limit is not None else ""
+    return size_text(limit) if limit is not None else ""
 
 
 def _memory_limit() -> int | None:
@@ -223,7 +211,7 @@ def _available_memory() -> str:
             known[name] = int(value.split()[0]) * 1024
     if "MemTotal" not in known or "MemAvailable" not in known:
         return ""
-    return f"{amount(known['MemAvailable'])} of {amount(known['MemTotal'])} available"
+    return f"{size_text(known['MemAvailable'])} of {size_text(known['MemTotal'])} available"
 
 
 # -- the kernel's log -----------------------------------------------------------------------------
@@ -337,14 +325,14 @@ def _space(folder: str) -> str:
     if known.f_files and not known.f_favail:
         return f"all {known.f_files} inodes are used"
     free, total = known.f_bavail * known.f_frsize, known.f_blocks * known.f_frsize
-    return f"{amount(free)} of {amount(total)} free"
+    return f"{size_text(free)} of {size_text(total)} free"
 
 
 # -- limits ---------------------------------------------------------------------------------------
 
 
 def _bytes(value: int) -> str:
-    return _limit(value) if value == resource.RLIM_INFINITY else amount(value)
+    return _limit(value) if value == resource.RLIM_INFINITY else size_text(value)
 
 
 def _limit(value: int) -> str:
@@ -355,7 +343,7 @@ def _address_space() -> str:
     known = (("ulimit -v", resource.RLIMIT_AS), ("ulimit -d", resource.RLIMIT_DATA))
     limits = {name: resource.getrlimit(which)[0] for name, which in known}
     return ", ".join(
-        f"{name}: {amount(limit)}" for name, limit in limits.items() if limit != resource.RLIM_INFINITY
+        f"{name}: {size_text(limit)}" for name, limit in limits.items() if limit != resource.RLIM_INFINITY
     )
 
 

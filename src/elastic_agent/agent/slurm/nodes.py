@@ -12,6 +12,7 @@ import msgspec
 from elastic_agent.agent.run_command import CommandError
 from elastic_agent.config.sources.slurm import is_step, step_hosts
 from elastic_agent.logs import get_logger
+from elastic_agent.printable import listed
 from elastic_agent.protocol import Waiting
 from elastic_agent.transport import UnreachableError, resolve
 from elastic_agent.values import Endpoint
@@ -64,11 +65,8 @@ def with_missing_nodes(waiting: Waiting, environ: Mapping[str, str]) -> Waiting:
     missing = [host for host in hosts if host not in waiting.joined]
     if not missing or len(hosts) - len(missing) != len(waiting.joined):
         return waiting
-    rest = f" and {len(missing) - SHOWN_NODES} more" if len(missing) > SHOWN_NODES else ""
-    shown = ", ".join(missing[:SHOWN_NODES]) + rest
-    return msgspec.structs.replace(
-        waiting, reason=f"{waiting.reason}; not joined: {shown} (nodes of this Slurm step)"
-    )
+    reason = f"{waiting.reason}; not joined: {listed(missing, SHOWN_NODES)} (nodes of this Slurm step)"
+    return msgspec.structs.replace(waiting, reason=reason)
 
 
 def _resolves(host: str) -> bool:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Phase, Plan
+from elastic_agent.printable import listed
+from elastic_agent.protocol import Phase, Plan, count
 from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, status
 from elastic_agent.values import DEFAULT_PORT, Endpoint
 
@@ -204,5 +205,4 @@ async def _who_answers(endpoint: Endpoint, secret: Secret | None) -> str:
 def _enumerated(run_ids: list[str]) -> str:
     if not run_ids:
         return "no runs"
-    named = ", ".join(run_ids[:MOST_NAMED]) + (", …" if len(run_ids) > MOST_NAMED else "")
-    return f"{len(run_ids)} run{'s' if len(run_ids) > 1 else ''} ({named})"
+    return f"{count(len(run_ids), 'run')} ({listed(run_ids, MOST_NAMED)})"
