@@ -7,7 +7,7 @@ import re
 import stat
 import sys
 from collections.abc import Mapping
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from importlib.util import MAGIC_NUMBER, find_spec
 from pathlib import Path
 
@@ -124,10 +124,10 @@ def check_working_directory() -> None:
 
 
 def check_module(name: str) -> None:
-    """Check that a module can be found, as far as that can be determined without importing its packages.
+    """Check that the outermost package of a module can be found; the rest, its import tells in the worker.
 
     Raises:
-        UsageError: it certainly cannot.
+        UsageError: it cannot be found, or the name is that of a file.
     """
     dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
     if os.sep in name:
@@ -135,41 +135,14 @@ def check_module(name: str) -> None:
             f"module {quoted(name)} is a path",
             f"expected the name of a module, with dots: -m {dotted}, or the script without -m",
         )
-    outermost, *inner = name.split(".")
+    outermost = name.partition(".")[0]
     try:
         spec = PathFinder.find_spec(outermost, [os.getcwd(), *sys.path]) or find_spec(outermost)
     except (ImportError, ValueError):  # no name of a module at all, or one without a specification
         spec = None
-    for part in inner:
-        if spec is not None and not _finds_its_modules_itself(spec):
-            spec = _inner(part, spec)
-    wrong = ""
     if spec is None or (name.endswith(".py") and os.path.isfile(name)):
         hint = f" (specify the module without .py: -m {dotted})" if name.endswith(".py") else ""
-        wrong = f"was not found from {os.getcwd()}{hint}"
-    elif spec.submodule_search_locations is not None and not (
-        _finds_its_modules_itself(spec) or _inner("__main__", spec)
-    ):
-        wrong = "is a package without __main__"
-    if wrong:
         raise UsageError(
-            f"module {quoted(name)} {wrong}",
+            f"module {quoted(name)} was not found from {os.getcwd()}{hint}",
             f"expected a module that {sys.executable} -m can run (is its package installed in this environment?)",
         )
-
-
-def _inner(name: str, package: ModuleSpec) -> ModuleSpec | None:
-    # By its last name only: of one with dots, the parent would have to be imported.
-    return PathFinder.find_spec(name, list(package.submodule_search_locations or ()))
-
-
-def _finds_its_modules_itself(package: ModuleSpec) -> bool:
-    """Return whether importing the package may change where its modules are found."""
-    if package.origin is None:  # a namespace: just folders
-        return False
-    try:
-        code = Path(package.origin).read_bytes()
-    except OSError:  # built in, or in an archive
-        return True
-    ways = (b"__path__", b"sys.modules", b"meta_path", b"path_hooks")
-    return not package.origin.endswith(".py") or any(way in code for way in ways)
