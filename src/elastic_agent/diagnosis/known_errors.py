@@ -58,13 +58,11 @@ class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
     nature: Nature
     match: tuple[str, ...]
     meaning: str
-    example: tuple[str, ...]
     remedy: str = ""
     fact: str = ""
     in_output: bool = False
     is_lasting: bool = False
     explained_by: tuple[str, ...] = ()
-    not_like: tuple[str, ...] = ()
     cases: tuple[Case, ...] = ()
 
     def is_in(self, line: str) -> bool:

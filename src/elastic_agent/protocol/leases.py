@@ -73,24 +73,6 @@ class HeldLease:
         return now_s >= self.deadline_s
 
 
-@dataclass
-class FirstSent:
-    """When the write that is being attempted was first sent.
-
-    A write whose answer was lost may have happened. When it is repeated and then found done, it is unknown which
-    attempt did it, and the coordinator may have seen the record since the first: the lease counts from there.
-    """
-
-    _record: object = None
-    _at_s: float = 0.0
-
-    def of(self, record: object, now_s: float) -> float:
-        """Return the time of the first attempt to write this: now, unless it is what was attempted last."""
-        if record != self._record:
-            self._record, self._at_s = record, now_s
-        return self._at_s
-
-
 @dataclass(frozen=True)
 class Sighting:
     """One incarnation as the coordinator sees it: its record, and its lease by the coordinator's clock."""

@@ -16,7 +16,7 @@ EXPLAIN_S = 15.0
 """How long an agent may take to publish what a signal that ended its workers means: it may query a scheduler."""
 
 
-class Participant:
+class SeatedNode:
     """One seat of the running world, as the coordinator knows it."""
 
     def __init__(self, now: ClusterView, seat: Seat) -> None:
@@ -57,9 +57,9 @@ class Participant:
         return failed or self.is_late
 
 
-def participants(now: ClusterView) -> list[Participant]:
+def participants(now: ClusterView) -> list[SeatedNode]:
     """Return the seats of the plan's world, in order."""
-    return [Participant(now, seat) for seat in (now.plan.world.seats if now.plan.world is not None else ())]
+    return [SeatedNode(now, seat) for seat in (now.plan.world.seats if now.plan.world is not None else ())]
 
 
 def whole_world_runs(now: ClusterView) -> bool:
@@ -92,7 +92,7 @@ def decide_running(now: ClusterView) -> Decision:
     return replace(decision, plan=known)
 
 
-def _decide(now: ClusterView, world: World, present: list[Participant]) -> Decision:
+def _decide(now: ClusterView, world: World, present: list[SeatedNode]) -> Decision:
     waiting = [one for one in present if not one.has_succeeded]
     if not waiting:
         reason = f"generation {world.generation} succeeded on {count(len(world.seats), 'node')}"
@@ -125,7 +125,7 @@ def _decide(now: ClusterView, world: World, present: list[Participant]) -> Decis
     return _admit(now, world, present, handles_notices=handles_notices)
 
 
-def _first_failure(now: ClusterView, waiting: list[Participant]) -> tuple[Seat, Failure] | None:
+def _first_failure(now: ClusterView, waiting: list[SeatedNode]) -> tuple[Seat, Failure] | None:
     for one in waiting:
         if one.state is State.FAILED:
             unknown = f"{one.seat.node_id} failed without giving a reason"
@@ -178,9 +178,7 @@ def _reform(
     )
 
 
-def _start_failures(
-    now: ClusterView, present: list[Participant], forgiven: Collection[str]
-) -> dict[str, int]:
+def _start_failures(now: ClusterView, present: list[SeatedNode], forgiven: Collection[str]) -> dict[str, int]:
     """Count a node's failures before user code ran; the count restarts at 0 when the node runs, or is forgiven."""
     counts = {key: times for key, times in now.plan.start_failures.items() if key not in forgiven}
     for one in present:
@@ -191,7 +189,7 @@ def _start_failures(
     return counts
 
 
-def _avoid_bootstrap(now: ClusterView, present: list[Participant]) -> tuple[str, ...]:
+def _avoid_bootstrap(now: ClusterView, present: list[SeatedNode]) -> tuple[str, ...]:
     """Return the nodes whose bootstrap store was unreachable since all of a world ran."""
     known = now.plan.avoid_bootstrap if now.clock.world_runs_since_s is None else ()
     found = [one.failure.unreachable_node for one in present if one.failure is not None]
@@ -199,7 +197,7 @@ def _avoid_bootstrap(now: ClusterView, present: list[Participant]) -> tuple[str,
     return unreachable if len(unreachable) < len(present) else ()
 
 
-def _admit(now: ClusterView, world: World, present: list[Participant], *, handles_notices: bool) -> Decision:
+def _admit(now: ClusterView, world: World, present: list[SeatedNode], *, handles_notices: bool) -> Decision:
     """Let waiting nodes in, in batches: when the newest has waited for long enough."""
     starting = any(one.state is State.READY for one in present)
     wake_s = now.clock.since_s + now.policy.start_timeout_s if starting else FAR_S

@@ -33,7 +33,6 @@ from elastic_agent.protocol import (
     Announce,
     Failure,
     FailureKind,
-    FirstSent,
     HeldLease,
     Lease,
     Member,
@@ -106,7 +105,8 @@ class Session:
         """An answer that takes longer is not waited for: a fresh connection may save the lease."""
         self._callback: Callable[[events.SessionEvent], None] = lambda event: None
         self._lease: HeldLease | None = None
-        self._first_sent = FirstSent()
+        self._attempt: tuple[tuple[str, Lease] | None, float] = None, 0.0
+        """To which store which record of the lease was sent last, and when for the first time."""
         self._work = waits.signal()
         """The pump may have something to do."""
         self._written: Member | None = None
@@ -421,7 +421,7 @@ class Session:
         if _lacks_offer(member):
             member = await self._with_offer(member)
         lease = Lease(member.incarnation, self._ttl_s)
-        sent_s = self._first_sent_s(store, lease)
+        sent_s = self._sent_since_s(store, lease)
         timeout_s = self._ttl_s / REGISTRATIONS_PER_LEASE
         granted = await self._waits.in_time(store.register(member, lease), timeout_s)
         if self.member.incarnation != member.incarnation:
@@ -442,9 +442,14 @@ class Session:
             self._callback(events.PlanSeen(self.plan))
         self._retell = False
 
-    def _first_sent_s(self, store: NodeRecords, lease: Lease) -> float:
-        """Return from when the lease counts if the store takes this record: an earlier attempt may have written it."""
-        return self._first_sent.of((store.store_id, lease), self._clock())
+    def _sent_since_s(self, store: NodeRecords, lease: Lease) -> float:
+        """Return from when the lease counts if the store takes this record: its first attempt.
+
+        A write whose answer was lost may have happened, and the coordinator may have seen the record since then.
+        """
+        if self._attempt[0] != (store.store_id, lease):
+            self._attempt = (store.store_id, lease), self._clock()
+        return self._attempt[1]
 
     def _hold(self, held: HeldLease, sent_s: float) -> float:
         """Note that the store has the record that was sent then; return when the lease ends now."""
@@ -499,7 +504,7 @@ class Session:
             self._expire(self._clock())
             return
         renewed = held.record.renewed()
-        sent_s = self._first_sent_s(store, renewed)
+        sent_s = self._sent_since_s(store, renewed)
         ok = await self._ask(store.renew(held.record, renewed))
         if self._lease is not held:
             return  # lost or replaced meanwhile
