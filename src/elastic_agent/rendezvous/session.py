@@ -105,8 +105,8 @@ class Session:
         """An answer that takes longer is not waited for: a fresh connection may save the lease."""
         self._callback: Callable[[events.SessionEvent], None] = lambda event: None
         self._lease: HeldLease | None = None
+        # To which store which record of the lease was sent last, and when for the first time:
         self._attempt: tuple[tuple[str, Lease] | None, float] = None, 0.0
-        """To which store which record of the lease was sent last, and when for the first time."""
         self._work = waits.signal()
         """The pump may have something to do."""
         self._written: Member | None = None
