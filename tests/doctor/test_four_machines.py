@@ -101,26 +101,29 @@ def test_every_planted_fault_is_reported_with_machine_and_remedy_on_all_machines
 
     report = json.loads(doctors["c"].stdout)
     found = {
-        (finding["severity"], finding["check"], machine): f"{finding['cause']}; {finding['remedy']}"
+        (
+            finding["is_error"],
+            finding["check"],
+            finding["machine"],
+        ): f"{finding['cause']}; {finding['remedy']}"
         for finding in report["findings"]
-        for machine in finding["machines"]
         if finding["check"] != "differs"
     }
     planted = {
-        ("error", "connection", "b"): "a firewall drops the packets",
-        ("error", "connection", "a"): "--port-range",
-        ("error", "gloo-interface", "c"): "GLOO_SOCKET_IFNAME=^lo is a list",
-        ("warning", "nccl-interface", "c"): "set NCCL_SOCKET_IFNAME=eth0",
-        ("error", "script-master-address", "d"): "train.py:6 sets MASTER_ADDR=localhost",
-        ("error", "path-not-shared", "b"): "mount the shared storage",
-        ("warning", "open-files", "b"): "ulimit -n",
+        (True, "connection", "b"): "a firewall drops the packets",
+        (True, "connection", "a"): "--port-range",
+        (True, "gloo-interface", "c"): "GLOO_SOCKET_IFNAME=^lo is a list",
+        (False, "nccl-interface", "c"): "set NCCL_SOCKET_IFNAME=eth0",
+        (True, "script-master-address", "d"): "train.py:6 sets MASTER_ADDR=localhost",
+        (True, "path-not-shared", "b"): "mount the shared storage",
+        (False, "open-files", "b"): "ulimit -n",
     }
     assert found.keys() == planted.keys()
     for key, words in planted.items():
         assert words in found[key]
 
     differences = {
-        f"{finding['machines'][0]}: {finding['cause'].removeprefix('machines differ in ').partition(':')[0]}"
+        f"{finding['machine']}: {finding['cause'].removeprefix('machines differ in ').partition(':')[0]}"
         for finding in report["findings"]
         if finding["check"] == "differs"
     }

@@ -23,7 +23,6 @@ from torch.distributed import DistStoreError
 
 from elastic_agent.files import write_atomically
 from elastic_agent.transport import interface_of, resolve, source_towards
-from elastic_agent.values import PortRange
 from elastic_agent.worker_variables import LAUNCH_FOLDER
 
 from .connections import TEST_S, EchoServer, connect_to_all, targets
@@ -76,7 +75,7 @@ async def examine(task: Task) -> Gathered:
     """Examine this machine together with the others."""
     exchange, echo = Exchange(), EchoServer()
     address = task.address or source_towards(*resolve(os.environ["MASTER_ADDR"])[0])
-    place = await echo.listen(address, PortRange(*task.ports) if task.ports else None)
+    place = await echo.listen(address, task.ports)
     here = Arrived(task.local, place, interface_of(address) or "", secrets.token_hex(4))
     arrived = await exchange.swap(here, EXCHANGE_S)
     folders = SharedFolders([*map(Path, task.paths)], arrived[min(arrived)].token, exchange.rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from elastic_agent.agent.preflight import Finding
+from elastic_agent.values import PortRange
 
 from .connections import Connection, Place
 from .folders import Shared
@@ -43,8 +44,8 @@ class Task(Struct, frozen=True):
     """The interpreter of the script."""
     paths: tuple[str, ...] = ()
     """Folders that all machines share."""
-    ports: tuple[int, int] | None = None
-    """The lowest and the highest of ``--port-range``."""
+    ports: PortRange | None = None
+    """``--port-range``."""
     address: str | None = None
     """Of ``--local-addr``."""
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from elastic_agent.agent.preflight import Finding
-from elastic_agent.diagnosis.differences import VARIABLE, differences
+from elastic_agent.diagnosis.differences import differences
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped, listed
 from elastic_agent.protocol import count
@@ -92,39 +92,7 @@ def _summary(report: Report, machine: str) -> str:
 
 
 def as_json(report: Report) -> str:
-    """Return one JSON object."""
+    """Return the report as one JSON object, with the values of what differs by machine."""
     facts = {machine.name: machine.facts for machine in report.machines}
-    document = {
-        "healthy": is_healthy(report.findings) and len(report.machines) in (0, report.expected),
-        "exit_code": report.exit_code,
-        "expected_machines": report.expected,
-        "machines": [
-            {
-                "machine": machine.name,
-                "address": machine.address,
-                "interface": machine.interface,
-                "facts": {
-                    name: value for name, value in machine.facts.items() if not name.startswith(VARIABLE)
-                },
-                "environment": {
-                    name.removeprefix(VARIABLE): value
-                    for name, value in machine.facts.items()
-                    if name.startswith(VARIABLE)
-                },
-            }
-            for machine in report.machines
-        ],
-        "findings": [
-            {
-                "severity": _severity(finding),
-                "check": finding.check,
-                "machines": machines,
-                "cause": finding.cause,
-                "remedy": finding.remedy,
-            }
-            for finding, machines in grouped(report.findings)
-        ],
-        "differences": {difference.name: difference.values for difference in differences(facts)},
-        "tested": report.tested,
-    }
-    return msgspec.json.encode(document).decode()
+    found = {difference.name: difference.values for difference in differences(facts)}
+    return msgspec.json.encode({**asdict(report), "differences": found}).decode()

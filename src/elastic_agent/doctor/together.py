@@ -70,14 +70,7 @@ def doctor_settings(settings: Settings, wait_s: float, folder: Path) -> Settings
 def write_task(request: Request, local: Local, paths: tuple[str, ...], folder: Path) -> None:
     """Leave in the folder what the worker is to do."""
     settings = request.settings
-    ports = settings.port_range
-    task = Task(
-        local,
-        request.python,
-        paths,
-        None if ports is None else (ports.low, ports.high),
-        settings.local_addr,
-    )
+    task = Task(local, request.python, paths, settings.port_range, settings.local_addr)
     (folder / TASK).write_bytes(msgspec.json.encode(task))
 
 
