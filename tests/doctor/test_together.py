@@ -18,6 +18,8 @@ from elastic_agent.config.value_types import NodeRange
 from elastic_agent.diagnosis.differences import ARGUMENTS, POLICY_OPTIONS, VARIABLE, policy_facts
 from elastic_agent.doctor import connections, interpreter
 from elastic_agent.doctor.connections import (
+    ANY,
+    RANGED,
     Connection,
     EchoServer,
     Place,
@@ -54,7 +56,7 @@ def arrived(
 ) -> Arrived:
     """Return a machine at 10.0.0.1 with these facts, and nothing else of interest."""
     local = Local(name, least, most, 0, True, {ARGUMENTS: "", **facts}, findings)
-    return Arrived(local, Place("10.0.0.1", 4000), "eth0", "token")
+    return Arrived(local, Place("10.0.0.1", {ANY: 4000}), "eth0", "token")
 
 
 def gathered(*machines: Arrived, reduced: Mapping[str, Reduced] | None = None) -> Gathered:
@@ -149,13 +151,13 @@ def test_connections_between_machines_work_on_an_ephemeral_port_and_on_the_port_
             server.close()
 
     made = asyncio.run(connect())
-    assert [(test.problem, test.is_ranged) for test in made] == [(None, False), (None, True)]
+    assert [(test.problem, test.port) for test in made] == [(None, ANY), (None, RANGED)]
 
 
 def test_a_program_that_is_no_doctor_is_recognised() -> None:
     async def connect() -> list[Connection]:
         other = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-        places = {1: Place("127.0.0.1", int(other.sockets[0].getsockname()[1]))}
+        places = {1: Place("127.0.0.1", {ANY: int(other.sockets[0].getsockname()[1])})}
         answered = await connect_to_all(places)
         other.close()
         return answered + await connect_to_all(places)

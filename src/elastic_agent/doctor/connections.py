@@ -28,6 +28,8 @@ ALL_PAIRS_UP_TO = 32
 """Machines; of more, each one connects to its neighbour and to some others at random."""
 RANDOM_PAIRS = 8
 _HELLO = b"elastic-agent-doctor\n"
+ANY, RANGED = "an ephemeral port", "a port of --port-range"
+"""The kinds of ports that are tested."""
 
 
 class Problem(enum.StrEnum):
@@ -46,16 +48,16 @@ class Place(Struct, frozen=True):
     """Where a machine answers test connections."""
 
     address: str
-    port: int
-    ranged_port: int | None = None
-    """In the range of ``--port-range``; None: none of its ports is free, or there is no range."""
+    ports: dict[str, int]
+    """By their kinds, :data:`ANY` and :data:`RANGED`; no ranged one: none is free, or there is no range."""
 
 
 class Connection(Struct, frozen=True):
     """A test connection to the machine of a rank."""
 
     to: int
-    is_ranged: bool = False
+    port: str = ANY
+    """The kind of its port."""
     problem: Problem | None = None
     detail: str = ""
 
@@ -76,11 +78,12 @@ class EchoServer:
         Raises:
             OSError: there is no free ephemeral port.
         """
-        port = await self._listen(0)
-        for ranged in ports or ():
+        place = Place(address, {ANY: await self._listen(0)})
+        for port in ports or ():
             with contextlib.suppress(OSError):
-                return Place(address, port, await self._listen(ranged))
-        return Place(address, port)
+                place.ports[RANGED] = await self._listen(port)
+                break
+        return place
 
     async def _listen(self, port: int) -> int:
         dual = socket.has_dualstack_ipv6()
@@ -115,17 +118,9 @@ def targets(me: int, size: int) -> list[int]:
 
 async def connect_to_all(places: Mapping[int, Place]) -> list[Connection]:
     """Test connections to all of these machines at once; they are given by their ranks."""
-    ports = [(rank, place.address, place.port, False) for rank, place in places.items()]
-    ports += [
-        (rank, place.address, place.ranged_port, True)
-        for rank, place in places.items()
-        if place.ranged_port is not None
-    ]
-    ended = await asyncio.gather(*(_test(address, port) for _, address, port, _ in ports))
-    return [
-        Connection(rank, is_ranged, *problem)
-        for (rank, _, _, is_ranged), problem in zip(ports, ended, strict=True)
-    ]
+    ports = [(rank, kind, port) for rank, place in places.items() for kind, port in place.ports.items()]
+    ended = await asyncio.gather(*(_test(places[rank].address, port) for rank, _, port in ports))
+    return [Connection(rank, kind, *problem) for (rank, kind, _), problem in zip(ports, ended, strict=True)]
 
 
 async def _test(address: str, port: int) -> tuple[Problem | None, str]:
@@ -161,11 +156,11 @@ def _connect_problem(failure: OSError) -> tuple[Problem, str]:
 Edge = tuple[int, int]
 """The ranks of two machines: from, to."""
 
-_OPEN = (
-    "allow TCP between all machines of the run on all ports (gloo and NCCL use the ports of "
-    "net.ipv4.ip_local_port_range)"
-)
-_OPEN_RANGE = "allow the ports of --port-range between all machines of the run"
+_OPEN = {
+    ANY: "allow TCP between all machines of the run on all ports (gloo and NCCL use the ports of "
+    "net.ipv4.ip_local_port_range)",
+    RANGED: "allow the ports of --port-range between all machines of the run",
+}
 _BLOCKED = {
     Problem.REJECTED: "refused, although a program listens there: a firewall rejects it, or another machine has "
     "this address",
@@ -186,21 +181,18 @@ def connection_findings(
         addresses: likewise.
         made: the connections that each machine has tested.
     """
-    for is_ranged in (False, True):
-        tested = set[Edge]()
-        blocked: dict[tuple[Problem, str], set[Edge]] = {}
-        for source, test in ((source, test) for source, tests in made.items() for test in tests):
-            if test.is_ranged is is_ranged:
-                tested.add((source, test.to))
-                if test.problem is not None:
-                    blocked.setdefault((test.problem, test.detail), set()).add((source, test.to))
-        port = "a port of --port-range" if is_ranged else "an ephemeral port"
-        shown = {rank: f"{name} ({addresses[rank]})" for rank, name in names.items()}
-        for (kind, detail), edges in blocked.items():
-            reason = f" ({detail})" if kind is Problem.UNROUTED and detail else ""
-            for machine, origin, target in _attributed(names, shown, edges, tested):
-                cause = f"TCP from {origin} to {target} on {port} is {_BLOCKED[kind]}{reason}"
-                yield error("connection", cause, _OPEN_RANGE if is_ranged else _OPEN, machine)
+    tested: dict[str, set[Edge]] = {}
+    blocked: dict[tuple[str, Problem, str], set[Edge]] = {}
+    for source, test in ((source, test) for source, tests in made.items() for test in tests):
+        tested.setdefault(test.port, set()).add((source, test.to))
+        if test.problem is not None:
+            blocked.setdefault((test.port, test.problem, test.detail), set()).add((source, test.to))
+    shown = {rank: f"{name} ({addresses[rank]})" for rank, name in names.items()}
+    for (port, problem, detail), edges in blocked.items():
+        reason = f" ({detail})" if problem is Problem.UNROUTED and detail else ""
+        for machine, origin, target in _attributed(names, shown, edges, tested[port]):
+            cause = f"TCP from {origin} to {target} on {port} is {_BLOCKED[problem]}{reason}"
+            yield error("connection", cause, _OPEN[port], machine)
 
 
 def _attributed(
@@ -213,8 +205,8 @@ def _attributed(
             every = {edge for edge in tested if edge[end] == rank}
             if len(every) > 1 and every <= set(edges) and every & unexplained:
                 unexplained -= every
-                other, this = "any other machine", shown[rank]
-                yield name, *((other, this) if end == 1 else (this, other))
+                here, others = shown[rank], "any other machine"
+                yield (name, others, here) if end == 1 else (name, here, others)
     for origin in dict.fromkeys(edge[0] for edge in edges if edge in unexplained):
         ends = sorted(shown[edge[1]] for edge in edges if edge in unexplained and edge[0] == origin)
         yield names[origin], names[origin], listed(ends, _MOST_NAMED)

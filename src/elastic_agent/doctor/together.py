@@ -19,7 +19,7 @@ from elastic_agent.diagnosis.differences import differences
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import count
 
-from .connections import connection_findings
+from .connections import ANY, connection_findings
 from .folders import path_findings
 from .local import Request
 from .records import GATHERED, TASK, Arrived, Gathered, Local, Reduced, Task
@@ -168,7 +168,7 @@ def _names(arrived: Mapping[int, Arrived]) -> dict[int, str]:
     return {
         rank: name
         if given.count(name := each.local.machine) == 1
-        else f"{name} ({each.place.address}:{each.place.port})"
+        else f"{name} ({each.place.address}:{each.place.ports[ANY]})"
         for rank, each in arrived.items()
     }
 

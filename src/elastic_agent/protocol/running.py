@@ -65,7 +65,7 @@ def participants(now: ClusterView) -> list[SeatedNode]:
 def whole_world_runs(now: ClusterView) -> bool:
     """Return whether the workers of all nodes were started, and none is known to have failed."""
     started = (State.RUNNING, State.SAVED)
-    return all(one.has_succeeded or one.state in started for one in participants(now))
+    return all(node.has_succeeded or node.state in started for node in participants(now))
 
 
 def decide_running(now: ClusterView) -> Decision:
@@ -80,9 +80,9 @@ def decide_running(now: ClusterView) -> Decision:
     # A world that was still starting has made no progress, however long that took.
     has_progressed = now.clock.world_runs_since_s is not None and now.now_s >= now.clock.since_s + PROGRESS_S
     losses = {} if has_progressed else dict(plan.losses)
-    for one in present:  # those that are lost now are counted when the next is sealed
-        if one.is_late:
-            losses[one.seat.node_id] = losses.get(one.seat.node_id, 0) + 1
+    for node in present:  # those that are lost now are counted when the next is sealed
+        if node.is_late:
+            losses[node.seat.node_id] = losses.get(node.seat.node_id, 0) + 1
     known = msgspec.structs.replace(  # of the nodes, whatever has ended the generation
         plan,
         losses=losses,
@@ -93,51 +93,53 @@ def decide_running(now: ClusterView) -> Decision:
 
 
 def _decide(now: ClusterView, world: World, present: list[SeatedNode]) -> Decision:
-    waiting = [one for one in present if not one.has_succeeded]
+    waiting = [node for node in present if not node.has_succeeded]
     if not waiting:
         reason = f"generation {world.generation} succeeded on {count(len(world.seats), 'node')}"
         return Decision.to_publish(now.plan.following(reason, phase=Phase.FINISHED))
-    busy = [one for one in waiting if not one.has_saved]
+    busy = [node for node in waiting if not node.has_saved]
     ending = now.plan.notice is not None and now.plan.notice.ends
     # A node that has left for the run's end has done its part: it does not count as lost.
-    lost = [one.seat for one in (busy if ending else waiting) if one.is_lost]
+    lost = [node.seat for node in (busy if ending else waiting) if node.is_lost]
     failed = _first_failure(now, waiting)
-    leaving = [one.seat for one in waiting if one.is_leaving]
-    dropped = [one.seat for one in waiting if one.dropped_out]
+    leaving = [node.seat for node in waiting if node.is_leaving]
+    dropped = [node.seat for node in waiting if node.dropped_out]
     if lost or failed or leaving or dropped:
-        signalled = any(one.is_interrupted for one in present)
+        signalled = any(node.is_interrupted for node in present)
         return _reform(now, lost, failed, leaving, dropped, signalled=signalled)
-    gone = [one.seat for one in present if one.state is State.SUCCEEDED and one.is_lost]
+    gone = [node.seat for node in present if node.state is State.SUCCEEDED and node.is_lost]
     if new := [seat.incarnation for seat in gone if seat.incarnation not in now.plan.succeeded]:
         # Its record is removed soon, and with it what it says.
         reason = f"{node_names(gone)} succeeded and left"
         return Decision.to_publish(now.plan.following(reason, succeeded=(*now.plan.succeeded, *new)))
-    handles_notices = any(one.handles_notices for one in present)
+    handles_notices = any(node.handles_notices for node in present)
     if now.plan.notice is not None:
         joining = tuple(node.member.node_id for node in _waiting_to_join(now, world))
-        return decide_under_notice(now, [one.seat for one in busy], joining, handles_notices=handles_notices)
-    interrupted = [one.seat for one in waiting if one.is_interrupted]
+        return decide_under_notice(
+            now, [node.seat for node in busy], joining, handles_notices=handles_notices
+        )
+    interrupted = [node.seat for node in waiting if node.is_interrupted]
     if interrupted:
         return _await_explanation(now, interrupted)
     if len(busy) < len(waiting):  # workers left although no notice is given (any more)
-        saved = node_names(one.seat for one in waiting if one.has_saved)
+        saved = node_names(node.seat for node in waiting if node.has_saved)
         return Decision.to_publish(now.plan.forming(f"the workers of {saved} left", free=True))
     return _admit(now, world, present, handles_notices=handles_notices)
 
 
 def _first_failure(now: ClusterView, waiting: list[SeatedNode]) -> tuple[Seat, Failure] | None:
-    for one in waiting:
-        if one.state is State.FAILED:
-            unknown = f"{one.seat.node_id} failed without giving a reason"
-            return one.seat, one.failure or Failure(FailureKind.WORKER, unknown)
-    for one in waiting:
-        if one.is_late:
+    for node in waiting:
+        if node.state is State.FAILED:
+            unknown = f"{node.seat.node_id} failed without giving a reason"
+            return node.seat, node.failure or Failure(FailureKind.WORKER, unknown)
+    for node in waiting:
+        if node.is_late:
             summary = (
-                f"{one.seat.node_id} did not start its {count(one.seat.slots, 'worker')} within "
+                f"{node.seat.node_id} did not start its {count(node.seat.slots, 'worker')} within "
                 f"{now.policy.start_timeout_s:g} s; start fewer there (--nproc-per-node), or allow more time "
                 "(--start-timeout)"
             )
-            return one.seat, Failure(FailureKind.START, summary)
+            return node.seat, Failure(FailureKind.START, summary)
     return None
 
 
@@ -181,30 +183,30 @@ def _reform(
 def _start_failures(now: ClusterView, present: list[SeatedNode], forgiven: Collection[str]) -> dict[str, int]:
     """Count a node's failures before user code ran; the count restarts at 0 when the node runs, or is forgiven."""
     counts = {key: times for key, times in now.plan.start_failures.items() if key not in forgiven}
-    for one in present:
-        if one.could_not_start:
-            counts[one.seat.node_id] = counts.get(one.seat.node_id, 0) + 1
-        elif one.state in (State.RUNNING, State.SUCCEEDED, State.SAVED, State.FAILED):
-            counts.pop(one.seat.node_id, None)
+    for node in present:
+        if node.could_not_start:
+            counts[node.seat.node_id] = counts.get(node.seat.node_id, 0) + 1
+        elif node.state in (State.RUNNING, State.SUCCEEDED, State.SAVED, State.FAILED):
+            counts.pop(node.seat.node_id, None)
     return counts
 
 
 def _avoid_bootstrap(now: ClusterView, present: list[SeatedNode]) -> tuple[str, ...]:
     """Return the nodes whose bootstrap store was unreachable since all of a world ran."""
     known = now.plan.avoid_bootstrap if now.clock.world_runs_since_s is None else ()
-    found = [one.failure.unreachable_node for one in present if one.failure is not None]
+    found = [node.failure.unreachable_node for node in present if node.failure is not None]
     unreachable = tuple(dict.fromkeys((*known, *filter(None, found))))
     return unreachable if len(unreachable) < len(present) else ()
 
 
 def _admit(now: ClusterView, world: World, present: list[SeatedNode], *, handles_notices: bool) -> Decision:
     """Let waiting nodes in, in batches: when the newest has waited for long enough."""
-    starting = any(one.state is State.READY for one in present)
+    starting = any(node.state is State.READY for node in present)
     wake_s = now.clock.since_s + now.policy.start_timeout_s if starting else FAR_S
     steady = Decision(
         f"{count(len(world.seats), 'node')}, {count(world.world_size, 'worker')} running", wake_s=wake_s
     )
-    if starting or any(one.has_succeeded for one in present):
+    if starting or any(node.has_succeeded for node in present):
         return steady  # not yet running everywhere, or already ending
     grow = now.policy.grow
     grows = grow is Growth.AFTER or (grow is Growth.AT_NOTICE and handles_notices)
