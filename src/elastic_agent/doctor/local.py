@@ -68,7 +68,7 @@ async def examine_alone(request: Request) -> Local:
         asyncio.gather(*(_checked(name, check) for name, check in _checks(request, slots).items())),
     )
     found = [
-        *(finding for each in findings for finding in each),
+        *(finding for by_check in findings for finding in by_check),
         *check_interpreter(installed, request.python, is_distributed=settings.nnodes.most > 1),
         *check_gpus(gpus, slots, request.environ.get("CUDA_VISIBLE_DEVICES")),
         *await _checked("interfaces", lambda: _check_interfaces(request, has_gpus=bool(gpus.names))),

@@ -103,8 +103,8 @@ async def examine(task: Task) -> Gathered:
 
 def possible_backends(size: int, arrived: Iterable[Arrived], tested: Iterable[Surroundings]) -> list[str]:
     """Return the backends of the all-reduces that all machines take part in; none where they would fail anyway."""
-    machines = [each.local for each in arrived]
-    connections = [connection for each in tested for connection in each.connections]
+    machines = [machine.local for machine in arrived]
+    connections = [connection for surroundings in tested for connection in surroundings.connections]
     is_useless = any(connection.problem for connection in connections) or any(
         finding.is_error and finding.check in USELESS for machine in machines for finding in machine.findings
     )

@@ -116,13 +116,14 @@ def make_report(gathered: Gathered, wait_s: float) -> Report:
     arrived = dict(sorted(gathered.arrived.items()))
     names = _names(arrived)
     machines = sorted(
-        (_machine(names[rank], each) for rank, each in arrived.items()), key=lambda each: each.name
+        (_machine(names[rank], machine) for rank, machine in arrived.items()),
+        key=lambda machine: machine.name,
     )
-    expected = max(each.local.most for each in arrived.values())
-    least = max(each.local.least for each in arrived.values())
+    expected = max(machine.local.most for machine in arrived.values())
+    least = max(machine.local.least for machine in arrived.values())
     connections = {rank: tested.connections for rank, tested in gathered.tested.items() if rank in names}
     connected = sum(map(len, connections.values()))
-    addresses = {rank: each.place.address for rank, each in arrived.items()}
+    addresses = {rank: machine.place.address for rank, machine in arrived.items()}
     blocked = [*connection_findings(names, addresses, connections)]
     folders = [
         *path_findings(
@@ -137,8 +138,8 @@ def make_report(gathered: Gathered, wait_s: float) -> Report:
         *_missing(gathered, names, expected, least, wait_s),
         *(
             with_values(finding, machine=names[rank])
-            for rank, each in arrived.items()
-            for finding in each.local.findings
+            for rank, machine in arrived.items()
+            for finding in machine.local.findings
         ),
         *_differences(machines),
         *blocked,
@@ -164,12 +165,12 @@ def _machine(name: str, arrived: Arrived) -> Machine:
 
 def _names(arrived: Mapping[int, Arrived]) -> dict[int, str]:
     """Return different names: where several machines have one, the address and the port are added."""
-    given = [each.local.machine for each in arrived.values()]
+    given = [machine.local.machine for machine in arrived.values()]
     return {
         rank: name
-        if given.count(name := each.local.machine) == 1
-        else f"{name} ({each.place.address}:{each.place.ports[ANY]})"
-        for rank, each in arrived.items()
+        if given.count(name := machine.local.machine) == 1
+        else f"{name} ({machine.place.address}:{machine.place.ports[ANY]})"
+        for rank, machine in arrived.items()
     }
 
 
@@ -209,8 +210,8 @@ def _differences(machines: list[Machine]) -> Iterator[Finding]:
 def _failed_reductions(
     names: Mapping[int, str], reduced: Mapping[int, Mapping[str, Reduced]]
 ) -> Iterator[Finding]:
-    for rank, each in reduced.items():
-        for backend, ended in each.items():
+    for rank, by_backend in reduced.items():
+        for backend, ended in by_backend.items():
             if ended.problem:
                 yield error(
                     f"{backend}-all-reduce",
@@ -224,8 +225,8 @@ def _failed_reductions(
 
 def _reductions(reduced: Mapping[int, Mapping[str, Reduced]]) -> Iterator[str]:
     """Yield which all-reduces succeeded on all machines."""
-    for backend in dict.fromkeys(backend for each in reduced.values() for backend in each):
-        ended = [each[backend] for each in reduced.values() if backend in each]
-        if not any(each.problem for each in ended):
-            slowest_s = max(each.took_s for each in ended)
+    for backend in dict.fromkeys(backend for by_backend in reduced.values() for backend in by_backend):
+        ended = [by_backend[backend] for by_backend in reduced.values() if backend in by_backend]
+        if not any(reduction.problem for reduction in ended):
+            slowest_s = max(reduction.took_s for reduction in ended)
             yield f"an all-reduce over {backend} ({slowest_s:.2f} s with its initialisation)"

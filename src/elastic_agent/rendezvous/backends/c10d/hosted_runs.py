@@ -40,7 +40,7 @@ class HostedRuns:
         log.see(plan, time.time())
         if len(self._logs) > KEPT_RUNS:
             over = (
-                run_id for run_id, its in self._logs.items() if its.plan is not None and its.plan.is_terminal
+                run_id for run_id, log in self._logs.items() if log.plan is not None and log.plan.is_terminal
             )
             del self._logs[next(over, next(iter(self._logs)))]
 
