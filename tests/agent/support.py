@@ -5,14 +5,25 @@ from __future__ import annotations
 import asyncio
 import functools
 import subprocess
+import textwrap
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 from tests.cli import support
 from tests.cli.support import COMMAND
 
-__all__ = ["COMMAND", "asynchronous", "clean_environment", "elastic_agent", "started"]
+__all__ = [
+    "COMMAND",
+    "asynchronous",
+    "clean_environment",
+    "elastic_agent",
+    "options_for",
+    "run",
+    "started",
+    "training",
+]
 
 PATIENT = {
     "ELASTIC_AGENT_LEASE_TTL": "60",
@@ -37,11 +48,31 @@ def elastic_agent(
     )
 
 
+def options_for(folder: Path, source: str, *options: str) -> list[str]:
+    """Write a script; return the words that run it with its state in the same folder, and a readable log."""
+    script = folder / "train.py"
+    script.write_text(textwrap.dedent(source))
+    return ["--state-dir", str(folder / "state"), "--log-format", "console", *options, str(script)]
+
+
+def run(
+    folder: Path, source: str, *options: str, arguments: Sequence[str] = (), **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with these arguments to its end."""
+    return elastic_agent(*options_for(folder, source, *options), *arguments, **how)
+
+
 class Started:
     """A running ``elastic-agent``; what its workers print and what it logs come in pipes."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
+
+    def tell(self, text: str) -> None:
+        """Send its worker a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{text}\n")
+        self.process.stdin.flush()
 
     def line(self) -> str:
         """Return the next line that a worker prints, without its end."""
@@ -85,6 +116,16 @@ def started(
             yield Started(process)
         finally:
             process.kill()
+
+
+@contextmanager
+def training(
+    folder: Path, *options: str, source: str = "print('up', flush=True); input()", **how: Any
+) -> Iterator[Started]:
+    """Start an agent; yield it when its worker has printed "up". Without a script, the worker then waits for a line."""
+    with started(*options_for(folder, source, *options), **how) as agent:
+        assert agent.line() == "up"
+        yield agent
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

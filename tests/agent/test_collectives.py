@@ -35,9 +35,15 @@ class Worker:
     sockets: ClassVar[list[socket.socket]] = []
 
     def __init__(
-        self, collectives: Collectives, slot: int = 0, generation: int = 1, *, trains_alone: bool = False
+        self,
+        collectives: Collectives,
+        slot: int = 0,
+        generation: int = 1,
+        *,
+        pid: int = 42,
+        trains_alone: bool = False,
     ) -> None:
-        self._hello = {"slot": slot, "generation": generation, "pid": 42}
+        self._hello = {"slot": slot, "generation": generation, "pid": pid}
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sockets.append(self.socket)
         self.socket.bind("")
@@ -112,17 +118,6 @@ async def test_workers_that_train_alone_are_reported_until_one_of_them_introduce
         Worker(collectives, slot=4, generation=2)
         await until(collectives, 4, answered=False)
         assert reported[2:] == [{3}]
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", b'{"slot": -1, "generation": 1, "pid": 1}'])
-@asynchronous
-async def test_what_no_worker_would_send_is_ignored(data: bytes) -> None:
-    with listening() as collectives:
-        worker = Worker(collectives)
-        worker.socket.send(data)
-        Worker(collectives, slot=1)
-        await until(collectives, 1, answered=False)
-        assert sorted(collectives.workers) == [0, 1]
 
 
 @asynchronous

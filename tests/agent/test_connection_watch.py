@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -16,17 +15,10 @@ from elastic_agent.agent.worker_group import connection_watch
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch, blocked_words
 from elastic_agent.protocol.records import Address, Seat, World
 from elastic_agent.workers.guard.client import Spawned, Stopped
-from elastic_agent.workers.tcp_sockets import SYN_SENT, SocketReader, TcpSocket, parse
+from elastic_agent.workers.tcp_sockets import SocketReader, TcpSocket
 from tests.waiting import wait_for_async
 
 PEER = "127.0.0.2"
-
-TABLE = b"""  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0A4D0A0A:B411 0B4D0A0A:A2B5 02 00000001:00000000 01:00000311 00000003     0        0 4711 2 0 800 0 0 1 7
-   1: 0100007F:7148 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 5 1 0 100 0 0 10 0
-   2: 0A4D0A0A:B412 0B4D0A0A:A2B5 01 00016458:00000000 01:00000311 00000006     0        0 4712 2 0 800 0 0 1 7
-   a line that is none
-"""
 
 
 @pytest.fixture
@@ -42,13 +34,6 @@ def silent_port() -> Iterator[int]:
             filler.setblocking(False)
             filler.connect_ex(listener.getsockname())
         yield listener.getsockname()[1]
-
-
-def test_the_kernels_table_is_read() -> None:
-    assert parse(TABLE) == [
-        TcpSocket("10.10.77.11", 41653, SYN_SENT, 1, 3, 4711),
-        TcpSocket("10.10.77.11", 41653, 1, 91224, 6, 4712),
-    ]
 
 
 CONNECTS = """
@@ -107,11 +92,3 @@ def test_a_connection_whose_data_do_not_arrive_is_reported_with_what_to_do() -> 
     line = blocked_words("n0/0", "n1 (10.0.0.2)", 4321, None)
     assert "n0/0 is connected to n1 (10.0.0.2), port 4321" in line
     assert "MTU" in line
-
-
-def test_a_new_connection_is_seen() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        reader = SocketReader({0: os.getpid()})
-        reader.read()
-        with socket.create_connection(server.getsockname()):
-            assert server.getsockname()[1] in [one.remote_port for _, one in reader.read()]

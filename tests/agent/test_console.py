@@ -65,10 +65,12 @@ def advice(obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str
     return how_to_reach(obstacle, nodes, 29400, had_answered=had_answered)
 
 
-def logged(*steps: Step, node_id: str = "n1", waiting: Waiting | None = None) -> str:
+def logged(*steps: Step, node_id: str = "n1", waiting: Waiting | Exception | None = None) -> str:
     """Return what is logged, with levels and fields, while these things happen and for 5 s afterwards."""
 
     async def status() -> Waiting:
+        if isinstance(waiting, Exception):
+            raise waiting
         return waiting or Waiting()
 
     async def play() -> None:
@@ -263,6 +265,12 @@ def test_of_generations_and_waits_is_logged_what_is_certain_and_helps(
     assert not re.search(absent, log), log
 
 
+def test_an_error_in_the_background_is_logged_and_disturbs_nothing_else() -> None:
+    log = logged(ME, forming(1, "the run starts", world=None), 3.0, running(), waiting=RuntimeError("a bug"))
+    assert re.search(r"error internal error in the background.* exc_info=a bug\n", log), log
+    assert "generation 3: 1 node, 2 workers" in log
+
+
 FULL = Disconnected("etcd is full: compact it", Obstacle.EXPLAINED)
 SILENT = Disconnected("no answer within 1.5 s")
 REFUSING = Disconnected("connection refused", Obstacle.REFUSED)
@@ -401,53 +409,26 @@ NO_NAME = (
     "the host name gpunode01 does not resolve on this machine (Name or service not known); give an address"
 )
 REFUSED = "10.0.0.7: connection refused (nothing is listening there yet)"
+FILTERED = "10.0.0.7: no answer within 5 s (a firewall drops packets)"
 
 
-JOINING = """
-async def read_status():
-    return Waiting(sys.argv[1])
-
-async def main():
-    configure_logging("console", "info", sys.stderr)
-    reporter = ConsoleReporter(lambda: "host0:29400", read_status)
-    reporter.on_event(PlanSeen(Plan(RECORD_VERSION, 1, Phase.FORMING, 1, "the run starts", Policy())))
-    await asyncio.sleep(8.0)
-    reporter.close()
-
-virtual_time.run(main())
-"""
-
-
-@pytest.mark.parametrize("width", [2, 20])
-def test_on_a_terminal_the_names_of_the_nodes_that_have_joined_are_not_cut(width: int) -> None:
-    waits = f"waiting for 1 more node (at least 3 required); joined: {'a' * width}, {'b' * width}"
-    shown = on_a_terminal(sys.executable, "-c", IMPORTS + JOINING, waits, cwd=ROOT)
-    assert "\x1b[Kwaiting for 1 more node (at least 3 required); joined: a" in shown
-    assert shown.count(f"{waits}\r\n") == (width == 20), (
-        "as a line that stays, once, if the live one has no room"
-    )
-
-
-def dialling(*reasons: str) -> str:
-    """Return what a terminal shows while the store does not answer, for these reasons."""
-    return on_a_terminal(sys.executable, "-c", IMPORTS + DIALLING, *reasons, cwd=ROOT)
-
-
-def test_on_a_terminal_a_lasting_problem_of_the_store_is_logged_once_in_full() -> None:
-    output = dialling(NO_NAME, NO_NAME.replace("Name", "No name"), REFUSED, NO_NAME)
-    assert output.count(" does not answer: ") == 1
-    assert f"the store at gpunode01:29430 does not answer: {NO_NAME}\r\n" in output
-    assert "\x1b[Kwaiting for the store at gpunode01:29430: the host name gpunode01 does" in output
-
-
-def test_on_a_terminal_another_problem_of_the_store_is_logged_too() -> None:
-    output = dialling(NO_NAME, "10.0.0.7: no answer within 5 s (a firewall drops packets)")
-    assert output.count(" does not answer: ") == 2
-    assert "gpunode01:29430 does not answer: 10.0.0.7: no answer within 5 s" in output
-
-
-def test_a_store_that_has_not_started_yet_is_no_problem() -> None:
-    assert "does not answer" not in dialling(REFUSED)
+@pytest.mark.parametrize(
+    ("reasons", "lasting"),
+    [
+        ([NO_NAME, NO_NAME.replace("Name", "No name"), REFUSED, NO_NAME], [NO_NAME]),
+        ([NO_NAME, FILTERED], [NO_NAME, FILTERED]),
+        ([REFUSED], []),
+    ],
+    ids=["one problem", "another one", "it has not started yet"],
+)
+def test_on_a_terminal_a_lasting_problem_of_the_store_is_logged_once_in_full(
+    reasons: list[str], lasting: list[str]
+) -> None:
+    output = on_a_terminal(sys.executable, "-c", IMPORTS + DIALLING, *reasons, cwd=ROOT)
+    assert output.count(" does not answer: ") == len(lasting)
+    for reason in lasting:
+        assert f"the store at gpunode01:29430 does not answer: {reason}\r\n" in output
+    assert f"\x1b[Kwaiting for the store at gpunode01:29430: {reasons[0][:25]}" in output
 
 
 SHARED_TERMINAL = """

@@ -18,7 +18,7 @@ import pytest
 from elastic_agent.agent.reporting.training import Training
 from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.protocol.records import Address, Seat, World
-from tests.agent.support import elastic_agent
+from tests.agent.support import run
 from tests.client.support import AGENT_ENVIRONMENT, launched
 from tests.waiting import GUARD_S
 
@@ -34,13 +34,10 @@ def train(steps):
         optimizer.step()
 """
 MEETS = """
-import os, sys, torch.distributed as dist
-if len(sys.argv) == 1:
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-else:
-    dist.init_process_group("gloo")
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
+BEATS = "from elastic_agent.client import heartbeat\nheartbeat(1)"
 FORKS = """
 import os
 child = os.fork()
@@ -111,38 +108,6 @@ def test_a_worker_tells_once_that_it_takes_steps_without_a_group(
     assert heard.count(case) == tells
 
 
-COMPILES = """
-import torch
-from torch._dynamo.utils import counters
-
-def losses():
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    step = torch.compile(optimizer.step, backend="eager")
-    for number in range(4):
-        model(torch.ones(2, 3)).sum().backward()
-        step()
-        yield model.weight.sum().item()
-        if number == 1:
-            train(20)
-
-print(list(losses()), dict(counters["stats"]), torch.utils.hooks.RemovableHandle.next_id)
-"""
-
-
-@pytest.mark.prove
-def test_compiled_steps_and_the_numbers_of_hooks_are_as_under_plain_python(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(STEPS + COMPILES)
-    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=GUARD_S)
-    options = ["--state-dir", str(tmp_path / "state"), "--nproc-per-node", "2", "--worker-start", "warm"]
-    done = elastic_agent(*options, str(script))
-    assert "unique_graphs" in plain.stdout, plain.stderr
-    assert done.stdout.splitlines() == 2 * plain.stdout.splitlines(), done.stderr
-    assert WARNING in done.stderr  # of the steps that are not compiled
-
-
 def world(workers: int, elsewhere: int = 0) -> World:
     seats = [Seat("a", "a-1", "127.0.0.1", workers, 0)]
     if elsewhere:
@@ -175,33 +140,27 @@ def test_the_warning_is_given_once_if_all_workers_of_the_node_train_alone(
 
 
 NEVER_CALLED = f"{STEPS}import torch\n"
-IDLE = {
-    "never calls its main function": (NEVER_CALLED, True),
-    "takes a step": (f"{STEPS}train(1)", False),
-    "makes a group and destroys it": (f"{MEETS}dist.destroy_process_group()", False),
-    "reports a heartbeat": (f"{NEVER_CALLED}from elastic_agent.client import heartbeat\nheartbeat(1)", False),
-    "trains in a process that it forks": (f"{NEVER_CALLED}{FORKS}", False),
-    "imports no torch": ("print('hello')", False),
-}
-
-IDLE_STARTS = [*((case, "warm") for case in IDLE), ("never calls its main function", "cold")]
-CHECKED = {("never calls its main function", "cold"), ("takes a step", "warm")}
-"""Those that `make test` runs. The messages of the workers are tested above, and in tests/integrations."""
+PROVE = pytest.mark.prove
 
 
 @pytest.mark.parametrize(
-    ("case", "start"),
-    [pytest.param(*one, marks=() if one in CHECKED else pytest.mark.prove) for one in IDLE_STARTS],
+    ("script", "start", "is_idle"),
+    [
+        (NEVER_CALLED, "cold", True),
+        pytest.param(NEVER_CALLED, "warm", True, marks=PROVE),
+        (f"{STEPS}train(1)", "warm", False),
+        pytest.param(f"{MEETS}dist.destroy_process_group()", "warm", False, marks=PROVE),
+        pytest.param(f"{NEVER_CALLED}{BEATS}", "warm", False, marks=PROVE),
+        pytest.param(f"{NEVER_CALLED}{FORKS}", "warm", False, marks=PROVE),
+        pytest.param("print('hello')", "warm", False, marks=PROVE),
+    ],
+    ids=["never called", "never called, warm", "a step", "a group", "a heartbeat", "in a child", "no torch"],
 )
 def test_workers_that_did_not_train_are_reported_at_the_end_and_their_time_is_not_called_training(
-    tmp_path: Path, case: str, start: str
+    tmp_path: Path, script: str, start: str, is_idle: bool
 ) -> None:
-    script, is_idle = IDLE[case]
-    (tmp_path / "train.py").write_text(script)
-    done = elastic_agent(
-        *("--nproc-per-node", "1", "--log-format", "console", "--state-dir", str(tmp_path / "state")),
-        *("--worker-start", start, str(tmp_path / "train.py"), "--from-the-environment"),
-    )
+    """The messages of the workers are tested above, and in tests/integrations."""
+    done = run(tmp_path, script, "--worker-start", start)
     assert done.returncode == 0, done.stderr
     assert ("should train, check that it calls its main function" in done.stderr) is is_idle, done.stderr
     assert (": training " not in done.stderr and "goodput 0 %" in done.stderr) is is_idle, done.stderr

@@ -66,29 +66,10 @@ def test_there_is_one_worker_per_device(
     assert devices.count_slots(wanted) == workers
 
 
-@pytest.mark.parametrize("file", ["nvidia0", "dxg", "kfd", "dri"])
-def test_torch_is_asked_where_there_is_a_device_file(machine: Machine, file: str) -> None:
-    machine(file, gpus=4)
-    assert [devices.likely_slots(wanted) for wanted in ("auto", "gpu-or-1", "gpu", "2")] == [None] * 3 + [2]
-    assert devices.count_slots("auto") == 4
-
-
 def test_torch_is_not_asked_where_there_is_none(machine: Machine) -> None:
     machine(torch="raise SystemExit('imported')")
     for wanted, workers in {"auto": 3, "gpu-or-1": 1, "cpu": 3}.items():
         assert devices.likely_slots(wanted) == devices.count_slots(wanted) == workers
-
-
-@pytest.mark.parametrize("files", [[], ["nvidia0"]], ids=["no device file", "a device file"])
-@pytest.mark.parametrize(("wanted", "device"), [("gpu", "no GPU"), ("xpu", "no Intel GPU")])
-def test_a_machine_without_the_device_is_an_error(
-    machine: Machine, files: list[str], wanted: str, device: str
-) -> None:
-    machine(*files)
-    with pytest.raises(UsageError, match=f"{wanted}: torch finds {device} on this machine; give a number"):
-        devices.count_slots(wanted)
-    with pytest.raises(UsageError, match="--numa-binding node: torch finds no GPU on this machine"):
-        devices.check_numa_binding("node")
 
 
 def test_workers_can_be_bound_where_there_is_a_gpu(machine: Machine) -> None:

@@ -16,12 +16,12 @@ from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.endings import Remains, has_not_saved, read_ends
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.diagnosis.records import WorkerState
-from elastic_agent.exit_note import Note, Writer, exit_code, read_note
+from elastic_agent.exit_note import Note, Writer, exit_code
 from elastic_agent.linux import boottime_s
 from elastic_agent.workers.failure import WorkerFailure, describe
 from elastic_agent.workers.guard.client import Exited
 from elastic_agent.workers.output.final_output import FinalOutput
-from tests.agent.support import clean_environment, elastic_agent
+from tests.agent.support import clean_environment, run
 
 # -- the note -------------------------------------------------------------------------------------
 
@@ -65,17 +65,6 @@ def test_a_note_tells_the_code_and_the_exceptions_also_hidden_ones(
     assert before_s - 1e-3 <= note.at_boottime_s <= boottime_s()
 
 
-def test_of_a_long_chain_the_ends_are_kept_and_of_long_messages_the_beginnings(tmp_path: Path) -> None:
-    first = last = ValueError("0" + "é" * 5000)
-    for number in range(1, 10):
-        error = ValueError(f"{number}{'é' * 5000}")
-        error.__context__, last = last, error
-    first.__context__ = last  # a circle must not keep it from ending
-    note = noted(tmp_path, last, slot=1)
-    assert note is not None
-    assert [one[:13] for one in note.errors] == [f"ValueError: {number}" for number in (9, 1, 0)]
-
-
 def test_a_process_that_a_worker_forks_writes_no_note_of_the_worker(tmp_path: Path) -> None:
     with closing(HeartbeatFile.create(tmp_path, 1)) as file:
         writer = Writer(file.path, 0)
@@ -112,24 +101,6 @@ except ZeroDivisionError:
     assert done.returncode == 7, done.stderr
     assert note is not None
     assert (note.code, note.errors) == (7, ("", "ZeroDivisionError: division by zero"))
-
-
-@pytest.mark.parametrize("path", ["/nowhere/at/all", ""])
-def test_a_note_that_cannot_be_written_is_not_the_scripts_problem(path: str) -> None:
-    Writer(path, 0).write(ValueError(), 1)
-
-
-def test_an_exception_that_cannot_be_printed_leaves_no_note(tmp_path: Path) -> None:
-    class BrokenError(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError
-
-    assert noted(tmp_path, BrokenError()) is None
-
-
-def test_an_empty_note_is_none() -> None:
-    assert read_note(bytes(1024)) is None
-    assert read_note(b"") is None
 
 
 # -- the report -----------------------------------------------------------------------------------
@@ -209,18 +180,6 @@ def test_a_worker_that_is_killed_after_its_script_ended_in_order_may_have_saved(
     assert has_not_saved(end, signal.SIGTERM) is is_named
 
 
-def test_a_crash_after_the_script_ended_happens_when_the_process_dies() -> None:
-    end = reported(exited(-signal.SIGSEGV, stopping=False), Remains(0, Note(99.0, 0, ("",))), None)
-    assert end.report.failed_s == end.report.ended_s
-
-
-def test_a_note_from_the_future_is_ignored() -> None:
-    end = reported(exited(1, stopping=False), Remains(0, Note(100.5, 1, ("ValueError: x",))), None, "boom\n")
-    assert end.failure is not None
-    assert (end.failure.message, end.failure.last_line) == ("", "boom")
-    assert end.report.failed_s == end.report.ended_s
-
-
 # -- all of it ------------------------------------------------------------------------------------
 
 TWO_FAIL = """
@@ -255,13 +214,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_of_two_failures_the_first_is_the_cause_although_its_process_lives_longer(
     tmp_path: Path, start: str, how: str, what: str
 ) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(TWO_FAIL)
-    done = elastic_agent(
-        *("run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0", "--worker-start", start),
-        *("--state-dir", str(tmp_path / "state"), "--log-dir", str(tmp_path / "logs")),
-        *(str(script), str(tmp_path / "mark"), how),
-    )
+    options = ("--nproc-per-node", "2", "--max-restarts", "0", "--worker-start", start)
+    done = run(tmp_path, TWO_FAIL, *options, arguments=(str(tmp_path / "mark"), how))
     assert f"root cause: worker {os.uname().nodename}/1 (rank 1)" in done.stderr, done.stderr
     (line,) = [one for one in done.stderr.splitlines() if "root cause" in one]
     assert what in line

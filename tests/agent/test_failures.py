@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.agent.support import elastic_agent
-
-
-def run(folder: Path, script: str, *options: str) -> tuple[int, str]:
-    """Exit code and log of a run on one node; cold workers, as they start sooner with so little to import."""
-    (folder / "train.py").write_text(textwrap.dedent(script))
-    state = ("--state-dir", str(folder / "state"), "--worker-start", "cold", "--log-format", "json")
-    result = elastic_agent(*state, *options, str(folder / "train.py"))
-    return result.returncode, result.stderr
-
+from tests.agent.support import run
 
 ERROR_WITH_A_FILE_NAME = """
     import json, os, sys
@@ -54,10 +44,10 @@ PIPES = """
 )
 def test_an_odd_error_file_costs_one_restart(tmp_path: Path, script: str, said: str) -> None:
     logs = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
-    code, log = run(tmp_path, script, "--max-restarts", "1", *logs)
-    assert code == 0, log
-    messages = [json.loads(line)["message"] for line in log.splitlines() if line.startswith("{")]
-    assert any(said in message for message in messages), log
+    done = run(tmp_path, script, "--max-restarts", "1", "--log-format", "json", *logs)
+    assert done.returncode == 0, done.stderr
+    messages = [json.loads(line)["message"] for line in done.stderr.splitlines() if line.startswith("{")]
+    assert any(said in message for message in messages), done.stderr
 
 
 SAYS_WHY_ON_STDOUT = "import os, sys; print('no such device'); sys.exit(3 * int(os.environ['LOCAL_RANK']))"
@@ -86,7 +76,8 @@ READ = READ.replace(" ", r"(?:\\n)? +")
 def test_a_file_is_recommended_for_reading_if_there_is_output_in_it(
     tmp_path: Path, script: str, options: tuple[str, ...], advice: str
 ) -> None:
-    _, log = run(tmp_path, script, "--max-restarts", "0", "--log-dir", str(tmp_path / "logs"), *options)
+    kept = ("--log-dir", str(tmp_path / "logs"), "--log-format", "json")
+    log = run(tmp_path, script, "--max-restarts", "0", *kept, *options).stderr
     assert re.search(advice, log), log
     assert ("elastic-agent logs" in log) == advice.startswith("elastic-agent")
 
@@ -105,7 +96,7 @@ BAD = "import sys; print('step 1', file=sys.stderr)\nraise ValueError('bad label
 def test_a_traceback_is_shown_once_where_people_read(
     tmp_path: Path, options: tuple[str, ...], times: int
 ) -> None:
-    _, log = run(tmp_path, BAD, "--max-restarts", "0", "--log-format", "console", *options)
+    log = run(tmp_path, BAD, "--max-restarts", "0", *options).stderr
     assert log.count("raise ValueError") == times, log
     assert "exited with code 1: ValueError: bad label" in log
 
@@ -127,8 +118,10 @@ HANGS = """
 def test_the_stacks_of_a_hang_are_shown_once_with_their_generation_and_no_frame_of_the_agent(
     tmp_path: Path,
 ) -> None:
-    code, log = run(tmp_path, HANGS, "--nproc-per-node", "2", "--max-restarts", "1", "--hang-timeout", "6")
-    assert code == 0, log
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--hang-timeout", "6", "--log-format", "json")
+    done = run(tmp_path, HANGS, *options)
+    log = done.stderr
+    assert done.returncode == 0, log
     assert log.count(": has completed 2 collectives, at train.py:10") == 1, log
     assert log.count("where the workers of generation 1 are:") == 1
     assert "most recent call first" not in log
@@ -159,6 +152,6 @@ TRAINS = """
 def test_the_same_error_ends_a_run_only_if_it_gets_no_further_by_its_optimizer_steps(
     steps: str, starts: int, tmp_path: Path
 ) -> None:
-    code, log = run(tmp_path, TRAINS.replace("{steps}", steps), "--max-restarts", "3")
-    assert code == 1
-    assert len(set(re.findall(r"generation (\d+): 1 node, 1 worker", log))) == starts, log
+    done = run(tmp_path, TRAINS.replace("{steps}", steps), "--max-restarts", "3")
+    assert done.returncode == 1
+    assert len(set(re.findall(r"generation (\d+): 1 node, 1 worker", done.stderr))) == starts, done.stderr

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+import structlog
 from msgspec.structs import replace
 
 from elastic_agent.agent import events
@@ -37,22 +38,16 @@ class Reported:
         return self._reports
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-
-    class Log:
-        def warning(self, line: str) -> None:
-            lines.append(line)
-
-    monkeypatch.setattr(hang_judge, "get_logger", Log)
+@pytest.fixture(autouse=True)
+def _behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_judge, "find_standstill", lambda *_: BEHIND)
-    return lines
 
 
 def judge(
     plan: Plan, limit: str, *lengths_s: float, over_after_s: float = 20.0, known: Iterable[NodeReport] = ()
-) -> None:
+) -> list[str]:
+    """Return what is logged of stalls of these lengths."""
+
     async def stall() -> None:
         log, reports = RunLog(), Reported(*known)
         log.see(plan, 0.0)
@@ -65,12 +60,13 @@ def judge(
                 events.Stalled(1, stalled_s, False, over_at_s=began_s + over_after_s, limit=limit)
             )
 
-    virtual_time.run(stall())
+    with structlog.testing.capture_logs() as lines:
+        virtual_time.run(stall())
+    return [line["event"] for line in lines]
 
 
-def test_the_worker_is_named_once_and_what_follows_with_the_time_left(told: list[str]) -> None:
-    judge(PLAN, "--hang-timeout 20", 8.0, 9.0, 16.0, over_after_s=21.0)
-    assert told == [
+def test_the_worker_is_named_once_and_what_follows_with_the_time_left() -> None:
+    assert judge(PLAN, "--hang-timeout 20", 8.0, 9.0, 16.0, over_after_s=21.0) == [
         f"no worker has made progress for {stalled}; all workers restart in {left_s} s (--hang-timeout 20) unless it "
         "goes on"
         for stalled, left_s in (
@@ -94,23 +90,19 @@ def test_the_worker_is_named_once_and_what_follows_with_the_time_left(told: list
     ids=["no restart", "no time-out"],
 )
 def test_what_follows_is_what_the_run_would_do(
-    told: list[str], plan: Plan, over_after_s: float, limit: str, then: str
+    plan: Plan, over_after_s: float, limit: str, then: str
 ) -> None:
-    judge(plan, limit, 8.0, over_after_s=over_after_s)
-    assert told == [
+    assert judge(plan, limit, 8.0, over_after_s=over_after_s) == [
         f"no worker has made progress for 8 s: worker n2/0 (rank 1) is one all_reduce behind{then}"
     ]
 
 
-def test_connections_that_other_nodes_found_to_be_blocked_are_told_once_when_nothing_progresses(
-    told: list[str],
-) -> None:
+def test_connections_that_other_nodes_found_to_be_blocked_are_told_once_when_nothing_progresses() -> None:
     def report(node_id: str, *blocked: str) -> NodeReport:
         return NodeReport(node_id, "i", 1, 0.0, blocked=blocked)
 
     found = "worker n2/0 has tried for 4 s to connect to n1"
-    judge(PLAN, "", 8.0, 16.0, known=(report("n1", "told by this node already"), report("n2", found)))
+    told = judge(PLAN, "", 8.0, 16.0, known=(report("n1", "told by this node already"), report("n2", found)))
     assert [line for line in told if not line.startswith("no worker")] == [found]
-    told.clear()
-    judge(PLAN, "", 8.0, known=[report(f"n{node}", f"{node}", f"{node} again") for node in range(2, 40)])
-    assert len(told) == hang_judge.SHOWN_BLOCKED + 1
+    many = [report(f"n{node}", f"{node}", f"{node} again") for node in range(2, 40)]
+    assert len(judge(PLAN, "", 8.0, known=many)) == hang_judge.SHOWN_BLOCKED + 1

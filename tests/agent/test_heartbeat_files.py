@@ -49,12 +49,6 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_it_is_on_disk_if_shared_memory_cannot_be_used(tmp_path: Path, temporary: Path) -> None:
-    with closing(make_heartbeat_file(2, str(tmp_path / "nowhere"))) as file:
-        assert Path(file.path).parent == temporary
-        assert file.slots == 2
-
-
 def test_the_error_names_both_directories_if_neither_can_be_used(tmp_path: Path, temporary: Path) -> None:
     temporary.rmdir()
     nowhere = str(tmp_path / "nowhere")

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from elastic_agent.exit_codes import ExitCode
-from tests.agent.support import COMMAND, Started, elastic_agent, started
+from tests.agent.support import COMMAND, elastic_agent, started, training
 from tests.ports import free_port
 
 IGNORING = ["sh", "-c", 'trap "" HUP INT QUIT; exec "$@"', "sh"]
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
-@contextmanager
-def training(folder: Path, *options: str) -> Iterator[Started]:
-    """An agent whose worker runs until it reads a line."""
-    script = folder / "train.py"
-    script.write_text("print('up', flush=True); input()\n")
-    argv = ["--state-dir", str(folder / "state"), *options, str(script)]
-    with started(*argv, command=[*IGNORING, *COMMAND]) as agent:
-        assert agent.line() == "up"
-        yield agent
-
-
 def test_ignored_signals_stay_ignored_and_are_logged_once(tmp_path: Path) -> None:
-    with training(tmp_path) as agent:
+    with training(tmp_path, command=[*IGNORING, *COMMAND]) as agent:
         for signum in IGNORED:
             agent.process.send_signal(signum)
         code, log = agent.end("\n")
@@ -37,7 +24,7 @@ def test_ignored_signals_stay_ignored_and_are_logged_once(tmp_path: Path) -> Non
 
 
 def test_an_ignored_signal_that_is_configured_is_handled(tmp_path: Path) -> None:
-    with training(tmp_path, "--signals-to-handle", "SIGHUP") as agent:
+    with training(tmp_path, "--signals-to-handle", "SIGHUP", command=[*IGNORING, *COMMAND]) as agent:
         agent.process.send_signal(signal.SIGHUP)
         code, log = agent.end()
     assert code == ExitCode.STOPPED, log

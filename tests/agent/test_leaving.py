@@ -20,49 +20,36 @@ from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.protocol import Cause, Notice
 
+ALL_SAVE = "all workers have 60 s to save and exit, then the run ends"
+SOME_SAVE = "workers that handle notices have 60 s to save and exit, then the run ends"
+
 
 @pytest.mark.parametrize(
-    ("workers", "cause", "line"),
+    ("workers", "line"),
     [
-        (
-            Notified(True, 0),
-            Cause.PREEMPTED,
-            "no worker here has asked for notices so far, or handles the notice",
-        ),
-        (Notified(True, 1), Cause.PREEMPTED, "all workers have 60 s to save and exit, then the run ends"),
-        (
-            Notified(True, 0),
-            Cause.DRAIN,
-            "no worker here handles notices or SIGTERM: they end without saving, then",
-        ),
-        (
-            Notified(True, 0, catching=1),
-            Cause.DRAIN,
-            "handles notices: they get SIGTERM, which 1 worker handles, then",
-        ),
-        (
-            Notified(True, 0, signal.SIGINT, 2),
-            Cause.DRAIN,
-            "no worker here handles notices: they get SIGINT, then",
-        ),
-        (Notified(True, 1), Cause.DRAIN, "all workers have 60 s to save and exit, then the run ends"),
-        (
-            Notified(True),
-            Cause.DRAIN,
-            "workers that handle notices have 60 s to save and exit, then the run ends",
-        ),
-        (
-            Notified(False),
-            Cause.DRAIN,
-            "workers that handle notices have 60 s to save and exit, then the run ends",
-        ),
+        (Notified(True, 1), ALL_SAVE),
+        (Notified(True, 0), "no worker here handles notices or SIGTERM: they end without saving, then"),
+        (Notified(True, 0, catching=1), "handles notices: they get SIGTERM, which 1 worker handles, then"),
+        (Notified(True, 0, signal.SIGINT, 2), "no worker here handles notices: they get SIGINT, then"),
+        (Notified(True), SOME_SAVE),
+        (Notified(False), SOME_SAVE),
     ],
 )
-def test_a_notice_that_no_worker_hears_is_said(workers: Notified, cause: Cause, line: str) -> None:
-    notice = Notice(1, cause, 60.0, "SIGUSR1 on a", ends=True)
+def test_a_notice_that_no_worker_hears_is_said(workers: Notified, line: str) -> None:
+    assert line in logged_notice(workers, Cause.DRAIN)
+
+
+def test_workers_may_still_ask_for_the_notice_of_a_preemption() -> None:
+    words = "no worker here has asked for notices so far, or handles the notice"
+    assert words in logged_notice(Notified(True, 0), Cause.PREEMPTED)
+    assert ALL_SAVE in logged_notice(Notified(True, 1), Cause.PREEMPTED)
+
+
+def logged_notice(workers: Notified, cause: Cause) -> str:
     with structlog.testing.capture_logs() as logs:
-        log_event(events.NoticeGiven(3, notice, workers))
-    assert [line in entry["event"] for entry in logs] == [True]
+        log_event(events.NoticeGiven(3, Notice(1, cause, 60.0, "SIGUSR1 on a", ends=True), workers))
+    (entry,) = logs
+    return str(entry["event"])
 
 
 class Leaves:

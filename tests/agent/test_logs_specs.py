@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.support import elastic_agent
+from tests.agent.support import run
 
 PLUGIN = """
 import os
@@ -47,13 +47,10 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("packages")
 def test_a_package_for_torchrun_decides_where_output_goes(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    script = tmp_path / "train.py"
-    script.write_text("import os\nprint('I am', os.environ['RANK'])\n")
     logs.mkdir()
-    done = elastic_agent(
-        *("--nproc-per-node", "2", "--logs-specs", "per_rank", "--redirects", "0:1,1:0"),
-        *("--log-dir", str(logs), "--state-dir", str(tmp_path / "state"), str(script)),
-    )
+    options = ("--nproc-per-node", "2", "--logs-specs", "per_rank", "--redirects", "0:1,1:0")
+    source = "import os\nprint('I am', os.environ['RANK'])"
+    done = run(tmp_path, source, *options, "--log-dir", str(logs))
     assert done.returncode == 0, done.stderr
     assert (done.stdout, (logs / "0.txt").read_text()) == ("I am 1\n", "I am 0\n")
     assert os.listdir(logs) == ["0.txt"]
@@ -63,14 +60,9 @@ def test_workers_are_restarted_although_their_package_has_no_files_to_read(
     tmp_path: Path, packages: Path
 ) -> None:
     (packages / "mine.py").write_text(PLUGIN.replace("dict.fromkeys(envs, os.devnull)", "{}"))
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os, sys\nsys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
-    )
-    done = elastic_agent(
-        *("--logs-specs", "per_rank", "--log-dir", str(tmp_path), "--max-restarts", "1"),
-        *("--state-dir", str(tmp_path / "state"), str(script)),
-    )
+    source = "import os, sys\nsys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)"
+    options = ("--logs-specs", "per_rank", "--log-dir", str(tmp_path), "--max-restarts", "1")
+    done = run(tmp_path, source, *options)
     assert done.returncode == 0, done.stderr
     assert "cannot read the files of worker 0" in done.stderr
     assert "exited with code 3" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.workers.cleanup.generation import Cleanup
-from tests.agent.support import elastic_agent
+from tests.agent.support import run
 from tests.waiting import GUARD_S
 
 SCRIPT = """
@@ -37,11 +37,8 @@ print(f"trained in restart {os.environ['TORCHELASTIC_RESTART_COUNT']}")
 @pytest.mark.system
 @pytest.mark.parametrize("kind", [pytest.param("init_method", marks=pytest.mark.prove), "store"])
 def test_workers_that_meet_over_a_file_train_after_one_was_killed(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = elastic_agent(
-        *("--nproc-per-node", "2", "--max-restarts", "1", "--state-dir", str(tmp_path / "state")),
-        *("--worker-start", "warm", str(tmp_path / "train.py"), kind, str(tmp_path / "meeting point")),
-    )
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--worker-start", "warm")
+    done = run(tmp_path, SCRIPT, *options, arguments=(kind, str(tmp_path / "meeting point")))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained in restart 1") == 2, done.stderr
 

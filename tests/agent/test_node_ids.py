@@ -107,11 +107,6 @@ def test_one_of_two_agents_with_the_same_explicit_id_is_refused_in_one_line(tmp_
     acquire_node_id(tmp_path, "n1").release()
 
 
-def test_node_id_locks_are_per_run(tmp_path: Path) -> None:
-    with holders(tmp_path / "one", 1) as first, holders(tmp_path / "other", 1) as second:
-        assert first == second == [f"{host_name()} None"]
-
-
 # --- seats of runs that are over ------------------------------------------------------------------
 
 
@@ -136,14 +131,6 @@ def test_unheld_node_id_locks_of_old_runs_are_removed(tmp_path: Path) -> None:
     held.release()
 
 
-def test_one_sweep_removes_a_limited_number_of_folders(tmp_path: Path) -> None:
-    prune_node_ids(tmp_path)
-    for node_id_lock in leave_seats(tmp_path, 5):
-        node_id_lock.release()
-    prune_node_ids(tmp_path, keep=1, at_most=2)
-    assert sorted(os.listdir(tmp_path)) == ["run-2", "run-3", "run-4"]
-
-
 def test_a_node_id_lock_swept_during_its_acquisition_is_still_acquired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,15 +150,6 @@ def test_a_node_id_lock_swept_during_its_acquisition_is_still_acquired(
     with pytest.raises(IdentityError):
         acquire_node_id(tmp_path / "run", "n1")
     node_id_lock.release()
-
-
-def test_where_a_file_does_not_stay_the_same_no_node_id_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on file systems on which a file's inode number changes."""
-    monkeypatch.setattr(identity, "is_at", lambda handle, path: False)
-    with pytest.raises(FileNotFoundError, match="removed again as soon as it is created"):
-        acquire_node_id(tmp_path, "n1")
 
 
 @pytest.mark.prove

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -20,7 +19,7 @@ from elastic_agent.agent.reporting.questions import Questions
 from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.rendezvous.reports import Reports
-from elastic_agent.transport import TransportError, c10d
+from elastic_agent.transport import c10d
 from elastic_agent.workers.output.folders import LogFolders, run_folder
 from elastic_agent.workers.output.read_output import read_output
 from tests.agent.support import asynchronous
@@ -194,16 +193,6 @@ async def test_readings_that_a_disk_holds_up_do_not_pile_up(
 
 
 @asynchronous
-async def test_a_log_directory_that_is_not_utf_8_is_read_for_others(scene: C10dScene, tmp_path: Path) -> None:
-    log_dir = tmp_path / os.fsdecode(b"\xff")
-    write(log_dir, "b", "".join(f"line {number}\n" for number in range(100)))
-    async with node(scene, "a", tmp_path) as a, node(scene, "b", log_dir):
-        one, last = await answers_to(a, LOGS, "b")
-    assert one.output["b/0"].endswith("\nline 99\n")
-    assert last.done
-
-
-@asynchronous
 async def test_a_node_that_does_not_answer_is_named_once_and_delays_the_others_once(
     scene: C10dScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,55 +213,3 @@ async def test_a_node_that_does_not_answer_is_named_once_and_delays_the_others_o
         "node c: no answer within 2 s: the machine is lost or slow, or its agent has another version"
     ]
     assert not any(answer.text.startswith("node c: ") for answer in later)
-
-
-@asynchronous
-async def test_a_name_that_no_node_has_and_a_store_that_is_gone_are_said(
-    scene: C10dScene, tmp_path: Path
-) -> None:
-    async with node(scene, "a", tmp_path / "a") as a:
-        (unknown,) = await answers_to(a, LOGS, "d")
-        scene.host.close()
-        lost = await answers_to(a, LOGS, "b")
-    assert (unknown.failed, unknown.text) == (True, "the run has no node d now; it has a, b, c")
-    assert lost[0].text.startswith("node b: not asked, as the store does not answer (")
-    assert lost[-1].done
-
-
-@asynchronous
-async def test_records_that_are_no_questions_or_answers_disturb_nobody(
-    scene: C10dScene, tmp_path: Path
-) -> None:
-    write(tmp_path / "b", "b", "hello\n")
-    stray = await c10d.dial_reports(scene.endpoint, "run", GUARD_S)
-    try:
-        async with node(scene, "a", tmp_path / "a") as a, node(scene, "b", tmp_path / "b"):
-            for data in (b"\xff" * 9, b"\x81\xa2id\xa3../", b"[" * 100_000):
-                await stray.write_note("asked/b", data, GUARD_S)
-                told = await answers_to(a, LOGS, "b")
-                assert told[0].output == {"b/0": "hello\n"}
-    except TransportError as error:
-        raise AssertionError(str(error)) from error
-    finally:
-        stray.close()
-
-
-@asynchronous
-async def test_several_users_ask_a_node_at_the_same_time(scene: C10dScene, tmp_path: Path) -> None:
-    write(tmp_path / "c", "c", "hello\n")
-    async with (
-        node(scene, "a", tmp_path / "a") as a,
-        node(scene, "b", tmp_path / "b") as b,
-        node(scene, "c", tmp_path / "c"),
-        aclosing(a.ask(Question("logs", lines=1, follows=True), "c")) as following,
-    ):
-        await anext(following)
-        told = await asyncio.gather(*(answers_to(asked, LOGS, "c") for asked in (a, b) * 3))
-    assert [answers[0].output for answers in told] == [{"c/0": "hello\n"}] * 6
-
-
-@asynchronous
-async def test_stacks_of_a_node_without_workers_are_a_line(scene: C10dScene, tmp_path: Path) -> None:
-    async with node(scene, "a", tmp_path / "a") as a, node(scene, "b", tmp_path / "b"):
-        told = await answers_to(a, Question("stacks"), "b")
-    assert [answer.text for answer in told] == ["node b: no worker runs at present", ""]

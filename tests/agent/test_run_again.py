@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.values import Endpoint
-from tests.agent.support import Started, elastic_agent, started
+from tests.agent.support import elastic_agent, options_for, run, started, training
 from tests.loop_thread import Blocking, in_loop
 from tests.names import unique
 from tests.ports import free_port
@@ -96,25 +95,6 @@ def test_an_outcome_is_kept_while_another_process_of_the_machine_hosts_the_store
         assert first_plan_of_a_new_store(other).phase is Phase.FINISHED
 
 
-@contextlib.contextmanager
-def training(script: Path, *options: str) -> Iterator[Started]:
-    """An agent, from when its worker, which then waits, is up."""
-    script.write_text("print('up', flush=True); input()\n")
-    with started(*options, str(script)) as agent:
-        assert agent.line() == "up"
-        yield agent
-
-
-@pytest.mark.prove
-def test_a_killed_single_agent_without_a_run_id_leaves_no_history(tmp_path: Path) -> None:
-    """Its port is a random one, so its next life is another run in any case."""
-    with training(tmp_path / "train.py", "--state-dir", str(tmp_path / "state")) as agent:
-        agent.process.kill()
-        agent.line()  # until its workers are gone, too
-    kept = [path.name for folder in ("jobs", "runs") for path in (tmp_path / "state" / folder).glob("*")]
-    assert kept == []
-
-
 RESUMED = r"to resume the run, start it again with the same command(?: and --rdzv-id (\S+))?: it goes on from the last "
 
 
@@ -124,9 +104,7 @@ RESUMED = r"to resume the run, start it again with the same command(?: and --rdz
 def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resume_it(
     tmp_path: Path, options: list[str]
 ) -> None:
-    script = tmp_path / "train.py"
-    common = ["--state-dir", str(tmp_path / "state"), "--log-format", "console"]
-    with training(script, *common, *options) as agent:
+    with training(tmp_path, *options) as agent:
         agent.process.terminate()
         code, log = agent.end()
     assert code == ExitCode.STOPPED, log
@@ -135,8 +113,7 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
     resumed = re.search(RESUMED, log.splitlines()[-1])
     assert resumed, log
     run_id = resumed[1] or MINE
-    script.write_text("")
-    again = elastic_agent(*common, "--rdzv-id", run_id, str(script))
+    again = run(tmp_path, "", "--rdzv-id", run_id)
     assert again.returncode == 0, again.stderr
     if options:  # without a name, the store of the first start had another port
         numbers = re.search(
@@ -146,7 +123,7 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
         # The next one begins to form if the workers have stopped before the coordinator saw that the node leaves.
         assert int(numbers[1]) == int(numbers[2]) + 1
         assert numbers[2] in ("1", "2")
-        another = elastic_agent(*common, "--rdzv-id", run_id, str(script))
+        another = run(tmp_path, "", "--rdzv-id", run_id)
         after = int(numbers[1]) + 1
         assert (
             f"generation {after}: a run with this id finished before, in generation {numbers[1]}"
@@ -158,18 +135,15 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
 def test_a_node_on_standby_that_is_interrupted_with_all_others_is_stopped_with_the_run(
     tmp_path: Path,
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import signal, sys\n"
-        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
-        "print('up', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    argv = ["--nnodes", "1", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--log-format", "console"]
-    argv += ["--rdzv-id", unique("both"), "--state-dir", str(tmp_path / "state"), str(script)]
-    with started(*argv) as seated:
-        assert seated.line() == "up"
-        with started(*argv) as spare:
+    source = """
+        import signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        print("up", flush=True)
+        sys.stdin.read()
+    """
+    options = ["--nnodes", "1", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", unique("both")]
+    with training(tmp_path, *options, source=source) as seated:
+        with started(*options_for(tmp_path, source, *options)) as spare:
             spare.log_until("on standby")
             seated.process.terminate()
             spare.process.terminate()
@@ -182,10 +156,8 @@ def test_a_node_on_standby_that_is_interrupted_with_all_others_is_stopped_with_t
 
 @pytest.mark.prove
 def test_nothing_is_to_be_resumed_if_no_worker_was_started(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("")
-    argv = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--nnodes", "2"]
-    with started(*argv, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", str(script)) as agent:
+    options = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    with started(*options_for(tmp_path, "", *options)) as agent:
         agent.log_until("waiting for 1 more node")
         agent.process.terminate()
         code, log = agent.end()

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from elastic_agent.agent import run_claim
 from elastic_agent.agent.run_claim import CLAIM_FILE, Claim, OtherCommandError, OtherRunError
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import Job
@@ -132,14 +131,6 @@ def test_only_a_later_start_of_the_same_job_waits_long_for_the_agents_of_a_run(
     assert refused.value.is_earlier_life == is_earlier
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "no JSON", "[" * 5000])
-def test_a_damaged_claim_of_live_agents_is_not_shared(tmp_path: Path, content: str) -> None:
-    with held(place("n1"), tmp_path):
-        (tmp_path / CLAIM_FILE).write_text(content)
-        with pytest.raises(OtherRunError, match="another endpoint"):
-            place("n1").take(tmp_path)
-
-
 IMPATIENT = """
 import sys
 from elastic_agent.agent import find_run
@@ -179,11 +170,3 @@ def test_a_folder_that_is_swept_meanwhile_is_made_again(
     with held(claim, folder):
         pass
     assert (folder / CLAIM_FILE).exists()
-
-
-def test_where_a_file_does_not_stay_the_same_no_run_is_claimed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_claim, "is_at", lambda handle, path: False)
-    with pytest.raises(FileNotFoundError, match="removed again as soon as it is created"):
-        place("n1").take(tmp_path)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from tests.agent.support import Started, elastic_agent, started
+from tests.agent.support import elastic_agent, started
 from tests.names import unique
 from tests.ports import free_port
 
@@ -143,27 +142,3 @@ def test_a_run_that_has_just_finished_in_a_store_is_no_success_of_the_next_start
         assert refused in again.stderr
     else:
         assert (again.returncode, folder.trained) == (ExitCode.FINISHED, ["a", "a"])
-
-
-@pytest.mark.system
-@pytest.mark.prove
-def test_a_spare_node_of_another_machine_is_told_that_its_arguments_differ(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, WAITS)
-    options = [*READABLE, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", unique("run")]
-
-    def agent(node: str) -> AbstractContextManager[Started]:
-        own = [
-            "--state-dir",
-            str(tmp_path / node),
-            "--node-id",
-            node,
-        ]  # nothing is shared, as between machines
-        return started(*options, *own, str(folder.script), f"--of={node}")
-
-    with agent("n1") as runs:
-        assert runs.line() == "trains --of=n1"
-        with agent("n2") as spare:
-            said = spare.log_until("nodes differ in the arguments of the script")
-            (tmp_path / "finish").touch()
-            assert spare.end()[0] == ExitCode.REFUSED, "its arguments were not run"
-    assert "--of=n2 on n2; --of=n1 on n1" in said

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.worker_group import generation
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.generation import WorkerRules
-from elastic_agent.agent.worker_group.interruptions import Interruptions, StopSignals
+from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.agent.worker_group.warm_start import Guards
 from elastic_agent.client._cells import HeartbeatFile
@@ -175,26 +174,6 @@ async def test_a_stop_after_a_failed_start_is_answered_and_does_not_end_the_next
 
 
 @asynchronous
-async def test_the_log_files_of_workers_that_are_stopped_before_their_start_are_closed(
-    guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed, close_later = [], WorkerContext.close_later
-
-    def noted(context: WorkerContext, done: Callable[[], object]) -> None:
-        closed.append(context.generation)
-        close_later(context, done)
-
-    monkeypatch.setattr(WorkerContext, "close_later", noted)
-    bench = Bench(guard, tmp_path)
-    bench.runner.may_start = False  # the guard is not on record yet
-    bench.start(1, sys.executable, *SLEEPS)
-    bench.runner.stop(Grace.NONE)
-    await bench.until("stopped", ())
-    bench.close()
-    assert closed == [1]
-
-
-@asynchronous
 async def test_a_failure_is_reported_if_the_workers_files_cannot_be_read_in_time(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,16 +254,12 @@ async def test_workers_are_stopped_even_if_the_guard_is_frozen(guard: Guard, tmp
 
 # --- signals that ask the agent to stop, and reach more than the agent -----------------------------
 
-EXITS = """
+ENDS_ON_A_SIGNAL = """
 import signal, sys, time
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit({code}))
-open(sys.argv[1], "w").close()
-time.sleep(1000)
-"""
-IGNORES = """
-import signal, sys, time
-signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-signal.signal(signal.SIGUSR2, lambda *_: sys.exit({code}))
+for signum in map(int, sys.argv[3:]):
+    signal.signal(signum, lambda *_: sys.exit(int(sys.argv[2])))
+if str(int(signal.SIGUSR1)) not in sys.argv[3:]:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 open(sys.argv[1], "w").close()
 time.sleep(1000)
 """
@@ -316,60 +291,34 @@ async def test_a_worker_killed_by_a_signal_that_its_agent_received_has_not_faile
 
 
 @pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(
+    ("ends_it", "reaches_all", "is_interrupted"),
+    [(signal.SIGUSR1, True, True), (signal.SIGUSR1, False, False), (signal.SIGUSR2, True, False)],
+    ids=["it exits on it", "for the agent alone", "ignored"],
+)
 @asynchronous
-async def test_a_worker_that_exits_on_such_a_signal_has_neither_succeeded_nor_failed(
-    guard: Guard, tmp_path: Path, code: int
+async def test_only_a_worker_that_exits_on_such_a_signal_has_neither_succeeded_nor_failed(
+    guard: Guard, tmp_path: Path, code: int, ends_it: signal.Signals, reaches_all: bool, is_interrupted: bool
 ) -> None:
+    """One that did not get it has finished its training meanwhile: started again, it would do the same."""
     bench = Bench(guard, tmp_path)
-    gate = tmp_path / f"gate-{secrets.token_hex(4)}"
-    await bench.begin(1, "-I", "-S", "-c", EXITS.format(code=code), gate)
+    gate = tmp_path / "gate"
+    await bench.begin(1, "-I", "-S", "-c", ENDS_ON_A_SIGNAL, gate, code, int(ends_it))
+    (worker,) = bench.pids
     await wait_for_async("the worker", gate.exists)
     bench.stop_signals.receive(signal.SIGUSR1)
-    for pid in (guard.pid, *bench.pids):
-        os.kill(pid, signal.SIGUSR1)
-    await bench.until("saved", 1)
+    if reaches_all:
+        os.kill(guard.pid, signal.SIGUSR1)
+        await bench.until("signalled", signal.SIGUSR1)  # what a worker that is gone ignored is not known
+    for signum in dict.fromkeys((signal.SIGUSR1, ends_it) if reaches_all else (ends_it,)):
+        os.kill(worker, signum)
+    if code and not is_interrupted:
+        await bench.until("failed", (1, FailureKind.WORKER))
+        bench.runner.stop(Grace.NONE)
+    end = "saved" if is_interrupted else "stopped" if code else "succeeded"
+    await bench.until(end, () if end == "stopped" else 1)
     bench.close()
-    assert bench.ends == ["interrupted", "saved"]
-
-
-@pytest.mark.parametrize(
-    ("program", "to_all"), [(EXITS, False), (IGNORES, True)], ids=["for the agent alone", "ignored"]
-)
-def test_a_worker_that_did_not_receive_the_signal_succeeds_or_fails_as_usual(
-    guard: Guard, tmp_path: Path, program: str, to_all: bool
-) -> None:
-    """It has finished its training meanwhile: started again, it would do the same."""
-    ends_it = signal.SIGUSR2 if to_all else signal.SIGUSR1
-
-    async def scene(generation: int, code: int) -> Bench:
-        bench = Bench(guard, tmp_path)
-        gate = tmp_path / f"gate-{secrets.token_hex(4)}"
-        await bench.begin(generation, "-I", "-S", "-c", program.format(code=code), gate)
-        (worker,) = bench.pids
-        await wait_for_async("the worker", gate.exists)
-        bench.stop_signals.receive(signal.SIGUSR1)
-        if to_all:
-            for pid in (worker, guard.pid):
-                os.kill(pid, signal.SIGUSR1)
-            await bench.until("signalled", signal.SIGUSR1)  # what a worker that is gone ignored is not known
-        os.kill(worker, ends_it)
-        if code:
-            await bench.until("failed", (generation, FailureKind.WORKER))
-            bench.runner.stop(Grace.NONE)
-        await bench.until("stopped" if code else "succeeded", () if code else generation)
-        bench.close()
-        return bench
-
-    assert asyncio.run(scene(1, 0)).ends == ["succeeded"]
-    assert asyncio.run(scene(2, 3)).ends == ["failed", "stopped"]
-
-
-def test_for_a_worker_that_exited_before_the_guard_got_the_signal_the_initial_setting_counts() -> None:
-    signals = StopSignals([signal.SIGUSR1])
-    for ignored, suspects in (((), {signal.SIGUSR1}), ((signal.SIGUSR1,), set())):
-        interruptions = Interruptions(signals, ignored)
-        interruptions.guard_received(signal.SIGUSR1, {0: None})
-        assert interruptions.suspects(0, 0) == suspects
+    assert bench.ends == {"saved": ["interrupted", "saved"], "stopped": ["failed", "stopped"]}.get(end, [end])
 
 
 # --- what workers leave ---------------------------------------------------------------------------
@@ -448,16 +397,3 @@ async def test_the_file_over_which_workers_met_stays_if_other_nodes_may_meet_ove
     await bench.until("stopped", ())
     bench.close()
     assert meeting_file.exists() == is_fenced
-
-
-@asynchronous
-async def test_a_guard_that_dies_takes_its_workers_along_which_is_a_failure(
-    guard: Guard, tmp_path: Path
-) -> None:
-    bench = Bench(guard, tmp_path)
-    await bench.begin(1, *SLEEPS)
-    os.kill(guard.pid, signal.SIGKILL)
-    await bench.until("failed", (1, FailureKind.WORKER))
-    await bench.until("stopped", ())
-    bench.close()
-    assert bench.ends == ["guard lost", "failed", "stopped"]

@@ -14,7 +14,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
@@ -349,38 +348,3 @@ def test_processes_that_keep_a_stop_waiting_are_named(tmp_path: Path, news: News
             os.kill(pid, signal.SIGKILL)
     assert f"{pid} (sleep, state S, user nobody); " in line
     assert f"sudo kill -9 {pid}" in line
-
-
-REPORTS_DELAYS = """
-import select, sys
-from elastic_agent.linux import become_subreaper, boottime_s
-from elastic_agent.workers.guard.client import Exited, Guard, Launch, StopDelayed
-
-become_subreaper()
-guard = Guard.start(kill_patience_s=0.05)
-guard.set_deadline(boottime_s() + 1000)
-guard.spawn(1, [Launch(0, (sys.executable, "-c", sys.argv[1], sys.argv[2]), {"PATH": sys.argv[3]})])
-told = 0
-while told < 4:
-    select.select((guard,), (), ())
-    for event in guard.read_events():
-        if isinstance(event, Exited):
-            guard.stop(0.0)
-        elif isinstance(event, StopDelayed):
-            print(event.waited_s, [(one.name, one.state, one.foreign_user) for one in event.alive], flush=True)
-            told += 1
-guard.close(0.1)
-"""
-
-
-@needs_other_users
-def test_a_delayed_stop_is_reported_at_doubling_intervals(news: News) -> None:
-    program = [*WITHOUT_KILL, sys.executable, "-c", REPORTS_DELAYS, OF_ANOTHER_USER, str(news.path)]
-    with subprocess.Popen([*program, os.environ["PATH"]], stdout=subprocess.PIPE, text=True) as process:
-        pid = int(news.line(PATIENCE_S))
-        try:
-            assert process.stdout is not None
-            told = [process.stdout.readline() for _ in range(4)]
-        finally:
-            os.kill(pid, signal.SIGKILL)
-    assert told == [f"{waited_s} [('sleep', 'S', 65534)]\n" for waited_s in (0.05, 0.1, 0.2, 0.4)]

@@ -40,20 +40,18 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_the_address_of_a_name_that_only_slurm_knows_is_queried(answer: Path) -> None:
+@pytest.mark.parametrize(
+    ("address", "reached"),
+    [("10.1.2.3", "10.1.2.3"), ("alias.invalid", "localhost"), ("", FIRST.host)],
+    ids=["Slurm's address", "the machine's name", "no answer"],
+)
+def test_a_name_that_only_slurm_knows_is_replaced_by_what_slurm_answers(
+    answer: Path, address: str, reached: str
+) -> None:
     """It is read from its field, not from the reason, which may contain anything."""
-    answer.write_text(LINE.format(address="10.1.2.3", hostname="localhost"))
-    assert reachable_endpoint(FIRST, STEP) == Endpoint("10.1.2.3", 24711)
-
-
-def test_if_slurms_address_does_not_resolve_the_machines_name_is_used(answer: Path) -> None:
-    answer.write_text(LINE.format(address="alias.invalid", hostname="localhost"))
-    assert reachable_endpoint(FIRST, STEP) == Endpoint("localhost", 24711)
-
-
-def test_without_an_answer_the_endpoint_is_unchanged(answer: Path) -> None:
-    assert not answer.exists()
-    assert reachable_endpoint(FIRST, STEP) == FIRST
+    if address:
+        answer.write_text(LINE.format(address=address, hostname="localhost"))
+    assert reachable_endpoint(FIRST, STEP) == Endpoint(reached, FIRST.port)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +16,12 @@ import pytest
 from elastic_agent.agent.worker_group import stacks
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.generation import STACKS_SIGNAL
-from elastic_agent.agent.worker_group.stacks import readable, worker_stacks
+from elastic_agent.agent.worker_group.stacks import worker_stacks
 from elastic_agent.agent.worker_group.stalls import Progress
-from elastic_agent.integrations.collectives.answers import _stacks
 from elastic_agent.testing.processes import freeze
 from tests.agent.support import asynchronous
-from tests.waiting import GUARD_S, wait_for_async
+from tests.agent.test_collectives import Worker, listening, until
+from tests.waiting import GUARD_S
 
 WORKER = f"""
 import faulthandler, signal, sys, threading
@@ -44,28 +42,19 @@ train()
 """
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for a worker that the machine lets wait."""
-    monkeypatch.setattr(stacks, "DUMP_LOOKS", round(GUARD_S / stacks.LOOK_S))
-
-
 @pytest.fixture(autouse=True)
 def _slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "DISK_S", GUARD_S)
 
 
 @contextmanager
-def worker(stderr: Path | int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def worker(stderr: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process that is a worker as far as the agent can tell."""
-    output = (
-        os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        if isinstance(stderr, Path)
-        else os.dup(stderr)
-    )
     command = [sys.executable, "-S", "-c", WORKER, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output) as process:
-        os.close(output)
+    with (
+        stderr.open("ab") as output,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output) as process,
+    ):
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
@@ -74,21 +63,23 @@ def worker(stderr: Path | int, *arguments: str) -> Iterator[subprocess.Popen[byt
             process.kill()
 
 
-async def stacks_of(*pids: int, folder: Path | None = None) -> str:
+async def stacks_of(*pids: int) -> str:
     """Return what is told of the workers of node n1, whose first rank is 4."""
     collectives = Collectives()
     collectives.open()
     try:
         progress = Progress(3, dict(enumerate(pids)), {})
-        return await worker_stacks("n1", progress, 4, collectives, str(folder or ""))
+        return await worker_stacks("n1", progress, 4, collectives, "")
     finally:
         collectives.close()
 
 
-@pytest.mark.usefixtures("patient")
 @asynchronous
-async def test_stacks_are_read_from_the_file_that_a_worker_writes_to(tmp_path: Path) -> None:
+async def test_stacks_are_read_from_the_file_that_a_worker_writes_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each under its name, main thread first, last call last; what was in the file before is not told again."""
+    monkeypatch.setattr(stacks, "DUMP_LOOKS", round(GUARD_S / stacks.LOOK_S))
     paths = tmp_path / "0", tmp_path / "1"
     paths[0].write_text(
         'Thread 0x0000000000000001 (most recent call first):\n  File "old.py", line 1 in old\n'
@@ -104,31 +95,6 @@ async def test_stacks_are_read_from_the_file_that_a_worker_writes_to(tmp_path: P
         for slot, pid in enumerate((first.pid, second.pid))
     ]
     assert re.fullmatch(f"{heads[0]}{stack}\n{heads[1]}{stack}", told), told
-
-
-@pytest.mark.usefixtures("patient")
-@asynchronous
-async def test_the_file_that_keeps_the_console_serves_where_a_worker_writes_to_a_pipe(tmp_path: Path) -> None:
-    output = tmp_path / "000003" / "n1" / "0" / "output.log"
-    output.parent.mkdir(parents=True)
-    read_end, write_end = os.pipe()
-
-    def relay() -> None:
-        with output.open("ab", buffering=0) as file:
-            while data := os.read(read_end, 65536):
-                file.write(data)
-
-    relaying = threading.Thread(target=relay)
-    relaying.start()
-    try:
-        with worker(write_end) as process:
-            os.close(write_end)
-            told = await stacks_of(process.pid, folder=tmp_path)
-    finally:
-        relaying.join()
-        os.close(read_end)
-    assert "main thread\n" in told
-    assert "in train" in told
 
 
 @asynchronous
@@ -160,53 +126,12 @@ async def test_what_cannot_be_had_is_said_in_a_line_for_each_worker(tmp_path: Pa
 
 @asynchronous
 async def test_a_worker_with_a_process_group_answers_by_itself() -> None:
-    collectives = Collectives()
-    collectives.open()
-    hello = {"slot": 0, "generation": 1, "pid": os.getpid()}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as answering:
-        answering.bind("")
-        answering.connect(f"\0{collectives.address}")
-        answering.setblocking(False)
-        try:
-            answering.send(str(hello).replace("'", '"').encode())
-            await wait_for_async("its introduction", lambda: collectives.workers)
-            progress = Progress(1, {0: os.getpid()}, {})
-            asking = asyncio.create_task(worker_stacks("n1", progress, 0, collectives, ""))
-            assert await asyncio.get_running_loop().sock_recv(answering, 64) == b"stacks"
-            dump = 'Thread 0x01 (most recent call first):\\n  File \\"train.py\\", line 7 in step\\n'
-            answering.send(
-                f'{{"slot": 0, "generation": 1, "pid": {os.getpid()}, "stacks": "{dump}"}}'.encode()
-            )
-            told = await asking
-        finally:
-            collectives.close()
-    assert (
-        told
-        == f'worker n1/0 (rank 0, pid {os.getpid()}):\n  main thread\n    File "train.py", line 7 in step'
-    )
-
-
-def test_the_stacks_of_a_process_have_the_main_thread_first_and_nothing_of_this_package() -> None:
-    begun, over = threading.Event(), threading.Event()
-
-    def somewhere_else() -> None:
-        begun.set()
-        over.wait()
-
-    def answering() -> None:
-        found.append(readable(_stacks()))
-
-    found: list[str] = []
-    threads = [threading.Thread(target=work) for work in (somewhere_else, answering)]
-    threads[0].start()
-    begun.wait()
-    threads[1].start()
-    threads[1].join()
-    over.set()
-    threads[0].join()
-    (told,) = found
-    main, *others = told.split("  another thread\n")
-    assert main.startswith("  main thread\n")
-    assert "in test_the_stacks_of_a_process" in main
-    assert any("in somewhere_else" in other for other in others)
-    assert "answers.py" not in told
+    pid = os.getpid()
+    with listening() as collectives:
+        answering = Worker(collectives, pid=pid)
+        await until(collectives, 0, answered=False)
+        asking = asyncio.create_task(worker_stacks("n1", Progress(1, {0: pid}, {}), 0, collectives, ""))
+        assert await answering.question() == b"stacks"
+        answering.say(stacks='Thread 0x01 (most recent call first):\n  File "train.py", line 7 in step\n')
+        told = await asking
+    assert told == f'worker n1/0 (rank 0, pid {pid}):\n  main thread\n    File "train.py", line 7 in step'

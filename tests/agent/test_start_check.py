@@ -57,65 +57,54 @@ def logged(what: str, tmp_path: Path, *options: str, source: str = "") -> str:
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
 
 
-def test_what_keeps_a_run_from_starting_is_logged_once(tmp_path: Path) -> None:
-    lines = logged("waits", tmp_path, "--rdzv-endpoint", ENDPOINT, "--nnodes", "2").splitlines()
-    words = f"the endpoint {ENDPOINT} means a different machine on every machine"
-    assert sum(words in line for line in lines) == 1, lines
-    assert "run elastic-agent doctor with the same options" in lines[-1]
+TWO = ("--nnodes", "2")
+SEVERAL = ("--nnodes", "1:2")
+HERE = ("--rdzv-endpoint", ENDPOINT)
+LOOPBACK = ("--rdzv-endpoint", f"127.0.1.1:{free_port()}")
+ELSEWHERE = ("--rdzv-endpoint", "192.0.2.1:29400")
+MEANS_ITSELF = "the endpoint {} means a different machine on every machine"
 
 
 @pytest.mark.parametrize(
-    "options",
-    [pytest.param([], marks=pytest.mark.prove), ["--rdzv-endpoint", ENDPOINT, "--nnodes", "2"]],
+    ("what", "options", "is_told"),
+    [
+        ("waits", (*HERE, *TWO), True),
+        pytest.param("starts", (), False, marks=pytest.mark.prove),
+        ("starts", (*HERE, *TWO), False),
+        ("is stopped", (*HERE, *TWO), False),
+        ("alone", (*HERE, *SEVERAL), True),
+        ("alone", (*LOOPBACK, *SEVERAL), True),
+        ("alone", (*ELSEWHERE, *SEVERAL), False),
+        ("alone", (*HERE, "--nnodes", "1"), False),
+        ("together", (*HERE, *SEVERAL), False),
+        ("another agent alone", (*LOOPBACK, *SEVERAL), False),
+    ],
 )
-def test_a_run_that_starts_is_not_examined(tmp_path: Path, options: list[str]) -> None:
-    assert logged("starts", tmp_path, *options) == ""
-
-
-def test_a_node_that_trains_alone_is_told_that_its_endpoint_is_this_machine_for_everybody(
-    tmp_path: Path,
+def test_an_endpoint_that_is_this_machine_for_everybody_is_told_once_where_that_is_why_nobody_comes(
+    tmp_path: Path, what: str, options: tuple[str, ...], is_told: bool
 ) -> None:
-    words = "means a different machine on every machine"
-    for host in ("localhost", "127.0.1.1"):
-        options = "--rdzv-endpoint", f"{host}:{free_port()}", "--nnodes", "1:2"
-        lines = logged("alone", tmp_path, *options)
-        assert lines.count(f"the endpoint {options[1]} {words}") == 1
+    lines = logged(what, tmp_path, *options)
+    if is_told:
+        assert lines.count(MEANS_ITSELF.format(options[1])) == 1
         assert "run elastic-agent doctor with the same options" in lines
-        assert logged("together", tmp_path, *options) == ""
-        assert logged("another agent alone", tmp_path, *options) == ""
-    assert logged("alone", tmp_path, "--rdzv-endpoint", "192.0.2.1:29400", "--nnodes", "1:2") == ""
-    assert logged("alone", tmp_path, "--rdzv-endpoint", ENDPOINT, "--nnodes", "1") == ""
-
-
-def test_a_run_that_is_stopped_before_it_starts_is_not_examined(tmp_path: Path) -> None:
-    assert logged("is stopped", tmp_path, "--rdzv-endpoint", ENDPOINT, "--nnodes", "2") == ""
+    else:
+        assert lines == ""
 
 
 def test_a_script_that_sets_the_address_is_reported_at_every_start(tmp_path: Path) -> None:
     script = "import os\nos.environ['MASTER_ADDR'] = 'localhost'\n"
-    lines = logged(
-        "starts", tmp_path, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--nnodes", "2", source=script
-    )
+    lines = logged("starts", tmp_path, *HERE, *TWO, source=script)
     assert "train.py:2 sets MASTER_ADDR=localhost, so every machine waits for itself. Remedy: remove" in lines
     assert logged("starts", tmp_path, "--nnodes", "1", source=script) == ""
 
 
-def test_a_store_that_does_not_answer_is_left_to_the_line_that_waits_for_it(tmp_path: Path) -> None:
-    lines = logged("unreachable", tmp_path, "--rdzv-endpoint", "192.0.2.1:29400", "--nnodes", "2")
-    assert "Remedy" not in lines
-    assert "run elastic-agent doctor with the same options" in lines
-
-
-@pytest.mark.prove
-def test_loopback_is_not_reported_when_another_program_has_the_port(tmp_path: Path) -> None:
-    options = ("--rdzv-endpoint", ENDPOINT, "--nnodes", "2")
-    lines = logged("unreachable", tmp_path, *options)
-    assert "means a different machine" not in lines
-
-
-def test_a_name_that_does_not_resolve_is_told_once_as_the_reason_why_the_store_does_not_answer(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("what", "endpoint"),
+    [("unreachable", ELSEWHERE[1]), ("unreachable", ENDPOINT), ("no name", "nowhere.invalid:29400")],
+)
+def test_of_a_store_that_does_not_answer_only_the_next_step_is_told(
+    tmp_path: Path, what: str, endpoint: str
 ) -> None:
-    options = ["--rdzv-endpoint", "nowhere.invalid:29400", "--nnodes", "2"]
-    (line,) = logged("no name", tmp_path, *options).splitlines()
+    """The line that waits for it says why."""
+    (line,) = logged(what, tmp_path, "--rdzv-endpoint", endpoint, *TWO).splitlines()
     assert "run elastic-agent doctor with the same options" in line

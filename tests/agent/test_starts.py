@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent.identity import host_name
-from tests.agent.support import elastic_agent, started
+from tests.agent.support import elastic_agent, options_for, started
 from tests.ports import free_port
 
 
@@ -32,8 +32,7 @@ def test_a_warm_worker_whose_script_was_removed_reports_what_is_missing(
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "train.py").write_text("import os, shutil, sys; shutil.rmtree(os.getcwd()); sys.exit(1)\n")
-    options = ["--state-dir", str(tmp_path / "state"), "--max-restarts", "1", "--log-format", "console"]
-    options += ["--worker-start", "warm"]
+    options = ["--state-dir", str(tmp_path / "state"), "--max-restarts", "1", "--worker-start", "warm"]
     result = elastic_agent(*options, *words, under=["env", "-C", str(folder)])
     assert result.returncode == 1
     assert "workers start cold" not in result.stderr
@@ -78,11 +77,9 @@ sys.meta_path.insert(0, UntilTold())
 @pytest.mark.parametrize("how", ["warm", "cold"])
 def test_an_import_of_torch_that_takes_long_is_reported(tmp_path: Path, how: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW)
-    script = tmp_path / "train.py"
-    script.write_text("print('trained')\n")
     variables = {"PYTHONPATH": str(tmp_path), "TOLD": str(tmp_path / "told")}
-    options = ["--state-dir", str(tmp_path / "state"), "--worker-start", how, str(script)]
-    with started(*options, variables=variables) as agent:
+    words = options_for(tmp_path, "print('trained')", "--worker-start", how)
+    with started(*words, variables=variables) as agent:
         assert f"importing torch with {sys.executable}: " in agent.log_until("importing torch")
         (tmp_path / "told").touch()
         assert agent.line() == "trained"

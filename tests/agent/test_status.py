@@ -6,7 +6,6 @@ import json
 import re
 import secrets
 import socket
-import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import pytest
 
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.monitoring.status import RunStatus
-from tests.agent.support import COMMAND, clean_environment, elastic_agent
+from tests.agent.support import Started, elastic_agent, started
 from tests.names import unique
 from tests.ports import free_port
 from tests.waiting import wait_for
@@ -47,38 +46,17 @@ class Agents:
         self.script.write_text(SCRIPT)
         self.endpoint = f"127.0.0.1:{free_port()}"
 
-    def start(self, node_id: str, *more: str, **variables: str) -> subprocess.Popen[str]:
+    def start(self, node_id: str, *more: str, **variables: str) -> Started:
         given = f"--rdzv-endpoint {self.endpoint} --nnodes 2 --rdzv-id {RUN_ID} --node-id {node_id}"
         kept = f"--state-dir {self.state_dir} --log-format console --worker-start cold"
-        options = [*given.split(), *more, *kept.split()]
-        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        command = [*COMMAND, *options, str(self.script)]
-        agent = subprocess.Popen(command, env=clean_environment(variables), text=True, **pipes)
-        self._stack.enter_context(agent)
-        self._stack.callback(agent.kill)
-        return agent
+        options = [*given.split(), *kept.split(), *more]
+        return self._stack.enter_context(started(*options, str(self.script), variables=variables))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Agents]:
     with ExitStack() as stack:
         yield Agents(tmp_path, stack)
-
-
-def line_with(agent: subprocess.Popen[str], words: str) -> str:
-    assert agent.stderr is not None
-    return next(line for line in agent.stderr if words in line)
-
-
-def worker_is_up(agent: subprocess.Popen[str]) -> bool:
-    assert agent.stdout is not None
-    return agent.stdout.readline() == "up\n"
-
-
-def answer(agent: subprocess.Popen[str], text: str) -> None:
-    assert agent.stdin is not None
-    agent.stdin.write(f"{text}\n")
-    agent.stdin.flush()
 
 
 def page(url: str) -> str:
@@ -99,8 +77,8 @@ def status_json(*more: str) -> dict[str, Any]:
 
 def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(run: Agents) -> None:
     first = run.start("n1", "--status-port", "0")
-    url = line_with(first, "status page at ").partition("status page at ")[2].strip()
-    line_with(first, "waiting for 1 more node")
+    url = first.log_until("status page at ").partition("status page at ")[2].strip()
+    first.log_until("waiting for 1 more node")
     assert '"phase":"forming"' in page(f"{url}api/status")
     forming = status()
     assert f"run {RUN_ID} at {run.endpoint}: forming generation 1 for" in forming
@@ -108,10 +86,10 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(run:
     assert re.search(r"^n1 +127.0.0.1 +1 worker +joining \(ready\)", forming, re.MULTILINE), forming
 
     second = run.start("n2", NCCL_DEBUG="WARN")
-    assert worker_is_up(first)
-    assert worker_is_up(second)
+    assert first.line() == "up"
+    assert second.line() == "up"
     for agent in (first, second):
-        assert "WARN on n2; not set on n1" in line_with(agent, "nodes differ in NCCL_DEBUG")
+        assert "WARN on n2; not set on n1" in agent.log_until("nodes differ in NCCL_DEBUG")
     wait_for(
         "what a worker of n1 takes of the machine", lambda: '"memory_bytes":' in page(f"{url}api/status")
     )
@@ -124,10 +102,10 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(run:
     assert '"phase":"running"' in page(f"{url}api/status")
     assert f'elastic_agent_world_size{{run="{RUN_ID}"}} 2.0' in page(f"{url}metrics")
 
-    answer(second, "fail")
-    assert worker_is_up(first)
-    assert worker_is_up(second)
-    line_with(first, "generation 1: root cause: worker n2/0 (rank 1)")  # when all nodes have reported
+    second.tell("fail")
+    assert first.line() == "up"
+    assert second.line() == "up"
+    first.log_until("generation 1: root cause: worker n2/0 (rank 1)")  # when all nodes have reported
     again = status()
     assert "generation 2 running for" in again
     first_one = status_json()["generations"][0]
@@ -140,8 +118,8 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(run:
     ), again
 
     for agent in (first, second):
-        answer(agent, "go on")
-    assert [agent.wait() for agent in (first, second)] == [ExitCode.FINISHED] * 2
+        agent.tell("go on")
+    assert [agent.process.wait() for agent in (first, second)] == [ExitCode.FINISHED] * 2
     ended = status("--state-dir", str(run.state_dir))
     assert re.search(rf"^run {RUN_ID} at \S+: finished .* ago: generation 2 succeeded on 2 nodes", ended), (
         ended
@@ -154,14 +132,14 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(run:
 
 def test_nothing_is_said_to_run_where_the_agent_was_killed(run: Agents) -> None:
     agent = run.start("n1", "--nnodes", "1", "--max-restarts", "1")
-    assert worker_is_up(agent)
-    answer(agent, "fail")
-    line_with(agent, "generation 1: root cause: ")
-    assert worker_is_up(agent)
+    assert agent.line() == "up"
+    agent.tell("fail")
+    agent.log_until("generation 1: root cause: ")
+    assert agent.line() == "up"
     saved = run.state_dir / "status" / RUN_ID / "n1.json"
     wait_for("the status to be saved", saved.exists)
-    agent.kill()
-    agent.wait()
+    agent.process.kill()
+    agent.process.wait()
     words = "status", RUN_ID, "--state-dir", str(run.state_dir)
     said = elastic_agent(*words).stdout
     assert "state unknown; generation" in said.splitlines()[0]
@@ -177,17 +155,17 @@ def test_nothing_is_said_to_run_where_the_agent_was_killed(run: Agents) -> None:
 
 def test_an_outage_of_the_store_hides_and_costs_nothing_of_what_was_known_before(run: Agents) -> None:
     agent = start_alone(run)
-    answer(agent, "fail")
-    line_with(agent, "generation 1: root cause: ")
-    assert worker_is_up(agent)
+    agent.tell("fail")
+    agent.log_until("generation 1: root cause: ")
+    assert agent.line() == "up"
     stop(agent)
     with socket.create_server(("127.0.0.1", int(run.endpoint.rpartition(":")[2]))) as silent:
         threading.Thread(target=answer_all, args=(silent, b""), daemon=True).start()
         agent = run.start("n1", "--nnodes", "1")
         wait_for("the outage to be noticed", lambda: "has not answered since" in asked("status"))
         said, explained_then = status().splitlines(), why().split("\n\n")
-        agent.terminate()
-        agent.wait()
+        agent.process.terminate()
+        agent.process.wait()
         silent.shutdown(socket.SHUT_RDWR)
     outage = "training is paused on this machine: the store at"
     assert re.match(rf"run {RUN_ID} at \S+: {outage} \S+ has not answered since [-\d]+ [:\d]+ \(", said[0])
@@ -198,30 +176,6 @@ def test_an_outage_of_the_store_hides_and_costs_nothing_of_what_was_known_before
     assert explained_then[-1].startswith(outage)
     assert f"; {remedy}" in explained_then[-1]
     assert why("--state-dir", str(run.state_dir)).startswith("generation 1: root cause: worker n1/0 ")
-
-
-@pytest.mark.prove
-def test_a_machine_whose_node_was_drained_says_so_and_names_another_node(run: Agents) -> None:
-    both = ("--nnodes", "1:2", "--settle", "60")
-    first = run.start("n1", *both)
-    line_with(first, "hosting the store")
-    second = run.start("n2", *both)
-    assert worker_is_up(first)
-    assert worker_is_up(second)
-    assert elastic_agent("drain", "n2", "--run", RUN_ID).returncode == 0
-    assert second.wait() == ExitCode.DRAINED
-    first.kill()  # it would answer for the machine
-    first.wait()
-    (run.state_dir / "status" / RUN_ID / "n1.json").unlink(missing_ok=True)
-    said = elastic_agent("status", RUN_ID, "--state-dir", str(run.state_dir)).stdout
-    assert re.match(
-        r"run \S+ at \S+: node n2 of this machine left it at [-\d]+ [:\d]+ \(.*drain.*\); for its status, run this "
-        "command on another node, such as n1\n",
-        said,
-    ), said
-    assert re.search("^n1 .* in the last world ", said, re.MULTILINE), said
-    assert re.search("^n2 .* left ", said, re.MULTILINE), said
-    assert not re.search("^n[12] .* ago$", said, re.MULTILINE), said
 
 
 def asked(command: str) -> str:
@@ -238,28 +192,28 @@ def explained(text: str) -> list[str]:
     return [cause.partition(":")[0] for cause in text.split("\n\n")]
 
 
-def start_alone(run: Agents, *more: str) -> subprocess.Popen[str]:
+def start_alone(run: Agents, *more: str) -> Started:
     """Start the only agent of the run; returns when its worker works."""
     agent = run.start("n1", "--nnodes", "1", *more)
-    assert worker_is_up(agent)
+    assert agent.line() == "up"
     return agent
 
 
-def stop(agent: subprocess.Popen[str]) -> None:
+def stop(agent: Started) -> None:
     assert elastic_agent("stop", "--run", RUN_ID).returncode == 0
-    assert agent.wait() == ExitCode.STOPPED
+    assert agent.process.wait() == ExitCode.STOPPED
 
 
 def test_the_history_of_a_run_goes_on_when_it_is_resumed_and_ends_with_the_run(run: Agents) -> None:
     agent = start_alone(run)
-    answer(agent, "fail")
-    assert worker_is_up(agent)
-    line_with(agent, "generation 1: root cause: ")
+    agent.tell("fail")
+    assert agent.line() == "up"
+    agent.log_until("generation 1: root cause: ")
     stop(agent)
 
     agent = run.start("n1", "--nnodes", "1", "--status-port", "0")
-    url = line_with(agent, "status page at ").partition("status page at ")[2].strip()
-    assert worker_is_up(agent)
+    url = agent.log_until("status page at ").partition("status page at ")[2].strip()
+    assert agent.line() == "up"
     wait_for("what was recorded", lambda: len(status_json()["generations"]) == 3)
     assert re.match(r"generation 1: root cause: worker n1/0 .*ValueError: bad sample", why())
     generations = status_json()["generations"]
@@ -269,35 +223,19 @@ def test_the_history_of_a_run_goes_on_when_it_is_resumed_and_ends_with_the_run(r
         (3, True),
     ]
     assert 'id="generation-1"' in page(url)
-    answer(agent, "fail")
-    assert worker_is_up(agent)
-    line_with(agent, "generation 3: root cause: ")
+    agent.tell("fail")
+    assert agent.line() == "up"
+    agent.log_until("generation 3: root cause: ")
     assert explained(why()) == ["generation 1", "generation 3"]
-    answer(agent, "go on")
-    assert agent.wait() == ExitCode.FINISHED
+    agent.tell("go on")
+    assert agent.process.wait() == ExitCode.FINISHED
     assert explained(why("--state-dir", str(run.state_dir))) == ["generation 1", "generation 3"]
 
     agent = start_alone(run)  # another run of this name
     assert why() == f"run {RUN_ID}: no generation has failed, as far as is known on this machine\n"
     assert [one["generation"] for one in status_json()["generations"]] == [5]
-    answer(agent, "go on")
-    assert agent.wait() == ExitCode.FINISHED
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("failing", [0, 1])
-def test_every_node_tells_why_the_run_failed_whichever_hosts_the_store(run: Agents, failing: int) -> None:
-    first = run.start("n1", "--max-restarts", "0")
-    line_with(first, "hosting the store")
-    agents = [first, run.start("n2", "--max-restarts", "0")]
-    for agent in agents:
-        assert worker_is_up(agent)
-    answer(agents[failing], "fail")
-    causes = [line_with(agent, "generation 1: root cause: ") for agent in agents]
-    assert [agent.wait() for agent in agents] == [ExitCode.FAILED] * 2
-    expected = rf"root cause: worker n{failing + 1}/0 \(rank {failing}\) on \S+: ValueError: bad sample"
-    for cause in causes:
-        assert re.search(expected, cause)
+    agent.tell("go on")
+    assert agent.process.wait() == ExitCode.FINISHED
 
 
 def test_without_an_agent_and_a_saved_status_there_is_one_clear_line(tmp_path: Path) -> None:
@@ -336,17 +274,6 @@ def test_stop_and_drain_of_a_run_that_has_ended_say_how_it_ended(tmp_path: Path)
         done = elastic_agent(command, "--run", run_id, variables={"ELASTIC_AGENT_STATE_DIR": str(tmp_path)})
         assert done.returncode == ExitCode.USAGE
         assert done.stderr.endswith(f"; run {run_id} has finished already\n"), done.stderr
-
-
-def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
-    for words, expected in (
-        (("status", "--frob"), 'status: unknown option "--frob"; expected --'),
-        (("why", "one", "two"), 'why: got "one two"; expected at most one run id'),
-        (("why", "--generation", "x"), 'why: --generation: got "x"'),
-    ):
-        done = elastic_agent(*words)
-        assert (done.returncode, done.stderr.count("\n")) == (ExitCode.USAGE, 1)
-        assert expected in done.stderr
 
 
 def test_the_status_of_a_run_that_another_program_kept_from_forming_says_so(tmp_path: Path) -> None:
@@ -403,5 +330,4 @@ def test_the_steps_of_a_script_that_reports_none_are_counted(start: str, run: Ag
     wait_for("more counted steps", lambda: (counted() or 0) > first)
     shown = elastic_agent("status", RUN_ID, "--state-dir", str(run.state_dir)).stdout
     assert re.search(r"alone .* running +\d+ counted", shown), shown
-    agent.communicate("end\n")
-    assert agent.returncode == 0
+    assert agent.end("end\n")[0] == 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from elastic_agent.agent.reporting.status_files import READ_FILES, StatusFiles, saved_statuses
 from elastic_agent.monitoring.status import GenerationStatus, RunStatus
 from tests.waiting import GUARD_S
@@ -41,19 +39,6 @@ def test_an_agent_reads_what_all_agents_of_the_directory_recorded_and_takes_what
             node_id, rows = nodes[index]
             record(folder, node_id, *rows)
         assert sorted(recorded(folder), key=lambda row: row.generation) == [EXPLAINED, later]
-
-
-@pytest.mark.parametrize("content", ['{"run_id"', "", '{"run_id": 7}', "[]", "\0\0", "[" * 10_000])
-def test_beside_a_file_that_cannot_be_read_the_others_are_read(tmp_path: Path, content: str) -> None:
-    record(tmp_path, "n1", EXPLAINED)
-    (tmp_path / "status" / "run" / "n2.json").write_text(content)
-    assert recorded(tmp_path) == (EXPLAINED,)
-
-
-def test_that_an_agent_did_not_record_an_end_hides_no_end_that_another_one_recorded(tmp_path: Path) -> None:
-    record(tmp_path, "n1", ENDED)
-    record(tmp_path, "n2", NOT_RECORDED)
-    assert recorded(tmp_path) == (ENDED,)
 
 
 def test_of_the_records_of_a_large_world_only_some_are_read(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import signal
 import sys
@@ -22,18 +21,12 @@ from elastic_agent.agent.events import (
     DrainRequested,
     Event,
     NoticeGiven,
-    Notified,
     Publisher,
-    StopRequested,
-    Subscriber,
-    WorkersCleared,
-    WorkersStopping,
 )
 from elastic_agent.agent.local_node import LocalNode
-from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.run_observer import RunObserver
-from elastic_agent.agent.supervisor import Ending, Report, StartTask, Supervisor
+from elastic_agent.agent.supervisor import Report, StartTask, Supervisor
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.generation import WorkerRules
 from elastic_agent.agent.worker_group.interruptions import StopSignals
@@ -42,7 +35,7 @@ from elastic_agent.agent.worker_group.warm_start import Guards
 from elastic_agent.client._cells import HeartbeatFile, claim_cell
 from elastic_agent.client._notice import DEADLINE_NS, NOTICE
 from elastic_agent.linux import boottime_s
-from elastic_agent.protocol import Activity, Announce, Cause, Depart, Grace, Notice, Outcome
+from elastic_agent.protocol import Activity, Cause, Depart
 from elastic_agent.protocol.records import RECORD_VERSION, Member, Phase, Plan, State, World
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.events import LeaseLost, PlanSeen, Prepared, Registered
@@ -51,7 +44,7 @@ from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport.blocking_call import DiskThread
 from elastic_agent.values import Endpoint
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
-from elastic_agent.workers.guard.client import Exited, Guard, Spawned, Stopped
+from elastic_agent.workers.guard.client import Guard, Spawned
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from tests.agent.support import asynchronous
 from tests.ports import free_port
@@ -83,7 +76,7 @@ class Scene:
         endpoint: Endpoint,
         folder: Path,
         program: str = "",
-        *subscribers: Subscriber,
+        *,
         lease_s: float = 60.0,
         nodes: tuple[int, int] | None = None,
     ) -> None:
@@ -108,7 +101,7 @@ class Scene:
             Session(backend, member, lease_s),
             self._make_runner,
             self._make_workers,
-            publish=Publisher(log_event, *subscribers, self._take_in),
+            publish=Publisher(log_event, self._take_in),
             remember=backend.remember,
             write_down=self._write_down,
             join_timeout_s=GUARD_S,
@@ -309,74 +302,4 @@ async def test_a_drain_of_another_node_returns_when_that_node_has_left_and_the_n
     assert answers == [
         "run run: draining b; workers that handle notices have 60 s to save",
         "run run: b has left; the other nodes continue; to have it join again, start the same command there again",
-    ]
-
-
-FAILS_ONCE = "import sys; sys.exit(sys.argv[1] == '1')"
-
-
-def test_subscribers_get_events_although_one_of_them_fails(
-    endpoint: Endpoint, host: HostProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plans: list[str] = []
-
-    def broken(event: Event) -> None:
-        raise ZeroDivisionError("a reporter with a bug")
-
-    def record(event: Event) -> None:
-        if isinstance(event, PlanSeen):
-            plans.append(f"{event.plan.phase} {event.plan.generation}")
-
-    async def story() -> Ending:
-        async with Scene(endpoint, tmp_path, FAILS_ONCE, broken, record) as here:
-            return await here.life
-
-    assert asyncio.run(story()).outcome is Outcome.FINISHED
-    # A plan may come again with other details.
-    assert [*dict.fromkeys(plans)] == ["forming 1", "running 1", "forming 2", "running 2", "finished 2"]
-    assert "".join(capsys.readouterr()).count("internal error in a report of Connected") == 1
-
-
-def test_records_of_the_event_log_contain_all_fields_of_their_events(tmp_path: Path) -> None:
-    journal = tmp_path / "journal"
-    log = EventLog(journal, node="a")
-    for event in (
-        Registered("a-1", 100.0),
-        Announce(State.RUNNING, 3, handles_notices=True),
-        Announce(State.READY, 4),
-        DrainRequested(None, "SIGTERM received"),
-        DrainRequested("b", "b is leaving"),
-        StopRequested(Cause.OPERATOR, 5.0, "stop"),
-        NoticeGiven(3, Notice(1, Cause.DRAIN, 60.0, "b leaves"), Notified(is_delivered=True)),
-        NoticeGiven(3, Notice(2, Cause.DRAIN, 60.0, "b leaves"), Notified(is_delivered=False)),
-        WorkersStopping(3, "b leaves", Grace.RESTART),
-        Exited(3, 0, 100, -9, 1.5, "the last lines"),
-        Stopped(3, (100,)),
-        WorkersCleared(()),
-        Depart(Outcome.FINISHED, "done"),
-    ):
-        log.on_event(event)
-    log.close()
-    records = [json.loads(line) for line in journal.read_text().splitlines()]
-    for record in records:
-        assert record.pop("boottime_s") > 0
-        assert record.pop("time_s") > 0
-    assert [(record.pop("event"), record) for record in records] == [
-        ("registered", {"node": "a", "incarnation": "a-1"}),
-        ("state", {"node": "a", "state": "running", "generation": 3, "handles_notices": True}),
-        ("state", {"node": "a", "state": "ready", "generation": 4}),
-        ("drain", {"node": "a", "reason": "SIGTERM received"}),
-        ("drain", {"node": "b", "reason": "b is leaving"}),
-        ("stop", {"node": "a", "cause": "operator", "left_s": 5.0, "reason": "stop"}),
-        (
-            "notice",
-            {"node": "a", "generation": 3, "serial": 1, "cause": "drain", "left_s": 60.0, "ends": False},
-        ),
-        ("stopping", {"node": "a", "generation": 3, "reason": "b leaves", "grace": "restart"}),
-        (
-            "worker_exited",
-            {"node": "a", "generation": 3, "slot": 0, "pid": 100, "returncode": -9, "exited_boottime_s": 1.5},
-        ),
-        ("workers_stopped", {"node": "a", "generation": 3, "unkillable": [100]}),
-        ("depart", {"node": "a", "outcome": "finished", "reason": "done"}),
     ]

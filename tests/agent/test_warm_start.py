@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.agent.support import COMMAND, elastic_agent
+from tests.agent import support
+from tests.agent.support import COMMAND
 
 REPORT = """
-import json, os, signal, sys
+import json, os, sys
 from pathlib import Path
 facts = {
-    "handlers": {one.name: str(signal.getsignal(one)) for one in signal.Signals},
     "fds": sorted(int(one) for one in os.listdir("/proc/self/fd")),
     "path": sys.path[0],
     "warm": any(type(one).__name__ == "Preloaded" for one in sys.meta_path),
@@ -28,40 +28,18 @@ Path(sys.argv[1]).write_text(json.dumps(facts))
 """
 
 
-def finish(folder: Path, *argv: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run an agent to its end, which must be a good one; its workers are warm unless told otherwise."""
-    state = ("--state-dir", str(folder / "state"))
-    done = elastic_agent(*state, *argv, variables={"ELASTIC_AGENT_WORKER_START": "warm"}, **how)
+def finish(folder: Path, source: str, *options: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end, which must be a good one; its workers are warm unless told otherwise."""
+    done = support.run(folder, source, *options, variables={"ELASTIC_AGENT_WORKER_START": "warm"}, **how)
     assert done.returncode == 0, done.stderr
     return done
 
 
 def run(folder: Path, *options: str, **how: Any) -> dict[str, Any]:
     """Start an agent whose worker reports what it sees; its report, and what the agent said."""
-    script, report = folder / "script.py", folder / "report.json"
-    script.write_text(REPORT)
-    done = finish(folder, *options, str(script), str(report), **how)
-    found: dict[str, Any] = json.loads(report.read_text())
-    return {**found, "said": done.stderr}
-
-
-IGNORING_SIGNALS = ("sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh")
-"""As `nohup` and a shell's `&` leave them."""
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("how", ["warm", "cold"])
-def test_signals_ignored_by_the_agent_are_not_ignored_by_its_workers(tmp_path: Path, how: str) -> None:
-    seen = run(tmp_path, "--worker-start", how, under=IGNORING_SIGNALS)
-    assert seen["warm"] == (how == "warm"), seen["said"]
-    handlers = seen["handlers"]
-    assert "default_int_handler" in handlers["SIGINT"]
-    assert {handlers[one] for one in ("SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1")} == {"0"}, (
-        handlers
-    )  # SIG_DFL
-    assert {handlers[one] for one in ("SIGPIPE", "SIGXFSZ")} == {"1"}, (
-        handlers
-    )  # SIG_IGN, as Python sets them
+    report = folder / "report.json"
+    done = finish(folder, REPORT, *options, arguments=[str(report)], **how)
+    return {**json.loads(report.read_text()), "said": done.stderr}
 
 
 @pytest.mark.parametrize(
@@ -89,16 +67,6 @@ def test_workers_are_warm_however_the_agent_was_started(tmp_path: Path, command:
     assert seen["path"] == str(tmp_path)
 
 
-@pytest.mark.prove
-def test_the_reason_for_cold_starts_is_logged_once(tmp_path: Path) -> None:
-    (tmp_path / "queue.py").write_text("")
-    seen = run(tmp_path)
-    assert not seen["warm"]
-    told = [line for line in seen["said"].splitlines() if "workers start cold" in line]
-    assert len(told) == 1, seen["said"]
-    assert str(tmp_path / "queue.py") in told[0]
-
-
 def test_a_failing_preload_is_reported_with_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text("raise LookupError('no weights')")
     seen = run(tmp_path, "--preload", "my_model")
@@ -117,8 +85,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 def test_where_a_warm_worker_is_not_what_a_cold_one_would_be_the_next_ones_start_cold(tmp_path: Path) -> None:
     (tmp_path / "settle.py").write_text("import os\nos.environ['PYTORCH_JIT'] = '0'\n")
-    (tmp_path / "train.py").write_text(SET_TOO_LATE)
-    done = finish(tmp_path, "--max-restarts", "1", str(tmp_path / "train.py"))
+    done = finish(tmp_path, SET_TOO_LATE, "--max-restarts", "1")
     assert done.stdout.split() == ["RecursiveScriptModule", "Linear"]
     assert done.stderr.count("PYTORCH_JIT was changed after torch was preloaded, which has no effect") == 1
     assert (
@@ -141,8 +108,7 @@ print(is_warm, "torch._dynamo" in sys.modules, torch.manual_seed is seed, flush=
 def test_what_a_script_has_replaced_in_torch_stays_where_a_preloaded_module_replaces_it_too(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "train.py").write_text(REPLACES_A_FUNCTION)
-    done = finish(tmp_path, str(tmp_path / "train.py"))
+    done = finish(tmp_path, REPLACES_A_FUNCTION)
     assert done.stdout.split() == ["True", "True", "True"], done.stderr
 
 
@@ -166,9 +132,8 @@ def test_modules_of_archives_and_without_a_spec_import_what_a_script_has_replace
     with zipfile.ZipFile(tmp_path / "packed.zip", "w") as archive:
         archive.writestr("archived.py", "from colorsys import rgb_to_hls as CAPTURED\n")
     (tmp_path / "stands_for_itself.py").write_text(STANDS_FOR_ITSELF)
-    (tmp_path / "train.py").write_text(REPLACES_WHAT_MODULES_IMPORT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packed.zip"), prepend=os.pathsep)
-    done = finish(tmp_path, "--preload", "archived,stands_for_itself", str(tmp_path / "train.py"))
+    done = finish(tmp_path, REPLACES_WHAT_MODULES_IMPORT, "--preload", "archived,stands_for_itself")
     assert done.stdout.split() == ["True", "True", "True"], done.stderr
 
 
@@ -197,9 +162,8 @@ def test_a_preload_that_does_not_exist_is_named_in_one_line(tmp_path: Path) -> N
 def test_preloaded_modules_are_available_at_once(tmp_path: Path) -> None:
     """What they print is not left in a buffer, which each worker would flush."""
     (tmp_path / "my_model.py").write_text("print('loaded')")
-    script = tmp_path / "train.py"
-    script.write_text("import my_model\nprint('trained', flush=True)")
-    done = finish(tmp_path, "--preload", "my_model", "--nproc-per-node", "3", str(script))
+    script = "import my_model\nprint('trained', flush=True)"
+    done = finish(tmp_path, script, "--preload", "my_model", "--nproc-per-node", "3")
     assert done.stdout.count("trained") == 3
     assert done.stdout.count("loaded") == 1
 

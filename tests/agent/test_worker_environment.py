@@ -28,13 +28,6 @@ def test_ranks_count_over_the_nodes_and_over_those_with_the_same_role() -> None:
     assert seen == [[0, 0, 0, 0, 4], [1, 1, 0, 1, 4], [2, 0, 1, 0, 1], [3, 0, 2, 2, 4], [4, 1, 2, 3, 4]]
 
 
-def test_a_worker_gets_the_identity_of_its_run_its_node_and_its_slot() -> None:
-    names = ("RUN_ID", "NODE_ID", "SLOT", "WORKER_ID", "INCARNATION", "GENERATION")
-    facts = RunFacts("digits", "trainer", 0, 3, False, "/dev/shm/x", 40)
-    env = worker_environment({}, facts, WORLD, SEATS[2], 1)
-    assert [env[f"ELASTIC_AGENT_{name}"] for name in names] == ["digits", "c", "1", "c/1", "c-1", "4"]
-
-
 @pytest.mark.parametrize(
     ("inherited", "share"),
     [

@@ -8,11 +8,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from elastic_agent.agent.reporting.worker_usage import WorkerUsage
-from elastic_agent.diagnosis.records import NodeReport, Usage, decode_bulletin, encode_bulletin
 from elastic_agent.linux import cpu_time_s
 from tests.waiting import wait_for
 
@@ -84,11 +82,3 @@ def test_without_an_answer_of_the_driver_the_rest_is_shown(
         usage.look({0: os.getpid()}, now_s)
     assert (usage.by_slot[0].gpu, usage.by_slot[0].gpu_memory_bytes) == (None, None)
     assert usage.by_slot[0].memory_bytes
-
-
-def test_reports_with_it_are_read_and_those_of_an_older_version_too() -> None:
-    report = NodeReport("n1", "i", 1, 1.0, usage={0: Usage(0.5, 2**30), 7: Usage()})
-    assert decode_bulletin(encode_bulletin([report])) == (report,)
-    older = msgspec.json.decode(encode_bulletin([report]))
-    del older["reports"][0]["usage"]
-    assert decode_bulletin(msgspec.json.encode(older))[0].usage == {}

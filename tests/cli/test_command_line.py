@@ -50,11 +50,6 @@ def test_help_and_errors_import_only_the_standard_library(argv: list[str]) -> No
     assert sorted(loaded - sys.stdlib_module_names - {"elastic_agent"}) == []
 
 
-def test_a_usage_error_is_one_line_on_standard_error_and_exit_code_2() -> None:
-    assert ExitCode.USAGE == 2
-    assert refusal("--nnodes", "4:1", "train.py").startswith('elastic-agent: --nnodes: got "4:1"')
-
-
 @pytest.mark.parametrize("argv", [[], ["run"]], ids=["the name alone", "run"])
 def test_without_arguments_the_commands_are_shown_and_the_error_comes_last(argv: list[str]) -> None:
     done = elastic_agent(*argv)
@@ -147,6 +142,20 @@ def test_settings_rejects_what_run_would_reject() -> None:
         (
             "stop --run no-such-run",
             "stop: no running agent of run no-such-run found on this machine for this user",
+        ),
+        ("status --frob", 'status: unknown option "--frob"; expected --'),
+        ("why one two", 'why: got "one two"; expected at most one run id'),
+        ("why --generation x", 'why: --generation: got "x"'),
+        ("logs a b", 'logs: got "a b"; expected at most one NODE or NODE/SLOT'),
+        ("logs a/b", "logs: got a/b; expected NODE or NODE/SLOT, such as n1/0"),
+        ("logs -n x", 'logs: -n: got "x"'),
+        (
+            "logs --run no-such-run --log-dir /nowhere",
+            "logs: no running agent of run no-such-run found on this",
+        ),
+        (
+            "stacks no-such-run",
+            "stacks: no running agent of run no-such-run found on this machine for this user",
         ),
         ("stacks a b", 'stacks: got "a b"; expected at most one run id'),
         ("stacks --user", "stacks: --user requires a value"),

@@ -56,37 +56,36 @@ def typed(words: str, shell: list[str], before: str, folder: Path, until: str) -
     return shown.decode()
 
 
+SHELLS = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}
+TYPED = [
+    ("--rdzv-e", "--rdzv-endpoint"),
+    ("status --wa", "--watch"),
+    ("compl", "completion"),
+    ("--nnodes 2 trai", "train.py"),
+    ("train.py confi", "config.yaml"),
+    ("exam", "examples/"),
+    ("two", r"two\ words/"),
+    ("settings --sch", "--schema"),
+    ("serve --status-p", "--status-port"),
+]
+
+
 @pytest.mark.parametrize(
-    ("words", "completed"),
+    ("shell", "words", "completed"),
     [
-        ("elastic-agent --rdzv-e", "--rdzv-endpoint"),
-        ("elastic-agent status --wa", "--watch"),
-        ("elastic-agent compl", "completion"),
-        ("elastic-agent --nnodes 2 trai", "train.py"),
-        ("elastic-agent train.py confi", "config.yaml"),
-        ("elastic-agent exam", "examples/"),
-        ("elastic-agent two", r"two\ words/"),
-        ("elastic-agent settings --sch", "--schema"),
-        ("elastic-agent serve --status-p", "--status-port"),
+        *(("bash", *row) for row in TYPED),
+        *(pytest.param("zsh", *row, marks=pytest.mark.prove) for row in TYPED[:3]),
     ],
 )
-def test_bash_completes_commands_options_and_files(words: str, completed: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    (tmp_path / "config.yaml").touch()
-    (tmp_path / "examples").mkdir()
-    (tmp_path / "two words").mkdir()
-    path = script("bash", tmp_path)
-    typed(words, ["bash", "--norc", "--noprofile", "-i"], f". {path}", tmp_path, completed)
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize(
-    ("words", "completed"),
-    [("--rdzv-e", "--rdzv-endpoint"), ("status --wa", "--watch"), ("compl", "completion")],
-)
-def test_zsh_completes_commands_and_options(words: str, completed: str, tmp_path: Path) -> None:
-    path = script("zsh", tmp_path)
-    typed(f"elastic-agent {words}", ["zsh", "-f", "-i"], f". {path}", tmp_path, completed)
+def test_shells_complete_commands_options_and_files(
+    shell: str, words: str, completed: str, tmp_path: Path
+) -> None:
+    for file in ("train.py", "config.yaml"):
+        (tmp_path / file).touch()
+    for folder in ("examples", "two words"):
+        (tmp_path / folder).mkdir()
+    source = f". {script(shell, tmp_path)}"
+    typed(f"elastic-agent {words}", SHELLS[shell], source, tmp_path, completed)
 
 
 @pytest.mark.prove

@@ -1,4 +1,4 @@
-"""The log of a run whose output goes to a file or a pipe: the lines of a terminal."""
+"""A run whose output goes to a file or a pipe: its log has the lines of a terminal, and what workers print is kept."""
 
 from __future__ import annotations
 
@@ -48,3 +48,17 @@ def test_json_lines_are_written_where_they_are_asked_for(tmp_path: Path) -> None
     lines = elastic_agent(*options, variables=LONG_LEASE).stderr.splitlines()
     assert {json.loads(line)["level"] for line in lines} <= {"info", "warning"}
     assert lines
+
+
+def test_output_is_kept_by_worker_in_the_order_in_which_it_was_printed(tmp_path: Path) -> None:
+    prints = "for i in 1 2 3; do echo out $i of $LOCAL_RANK; echo err $i of $LOCAL_RANK >&2; done"
+    folders = ("--state-dir", str(tmp_path / "state"), "--log-dir", str(tmp_path / "logs"))
+    words = (*folders, "--nproc-per-node", "2", "--no-python", "sh", "-c", prints)
+    done = elastic_agent(*words, variables=LONG_LEASE, under=through('"$@" 2>&1 | cat'))
+    assert done.returncode == 0, done.stderr
+    (node,) = (tmp_path / "logs" / "latest" / "latest").iterdir()
+    kept = {str(path.relative_to(node)): path.read_text() for path in node.rglob("*") if path.is_file()}
+    assert kept == {
+        f"{slot}/output.log": "".join(f"out {i} of {slot}\nerr {i} of {slot}\n" for i in (1, 2, 3))
+        for slot in (0, 1)
+    }

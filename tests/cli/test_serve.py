@@ -85,14 +85,6 @@ def test_serve_notifies_systemd_and_exits_with_0_on_a_signal(
         ]
 
 
-def test_serve_exits_on_a_signal_before_it_is_ready(tmp_path: Path) -> None:
-    """At any time: while Python starts, there is no handler for the signal yet."""
-    endpoint = f"localhost:{free_port()}"
-    with Serving(tmp_path, str(tmp_path / "notify"), "--rdzv-endpoint", endpoint) as server:
-        server.process.terminate()
-        assert server.process.wait(GUARD_S) in (-signal.SIGTERM, 0)
-
-
 def test_serve_is_reachable_under_the_name_it_was_given(tmp_path: Path) -> None:
     """Also if that is a loopback address here, and another one elsewhere."""
     port = free_port()

@@ -155,17 +155,6 @@ def test_a_full_state_directory_is_named_with_what_to_do(tmp_path: Path, script:
         assert "free space" in line
 
 
-def test_doctor_reports_a_full_state_directory(tmp_path: Path, script: Path) -> None:
-    state = tmp_path / "state"
-    state.mkdir()
-    examine = f"{sys.executable} -m elastic_agent doctor --alone {script}"
-    command = f"head -c 64k /dev/zero > {state}/fill; {examine}; ls {state}"
-    done = run_on_small_disk(state, "64k", ["sh", "-c", command], ELASTIC_AGENT_STATE_DIR=str(state))
-    said = f"--state-dir {re.escape(str(state))} is not usable: .*No space left on device. Remedy: free space"
-    assert re.search(f"^error .*{said}", done.stdout, re.M), done.stderr
-    assert done.stdout.endswith(" on " + os.uname().nodename + " alone\nfill\n")
-
-
 # --- a home that cannot be searched ---------------------------------------------------------------
 
 
@@ -175,23 +164,6 @@ def closed_home(tmp_path: Path) -> Path:
     home = tmp_path / "home"
     home.mkdir(mode=0)
     return home
-
-
-@pytest.mark.prove
-def test_an_inaccessible_home_falls_back_to_the_temporary_folder(
-    closed_home: Path, temporary: Path, script: Path
-) -> None:
-    variables = {
-        **LONG_LEASE,
-        "HOME": str(closed_home),
-        "XDG_STATE_HOME": "",
-        "TMPDIR": str(temporary.parent),
-    }
-    settings = elastic_agent("settings", variables=variables, under=without_overrides())
-    assert settings.returncode == 0, settings.stderr
-    assert f'state_dir = "{temporary}"' in settings.stdout
-    done = elastic_agent(str(script), variables=variables, under=without_overrides())
-    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -93,23 +93,3 @@ def test_what_lies_on_this_machine_is_printed_when_the_run_has_ended(tmp_path: P
     assert told.stderr == f"elastic-agent: no agent was asked; this is of generation 2 in {run}"
     worker = elastic_agent("logs", "--log-dir", str(tmp_path / "logs"), "n1/1", "-f").stdout
     assert worker.splitlines()[-20:] == [f"line {number}" for number in range(10, 30)]
-
-
-@pytest.mark.parametrize(
-    ("argv", "answer"),
-    [
-        ("logs a b", 'logs: got "a b"; expected at most one NODE or NODE/SLOT'),
-        ("logs a/b", "logs: got a/b; expected NODE or NODE/SLOT, such as n1/0"),
-        ("logs -n x", 'logs: -n: got "x"'),
-        (
-            "logs --run no-such-run --log-dir /nowhere",
-            "logs: no running agent of run no-such-run found on this",
-        ),
-        (
-            "stacks no-such-run",
-            "stacks: no running agent of run no-such-run found on this machine for this user",
-        ),
-    ],
-)
-def test_mistakes_are_one_line(argv: str, answer: str) -> None:
-    assert refusal(*argv.split()).startswith(f"elastic-agent: {answer}")

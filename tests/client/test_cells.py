@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.client._cells import PREFIX, SLOT_BYTES, SUFFIX, HeartbeatFile, claim_cell
+from elastic_agent.client._cells import SLOT_BYTES, HeartbeatFile, claim_cell
 
 
 def test_file_is_small_complete_and_for_its_owner_only(tmp_path: Path) -> None:
@@ -39,26 +39,6 @@ def test_each_cell_is_at_its_documented_offset(tmp_path: Path) -> None:
         assert int.from_bytes(raw[128:136], "little") == 3
         assert int.from_bytes(raw[136:144], "little", signed=True) == -5
         assert raw[144:] == bytes(2 * SLOT_BYTES - 144)
-
-
-def test_names_of_heartbeat_files_are_unpredictable(tmp_path: Path) -> None:
-    """Where every user may make files, a name that is known beforehand can be taken beforehand."""
-    with (
-        closing(HeartbeatFile.create(tmp_path, 1)) as one,
-        closing(HeartbeatFile.create(tmp_path, 1)) as other,
-    ):
-        middles = [Path(file.path).name[len(PREFIX) : -len(SUFFIX)] for file in (one, other)]
-    assert middles[0] != middles[1]
-    assert all(len(bytes.fromhex(middle)) >= 8 for middle in middles)
-
-
-def test_closing_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
-    file = HeartbeatFile.create(tmp_path, 1)
-    file.close()
-    file.close()
-    assert os.listdir(tmp_path) == []
-    with pytest.raises(ValueError, match="released"):
-        file.read(0)
 
 
 def test_a_failed_creation_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,16 +171,12 @@ def test_workers_compare_by_value_and_can_be_pickled(environment: pytest.MonkeyP
             "RANK='two' in the environment; expected a whole number from 0 to 3, as WORLD_SIZE=4",
         ),
         ({"RANK": "4"}, "RANK='4' in the environment; expected a whole number from 0 to 3, as WORLD_SIZE=4"),
-        ({"RANK": "-1"}, "RANK='-1'"),
         ({"RANK": None}, "RANK is not set in the environment; expected a whole number from 0 to 3"),
         ({"LOCAL_RANK": "3"}, "LOCAL_RANK='3' in the environment; expected a whole number from 0 to 2"),
         ({"GROUP_RANK": "2"}, "GROUP_RANK='2' in the environment; expected a whole number from 0 to 1"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0' in the environment; expected a whole number, at least 1."),
-        ({"WORLD_SIZE": " 4"}, "WORLD_SIZE=' 4'"),
         ({"WORLD_SIZE": "2\n"}, r"WORLD_SIZE='2\n' "),
         ({"WORLD_SIZE": "9" * 400}, "WORLD_SIZE='999"),
-        ({"WORLD_SIZE": None}, "WORLD_SIZE is not set"),
-        ({"LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE is not set"),
         (
             {"LOCAL_WORLD_SIZE": "5"},
             "LOCAL_WORLD_SIZE='5' in the environment; expected a whole number, at least 1 ",
@@ -197,8 +193,6 @@ def test_workers_compare_by_value_and_can_be_pickled(environment: pytest.MonkeyP
         ({"ELASTIC_AGENT_SLOT": None}, "ELASTIC_AGENT_SLOT is not set"),
         ({"ELASTIC_AGENT_RESTARTS": "1.0"}, "ELASTIC_AGENT_RESTARTS='1.0'"),
         ({"ELASTIC_AGENT_NODE_ID": ""}, "ELASTIC_AGENT_NODE_ID='' in the environment; expected a string"),
-        ({"ELASTIC_AGENT_RUN_ID": None}, "ELASTIC_AGENT_RUN_ID is not set"),
-        ({"ELASTIC_AGENT_INCARNATION": None}, "ELASTIC_AGENT_INCARNATION is not set"),
     ],
 )
 def test_an_invalid_variable_is_reported_in_one_line(

@@ -31,17 +31,6 @@ def test_agent_sees_each_beat_and_its_step_at_once(cells: HeartbeatFile) -> None
             assert cells.read(SLOT) == (beats, step)
 
 
-def test_workers_of_one_node_have_a_cell_each(cells: HeartbeatFile) -> None:
-    with (
-        running(BEAT_ON_REQUEST, under_agent(cells, 0)) as first,
-        running(BEAT_ON_REQUEST, under_agent(cells, 2)) as last,
-    ):
-        first.ask("10")
-        last.ask("30")
-        last.ask("31")
-        assert [cells.read(slot) for slot in range(3)] == [(1, 10), (0, 0), (2, 31)]
-
-
 FORKED = """
 child = os.fork()
 if child == 0:
@@ -105,34 +94,6 @@ def test_worker_without_the_client_may_start_one_with_it(cells: HeartbeatFile) -
     """
     run_script(script, under_agent(cells))
     assert cells.read(SLOT) == (1, 5)
-
-
-def test_heartbeats_of_a_worker_forked_by_a_non_worker_count(cells: HeartbeatFile) -> None:
-    """What a process that keeps the client imported, to fork workers quickly, relies on."""
-    script = f"""
-        import os
-        from elastic_agent import client
-
-        child = os.fork()
-        if child == 0:
-            os.environ.update({under_agent(cells)!r})
-            client.heartbeat(9)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        assert status == 0
-    """
-    run_script(script, {})
-    assert cells.read(SLOT) == (1, 9)
-
-
-def test_killed_workers_cell_can_be_taken_over(cells: HeartbeatFile) -> None:
-    with running(BEAT_ON_REQUEST, under_agent(cells)) as killed:
-        killed.ask("1")
-        killed.process.send_signal(signal.SIGKILL)
-        killed.process.wait()
-        with running(BEAT_ON_REQUEST, under_agent(cells)) as heir:
-            heir.ask("2")
-            assert cells.read(SLOT) == (2, 2)
 
 
 def test_without_an_agent_a_beat_does_nothing() -> None:

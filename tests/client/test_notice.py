@@ -76,11 +76,6 @@ def test_the_agent_sees_which_workers_handle_notices_and_which_left(cells: Heart
     assert [cells.left(slot) for slot in range(3)] == [slot == SLOT for slot in range(3)]
 
 
-def test_leaving_without_a_notice_is_a_plain_exit(cells: HeartbeatFile) -> None:
-    run_script("from elastic_agent import client; client.leave()", under_agent(cells))
-    assert not cells.left(SLOT)
-
-
 def test_without_an_agent_there_are_no_notices() -> None:
     done = run_script("from elastic_agent import client; print(client.notice()); client.leave()", {})
     assert done.stdout == "None\n"

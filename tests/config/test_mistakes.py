@@ -18,69 +18,51 @@ from tests.config.support import Shell
 WRONG_VALUES = [
     ("--nnodes=0", ["N or MIN:MAX"]),
     ("--nnodes=4:1", ["minimum 4", "maximum 1", "N or MIN:MAX"]),
-    ("--nnodes=1:2:3", ["N or MIN:MAX"]),
-    ("--nnodes=two", ["N or MIN:MAX"]),
     ("--nnodes=", ["N or MIN:MAX"]),
     ("--nproc-per-node=0", ["starts no workers", "whole number, 1 or more", "auto, cpu, gpu, xpu"]),
-    ("--nproc-per-node=-2", ["1 or more"]),
     ("--nproc-per-node=gpus", ["did you mean gpu?"]),
-    ("--nproc-per-node=1_0", ["1 or more"]),
     ("--nproc-per-node=²", ["1 or more"]),
-    ("--max-restarts=-1", ["0 or more"]),
     ("--max-restarts=1.5", ["whole number"]),
     ("--max-restarts=99999999999", ["more than"]),
     ("--lease-ttl=0.4", ["0.5 or more"]),
     ("--lease-ttl=nan", ["seconds"]),
-    ("--lease-ttl=inf", ["seconds"]),
     ("--lease-ttl=4000", ["3600 at most"]),
     ("--join-timeout=1e300", ["more than"]),
     ("--fence-margin=0", ["more than 0"]),
     ("--settle=-1", ["0 or more"]),
     ("--settle=10m", ["number of seconds"]),
     ("--log-limit=big", ["is not a valid size", "500M or 2G"]),
-    ("--log-limit=-1", ["is not a valid size"]),
     ("--log-limit=2X", ["is not a valid size", "units K, M, G, T"]),
     ("--log-limit=10", ["is 10 bytes, too small", "64K or more, or 0"]),
     ("--log-limit=2000T", ["more than 1024T"]),
     ("--rdzv-endpoint=http://node0:29400", ["is a URL", "HOST, HOST:PORT or [IPV6]:PORT"]),
-    ("--rdzv-endpoint=tcp://node0", ["is a URL"]),
     ("--rdzv-endpoint=node0:port", ['"port" is not a number']),
-    ("--rdzv-endpoint=node0:", ["is not a number"]),
     ("--rdzv-endpoint=node0:70000", ["70000", "0 to 65535"]),
     ("--rdzv-endpoint=:29400", ["has no host"]),
     ("--rdzv-endpoint=a,b", ["several endpoints"]),
     ("--rdzv-endpoint=[::1", ["brackets"]),
-    ("--rdzv-endpoint=[::1]29400", ["brackets"]),
     ("--rdzv-endpoint=[node0]:1", ["is not an IP address"]),
-    ("--rdzv-endpoint=1::2::3", ["is not an IP address"]),
     ("--rdzv-endpoint=10.0.0.300", ["is not an IP address"]),
     ("--rdzv-endpoint=my host", ["neither a host name nor an address"]),
     ("--rdzv-backend=etcd-v2", ["etcd 3.6 has removed", "c10d or etcd"]),
     ("--etcd-prefix=a b", ["--etcd-prefix", "a path like"]),
     ("--rdzv-backend=zeus", ["c10d"]),
     ("--rdzv-id=my run", ['character 3, " "', "A-Z a-z 0-9 . _ : @ + -"]),
-    ("--rdzv-id=a/b", ['"/"']),
-    ("--rdzv-id=größe", ['character 3, "ö"']),
     ("--rdzv-id=", ["empty", "1 to 128"]),
     ("--rdzv-id=" + "x" * 129, ["129 characters", "1 to 128"]),
     ("--rdzv-id=.", ["which file systems treat as a directory", "except . and .. alone"]),
-    ("--rdzv-id=..", ["which file systems treat as a directory"]),
     ("--node-id=..", ["which file systems treat as a directory"]),
-    ("--node-id=a/0", ['"/"']),
     ("--node-rank=-1", ["0 or more"]),
     ("--master-port=0", ["1 to 65535"]),
     ("--port-range=30000", ["LOW:HIGH"]),
     ("--port-range=30100:30000", ["30100 is above", "LOW:HIGH"]),
-    ("--port-range=0:5", ["1 to 65535"]),
     ("--redirects=4", ["0 (none)"]),
     ("--redirects=0:1,b:2", ['"b:2" is not RANK:STREAMS']),
-    ("--tee=0:9", ["RANK:STREAMS"]),
     ("--local-ranks-filter=0,b", ["local ranks separated by commas"]),
     ("--local-ranks-filter=0,-1", ["negative"]),
     ("--numa-binding=nod", ["node, socket, exclusive or core-complex", "did you mean node?"]),
     ("--python-exec=/no/such/python", ["which is not an executable file", "name on the PATH"]),
     ("--python-exec=no-such-python", ["which was not found on the PATH"]),
-    ("--python-exec=/", ["which is not an executable file"]),
     ("--start-method=thread", ["spawn, fork or forkserver"]),
     ("--signals-to-handle=SIGTRM", ['"SIGTRM"', "did you mean SIGTERM?"]),
     ("--signals-to-handle=SIGKILL", ["cannot be handled"]),
@@ -89,7 +71,6 @@ WRONG_VALUES = [
     ("--log-format=xml", ["auto, console or json"]),
     ("--log-level=loud", ["debug, info, warning or error"]),
     ("--state-dir=/dev/null/x", ["/dev/null is not a directory"]),
-    ("--log-dir=/dev/null/x", ["/dev/null is not a directory"]),
     ("--event-journal=/dev", ["which is a directory"]),
     ("--role=\n", ["printable"]),
 ]
@@ -230,21 +211,38 @@ def test_events_cannot_go_to_a_fifo_that_no_program_reads(shell: Shell, tmp_path
         os.close(reader)
 
 
-def test_a_missing_script_is_an_error(shell: Shell) -> None:
-    assert "no script to run" in refused(shell)
-    assert "no script to run" in refused(shell, "--nnodes", "1")
+NOTHING = "no script to run"
 
 
-def test_a_script_that_cannot_be_started_is_an_error(shell: Shell) -> None:
-    missing = str(shell.folder / "missing.py")
-    assert f"script {quoted(missing)} does not exist" in refused(shell, missing)
-    assert "directory without __main__.py" in refused(shell, str(shell.folder))
-    assert "does not exist" in refused(shell, "--run-path", missing)
-    assert "copy it to this machine" not in refused(shell, missing)
-    several = refused(shell, "--nnodes", "1:3", "--rdzv-endpoint", "lab1:29400", missing)
-    assert "does not exist; copy it to this machine, at the same path on all" in several
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", NOTHING),
+        ("--nnodes 1", NOTHING),
+        ("FOLDER/missing.py", "script {} does not exist; expected a Python file"),
+        ("FOLDER", "directory without __main__.py"),
+        ("--run-path FOLDER/missing.py", "does not exist"),
+        (
+            "--nnodes 1:3 --rdzv-endpoint lab1:29400 FOLDER/missing.py",
+            "does not exist; copy it to this machine, at the same path on all",
+        ),
+        ("--no-python no-such-program", 'program "no-such-program" was not found on the PATH'),
+        ("--no-python FOLDER/plain", "is not an executable file"),
+    ],
+)
+def test_what_cannot_be_started_is_an_error(shell: Shell, words: str, expected: str) -> None:
+    shell.write("plain", "")
+    found = refused(shell, *words.replace("FOLDER", str(shell.folder)).split())
+    assert expected.format(quoted(str(shell.folder / "missing.py"))) in found
+
+
+@pytest.mark.parametrize(
+    "words", ["FOLDER", "--no-python sh", "--no-python FOLDER/train.py", "-m no.such.module"]
+)
+def test_what_can_be_started_is_no_error(shell: Shell, words: str) -> None:
+    """Whether there is a module is found out later: it is not looked up as a file."""
     shell.write("__main__.py", "")
-    load_settings([str(shell.folder)], shell.environ)
+    load_settings(words.replace("FOLDER", str(shell.folder)).split(), shell.environ)
 
 
 @pytest.mark.parametrize(
@@ -319,23 +317,6 @@ def test_an_unreadable_script_is_an_error(shell: Shell, monkeypatch: pytest.Monk
     access = os.access  # to root every file is readable
     monkeypatch.setattr(os, "access", lambda path, mode: path != shell.script and access(path, mode))
     assert "is not readable by this user" in refused(shell, shell.script)
-
-
-def test_a_module_name_is_not_looked_up_as_a_file(shell: Shell) -> None:
-    assert load_settings(["-m", "no.such.module"], shell.environ).settings.script == "no.such.module"
-
-
-def test_programs_are_searched_on_the_path(shell: Shell) -> None:
-    assert load_settings(["--no-python", "sh", "-c", "true"], shell.environ).settings.script_args == (
-        "-c",
-        "true",
-    )
-    assert 'program "no-such-program" was not found on the PATH' in refused(
-        shell, "--no-python", "no-such-program"
-    )
-    load_settings(["--no-python", shell.script], shell.environ)
-    Path(shell.script).chmod(0o644)
-    assert "is not an executable file" in refused(shell, "--no-python", shell.script)
 
 
 def test_run_path_takes_precedence_over_module_and_no_python_as_in_torchrun(shell: Shell) -> None:

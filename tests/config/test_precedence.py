@@ -54,11 +54,6 @@ def test_quotes_in_rdzv_conf_are_no_part_of_it(shell: Shell, text: str) -> None:
     assert (settings.join_timeout, settings.settle) == (11, 2)
 
 
-def test_rdzv_conf_of_a_lower_layer_is_replaced_as_a_whole(shell: Shell) -> None:
-    settings = shell.load(["--rdzv-conf", "timeout=11"], {"PET_RDZV_CONF": "settle=9"}).settings
-    assert settings.settle == 1.0
-
-
 def test_an_empty_variable_is_not_set(shell: Shell) -> None:
     assert str(shell.load([], {"PET_MAX_RESTARTS": ""}).sources["max_restarts"]) == "default"
 
@@ -208,42 +203,34 @@ def test_no_setting_shares_a_variable_with_workers() -> None:
     assert not {variable for spec in specs() for variable in spec.variables} & set(WORKER)
 
 
-def test_a_worker_variable_set_by_hand_suggests_the_setting(shell: Shell) -> None:
-    (note,) = shell.load([], {"ELASTIC_AGENT_NODE_ID": "n1"}).notes
-    assert note.level == "warning"
-    assert "ELASTIC_AGENT_SET_NODE_ID" in note.text
-    assert shell.load([], {"ELASTIC_AGENT_SET_NODE_ID": "n1"}).settings.node_id == "n1"
-
-
-def test_a_variable_that_users_set_for_workers_is_no_mistake(shell: Shell) -> None:
-    assert shell.load([], {"ELASTIC_AGENT_LIGHTNING_DISABLE": "resume"}).notes == ()
-
-
-def test_an_unknown_variable_is_a_warning_that_names_the_nearest(shell: Shell) -> None:
-    (note,) = shell.load([], {"ELASTIC_AGENT_MAX_RESTART": "9"}).notes
-    assert note.level == "warning"
-    assert "ELASTIC_AGENT_MAX_RESTART is not a setting and was ignored" in note.text
-    assert "did you mean ELASTIC_AGENT_MAX_RESTARTS?" in note.text
-    (note,) = shell.load([], {"PET_NPROC_PER_NODES": "9"}).notes
-    assert "did you mean PET_NPROC_PER_NODE?" in note.text
-    assert shell.load([], {"PET_CARE": "vet"}).notes == ()
-
-
 @pytest.mark.parametrize(
-    ("variable", "instead"),
+    ("variable", "value", "told"),
     [
-        ("TORCHELASTIC_ENABLE_FILE_TIMER", "--hang-timeout"),
-        ("TORCHELASTIC_HEALTH_CHECK_PORT", "--status-port"),
+        ("ELASTIC_AGENT_NODE_ID", "n1", "ELASTIC_AGENT_SET_NODE_ID"),
+        ("ELASTIC_AGENT_LIGHTNING_DISABLE", "resume", ""),
+        (
+            "ELASTIC_AGENT_MAX_RESTART",
+            "9",
+            "is not a setting and was ignored; did you mean ELASTIC_AGENT_MAX_RESTARTS?",
+        ),
+        ("PET_NPROC_PER_NODES", "9", "did you mean PET_NPROC_PER_NODE?"),
+        ("PET_CARE", "vet", ""),
+        (
+            "TORCHELASTIC_ENABLE_FILE_TIMER",
+            "1",
+            "has no effect: hangs are found without torch's timers, see --hang-timeout",
+        ),
+        ("TORCHELASTIC_ENABLE_FILE_TIMER", "0", ""),
+        ("TORCHELASTIC_HEALTH_CHECK_PORT", "1", "has no effect: use --status-port"),
+        ("TORCHELASTIC_HEALTH_CHECK_PORT", "0", ""),
     ],
 )
-def test_a_variable_of_torchruns_agent_without_effect_is_a_warning(
-    shell: Shell, variable: str, instead: str
+def test_a_variable_without_effect_is_a_warning_that_names_what_to_use(
+    shell: Shell, variable: str, value: str, told: str
 ) -> None:
-    (note,) = shell.load([], {variable: "1"}).notes
-    assert note.level == "warning"
-    assert f"{variable} has no effect" in note.text
-    assert instead in note.text
-    assert shell.load([], {variable: "0"}).notes == ()
+    notes = shell.load([], {variable: value}).notes
+    assert [(note.level, variable in note.text) for note in notes] == [("warning", True)] * bool(told)
+    assert all(told in note.text for note in notes)
 
 
 def test_the_error_names_the_layer_with_the_highest_precedence(shell: Shell) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.sources import Layer
 from elastic_agent.config.value_types import NodeRange
 from elastic_agent.values import Endpoint
 from tests.config.support import Shell
@@ -15,20 +14,6 @@ from tests.config.support import Shell
 
 def notes(shell: Shell, *argv: str) -> str:
     return "\n".join(note.text for note in shell.load(argv).notes)
-
-
-def test_one_node_and_no_endpoint_runs_alone(shell: Shell) -> None:
-    resolved = shell.load()
-    assert resolved.settings.standalone
-    assert resolved.settings.nnodes == NodeRange(1, 1)
-    assert resolved.sources["standalone"].layer is Layer.DEFAULT
-    assert "no endpoint" in str(resolved.sources["standalone"])
-
-
-def test_one_node_with_an_endpoint_uses_it(shell: Shell) -> None:
-    resolved = shell.load(["--rdzv-endpoint", "node0"])
-    assert not resolved.settings.standalone
-    assert resolved.settings.rdzv_endpoint == Endpoint("node0", 29400)
 
 
 def test_static_rendezvous_becomes_c10d_at_the_same_endpoint(shell: Shell) -> None:

@@ -35,47 +35,52 @@ def test_a_slurm_step_needs_no_options(shell: Shell) -> None:
     assert str(resolved.sources["nproc_per_node"]) == "Slurm (SLURM_GPUS_ON_NODE)"
 
 
-def test_a_step_of_one_node_runs_standalone_with_the_jobs_run_id(shell: Shell) -> None:
-    settings = shell.load(variables={**STEP, "SLURM_STEP_NODELIST": "n3"}).settings
-    assert settings.standalone
-    assert settings.rdzv_id == "slurm-4711"
+ARRAY = {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "2"}
+# As `srun --het-group=0,1` in Slurm 22.05: the second of three nodes, in the second component.
+COMPONENT = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_ID_HET_GROUP_1": "4712",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "big1",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "small[1-2]",
+    "SLURM_STEP_NODELIST": "big1,small[1-2]",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURMD_NODENAME": "small1",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "run_id", "endpoint", "nodes"),
+    [
+        ({"SLURM_STEP_NODELIST": "n3"}, "slurm-4711", None, 1),
+        (ARRAY, "slurm-4711_2", Endpoint("n2", 24713), 3),  # tasks of an array may share a node
+        ({**ARRAY, "SLURM_RESTART_COUNT": "1"}, "slurm-4711_2", Endpoint("n2", 24713), 3),
+        ({"SLURM_STEP_ID": "1"}, "slurm-4711.1", Endpoint("n2", 24711), 3),
+        (COMPONENT, "slurm-4711", Endpoint("big1", 24711), 3),
+        ({"SLURM_JOB_ID": None}, None, None, 1),
+        ({"SLURM_STEP_ID": None}, None, None, 1),
+    ],
+    ids=[
+        "one node",
+        "an array",
+        "an array that was requeued",
+        "a further step",
+        "a heterogeneous job",
+        "no job",
+        "no step",
+    ],
+)
+def test_each_step_of_a_job_and_task_of_an_array_is_a_run_of_its_own(
+    shell: Shell, changes: dict[str, str | None], run_id: str | None, endpoint: Endpoint | None, nodes: int
+) -> None:
+    changed = {name: value for name, value in {**STEP, **changes}.items() if value is not None}
+    settings = shell.load(variables=changed).settings
+    assert (settings.rdzv_id, settings.rdzv_endpoint) == (run_id, endpoint)
+    assert settings.nnodes == NodeRange(nodes, nodes)
+    assert settings.standalone is (nodes == 1)
 
 
 def test_without_gpus_the_usual_default_applies(shell: Shell) -> None:
-    without = {name: value for name, value in STEP.items() if name != "SLURM_GPUS_ON_NODE"}
-    assert shell.load(variables=without).settings.nproc_per_node == "gpu-or-1"
-
-
-def test_every_task_of_an_array_is_a_run_of_its_own_also_after_a_requeue(shell: Shell) -> None:
-    array = {**STEP, "SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "2"}
-    first = shell.load(variables=array).settings
-    again = shell.load(variables={**array, "SLURM_RESTART_COUNT": "1"}).settings
-    assert first.rdzv_id == again.rdzv_id == "slurm-4711_2"
-    assert first.rdzv_endpoint == Endpoint("n2", 24713)  # tasks of an array may share a node
-
-
-def test_further_steps_of_a_job_are_runs_of_their_own(shell: Shell) -> None:
-    """One that follows another, or runs beside it; the first one's name is the job's."""
-    assert shell.load(variables={**STEP, "SLURM_STEP_ID": "1"}).settings.rdzv_id == "slurm-4711.1"
-
-
-def test_a_heterogeneous_job_is_one_world_over_all_components_of_the_step(shell: Shell) -> None:
-    """As `srun --het-group=0,1` in Slurm 22.05: the second of three nodes, in the second component."""
-    component = {
-        **STEP,
-        "SLURM_HET_SIZE": "2",
-        "SLURM_JOB_ID": "4711",
-        "SLURM_JOB_ID_HET_GROUP_1": "4712",
-        "SLURM_JOB_NODELIST_HET_GROUP_0": "big1",
-        "SLURM_JOB_NODELIST_HET_GROUP_1": "small[1-2]",
-        "SLURM_STEP_NODELIST": "big1,small[1-2]",
-        "SLURM_STEP_NUM_NODES": "3",
-        "SLURMD_NODENAME": "small1",
-    }
-    settings = shell.load(variables=component).settings
-    assert settings.nnodes == NodeRange(3, 3)
-    assert settings.rdzv_endpoint == Endpoint("big1", 24711)
-    assert settings.rdzv_id == "slurm-4711"
+    assert shell.load(variables={**STEP, "SLURM_GPUS_ON_NODE": ""}).settings.nproc_per_node == "gpu-or-1"
 
 
 @pytest.mark.parametrize("layer", ["flag", "variable"])
@@ -157,13 +162,6 @@ def test_a_second_agent_on_a_slurm_node_is_refused_with_advice(shell: Shell) -> 
         UsageError, match=r"started at least 2 agents on this node; .* srun --ntasks-per-node=1"
     ):
         shell.load(variables={**STEP, "SLURM_LOCALID": "1"})
-
-
-@pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "SLURM_STEP_ID"])
-def test_outside_a_step_slurm_gives_no_settings(shell: Shell, missing: str) -> None:
-    settings = shell.load(variables={name: value for name, value in STEP.items() if name != missing}).settings
-    assert settings.standalone
-    assert settings.rdzv_id is None
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,8 @@ import pytest
 
 from elastic_agent.diagnosis.cause import CauseKind, RootCause
 from elastic_agent.monitoring.run_log import (
-    KEPT_DEPARTURES,
     KEPT_GENERATIONS,
     KEPT_STACKS,
-    KEPT_WORLDS,
     NO_LEASE,
     NOT_RECORDED,
     NOT_SEEN,
@@ -62,17 +60,6 @@ def test_a_generation_that_ended_as_planned_is_no_failure() -> None:
     assert log.failures == {}
     assert log.generations[0].end == "all workers succeeded"
     assert not log.generations[0].failed
-
-
-def test_the_history_of_a_run_that_restarts_for_ever_stays_small() -> None:
-    log = RunLog()
-    failure = Failure(FailureKind.WORKER, "boom")
-    for number in range(1, KEPT_GENERATIONS + 10):
-        log.see(running(number), float(number))
-        log.see(forming(number + 1, "boom", failure), number + 0.5)
-    assert len(log.generations) == KEPT_GENERATIONS
-    assert len(log.failures) == KEPT_WORLDS
-    assert log.world(1) is None
 
 
 VICTIM = "worker n0/0: connection closed by peer"
@@ -310,14 +297,3 @@ def test_an_agent_that_was_started_again_knows_no_begin_of_what_ran_before() -> 
         ("at", "-", f"{NOT_RECORDED}; elastic-agent why on n0 may tell"),
         ("before", "running", "-"),
     ]
-
-
-def test_a_run_that_many_machines_pass_through_remembers_the_last_ones() -> None:
-    plans = []
-    for number in range(1, KEPT_DEPARTURES + 10):
-        seats = (Seat(f"n{number}", f"i{number}", "10.0.0.1", 1, 0),)
-        world = World(number, seats, Address("10.0.0.1", 1234), f"n{number}")
-        plans.append(msgspec.structs.replace(running(number), world=world))
-    gone = departures(*plans)
-    assert len(gone) == KEPT_DEPARTURES
-    assert gone[-1][0] == f"n{KEPT_DEPARTURES + 8}"

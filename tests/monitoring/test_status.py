@@ -139,6 +139,9 @@ def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() ->
     assert rows(text(leaving, "no answer")[0])["b"] == "leaving (unknown)"
     unread = status_of(leaving, problem="no answer")
     assert rows(of_ended_agent(unread)) == {"a": "in the last world", "b": "left 0 s ago: b leaves (SIGINT)"}
+    drained = replace(of_ended_agent(unread), node_id="b", left="elastic-agent drain by root")
+    where = r"\(elastic-agent drain by root\); for its status, run this command on another node, such as a\n"
+    assert re.search(rf"node b of this machine left it at [-\d]+ [:\d]+ {where}", status_text(drained))
     unknown = replace(silent, generation=0, generations=(), nodes=())
     assert "known from before" not in status_text(unknown)
     over, finished = text(replace(PLAN, phase=Phase.FINISHED), "no answer")

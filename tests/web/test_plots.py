@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from elastic_agent.monitoring.status import GenerationStatus, Goodput
 from elastic_agent.web.page import run_page
-from elastic_agent.web.plots import MOST_SAMPLES, History, Sample, draw, times
+from elastic_agent.web.plots import MOST_SAMPLES, History, Sample, draw
 from tests.web.test_status_page import running
 
 DAY_S = 86400.0
@@ -70,12 +70,6 @@ def test_a_clock_that_is_set_draws_nothing_outside_of_the_plot() -> None:
     samples = [Sample(1e9 + at_s, at_s, int(at_s)) for at_s in (0, 10, 5, 20, 90)]
     for _, _, path in draw(samples, 1e9, 1e9 + 30):
         assert all(0 <= x <= 1000 and 0 <= y <= 100 for x, y in points(path)), path
-
-
-def test_times_have_a_date_where_they_need_one() -> None:
-    assert [len(text) for text in times(1e9, 1e9 + 60)] == [len("01:46:40")] * 5
-    assert [len(text) for text in times(1e9, 1e9 + 3600)] == [len("01:46")] * 5
-    assert [len(text) for text in times(1e9, 1e9 + 3 * DAY_S)] == [len("09 Sep 01:46")] * 5
 
 
 def test_the_page_shows_the_time_that_the_agent_has_seen() -> None:

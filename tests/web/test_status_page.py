@@ -95,6 +95,11 @@ def get(url: str, **headers: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+def page_of(determine: Callable[[], RunStatus]) -> str:
+    with served(determine) as server:
+        return get(server.url)[1]
+
+
 def failed(nodes: int = 3) -> RunStatus:
     """A run that ended long ago; generation 2 was the last one that ran."""
     status = running(nodes)
@@ -191,8 +196,7 @@ def test_open_pages_that_wait_keep_nobody_from_being_served(monkeypatch: pytest.
 
 def test_the_page_shows_300_nodes_and_takes_no_markup_from_messages() -> None:
     with served(lambda: running(300)) as server:
-        _, shown = get(server.url)
-        _, all_shown = get(f"{server.url}?run=mnist&all=1")
+        (_, shown), (_, all_shown) = (get(f"{server.url}{query}") for query in ("", "?run=mnist&all=1"))
     assert "run mnist" in shown
     assert ">598-599</td>" not in shown, "all rows only on request"
     assert '<a href="?run=mnist&amp;all=1">show all</a>' in shown
@@ -208,8 +212,7 @@ def test_the_page_shows_300_nodes_and_takes_no_markup_from_messages() -> None:
 
 
 def test_the_page_has_a_row_for_each_worker_and_what_is_not_known_of_it_is_left_out() -> None:
-    with served(running) as server:
-        _, shown = get(server.url)
+    shown = page_of(running)
     rows = re.findall(r'<td class="name">(n1/\d)</td>(.*?)</tr>', shown, re.DOTALL)
     cells = {name: re.findall(r'<td class="number">([^<]*)</td>', row) for name, row in rows}
     assert cells["n1/0"] == ["2", "7", "10 %", "150 %", "3.0 GiB"]
@@ -219,12 +222,10 @@ def test_the_page_has_a_row_for_each_worker_and_what_is_not_known_of_it_is_left_
 def test_workers_on_gpus_have_these_in_their_rows_and_others_no_empty_columns() -> None:
     status = running()
     on_gpu = replace(status.nodes[0], usage={0: Usage(1.5, 2**30, 0.4, 2 * 2**30)})
-    with served(lambda: replace(status, nodes=(on_gpu, *status.nodes[1:]))) as server:
-        _, shown = get(server.url)
+    shown = page_of(lambda: replace(status, nodes=(on_gpu, *status.nodes[1:])))
     assert re.findall(r'<th class="number">(GPU[^<]*)</th>', shown) == ["GPU", "GPU memory"]
     assert '<td class="number">40 %</td><td class="number">2.0 GiB</td>' in shown
-    with served(running) as server:
-        assert ">GPU<" not in get(server.url)[1]
+    assert ">GPU<" not in page_of(running)
 
 
 def test_those_who_look_at_a_run_see_its_end_before_the_agent_is_gone(
@@ -300,8 +301,7 @@ def test_a_browser_updates_the_page_by_itself(tmp_path: Path) -> None:
 def test_the_page_names_nodes_that_do_not_train_first_and_why() -> None:
     odd = NodeStatus("n9", "refused", "idle", note="its <script> differs", workers=1)
     status = running()
-    with served(lambda: replace(status, nodes=(*status.nodes, odd))) as server:
-        _, shown = get(server.url)
+    shown = page_of(lambda: replace(status, nodes=(*status.nodes, odd)))
     assert shown.index("n9</td>") < shown.index("n0</td>")
     assert '<span class="dot refused"></span>refused (idle): its &lt;script&gt; differs</td>' in shown
 
@@ -310,8 +310,7 @@ def test_the_page_of_a_run_that_forms_says_what_it_waits_for() -> None:
     status = RunStatus(
         "mnist", "host0:29400", 1.0, waiting_for="waiting for 2 more nodes", common_causes="a firewall"
     )
-    with served(lambda: status) as server:
-        _, shown = get(server.url)
+    shown = page_of(lambda: status)
     assert "not formed yet" in shown
     assert "waiting for 2 more nodes" in shown
     assert "a firewall" in shown
@@ -348,8 +347,7 @@ def test_several_runs_are_told_apart() -> None:
 
 
 def test_a_run_that_has_ended_is_shown_as_of_its_end() -> None:
-    with served(failed) as server:
-        _, shown = get(server.url)
+    shown = page_of(failed)
     assert "1 d 3 h ago, in generation 2" in shown
     assert "nodes in the world" not in shown
     assert "</b>workers" not in shown
