@@ -1,7 +1,8 @@
-"""Failures of three workers with torch 2.13 and gloo, as they happened, and the reports that nodes make of them.
+"""Failures of workers with torch 2.13 and gloo, as they happened, and the reports that nodes make of them.
 
 Each file in `texts/` is one failure: of each rank the code with which it ended, when, and the end of its stderr. They
-were made by one script: 20 all-reduces, then one rank does what the file is named after.
+were made by one script with three workers: 20 all-reduces, then one does what the file is named after. Of two that
+ended in the same words, one is kept.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_a_rank_that_waits_for_something_else_is_named() -> None:
 def test_an_unknown_host_is_recognised_by_the_warning_before_the_error() -> None:
     cause = found(reports("unknown_host"))
     assert "cannot be resolved" in cause.meaning
-    assert cause.where == "on 3 of 3 workers"
+    assert cause.where == "on 2 of 2 workers"
 
 
 OWN = [

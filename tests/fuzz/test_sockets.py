@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import socket
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
@@ -20,7 +19,6 @@ from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.values import Endpoint
 from elastic_agent.web.server import Runs, StatusServer
-from elastic_agent.workers.guard.line import LineBuffer, encode
 
 from .damage import fuzzed
 from .samples import TRACEBACK, statuses
@@ -176,18 +174,3 @@ def test_request_for_a_page(data: bytes) -> None:
     if head.startswith(b"HTTP/"):
         assert b"\n" not in head.replace(b"\r\n", b""), "a header of the answer has a line of the client's"
     assert b" 500 " not in head[:20]
-
-
-@fuzzed(encode({"event": "exited", "slot": 1, "pid": 7}) * 5)
-def test_lines_of_the_guard(data: bytes) -> None:
-    """However a stream is cut, its messages are the same; lines that are none are refused."""
-    expected = [{"event": "exited", "slot": 1, "pid": 7}, {"event": "ready"}]
-    stream = b"".join(map(encode, expected))
-    buffer, found, dice = LineBuffer(), list[Any](), random.Random(data)
-    while stream:
-        size = 1 + dice.randrange(30)
-        found += buffer.feed(stream[:size])
-        stream = stream[size:]
-    assert found == expected
-    with contextlib.suppress(ValueError, RecursionError):
-        LineBuffer().feed(data)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from elastic_agent.protocol.cluster_view import PROGRESS_S
-from elastic_agent.protocol.records import Failure, FailureKind, Phase, Policy, State
+from elastic_agent.protocol.records import Failure, FailureKind, Phase, State
 from tests.protocol.support import (
     CRASH,
     HANG,
@@ -291,14 +291,6 @@ def test_membership_changes_do_not_wait_for_a_crash_loop() -> None:
 
 
 # -- a rule that holds throughout -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rules", [RULES, policy(max_restarts=0), policy(restart_window_s=0.0)])
-def test_a_run_without_failures_never_writes_a_plan_for_its_budget(rules: Policy) -> None:
-    table = running("a", "b", rules=rules)
-    known = len(table.plans)
-    table.wait(3 * WINDOW_S)
-    assert len(table.plans) == known
 
 
 def test_progress_is_written_only_while_failures_can_be_forgiven() -> None:

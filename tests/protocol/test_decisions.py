@@ -64,13 +64,6 @@ def test_the_next_larger_world_is_the_first_allowed_size(
 # -- the first world --------------------------------------------------------------------------------
 
 
-def test_with_max_nodes_ready_the_world_is_sealed_at_once() -> None:
-    table = Table()
-    for node in ("d", "c", "b", "a"):
-        table.comes(node)
-    assert (table.stand, table.world) == ((RUNNING, 1), ["a", "b", "c", "d"])
-
-
 def test_with_min_nodes_ready_the_coordinator_waits_for_settle() -> None:
     table = Table()
     table.comes("a", slots=2)
@@ -201,19 +194,6 @@ def test_a_successor_without_proof_waits_for_lease_and_margin() -> None:
     assert [seat.incarnation for seat in table.plan.world.seats] == ["a-1", "b-2"]
 
 
-def test_a_live_node_that_does_not_stop_in_its_announced_time_is_revoked() -> None:
-    table = running("a", "b", "c")
-    table.says("c", State.RUNNING, stop_s=10.0)
-    fails(table, "a")
-    table.all_say(State.READY, "a", "b")
-    table.wait(15.0 - STEP_S)
-    assert table.revoked == []
-    table.wait(STEP_S)
-    assert table.revoked == ["c-1"]
-    table.wait(FENCE_S)
-    assert (table.stand, table.world) == ((RUNNING, 2), ["a", "b"])
-
-
 def test_a_standby_node_is_used_in_the_next_generation() -> None:
     table = running("a", "b", rules=policy(max_nodes=2))
     table.comes("c")
@@ -231,21 +211,6 @@ def test_a_new_node_does_not_displace_a_participant() -> None:
     table.comes("a")
     fail_and_reform(table, "b", "a", "b", "c")
     assert (table.stand, table.world) == ((RUNNING, 2), ["b", "c"])
-
-
-def test_a_returning_node_gets_its_position_back() -> None:
-    table = running("a", "b", "c")
-    table.says("b", State.LEAVING)
-    table.says("b", State.LEFT)
-    table.all_say(State.READY, "a", "c")
-    assert table.world == ["a", "c"]
-    table.all_say(State.RUNNING, "a", "c")
-    table.comes("b", life=2)
-    table.comes("aa")
-    table.wait(SETTLE_S)
-    assert table.stand == (FORMING, 3)
-    table.all_say(State.READY, "aa", "c", "b", "a")
-    assert table.world == ["a", "b", "c", "aa"]
 
 
 def test_nodes_that_join_together_are_admitted_together_after_settle() -> None:
@@ -323,15 +288,6 @@ def test_a_run_of_which_no_node_ever_starts_in_time_ends_when_its_restarts_are_u
     assert charged == [(RUNNING, 0), (RUNNING, 1), (FAILED, 1)]
     assert "did not start its 200 workers" in table.plan.reason
     assert "the only restart is used" in table.plan.reason
-
-
-def test_a_node_that_falls_silent_while_it_starts_is_lost() -> None:
-    table = running("a", "b", "c")
-    table.says("c", State.READY, 1)
-    table.wait(table.rules.start_timeout_s - 2 * TTL_S)
-    table.falls_silent("c")
-    table.wait(3 * TTL_S)
-    assert (table.plan.lost, table.plan.failure) == (("c",), None)
 
 
 # -- the budget -------------------------------------------------------------------------------------
@@ -412,15 +368,6 @@ def test_a_node_whose_start_fails_twice_in_a_row_is_left_out_while_min_remain() 
     table.all_say(State.RUNNING, "a", "b")
     table.wait(2 * PROGRESS_S)
     assert table.stand == (RUNNING, 3), "nor is it admitted later"
-
-
-def test_a_successful_start_resets_the_count_of_start_failures() -> None:
-    table = running("a", "b", "c")
-    for _ in range(2):
-        fail_and_reform(table, "c", "a", "b", "c", failure=NO_START)
-        table.all_say(State.RUNNING, "a", "b", "c")
-        fail_and_reform(table, "a", "a", "b", "c")
-        assert table.world == ["a", "b", "c"]
 
 
 def test_a_node_whose_start_fails_twice_and_cannot_be_spared_is_charged() -> None:
@@ -522,29 +469,6 @@ def test_a_node_that_failed_to_start_twice_hosts_the_bootstrap_store_where_no_ot
     assert table.stand == (FAILED, 5), "its failed starts count now"
 
 
-def test_a_node_that_was_lost_twice_in_a_row_joins_when_the_others_have_made_progress() -> None:
-    table = running("a", "b", "c")
-    for life in (1, 2):
-        table.falls_silent("c")
-        table.wait(TTL_S)
-        table.all_say(State.READY, "a", "b")
-        table.wait(MARGIN_S)
-        assert table.world == ["a", "b"]
-        sealed_s = table.now_s
-        table.all_say(State.RUNNING, "a", "b")
-        table.comes("c", life=life + 1)
-        table.wait(SETTLE_S)
-        if life == 1:
-            assert table.plan.phase is FORMING, "a single loss is not a pattern"
-            table.all_say(State.READY, "a", "b", "c")
-            table.all_say(State.RUNNING, "a", "b", "c")
-    assert table.plan.losses == {"c": 2}
-    table.wait(sealed_s + PROGRESS_S - STEP_S - table.now_s)
-    assert table.plan.phase is RUNNING
-    table.wait(STEP_S)
-    assert (table.plan.phase, table.plan.losses) == (FORMING, {})
-
-
 # -- finishing --------------------------------------------------------------------------------------
 
 
@@ -600,14 +524,6 @@ def test_the_outcome_is_kept_until_every_live_node_acknowledged_it() -> None:
 
 
 # -- who may take part ------------------------------------------------------------------------------
-
-
-def test_a_second_agent_with_a_live_nodes_id_is_refused() -> None:
-    table = running("a", "b")
-    table.comes("b", life=2)
-    table.wait(4 * STEP_S)
-    assert "is held by a living agent at b.example" in table.plan.refused["b-2"].why
-    assert (table.stand, table.revoked) == ((RUNNING, 1), [])
 
 
 def test_a_new_coordinator_keeps_the_node_that_has_the_seat_and_refuses_the_second_agent_with_its_id() -> (

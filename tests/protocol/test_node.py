@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastic_agent.protocol.activity import TRANSITIONS, Activity, Event
 from elastic_agent.protocol.node import (
     Announce,
     Depart,
@@ -56,6 +55,16 @@ def forming(generation: int, version: int, **fields: object) -> Plan:
 
 def sealed(generation: int, version: int, *incarnations: str, **fields: object) -> Plan:
     return plan(Phase.RUNNING, generation, version, world=world(generation, *incarnations), **fields)
+
+
+def departs(outcome: Outcome, reason: str = "it is over", generation: int = 1) -> list[object]:
+    """The end of the node's part."""
+    return [Announce(LEFT, generation), Depart(outcome, reason)]
+
+
+def fails(failure: Failure) -> list[object]:
+    """A failure that leaves workers to be stopped."""
+    return [Announce(State.FAILED, 1, failure), StopWorkers(Grace.RESTART, failure.summary)]
 
 
 def ended(phase: Phase, version: int = 9, **fields: object) -> Plan:
@@ -168,12 +177,7 @@ STARTS: dict[str, Story] = {
     ),
     "a failed start is reported, and what it left is stopped": (
         starting,
-        [
-            (
-                *("failed", 1, NO_START),
-                [Announce(State.FAILED, 1, NO_START), StopWorkers(Grace.RESTART, NO_START.summary)],
-            )
-        ],
+        [("failed", 1, NO_START, fails(NO_START))],
     ),
     "a cancelled start is not reported as running": (
         starting,
@@ -202,10 +206,7 @@ STOPS: dict[str, Story] = {
     "a failed node is ready when the next generation forms": (
         running,
         [
-            (
-                *("failed", 1, CRASH),
-                [Announce(State.FAILED, 1, CRASH), StopWorkers(Grace.RESTART, CRASH.summary)],
-            ),
+            ("failed", 1, CRASH, fails(CRASH)),
             ("stopped", []),
             ("plan_changed", forming(2, 3), [Announce(READY, 2)]),
         ],
@@ -214,7 +215,8 @@ STOPS: dict[str, Story] = {
         running,
         [
             (
-                *("plan_changed", forming(2, 3, failure=HANG)),
+                "plan_changed",
+                forming(2, 3, failure=HANG),
                 [StopWorkers(Grace.RESTART, "forming 2", dump_stacks=True)],
             )
         ],
@@ -223,7 +225,8 @@ STOPS: dict[str, Story] = {
         running,
         [
             (
-                *("plan_changed", sealed(2, 3, "b-1")),
+                "plan_changed",
+                sealed(2, 3, "b-1"),
                 [StopWorkers(Grace.NONE, "generation 2 runs without this node")],
             )
         ],
@@ -259,11 +262,9 @@ STOPS: dict[str, Story] = {
         stopping,
         [
             (
-                *("stopped", (71, 72)),
-                [
-                    Announce(LEFT, 2),
-                    Depart(Outcome.STUCK, "processes 71, 72 are stuck in the kernel and cannot be killed"),
-                ],
+                "stopped",
+                (71, 72),
+                departs(Outcome.STUCK, "processes 71, 72 are stuck in the kernel and cannot be killed", 2),
             )
         ],
     ),
@@ -292,14 +293,14 @@ ENDS_OF_A_NODE: dict[str, Story] = {
             ("drain", "SIGTERM", [Announce(State.LEAVING, 1), StopWorkers(Grace.DRAIN, "SIGTERM")]),
             ("plan_changed", forming(2, 3), []),
             ("lease_lost", "expired", [StopWorkers(Grace.NONE, "expired")]),
-            ("stopped", [Announce(LEFT, 2), Depart(Outcome.DRAINED, "SIGTERM")]),
+            ("stopped", departs(Outcome.DRAINED, "SIGTERM", 2)),
             ("plan_changed", forming(3, 4), []),
         ],
     ),
     "drained without workers": (
         waiting,
         [
-            ("drain", "SIGTERM", [Announce(LEFT, 1), Depart(Outcome.DRAINED, "SIGTERM")]),
+            ("drain", "SIGTERM", departs(Outcome.DRAINED, "SIGTERM")),
             ("drain", "SIGTERM", []),
             ("lease_lost", "expired", []),
             ("store_replaced", []),
@@ -315,7 +316,8 @@ ENDS_OF_A_NODE: dict[str, Story] = {
             ("drain", "SIGTERM", LEAVE, [RequestStop(LEAVE)]),
             ("saved", 1, [Announce(State.SAVED, 1)]),
             (
-                *("plan_changed", forming(2, 4, leaving=("a-1",), acknowledged={"a-1": 1})),
+                "plan_changed",
+                forming(2, 4, leaving=("a-1",), acknowledged={"a-1": 1}),
                 [RequestStop(None), Announce(LEFT, 2), Depart(Outcome.DRAINED, "SIGTERM")],
             ),
         ],
@@ -331,8 +333,9 @@ ENDS_OF_A_NODE: dict[str, Story] = {
         lambda: rejoined(running()),
         [
             (
-                *("plan_changed", forming(2, 4, leaving=("a-1",), reason="a is told to leave")),
-                [Announce(LEFT, 2), Depart(Outcome.DRAINED, "a is told to leave")],
+                "plan_changed",
+                forming(2, 4, leaving=("a-1",), reason="a is told to leave"),
+                departs(Outcome.DRAINED, "a is told to leave", 2),
             )
         ],
     ),
@@ -348,7 +351,7 @@ ENDS_OF_A_NODE: dict[str, Story] = {
                 sealed(1, 9, "a-1", leaving=("c-1",), acknowledged={"c-1": 1}),
                 [RequestStop(None)],
             ),
-            ("leave_now", [Announce(LEFT, 1), Depart(Outcome.DRAINED, "SIGTERM")]),
+            ("leave_now", departs(Outcome.DRAINED, "SIGTERM")),
         ],
     ),
     "without workers it ends with a run that all others leave": (
@@ -359,26 +362,15 @@ ENDS_OF_A_NODE: dict[str, Story] = {
                 sealed(1, 9, "a-1", leaving=("c-1",), acknowledged={"c-1": 1}),
                 [RequestStop(None)],
             ),
-            (
-                *("plan_changed", ended(Phase.STOPPED, 10)),
-                [Announce(LEFT, 1), Depart(Outcome.STOPPED, "it is over")],
-            ),
+            ("plan_changed", ended(Phase.STOPPED, 10), departs(Outcome.STOPPED)),
         ],
     ),
-    "finished": (
-        succeeded,
-        [
-            (
-                *("plan_changed", ended(Phase.FINISHED)),
-                [Announce(LEFT, 1), Depart(Outcome.FINISHED, "it is over")],
-            )
-        ],
-    ),
+    "finished": (succeeded, [("plan_changed", ended(Phase.FINISHED), departs(Outcome.FINISHED))]),
     "failed": (
         running,
         [
             ("plan_changed", ended(Phase.FAILED), [StopWorkers(Grace.NONE, "it is over")]),
-            ("stopped", [Announce(LEFT, 1), Depart(Outcome.FAILED, "it is over")]),
+            ("stopped", departs(Outcome.FAILED)),
         ],
     ),
     "refused": (
@@ -386,8 +378,9 @@ ENDS_OF_A_NODE: dict[str, Story] = {
         [
             ("plan_changed", forming(1, 2, refused={"a-2": Refusal("held")}), []),
             (
-                *("plan_changed", forming(1, 3, refused={"a-1": Refusal("held", is_node_id_held=True)})),
-                [Announce(LEFT, 1), Depart(Outcome.NODE_ID_HELD, "held")],
+                "plan_changed",
+                forming(1, 3, refused={"a-1": Refusal("held", is_node_id_held=True)}),
+                departs(Outcome.NODE_ID_HELD, "held"),
             ),
         ],
     ),
@@ -395,44 +388,29 @@ ENDS_OF_A_NODE: dict[str, Story] = {
         running,
         [
             (
-                *("plan_changed", ended(Phase.STOPPED, uncleared=TOGETHER.seats)),
+                "plan_changed",
+                ended(Phase.STOPPED, uncleared=TOGETHER.seats),
                 [StopWorkers(Grace.DRAIN, "it is over")],
             ),
             ("stopped", [Announce(State.STOPPED, 1)]),
             ("drain", "the deadline has passed", []),
-            (
-                *("plan_changed", ended(Phase.STOPPED, 10)),
-                [Announce(LEFT, 1), Depart(Outcome.STOPPED, "it is over")],
-            ),
+            ("plan_changed", ended(Phase.STOPPED, 10), departs(Outcome.STOPPED)),
         ],
     ),
     "stopped, and the others cannot be heard of": (
         outside,
         [
-            (
-                *("plan_changed", ended(Phase.STOPPED, uncleared=TOGETHER.seats)),
-                [Announce(State.STOPPED, 1)],
-            ),
-            ("stop_lingering", [Announce(LEFT, 1), Depart(Outcome.STOPPED, "it is over")]),
+            ("plan_changed", ended(Phase.STOPPED, uncleared=TOGETHER.seats), [Announce(State.STOPPED, 1)]),
+            ("stop_lingering", departs(Outcome.STOPPED)),
         ],
     ),
     "stopped, also a node that lost its lease meanwhile": (
         lambda: rejoined(running()),
-        [
-            (
-                *("plan_changed", ended(Phase.STOPPED)),
-                [Announce(LEFT, 1), Depart(Outcome.STOPPED, "it is over")],
-            )
-        ],
+        [("plan_changed", ended(Phase.STOPPED), departs(Outcome.STOPPED))],
     ),
     "stopped, also who asked for it and comes late": (
         asked_to_stop,
-        [
-            (
-                *("plan_changed", ended(Phase.STOPPED)),
-                [Announce(LEFT, 1), Depart(Outcome.STOPPED, "it is over")],
-            )
-        ],
+        [("plan_changed", ended(Phase.STOPPED), departs(Outcome.STOPPED))],
     ),
     "not stopped: a node that comes after the stop resumes the run": (
         lambda: Node("c-1"),
@@ -458,7 +436,8 @@ REQUESTS: dict[str, Story] = {
             ("request_stop", DRAIN_B, [RequestStop(DRAIN_B)]),
             ("plan_changed", sealed(1, 3, "a-1", "b-1", acknowledged={"a-1": 1}), []),
             (
-                *("plan_changed", forming(2, 4, acknowledged={"a-1": 1})),
+                "plan_changed",
+                forming(2, 4, acknowledged={"a-1": 1}),
                 [RequestStop(None), StopWorkers(Grace.RESTART, "forming 2")],
             ),
         ],
@@ -514,22 +493,6 @@ def test_what_a_node_does(story: Story) -> None:
 
 
 # -- the table of transitions -----------------------------------------------------------------------
-
-
-def test_a_node_can_leave_in_any_state_and_never_returns() -> None:
-    after = {before: {TRANSITIONS[pair] for pair in TRANSITIONS if pair[0] is before} for before in Activity}
-    for begin in Activity:
-        reached = {begin}
-        while new := {to for one in reached for to in after[one]} - reached:
-            reached |= new
-        assert Activity.GONE in reached
-        assert begin is not Activity.GONE or reached == {Activity.GONE}
-
-
-def test_workers_run_only_after_lease_plan_and_bootstrap_store_were_checked() -> None:
-    into = {to: {pair for pair in TRANSITIONS if TRANSITIONS[pair] is to != pair[0]} for to in Activity}
-    assert into[Activity.STARTING] == {(Activity.PREPARING, Event.PREPARED)}
-    assert into[Activity.RUNNING] == {(Activity.STARTING, Event.STARTED)}
 
 
 def test_a_restarted_node_goes_by_the_plan_on_its_disk() -> None:

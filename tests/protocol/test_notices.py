@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elastic_agent.protocol.codec import RecordError, decode, encode
 from elastic_agent.protocol.records import (
     Cause,
     Growth,
@@ -80,22 +79,6 @@ def test_all_workers_get_the_notice_and_the_others_continue_when_all_have_exited
     table.says("b", goes)
     assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 2), ["a", "c"], 0)
     assert table.plan.notice is None
-
-
-def test_a_node_can_drain_another_whose_next_incarnation_may_join() -> None:
-    table = handling_notices("a", "b", "c")
-    asks(table, "a", leave("c"))
-    table.all_say(State.SAVED, "a", "b", "c")
-    table.all_say(State.READY, "a", "b")
-    table.says("c", State.LEFT)
-    table.all_say(State.RUNNING, "a", "b")
-    table.comes("c", life=2, replaces=("c-1",))
-    table.wait(SETTLE_S)
-    assert table.plan.leaving == (), "the ask that was heard once is not heard again"
-    assert (table.stand, notice(table).cause) == ((RUNNING, 2), Cause.GROW)
-    table.all_say(State.SAVED, "a", "b")
-    table.all_say(State.READY, "a", "b", "c")
-    assert table.world == ["a", "b", "c"]
 
 
 # -- the last node leaves -----------------------------------------------------------------------
@@ -319,21 +302,6 @@ def test_requests_of_several_nodes_become_one_notice_with_the_earliest_deadline(
     assert (notice(table).ends, notice(table).cause, notice(table).left_s) == (True, Cause.PREEMPTED, 10.0)
 
 
-def test_a_notice_survives_the_loss_of_a_node_that_is_saving() -> None:
-    table = handling_notices("a", "b", "c")
-    asks(table, "a", stop())
-    table.falls_silent("c")
-    table.wait(TTL_S)
-    assert table.stand == (FORMING, 2)
-    table.all_say(State.READY, "a", "b")
-    table.wait(2.0)
-    assert (table.stand, notice(table).ends) == ((RUNNING, 2), True), "the workers of the next world are told"
-    assert notice(table).left_s == pytest.approx(TIME_S - TTL_S - MARGIN_S, abs=1.0), "of what remains"
-    table.all_say(State.RUNNING, "a", "b")
-    table.wait(TIME_S)
-    assert table.stand == (STOPPED, 2)
-
-
 def test_a_node_lost_after_it_has_saved_does_not_count_as_lost() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", stop())
@@ -346,25 +314,6 @@ def test_a_node_lost_after_it_has_saved_does_not_count_as_lost() -> None:
 
 
 # -- and goes on later --------------------------------------------------------------------------
-
-
-def test_a_stopped_run_resumes_above_its_generation_with_its_budget() -> None:
-    table = Table(remembered=on_disk(7, None, 2, ("a", "b"), STOPPED, settled=True))
-    table.comes("a")
-    assert (table.stand, table.plan.charged, table.plan.order) == ((FORMING, 8), 2, ("a", "b"))
-
-
-def test_a_node_that_joins_after_the_stop_resumes_the_run() -> None:
-    table = handling_notices("a", "b")
-    asks(table, "a", stop())
-    table.all_say(State.SAVED, "a", "b")
-    table.wait(STEP_S)
-    table.comes("a", life=2)
-    table.says("a", State.READY, 2)
-    assert table.stand == (STOPPED, 1), "not every node has acknowledged it"
-    table.life_says("a-1", State.LEFT)
-    table.says("b", State.LEFT)
-    assert table.stand == (FORMING, 2)
 
 
 def test_a_standby_node_does_not_undo_a_stop_that_it_has_not_read() -> None:
@@ -415,17 +364,6 @@ def test_nodes_for_which_a_world_was_ended_get_the_time_of_a_lease_to_become_rea
     else:
         table.wait(STEP_S)
     assert (table.stand, table.world) == ((RUNNING, 2), ["a", "b", "c"] if comes_in_time else ["a", "b"])
-
-
-def test_workers_that_do_not_handle_notices_are_restarted_after_the_delay() -> None:
-    table = running("a", "b", rules=policy(settle_s=5.0))
-    table.comes("c")
-    table.wait(4.0)
-    table.comes("d")
-    table.wait(5.0 - STEP_S)
-    assert table.stand == (RUNNING, 1), "joins that come close together cost one restart"
-    table.wait(STEP_S)
-    assert (table.stand, table.plan.joining) == ((FORMING, 2), ("c", "d"))
 
 
 def test_a_node_joins_a_running_world_within_a_lease_however_long_the_first_world_was_waited_for() -> None:
@@ -510,30 +448,6 @@ def test_nodes_that_failed_to_start_stay_in_a_world_that_needs_them() -> None:
         table.all_say(State.READY, "a", "b")
         table.wait(SETTLE_S)
         assert (table.stand, table.world) == ((RUNNING, generation + 1), ["a", "b"]), table.last.reason
-
-
-def test_a_policy_without_an_allowed_size_is_invalid() -> None:
-    rules = Policy(min_nodes=5, max_nodes=7, node_counts=(4,))
-    table = running("a", "b")
-    with pytest.raises(RecordError, match="allows none of these counts"):
-        decode(type(table.plan), encode(msgspec.structs.replace(table.plan, policy=rules)))
-
-
-@pytest.mark.parametrize("first", ["a", "c"])
-@pytest.mark.parametrize("state", [State.READY, State.SUCCEEDED])
-def test_a_run_is_stopped_when_its_nodes_with_and_without_workers_are_to_leave(
-    first: str, state: State
-) -> None:
-    """Whether the node without workers waits to join, or its workers have succeeded."""
-    rules = policy(min_nodes=1)
-    table = running("a", rules=rules) if state is State.READY else running("a", "c", rules=rules)
-    if state is State.READY:
-        table.comes("c")
-    else:
-        table.says("c", State.SUCCEEDED)
-    for node in (first, *{"a", "c"} - {first}):
-        asks(table, node, leave(node))
-    assert table.plan.phase is STOPPED
 
 
 def test_requests_from_before_a_resumed_stop_are_void() -> None:

@@ -78,6 +78,7 @@ def test_an_oversized_record_is_refused_with_its_size_and_the_limit(kind: Any, l
         ),
         (member("a", policy=Policy(3, 2)), "min_nodes 3 > max_nodes 2"),
         (plan(Phase.FORMING, 1, 1, policy=Policy(3, 2)), "min_nodes 3 > max_nodes 2"),
+        (plan(Phase.FORMING, 1, 1, policy=Policy(5, 7, node_counts=(4,))), "allows none of these counts"),
         (member("a", slots=0), r"`int` >= 1 - at `\$\.slots`"),
         (member("a", bootstrap=Address("a", 0)), r"at `\$\.bootstrap\[1\]`"),
         (member("a b"), r"at `\$\.node_id`"),
@@ -146,21 +147,6 @@ def test_an_invalid_world_is_refused_in_every_record(broken: World, message: str
     ):
         with pytest.raises(RecordError, match=message):
             decode(type(record), encode(record))
-
-
-def test_a_node_finds_its_own_seat_only() -> None:
-    good = world(3, "a-1", "b-2")
-    assert good.node_rank("b-2") == 1
-    assert good.seat_of("b-2") == good.seats[1]
-    assert good.seat_of("b-1") is None
-    assert good.world_size == 2
-
-
-def test_a_renewal_increments_the_beat_and_a_revocation_is_final() -> None:
-    lease = Lease("a-1", 5.0)
-    assert lease.renewed().beat == 1
-    assert lease.revoke().renewed().revoked
-    assert not lease.renewed().revoked
 
 
 def test_an_address_is_formatted_so_that_it_can_be_dialled() -> None:

@@ -26,12 +26,3 @@ def test_a_reason_is_one_short_line_of_printable_text() -> None:
     told = waiting_text(Waiting("\x1b[2J\n" + '"' * 10_000 + "\udcff"))
     assert len(told) < 2048, "as much as a store keeps"
     assert waiting_in(told).reason == " [2J " + '"' * (MAX_REASON_CHARS - 5)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "waiting", "{}", "[1]", '{"reason":1}', "[" * 2000, '{"reason":"\\u001b"}']
-)
-def test_text_of_others_is_at_most_a_reason(text: str) -> None:
-    read = waiting_in(text)
-    assert read.reason.isprintable()
-    assert not read.lacks_nodes

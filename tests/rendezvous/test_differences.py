@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elastic_agent.diagnosis.differences import differences, member_facts, policy_facts, start_facts
+from elastic_agent.diagnosis.differences import differences, member_facts, policy_facts
 from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
 
 SAME = Fingerprint("abc", "3.11.7", "2.13.0", "0.1.0", "train.py")
@@ -34,14 +34,6 @@ def texts(
     return [f"{difference.text}; {difference.rule.remedy}" for difference in found]
 
 
-def test_nodes_started_alike_have_no_differences() -> None:
-    facts = {
-        node: start_facts(["--lr", "1"], {"NCCL_DEBUG": "INFO", "HOME": f"/home/{node}"})
-        for node in ("n1", "n2")
-    }
-    assert texts([member("n1"), member("n2")], facts, Policy()) == []
-
-
 def test_each_line_names_the_nodes_that_differ_from_most_and_what_to_do() -> None:
     odd = member(
         "n2",
@@ -62,24 +54,3 @@ def test_each_line_names_the_nodes_that_differ_from_most_and_what_to_do() -> Non
         "--nnodes: 2:4 on n2; 1:4 on n1, n3; the run uses 1:4; start all agents with the same command",
         "--settle: 3 on n2; 1 on n1, n3; the run uses 1; start all agents with the same command",
     ]
-
-
-def test_arguments_and_variables_are_compared_where_they_are_known() -> None:
-    facts = {
-        "n1": start_facts(["--epochs", "9"], {"NCCL_DEBUG": "INFO"}),
-        "n2": start_facts(["--epochs", "8"], {}),
-    }
-    assert texts([member("n1"), member("n2"), member("n3")], facts) == [
-        (
-            "the arguments of the script: --epochs 8 on n2; --epochs 9 on n1; workers may do different things; start "
-            "all agents with the same command"
-        ),
-        (
-            "NCCL_DEBUG: not set on n2; INFO on n1; libraries of the workers may behave differently; set it alike "
-            "everywhere unless this is intended"
-        ),
-    ]
-
-
-def test_a_missing_value_is_not_a_difference() -> None:
-    assert texts([member("n1"), member("n2", Fingerprint(python="3.11.7"))]) == []

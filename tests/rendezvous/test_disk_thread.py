@@ -56,14 +56,6 @@ def test_a_hanging_call_is_waited_for_once_and_completed_when_the_disk_is_back(
     assert disk.written[-1] == "5", "it is waited for again"
 
 
-def test_calls_of_different_kinds_are_done_in_order(disk: Disk, thread: Any) -> None:
-    outcomes = [thread.submit(kind, lambda kind=kind: disk.write(kind)) for kind in "abc"]
-    disk.answers.set()
-    for outcome in outcomes:
-        outcome.result(PATIENCE_S)
-    assert disk.written == ["a", "b", "c"]
-
-
 def test_a_replaced_call_gets_the_result_of_the_newer_one(disk: Disk, thread: Any) -> None:
     def fail() -> None:
         raise OSError(errno.ENOSPC, "no space left")

@@ -23,7 +23,7 @@ from elastic_agent.transport.etcd.api import delete
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, set_up_long_ago
 from tests.loop_thread import Blocking, in_loop
-from tests.protocol.support import on_disk, world
+from tests.protocol.support import on_disk
 from tests.transport.support import life_keys
 from tests.waiting import wait_for
 
@@ -211,28 +211,6 @@ def test_what_a_machine_and_etcd_remember_decides_the_first_plan(
     assert plan.world is None
     if ended is STOPPED:
         assert plan.order == STOPPED.order
-
-
-def test_a_new_etcd_forms_no_world_before_earlier_nodes_registered_or_are_fenced(
-    new_etcd: Members, tmp_path: Path
-) -> None:
-    """A node that knows nothing of them is elected first; they are slow to dial again."""
-    c = node(new_etcd, "c")
-    with election(new_etcd, RunHistoryStore(tmp_path / "state")):
-        wait_for("the coordinator to wait", lambda: "the store is empty" in c.read_status())
-        assert c.read_plan() is None
-
-
-def test_a_world_lost_by_etcd_continues_although_another_node_registered_first(
-    new_etcd: Members, tmp_path: Path
-) -> None:
-    node(new_etcd, "c")
-    with election(new_etcd, RunHistoryStore(tmp_path / "state")):
-        known = on_disk(3, world(3, "a-1"), order=("a",))
-        a = node(new_etcd, "a", state=State.RUNNING, generation=3, history=known)
-        plan = a.next_plan(0, PATIENCE_S)
-    assert plan is not None
-    assert (plan.phase, plan.generation) == (Phase.RUNNING, 3), plan.reason
 
 
 def test_the_age_of_an_etcd_is_known(new_etcd: Members) -> None:

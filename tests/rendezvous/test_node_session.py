@@ -279,27 +279,6 @@ def test_a_node_reads_why_its_lease_was_revoked() -> None:
     assert "did not start its workers within 30 s (--start-timeout)" in lost.reason
 
 
-def test_a_failed_offer_of_a_bootstrap_store_is_retried_with_each_renewal() -> None:
-    failures = 2
-
-    def fails(what: str) -> bool:
-        nonlocal failures
-        if what == "offer" and failures:
-            failures -= 1
-            raise TransportError("no port is free")
-        return False
-
-    node = Node(fails)
-    node.session.announce(Announce(State.READY, WORLD.generation))
-    node.go_on(0.1)
-    node.go_on(LEASE_S / RENEWALS_PER_LEASE)
-    assert node.session.offer is None
-    node.go_on(LEASE_S / RENEWALS_PER_LEASE)
-    assert node.session.offer is not None
-    written = [args[0] for what, *args in node.requests if what == "write"]
-    assert written[-1].bootstrap == node.session.offer.address
-
-
 def test_an_outdated_world_is_not_started_although_its_bootstrap_store_answers() -> None:
     node = Node(lambda what: what == "dial")
     node.go_on(0.1)

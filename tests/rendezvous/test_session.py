@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.linux import boottime_s
 from elastic_agent.protocol.records import Address, FailureKind, Lease, Member, Phase, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.bootstrap_offers import StoreDialer
@@ -22,7 +21,6 @@ from tests.relay import Relay
 
 from .support import (
     LEASE_S,
-    LONG_LEASE_S,
     PATIENCE_S,
     Participant,
     hosted,
@@ -35,19 +33,6 @@ from .support import (
 @pytest.fixture
 def endpoint() -> Endpoint:
     return Endpoint("127.0.0.1", free_port())
-
-
-def test_a_node_registers_reads_its_world_and_renews(endpoint: Endpoint, tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Participant("a", endpoint, policy(1, 1), tmp_path) as a:
-            registered = await a.hear(events.Registered)
-            plan = await a.running("a")
-            assert plan.generation == 1
-            renewed = await a.hear(events.Renewed)
-            assert registered.deadline_s < renewed.deadline_s <= boottime_s() + LONG_LEASE_S
-            assert not any(connected.replaced for connected in a.of(events.Connected))
-
-    run(story())
 
 
 def test_a_new_store_gets_the_history_and_keeps_a_running_world(endpoint: Endpoint, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from elastic_agent.protocol.codec import MAX_RECORD_BYTES, encode
 from elastic_agent.protocol.records import RECORD_VERSION, Phase
 from elastic_agent.transport import OtherVersionError, UnknownPlanError, c10d
-from tests.loop_thread import Blocking, in_loop
+from tests.loop_thread import in_loop
 
-from .support import PATIENCE_S, C10dScene, Scene, beside, lease, member, plan, world
+from .support import PATIENCE_S, C10dScene, Scene, beside, lease, member, plan
 
 
 def edited(record: bytes, **changes: object) -> bytes:
@@ -153,24 +153,6 @@ def test_an_oversized_value_does_not_break_connections(c10d_scene: C10dScene) ->
         stranger.append(f"{c10d_scene.root()}/m/a", "x" * 5_000_000)
     node.write(member("a", slots=3))
     assert c10d_scene.coordinator().read(["a"]).members["a"].slots == 3
-
-
-def test_an_ended_run_leaves_nothing(scene: Scene) -> None:
-    coordinator = scene.coordinator()
-    scene.joined("a")
-    for version in range(1, 41):
-        coordinator.publish(plan(version, world=world(2, version)))
-    coordinator.remove_run(None)
-    left = set(Blocking(scene.table()).keys("r/run/"))
-    assert left <= {"r/run/leader"}, "in etcd, that goes when the coordinator resigns"
-
-
-def test_a_damaged_status_is_printed_safely(scene: Scene) -> None:
-    node = scene.node()
-    scene.stranger().set(f"{scene.root()}/status", b"\x1b[2Jcleared\nthe screen\xff")
-    status = node.read_status()
-    assert status.isprintable()
-    assert "cleared" in status
 
 
 def test_garbage_sent_to_the_port_does_not_affect_the_run(c10d_scene: C10dScene) -> None:

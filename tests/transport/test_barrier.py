@@ -58,15 +58,6 @@ def test_a_node_that_cancels_cancels_for_all_also_late_ones(store: BootstrapStor
     assert nodes[2].come(PATIENCE_S) is False
 
 
-def test_a_node_cancels_while_it_waits(store: BootstrapStore) -> None:
-    first, second = arrive(store, 2)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(first.come, PATIENCE_S)
-        cancel(first)
-        assert waiting.result(PATIENCE_S) is False
-    assert second.come(PATIENCE_S) is False, "it completes the list, but it is decided already"
-
-
 def test_a_race_of_the_last_node_and_a_cancel_has_one_result_for_all() -> None:
     for _ in range(40):
         store = BootstrapStore.open("127.0.0.1", PortPicker(None, 0.0))

@@ -13,7 +13,7 @@ from elastic_agent.values import Endpoint
 from tests.loop_thread import in_loop
 from tests.ports import free_ports
 
-from .support import PATIENCE_S, raw_client
+from .support import PATIENCE_S
 
 
 class Clock:
@@ -66,20 +66,6 @@ def test_without_a_range_no_recent_port_is_reused() -> None:
     picker = PortPicker(None, 12.0)
     taken = [take(picker) for _ in range(50)]
     assert len(set(taken)) == 50
-
-
-def test_each_store_is_fresh_on_a_port_of_its_own() -> None:
-    picker = PortPicker(None, 60.0)
-    ports = set()
-    for i in range(5):
-        store = BootstrapStore.open("127.0.0.1", picker)
-        check(store.address, PATIENCE_S)
-        worker = raw_client(Endpoint(store.address.host, store.address.port))
-        assert worker.add("rounds", 1) == 1, "no trace of the one before"
-        ports.add(store.address.port)
-        assert len(ports) == i + 1
-        del worker
-        store.close()
 
 
 def test_a_closed_store_does_not_answer_and_its_port_is_not_reused_unless_it_was_local() -> None:

@@ -97,32 +97,6 @@ def test_an_agent_that_was_paused_for_longer_than_its_etcd_lease_is_not_elected(
     assert in_loop(campaign_for(client.records, etcd_scene.prefix, keys, "late", LEASE_TTL_S)) is None
 
 
-def test_one_agent_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene) -> None:
-    first, root = etcd_scene.leadership(), etcd_scene.prefix
-    clients = [etcd_scene.dial() for _ in range(4)]
-    begun = [first_watch_of(client) for client in clients]
-    standing = [begin(campaign(client, root, "next", LEASE_TTL_S, 10 * PATIENCE_S)) for client in clients]
-    assert all(watch.wait(PATIENCE_S) for watch in begun)
-    assert in_loop(campaign(etcd_scene.dial(), root, "hasty", LEASE_TTL_S, 0.05)) is None
-    first.resign()
-    leaderships = [one.result(PATIENCE_S) for one in standing]
-    (elected,) = [leadership for leadership in leaderships if leadership is not None]
-    elected.publish(plan(1))
-    elected.resign()
-
-
-def first_watch_of(client: Any) -> threading.Event:
-    """Return an event that is set when the client begins its next watch."""
-    begun, follow = threading.Event(), client.follow
-
-    def noted_follow(*args: Any) -> Any:
-        begun.set()
-        return follow(*args)
-
-    client.follow = noted_follow
-    return begun
-
-
 def test_leadership_of_a_partitioned_agent_ends_and_another_takes_over(etcd_scene: EtcdScene) -> None:
     etcd_scene.node()
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
@@ -177,20 +151,6 @@ def test_a_successor_dates_leases_by_the_leaders_marks(
     node.renew(lease("a").renewed(), lease("a").renewed().renewed())
     assert successor.read(None).written_s["a"] >= read_s, "the renewal is newer than all that was told"
     successor.resign()
-
-
-def test_a_mark_does_not_end_leadership(etcd_scene: EtcdScene) -> None:
-    leadership, client = etcd_scene.leadership(), etcd_scene.client()
-    key = etcd_scene.key("r/run/leader")
-    created = client.get(key)
-    assert created is not None
-    leadership.write_mark()
-    wait_for("the mark", lambda: client.get(key).mod_revision > created.mod_revision)
-    marked = client.get(key)
-    assert (marked.value, marked.lease) == (created.value, created.lease)
-    leadership.publish(plan(1))
-    leadership.resign()
-    assert client.get(key) is None, "it still goes with the coordinator's etcd lease"
 
 
 def test_a_renewal_is_reported_to_its_agent(etcd_scene: EtcdScene) -> None:

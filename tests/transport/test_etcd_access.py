@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -17,15 +16,14 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from elastic_agent.protocol.records import Phase
 from elastic_agent.rendezvous.backends.etcd.backend import Members
-from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError
+from elastic_agent.transport.base import NotAStoreError, StoreLostError
 from elastic_agent.transport.etcd.client import EtcdClient
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 from tests.loop_thread import Blocking, in_loop
 from tests.protocol.support import on_disk
-from tests.waiting import wait_for
 
-from .etcd_scene import EtcdScene, begin, client_of, endpoint_of, etcd_scene, first_change, sharing_office
+from .etcd_scene import EtcdScene, begin, client_of, endpoint_of, etcd_scene, first_change
 from .support import PATIENCE_S, lease, member, plan
 
 PASSWORD = "pass word: 'x'"
@@ -141,21 +139,6 @@ def test_a_password_and_a_token_are_in_no_repr(guarded_etcd: EtcdCluster) -> Non
     Blocking(client).close()
 
 
-def test_changes_of_other_users_and_roles_have_no_effect(guarded_etcd: EtcdCluster) -> None:
-    access = add_user(guarded_etcd, ("readwrite", "/"))
-    with etcd_scene(guarded_etcd, access) as scene:
-        leadership, node = scene.leadership(), scene.joined("a")
-        assert leadership.wait(PATIENCE_S) == ["a"]
-        add_user(guarded_etcd, ("readwrite", "/x"))
-        node.write(member("a", slots=3))
-        add_user(guarded_etcd, ("readwrite", "/y"))
-        assert leadership.wait(PATIENCE_S) == ["a"]
-        add_user(guarded_etcd)
-        leadership.publish(plan(1))
-        add_user(guarded_etcd)
-        assert node.next_plan(0, PATIENCE_S) == plan(1)
-
-
 def test_a_removed_permission_is_an_error_at_the_next_call(guarded_etcd: EtcdCluster) -> None:
     access = add_user(guarded_etcd, ("readwrite", "/"))
     with etcd_scene(guarded_etcd, access) as scene:
@@ -164,42 +147,6 @@ def test_a_removed_permission_is_an_error_at_the_next_call(guarded_etcd: EtcdClu
         for ask in (node.read_plan, lambda: node.renew(lease("a"), lease("a").renewed())):
             with pytest.raises(NotAStoreError, match="denies user"):
                 ask()
-
-
-def test_a_token_from_before_a_restart_of_etcd_is_good_or_renewed(tmp_path: Path) -> None:
-    """A member keeps simple tokens in memory, and makes those of its log again."""
-    with EtcdCluster(tmp_path, options=CHEAP_LOGIN) as cluster:
-        access = add_user(cluster, ("readwrite", "/"))
-        cluster.enable_auth()
-        with etcd_scene(cluster, access) as scene:
-            leadership, node = scene.leadership(), scene.joined("a")
-            waiter = sharing_office(leadership, scene.dial())
-            (server,) = cluster.members
-            server.kill()
-            server.start()
-            cluster.wait_ready()
-            reconnect(waiter, node)
-            assert waiter.wait(PATIENCE_S) == ["a"], "a watch is the first that is asked"
-            assert node.renew(lease("a"), lease("a").renewed())
-            leadership.publish(plan(1))
-
-
-def reconnect(*links: Any) -> None:
-    """Wait until the connections are there again; ask for nothing that needs a login."""
-
-    def is_connected(client: Any) -> bool:
-        with contextlib.suppress(TransportError):
-            return bool(in_loop(client._attempt(client._auth.Authenticate, login_of(client), None)))
-        return False
-
-    for client in map(client_of, links):
-        wait_for("a connection to etcd", lambda client=client: is_connected(client))
-
-
-def login_of(client: Any) -> Any:
-    from elastic_agent.transport.etcd.api import rpc
-
-    return rpc.AuthenticateRequest(name=client._access.user, password=client._access.password)
 
 
 def test_an_expired_token_is_renewed_transparently(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,18 +19,14 @@ from elastic_agent.transport.etcd.client import CALL_TIMEOUT_S, EtcdClient
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, EtcdServer
 from tests.loop_thread import Blocking, in_loop
-from tests.ports import free_port
 from tests.waiting import wait_for
 
 from .etcd_scene import EtcdScene, endpoint_of, etcd_scene
 from .support import PATIENCE_S, lease, member, plan
-from .test_addresses import LOOPBACK_HOSTS, needs_ipv6
 
 T = TypeVar("T")
 
 ACCESS = EtcdAccess("/tests/members")
-FROZEN_COSTS_S = CALL_TIMEOUT_S + 0.5
-"""With what a machine that does nothing else adds."""
 
 
 @pytest.fixture(scope="module")
@@ -124,21 +119,6 @@ def test_a_frozen_member_is_given_up_for_another_one(three: EtcdCluster) -> None
             Blocking(client).close()
 
 
-@pytest.mark.prove
-def test_a_frozen_member_costs_one_second_once(three: EtcdCluster) -> None:
-    still = followers(three)[0]
-    members = Members(beginning_with(three, still), ACCESS)
-    with frozen(still):
-        began_s = time.monotonic()
-        first = in_loop(members.dial())
-        dialled_s = time.monotonic()
-        assert dialled_s - began_s < FROZEN_COSTS_S
-        second = in_loop(members.dial())
-        assert time.monotonic() - dialled_s < FROZEN_COSTS_S / 2
-    Blocking(first).close()
-    Blocking(second).close()
-
-
 def test_the_loss_of_etcds_leader_is_tolerated(three: EtcdCluster) -> None:
     leader, renewed = three.leader(), lease("a").renewed()
     with etcd_scene(three) as scene:
@@ -150,24 +130,6 @@ def test_the_loss_of_etcds_leader_is_tolerated(three: EtcdCluster) -> None:
             # The first attempt may count although no answer comes.
             first_answer(lambda: scene.node().renew(lease("a"), renewed))
             assert first_answer(lambda: scene.node().read_lease("a")) == renewed
-
-
-@pytest.fixture(scope="module")
-def on_each_loopback_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path_factory.mktemp("addresses"), hosts=LOOPBACK_HOSTS) as cluster:
-        yield cluster
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("[::1]", marks=needs_ipv6), "localhost"])
-def test_members_are_named_by_any_kind_of_address(on_each_loopback_address: EtcdCluster, host: str) -> None:
-    closed, port = free_port(), on_each_loopback_address.members[0].client_port
-    plain = host.strip("[]")
-    endpoint = Endpoint(plain, closed, (Endpoint(plain, port),))
-    assert str(endpoint) == f"{host}:{closed},{host}:{port}"
-    client = in_loop(Members(endpoint, ACCESS, PATIENCE_S).dial())
-    assert client.endpoint == Endpoint(plain, port)
-    assert client.local_address in ("127.0.0.1", "::1")
-    Blocking(client).close()
 
 
 # -- no majority ----------------------------------------------------------------------------------

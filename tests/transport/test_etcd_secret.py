@@ -13,13 +13,11 @@ from elastic_agent.cli.secret import secret as command
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.transport import (
     NotAStoreError,
-    Pem,
     Secret,
     TransportError,
     UnreachableError,
     WrongKeyError,
 )
-from elastic_agent.transport.etcd import EtcdClient
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 from tests.loop_thread import Blocking, in_loop
@@ -88,24 +86,6 @@ def test_agents_with_the_secret_read_and_write(closed_etcd: EtcdCluster) -> None
         table = scene.beside()
         table.put("topic/a", b"value")
         assert table.read_folders("topic/") == {"topic/a": b"value"}
-
-
-def test_a_process_issues_itself_one_certificate(
-    closed_etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    issued: list[Secret] = []
-    issue = Secret.issue
-
-    def counted(self: Secret) -> Pem:
-        issued.append(self)
-        return issue(self)
-
-    monkeypatch.setattr(Secret, "issue", counted)
-    secret = Secret(OURS.values)
-    for _ in range(2):
-        dialled = EtcdClient.dial(endpoint_of(closed_etcd), EtcdAccess(PREFIX), PATIENCE_S, secret)
-        Blocking(in_loop(dialled)).close()
-    assert issued == [secret]
 
 
 def test_other_clients_read_nothing_and_change_nothing(closed_etcd: EtcdCluster, tmp_path: Path) -> None:

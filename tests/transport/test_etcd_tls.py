@@ -26,7 +26,7 @@ from tests.names import unique
 from tests.ports import free_port
 
 from .etcd_scene import endpoint_of, etcd_scene
-from .support import PATIENCE_S, free_endpoint, plan, program, says
+from .support import PATIENCE_S, plan, program, says
 from .test_addresses import LOOPBACK_HOSTS, needs_ipv6
 
 PREFIX = f"/tests/{unique('probe')}"
@@ -260,9 +260,3 @@ def test_another_grpc_service_is_recognised() -> None:
     server.stop(None).wait()
     assert kind is NotAStoreError
     assert "is a gRPC server but does not support the etcd v3 API" in text
-
-
-def test_a_refused_connection_is_reported() -> None:
-    kind, text = answer(free_endpoint(), EtcdAccess(PREFIX))
-    assert kind is UnreachableError
-    assert "connection refused" in text

@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from elastic_agent import name_lookups
-from elastic_agent.store_servers import serve_store
-
-from .support import in_another_process
 
 needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"
 )
-
-
-def resolver() -> Any:
-    """Return the state of this thread's resolver."""
-    state = ctypes.CDLL(None)["__res_state"]
-    state.restype = ctypes.POINTER(name_lookups._ResolverState)
-    return state().contents
-
-
-def test_torchs_server_makes_no_dns_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts: list[int] = []
-
-    def connect(*_: object, **__: object) -> None:
-        attempts.append(resolver().retry)
-        raise RuntimeError("no store")
-
-    monkeypatch.setattr("torch._C._distributed_c10d.TCPStore", connect)
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(RuntimeError, match="no store"):
-        serve_store(server.dup(), "127.0.0.1")
-    assert attempts == [0]
-    assert resolver().retry > 0
-
-
-def test_lookups_of_the_agent_are_shortened() -> None:
-    assert in_another_process(shortened) == (1, 2)
-
-
-def shortened() -> tuple[int, int]:
-    """Return for how long a query is awaited, and how often it is sent."""
-    name_lookups.shorten_lookups()
-    state = resolver()
-    return state.retrans, state.retry
 
 
 PREPARE = """

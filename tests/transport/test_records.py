@@ -83,17 +83,6 @@ def test_the_record_of_a_forgotten_incarnation_is_not_written_again(scene: Scene
         assert scene.coordinator().read(["a"]).members == {}
 
 
-def test_later_changes_are_read_by_the_same_coordinator(scene: Scene) -> None:
-    coordinator = scene.coordinator()
-    assert coordinator.read(None).members == {}
-    node = scene.joined("a")
-    assert list(coordinator.read_leases(["a", "nobody"])) == ["a"]
-    node.write(member("a", slots=7))
-    scene.joined("b")
-    members = coordinator.read(None).members
-    assert {name: one.slots for name, one in members.items()} == {"a": 7, "b": 2}
-
-
 def test_a_lease_is_renewed_only_from_its_current_value(scene: Scene) -> None:
     node, first = scene.node(), lease("a")
     assert not node.renew(first, first.renewed())
@@ -170,24 +159,6 @@ def has_published(coordinator: Any, said: Plan) -> bool:
 # -- plans ----------------------------------------------------------------------------------------
 
 
-def test_a_plan_arrives_as_it_was_published(scene: Scene) -> None:
-    coordinator, node = scene.coordinator(), scene.node()
-    assert node.read_plan() is None
-    big = world(300)
-    order = tuple(seat.node_id for seat in big.seats)
-    said = [
-        plan(1, "first"),
-        plan(2, world=big, order=order),
-        plan(3, world=big, order=order, uncleared=big.seats),
-        plan(4, world=big, order=(*order, "late"), uncleared=(*big.seats[5:], world(1, 9).seats[0])),
-        plan(5, world=world(2), order=("n0",)),
-    ]
-    for one in said:
-        coordinator.publish(one)
-        assert node.read_plan() == one
-        assert scene.node().read_plan() == one, "a link that has seen nothing before"
-
-
 def test_of_several_coordinators_one_publishes_a_version(scene: Scene) -> None:
     rivals = [scene.coordinator() for _ in range(4)]
     for version in range(1, 40):
@@ -210,14 +181,6 @@ def test_a_waiting_node_is_woken_by_the_plan(scene: Scene) -> None:
         waiting = beside(lambda after=version - 1: node.next_plan(after, 10 * PATIENCE_S))
         coordinator.publish(plan(version))
         assert waiting.result(PATIENCE_S) == plan(version)
-
-
-def test_no_plan_within_the_time_leaves_the_link_usable(scene: Scene) -> None:
-    node, coordinator = scene.node(), scene.coordinator()
-    assert node.next_plan(0, 0.05) is None
-    coordinator.publish(plan(1))
-    assert node.next_plan(1, 0.05) is None
-    assert node.next_plan(0, PATIENCE_S) == plan(1)
 
 
 def test_reading_a_plan_does_not_wake_nodes_that_wait_for_it(c10d_scene: C10dScene) -> None:
@@ -321,13 +284,6 @@ def test_one_plan_and_few_bells_stay_in_the_store(scene: Scene) -> None:
     ]
 
 
-def test_what_the_coordinator_waits_for_can_be_read(scene: Scene) -> None:
-    node, coordinator = scene.node(), scene.coordinator()
-    assert node.read_status() == ""
-    coordinator.write_status("waiting for 2 more nodes")
-    assert node.read_status() == "waiting for 2 more nodes"
-
-
 # -- several runs ----------------------------------------------------------------------------------
 
 
@@ -346,14 +302,6 @@ def test_runs_in_one_store_are_isolated(scene: Scene, one: str, other: str) -> N
     assert list(coordinators[other].read(None).members) == ["of-1"]
     assert waits[other](PATIENCE_S) == ["of-1"]
     assert waits[one](PATIENCE_S) == ["of-0"]
-
-
-def test_the_inbox_lists_runs_and_has_their_hints_in_order(c10d_scene: C10dScene) -> None:
-    inbox = c10d_scene.inbox()
-    c10d_scene.joined("x", run_id="b")
-    c10d_scene.joined("y", run_id="a")
-    assert sorted(inbox.runs()) == ["a", "b"]
-    assert inbox.wait(PATIENCE_S) == [("b", "x"), ("a", "y")]
 
 
 def test_jobs_without_a_run_id_agree_on_one(c10d_scene: C10dScene) -> None:
@@ -391,19 +339,6 @@ def test_agents_that_end_one_run_of_a_job_and_start_the_next_at_once_agree(c10d_
 
 
 # -- the inbox and connections ---------------------------------------------------------------------
-
-
-def test_no_hint_is_lost_that_comes_when_a_wait_times_out(c10d_scene: C10dScene) -> None:
-    inbox = c10d_scene.inbox()
-    names, heard = [f"i{i}" for i in range(50)], list[str]()
-
-    def have_come() -> bool:
-        heard.extend(name for _, name in inbox.wait(0.0))
-        return heard == names
-
-    joining = beside(lambda: c10d_scene.joined(*names))
-    wait_for("all hints", have_come)
-    joining.result(PATIENCE_S)
 
 
 def test_many_hints_are_read_together_and_none_is_lost_by_a_timeout(scene: Scene) -> None:

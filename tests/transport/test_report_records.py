@@ -23,11 +23,6 @@ def test_a_node_reads_everything_that_is_known_of_the_run(scene: Scene) -> None:
     assert view.reports == {"node-a": b"another"}
 
 
-def test_nothing_is_known_of_a_run_that_has_not_begun(scene: Scene) -> None:
-    view = scene.reports().read_run()
-    assert (view.plan, view.status, dict(view.reports)) == (None, "", {})
-
-
 def test_reports_can_be_read_when_the_run_was_removed(scene: Scene) -> None:
     scene.joined("a")
     scene.reports().write_report("node-a", b"the last words")

@@ -240,15 +240,6 @@ def test_a_server_with_other_certificates_is_another_program() -> None:
         assert not isinstance(caught.value, WrongKeyError)
 
 
-def test_a_host_that_is_gone_or_silent_may_be_dialled_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = Endpoint("127.0.0.1", silent.getsockname()[1])
-        with pytest.raises(UnreachableError, match="did not answer"):
-            in_loop(c10d.open_table(endpoint, 0.3, OURS))
-    with pytest.raises(UnreachableError):
-        in_loop(c10d.open_table(endpoint, 0.3, OURS))
-
-
 def test_a_machine_that_cannot_keep_others_out_hosts_no_store_with_a_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

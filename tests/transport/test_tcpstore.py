@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_agent.testing.processes import freeze
-from elastic_agent.transport import NotAStoreError, Obstacle, StoreLostError, UnreachableError
+from elastic_agent.transport import Obstacle, StoreLostError, UnreachableError
 from elastic_agent.transport.c10d import reach
 from elastic_agent.transport.c10d.client import (
     MAX_KEY_BYTES,
@@ -94,49 +94,11 @@ def test_torchs_client_sees_the_same_values(torchs: TorchStore) -> None:
     assert not torchs.check(["theirs"])
 
 
-def test_torchs_client_takes_from_the_same_queues(torchs: TorchStore) -> None:
-    async def use(client: TCPStoreClient) -> None:
-        await client.queue_push("queue", b"first")
-        await client.list_keys()  # it has arrived
-        torchs.queue_push("queue", b"second")
-        torchs.queue_push("queue", b"third")
-        assert torchs.queue_pop("queue") == b"first"
-        assert await client.wait("queue", PATIENCE_S)
-        assert [await client.queue_pop("queue", most) for most in (1, 2, 3)] == [[b"second"], [b"third"], []]
-
-    run(torchs.port, use)
-
-
-def test_values_are_compared_and_set_at_once(torchs: TorchStore) -> None:
-    async def use(client: TCPStoreClient) -> list[bytes]:
-        return [
-            await client.compare_and_set("key", b"", b"first"),
-            await client.compare_and_set("key", b"", b"second"),
-            await client.compare_and_set("key", b"first", b"third"),
-            await client.compare_and_set("missing", b"something", b"else"),
-            *await client.get(["missing"]),
-        ]
-
-    assert run(torchs.port, use) == [b"first", b"first", b"third", b"something", b""]
-    assert torchs.compare_set("key", "third", "fourth") == b"fourth"
-
-
 def test_calls_that_overlap_get_their_own_answers(torchs: TorchStore) -> None:
     async def use(client: TCPStoreClient) -> None:
         await asyncio.gather(*(client.set(f"key {number}", b"%d" % number) for number in range(100)))
         found = await asyncio.gather(*(client.get([f"key {number}"]) for number in range(100)))
         assert found == [[b"%d" % number] for number in range(100)]
-
-    run(torchs.port, use)
-
-
-def test_a_wait_ends_when_torchs_client_sets_the_key(torchs: TorchStore) -> None:
-    async def use(client: TCPStoreClient) -> None:
-        waiting = asyncio.create_task(client.wait("key", PATIENCE_S))
-        await asyncio.to_thread(torchs.set, "unrelated", b"")
-        await asyncio.to_thread(torchs.set, "key", b"value")
-        assert await waiting
-        assert await client.get(["key"]) == [b"value"]
 
     run(torchs.port, use)
 
@@ -213,21 +175,6 @@ def test_an_answer_that_has_come_in_time_counts_although_it_is_read_late() -> No
     asyncio.run(use())
 
 
-def test_closing_ends_calls_in_progress(torchs: TorchStore) -> None:
-    async def use(client: TCPStoreClient) -> None:
-        calls = [
-            asyncio.create_task(client.wait("never", PATIENCE_S)),
-            asyncio.create_task(client.get(["key"])),
-        ]
-        await asyncio.sleep(0)
-        client.close()
-        for call in (*calls, client.list_keys()):
-            with pytest.raises(StoreLostError, match="the connection was closed"):
-                await call
-
-    run(torchs.port, use)
-
-
 def test_a_server_that_is_frozen_is_lost_for_every_call(host: tuple[subprocess.Popen[str], int]) -> None:
     process, port = host
 
@@ -251,25 +198,6 @@ def test_a_server_that_is_frozen_is_lost_for_every_call(host: tuple[subprocess.P
     asyncio.run(use())
 
 
-def test_a_server_that_ends_is_lost_for_calls_and_waits(host: tuple[subprocess.Popen[str], int]) -> None:
-    process, port = host
-
-    async def use(client: TCPStoreClient) -> None:
-        await client.set("key", b"value")
-        waiting = asyncio.create_task(client.wait("never", PATIENCE_S))
-        await asyncio.sleep(0)
-        process.kill()
-        for lost in (waiting, client.get(["key"])):
-            with pytest.raises(StoreLostError, match=f"127.0.0.1:{port} closed the connection"):
-                await lost
-        process.wait()
-        with pytest.raises(UnreachableError) as caught:
-            await dial(port)
-        assert caught.value.obstacle is Obstacle.REFUSED
-
-    run(port, use)
-
-
 async def _answer_with(said: bytes, use: Callable[[int], Awaitable[object]], *, echo: bool = False) -> None:
     """Run a server that answers the first message rightly if ``echo``, then says this to whatever it gets."""
 
@@ -289,32 +217,6 @@ async def _answer_with(said: bytes, use: Callable[[int], Awaitable[object]], *, 
     async with server:
         await use(int(server.sockets[0].getsockname()[1]))
         await asyncio.gather(*conversations, return_exceptions=True)
-
-
-@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"abcd", b"\0\0"])
-def test_another_server_is_recognised(said: bytes) -> None:
-    async def use(port: int) -> None:
-        with pytest.raises(NotAStoreError, match="is used by another program, which is not a store"):
-            await dial(port)
-
-    asyncio.run(_answer_with(said, use))
-
-
-def test_a_port_on_which_nothing_or_nobody_answers_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = int(silent.getsockname()[1])
-        with pytest.raises(
-            UnreachableError, match=f"127.0.0.1:{port} accepts connections but did not answer"
-        ):
-            asyncio.run(dial(port, connects_in_s=0.2))
-    with pytest.raises(UnreachableError, match="nothing is listening there"):
-        asyncio.run(dial(port))
-
-    async def use(port: int) -> None:
-        with pytest.raises(UnreachableError, match="closed the connection without an answer"):
-            await dial(port)
-
-    asyncio.run(_answer_with(b"", use))
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", struct.pack("=Q", MOST_READ_BYTES + 1)])
@@ -347,11 +249,6 @@ def test_wrong_answers_are_errors_of_the_store(call: Use, said: bytes) -> None:
             await call(client)
 
     asyncio.run(_answer_with(said, use, echo=True))
-
-
-def test_the_client_needs_no_torch() -> None:
-    program = "import sys, elastic_agent.transport.c10d; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 @pytest.mark.prove

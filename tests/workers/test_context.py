@@ -90,20 +90,6 @@ def test_the_exits_of_workers_are_known(contexts: Contexts) -> None:
     context.close_later()
 
 
-def test_the_error_file_of_record_is_read(contexts: Contexts) -> None:
-    code = """
-        import json, os, sys
-        message = {"message": "ValueError: seen", "extraInfo": {"py_callstack": "Traceback\\n  here"}}
-        json.dump({"message": message}, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
-        sys.exit(1)
-    """
-    context = contexts.start(code)
-    contexts.feed(context, Exited)
-    assert reported(context).message == "ValueError: seen"
-    assert reported(context).tail == "Traceback\n  here"
-    contexts.stop(context)
-
-
 @pytest.mark.parametrize(
     ("others", "remedy"),
     [(0, "install the package in the version"), (2, "install the same packages on every machine")],
@@ -145,14 +131,6 @@ def test_the_failure_of_workers_whose_folder_was_removed_is_explained(
     assert "start the run again from a folder that stays" in known.remedy
     assert "machine" not in found + known.remedy
     assert {"working_folder", "open_files", "shm"} <= context.machine_facts().keys()
-    contexts.stop(context)
-
-
-def test_events_of_another_generation_are_ignored(contexts: Contexts) -> None:
-    context = contexts.start("pass")
-    context.handle(Exited(99, 0, 1, 1, 0.0))
-    assert not context.exits
-    contexts.feed(context, Exited)
     contexts.stop(context)
 
 

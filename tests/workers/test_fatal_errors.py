@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.workers.failure import describe
-from elastic_agent.workers.tracebacks import last_fatal_error, script_line
+from elastic_agent.workers.tracebacks import script_line
 from tests.cli.support import LONG_LEASE, elastic_agent
 
 GLOO = """step 3
@@ -46,21 +46,6 @@ def test_an_abort_in_a_thread_of_gloo_is_attributed_to_the_line_where_the_main_t
         "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
         "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 668 vs 336. Received data size",
     ]
-
-
-@pytest.mark.parametrize(
-    ("crash", "signal_name"), [("ctypes.string_at(0)", "SIGSEGV"), ("os.abort()", "SIGABRT")]
-)
-def test_the_crash_of_a_python_process_is_attributed_to_its_line(
-    tmp_path: Path, crash: str, signal_name: str
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        f"import ctypes, faulthandler, os\nfaulthandler.enable()\ndef step():\n    {crash}\nstep()\n"
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
-    failure = describe(0, done.returncode, "", done.stderr)
-    assert (failure.signal_name, failure.line) == (signal_name, "train.py:4")
 
 
 ASKED = """
@@ -138,20 +123,6 @@ def test_the_crash_of_a_process_that_the_worker_forked_is_not_the_workers() -> N
     assert describe(0, 1, "", GLOO + "Traceback (most recent call last):\nRuntimeError: boom").message == (
         "RuntimeError: boom"
     )
-
-
-@pytest.mark.parametrize(
-    ("stderr", "is_crash"),
-    [
-        ("", False),
-        ("Fatal Python error: init_fs_encoding: failed to get the Python codec\n", False),
-        ("fatal python error: Aborted", False),
-        ("Fatal Python error: Aborted", True),
-        ("Fatal Python error: Aborted\nThread 0x1 (most recent call first):\n  File", True),
-    ],
-)
-def test_a_crash_is_told_from_other_output_also_if_its_stack_is_cut_off(stderr: str, is_crash: bool) -> None:
-    assert (last_fatal_error(stderr) is not None) == is_crash
 
 
 def test_the_line_of_a_traceback_is_the_scripts_and_not_that_of_a_package() -> None:

@@ -21,12 +21,6 @@ def test_the_error_file_and_the_end_of_stderr_are_read(tmp_path: Path) -> None:
     )
 
 
-def test_an_error_file_is_read_up_to_a_megabyte(tmp_path: Path) -> None:
-    error = tmp_path / "error.json"
-    error.write_text("x" * 2_000_000)
-    assert len(read_final_output(str(error), {}).error_file) == 1024 * 1024
-
-
 def make_fifo(path: Path) -> None:
     os.mkfifo(path)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 import signal
 
 import pytest
@@ -17,7 +16,6 @@ from elastic_agent.workers.guard.client import Exited, Fenced, GuardLost, Signal
 from tests.processes import status_field
 from tests.waiting import wait_for
 from tests.workers.support import (
-    PATIENCE_S,
     SLEEP,
     Driver,
     News,
@@ -50,9 +48,6 @@ class VirtualLease:
         self.now_ns = now_ns
         return self.lease.late_ns()
 
-    def timer_rings(self, timeout_s: float) -> bool:
-        return bool(select.select((self.lease,), (), (), timeout_s)[0])
-
 
 @pytest.mark.parametrize(
     "looks",
@@ -71,19 +66,6 @@ def test_the_newest_deadline_decides(looks: list[tuple[int, int | None, int | No
     """Each look: the time, the deadline that is written before it, and how late it is then."""
     lease = VirtualLease()
     assert [lease.late_ns(now, written) for now, written, _ in looks] == [late for *_, late in looks]
-
-
-def test_the_timer_of_a_deadline_rings_until_it_has_passed_and_no_longer() -> None:
-    """By the timer all times of this test have passed long ago, so that it rings as soon as it is set."""
-    lease = VirtualLease()
-    lease.late_ns(5, 9)
-    for now_ns in (7, 8, 9):
-        assert lease.timer_rings(PATIENCE_S)
-        lease.now_ns = now_ns
-        lease.lease.timer_fired()
-    assert not lease.timer_rings(0)
-    lease.late_ns(10, 20)
-    assert lease.timer_rings(PATIENCE_S)
 
 
 # --- the deadline, with a guard -------------------------------------------------------------------

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from elastic_agent.workers.guard.client import Exited, Stopped
 from elastic_agent.workers.guard.line import TAIL_BYTES
-from elastic_agent.workers.guard.relay import _threaded_sink
 from tests.workers.support import (
     PATIENCE_S,
     Driver,
@@ -51,29 +50,10 @@ def test_output_of_a_grandchild_after_the_workers_exit_is_forwarded(news: News, 
         agent.until("Stopped")
 
 
-def test_blocked_output_is_queued_without_blocking() -> None:
-    """Such as a file on a server that does not answer; here a pipe that may not be opened a second time."""
-    read_end, write_end = os.pipe()
-    sink = _threaded_sink(write_end)
-    while not sink.blocked:
-        sink.put(b"x" * 65536)
-    assert not sink.finish(0.05)
-    os.close(read_end)
-    # Only then: its thread would write what is left to the next file of this number.
-    assert sink._writer is not None
-    assert sink._writer.ended(PATIENCE_S)
-    os.close(write_end)
-
-
 def test_the_tail_of_stderr_is_kept_if_stderr_is_not_shown(driver: Driver) -> None:
     script = "head -c 100000 /dev/zero | tr '\\0' x >&2; echo the end >&2; exit 1"
     driver.guard.spawn(1, [program(0, "sh", "-c", script, stderr=os.devnull)])
     assert driver.until(Exited).stderr_tail == "x" * (TAIL_BYTES - 8) + "the end\n"
-
-
-def test_a_worker_that_succeeds_has_no_tail(driver: Driver) -> None:
-    driver.guard.spawn(1, [program(0, "sh", "-c", "echo warning >&2")])
-    assert driver.until(Exited).stderr_tail == ""
 
 
 def test_files_are_appended_to_and_may_be_one_for_both(driver: Driver, tmp_path: Path) -> None:

@@ -47,23 +47,6 @@ def test_the_signal_of_a_stop_ends_workers_at_once(driver: Driver, signum: signa
     assert ends == {(0, -signum, True), (1, -signum, True)}
 
 
-def test_a_worker_may_use_its_grace_period_to_exit_cleanly(driver: Driver, news: News) -> None:
-    code = """
-        import signal, sys
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        open(sys.argv[1], "w").write("waits\\n")
-        signal.sigwait([signal.SIGTERM])
-        open(sys.argv[1], "w").write("saved\\n")
-        sys.exit(5)
-    """
-    driver.guard.spawn(1, [python(0, code, str(news.path))])
-    assert news.line() == "waits"
-    driver.guard.stop(LONG_S)
-    assert driver.until(Exited).returncode == 5
-    assert news.line() == "saved"
-    driver.until(Stopped)
-
-
 @pytest.mark.parametrize("graces_s", [(0.3,), (LONG_S, 0.0)], ids=["as it was", "shortened"])
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(
     driver: Driver, news: News, graces_s: tuple[float, ...]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -48,33 +46,6 @@ def test_exits_are_reported_in_order(driver: Driver) -> None:
         worker.close()
     os.kill(driver.guard.pid, signal.SIGCONT)
     assert [driver.until(Exited).slot for _ in order] == order
-
-
-def test_a_worker_gets_exactly_its_arguments_environment_and_directory(
-    driver: Driver, tmp_path: Path
-) -> None:
-    code = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"
-    argv = (sys.executable, "-I", "-S", "-c", code, "a b", "ü", "")
-    environment = {"PATH": os.environ["PATH"], "ODD": "\udcff\n=", "LC_ALL": "C.UTF-8"}
-    output = tmp_path / "out"
-    driver.guard.spawn(1, [Launch(0, argv, environment, stdout=str(output))])
-    assert driver.until(Exited).returncode == 0
-    assert json.loads(output.read_text()) == [["a b", "ü", ""], environment, os.getcwd()]
-
-
-def test_a_worker_inherits_three_descriptors(driver: Driver, tmp_path: Path) -> None:
-    noise = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
-    for fd in noise:
-        os.set_inheritable(fd, True)  # as careless libraries in an agent do
-    outputs = [tmp_path / "0", tmp_path / "1", tmp_path / "2"]
-    driver.guard.spawn(
-        1, [program(i, "sh", "-c", "ls /proc/$$/fd", stdout=str(path)) for i, path in enumerate(outputs)]
-    )
-    for _ in outputs:
-        assert driver.until(Exited).returncode == 0
-    for fd in noise:
-        os.close(fd)
-    assert [output.read_text().split() for output in outputs] == [["0", "1", "2"]] * 3
 
 
 @pytest.mark.parametrize("ignored", [(), (signal.SIGUSR1, signal.SIGUSR2)])

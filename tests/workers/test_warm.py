@@ -244,17 +244,6 @@ def test_a_stop_while_waiting_for_the_spawner_takes_effect_at_once_and_is_no_fai
     assert news.silent()
 
 
-@pytest.mark.prove
-def test_start_errors_are_reported_as_for_cold_workers(warm: Driver, tmp_path: Path, news: News) -> None:
-    launch = script(tmp_path, news, STAY)
-    fields = {**vars(launch), "stdout": str(tmp_path / "no" / "such" / "folder" / "stdout.log")}
-    spawn(warm, 1, Launch(**fields))
-    failed = warm.until(SpawnFailed)
-    assert "cannot open" in failed.error
-    assert "No such file or directory" in failed.error
-    warm.until(Stopped)
-
-
 def test_a_stop_before_standbys_have_read_their_launch_takes_effect(
     warm: Driver, tmp_path: Path, news: News
 ) -> None:
@@ -285,27 +274,6 @@ def test_an_unresponsive_spawner_is_replaced(warm: Driver, tmp_path: Path, news:
     spawn(warm, 2, *launches)
     warm.until(Spawned)
     assert {news.line().split()[0] for _ in range(5)} == {"warm"}
-    stop(warm)
-
-
-@pytest.mark.prove
-def test_workers_of_a_replaced_spawner_inherit_no_descriptor(
-    warm: Driver, tmp_path: Path, news: News
-) -> None:
-    listing = (
-        "fd = os.open(sys.argv[1], os.O_WRONLY)\n"
-        "os.write(fd, f'{sorted(set(map(int, os.listdir(\"/proc/self/fd\"))) - {fd})}\\n'.encode())\n" + STAY
-    )
-    warm.until(Warm)
-    staying(warm, 1, tmp_path, news)
-    stop(warm)
-    os.kill(spawner_of(warm.guard.pid), signal.SIGKILL)
-    warm.until(Warm)
-    spawn(warm, 2, *(script(tmp_path, news, listing, slot=slot) for slot in range(5)))
-    warm.until(Spawned)
-    told = [news.line() for _ in range(10)]
-    lists = [line for line in told if line.startswith("[")]
-    assert lists == ["[0, 1, 2, 4]"] * 5, told  # 4: the listing itself
     stop(warm)
 
 
