@@ -19,10 +19,22 @@ STACKS_SIGNAL = PREFIX + "STACKS_SIGNAL"
 PROGRESS = PREFIX + "PROGRESS"
 STORE_PORT = PREFIX + "STORE_PORT"
 """The port of the store that the agents host. A script may give MASTER_PORT another value for a store of its own."""
+STATE_MEMORY = PREFIX + "STATE_MEMORY"
+"""The two files in memory that hold the worker's state for `elastic_agent.survive`, as paths with a colon between."""
 
 _IDENTITY = (RUN_ID, NODE_ID, WORKER_ID, SLOT, INCARNATION)
 WORKER_VARIABLES = frozenset(
-    (*_IDENTITY, GENERATION, RESTARTS, FIRST_GENERATION, HEARTBEAT, STACKS_SIGNAL, PROGRESS, STORE_PORT)
+    (
+        *_IDENTITY,
+        GENERATION,
+        RESTARTS,
+        FIRST_GENERATION,
+        HEARTBEAT,
+        STACKS_SIGNAL,
+        PROGRESS,
+        STORE_PORT,
+        STATE_MEMORY,
+    )
 )
 """All of them. None is a setting: an agent started inside a worker must not take the place of the worker's agent."""
 

@@ -24,7 +24,7 @@ FLOORS = [
     {"web"},
     {"workers", "rendezvous"},
     {"integrations", "monitoring"},
-    {"transport", "config", "data", "diagnosis"},
+    {"transport", "config", "data", "diagnosis", "survive"},
     {"protocol", "client", "logs"},
     {"exit_codes", "exit_note", "launch_outcome", "sd_notify", "store_servers", "values"},
     {"files", "linux", "name_lookups", "printable", "python_source", "worker_variables"},

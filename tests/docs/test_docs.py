@@ -270,7 +270,17 @@ def test_variables_of_workers_are_those_that_the_agent_sets() -> None:
     seat = Seat("n1", "abc", "10.0.0.1", 2, 0)
     world = World(1, (seat,), Address("10.0.0.1", 29500), "n1")
     facts = RunFacts(
-        "run", "default", 0, 3, True, "/dev/shm/x", 40, "eth0", virtual_local_rank=True, asked_by="agent"
+        "run",
+        "default",
+        0,
+        3,
+        True,
+        "/dev/shm/x",
+        40,
+        "eth0",
+        virtual_local_rank=True,
+        asked_by="agent",
+        state_memory=["/proc/1/fd/3:/proc/1/fd/4"] * 2,
     )
     inherited = {"SLURM_STEP_ID": "0", "SLURM_CPUS_PER_TASK": "16"}
     given = worker_environment(inherited, facts, world, seat, 0).keys() | {

@@ -244,6 +244,7 @@ async def _live(node: LocalNode, systemd: SystemdReporter, held: ExitStack) -> E
 
 async def _end(node: LocalNode, run: FoundRun, ending: Ending) -> None:
     """Serve the store to others as long as they need it, and requeue the job."""
+    node.workers.forget_states()
     if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
         with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
             await in_time(node.backend.release(), RELEASE_S)

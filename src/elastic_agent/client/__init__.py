@@ -108,6 +108,14 @@ def report_step(step: int) -> None:
     _pulse.report(step)
 
 
+def is_monitored() -> bool:
+    """Return whether this process is a worker that an agent monitors, and no child of one.
+
+    For :mod:`elastic_agent.survive`, as only that process may use the memory of the worker.
+    """
+    return _pulse.is_connected
+
+
 def notice() -> Notice | None:
     """Return the notice that all workers of this world are going to be stopped, why and by when; None if there is none.
 

@@ -51,6 +51,11 @@ class Pulse:
         words = self._words
         return words if words is not None else self._connect_or_warn()
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether this process has a cell that its agent reads."""
+        return not isinstance(self.words.obj, bytearray)
+
     def forked(self) -> None:
         """Release the cell in the child of a fork, whose calls are no progress of the worker.
 

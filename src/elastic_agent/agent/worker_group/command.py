@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -106,6 +106,8 @@ class RunFacts:
     virtual_local_rank: bool = False
     asked_by: str | None = None
     """The agent's socket to which workers introduce themselves; None: they are not asked for their progress."""
+    state_memory: Sequence[str] = ()
+    """For each slot, where its worker may keep its state; empty: nowhere."""
 
 
 def worker_environment(
@@ -145,6 +147,8 @@ def worker_environment(
     }
     if facts.asked_by is not None:
         env[variables.PROGRESS] = facts.asked_by
+    if facts.state_memory:
+        env[variables.STATE_MEMORY] = facts.state_memory[slot]
     if facts.gloo_interface is not None and "GLOO_SOCKET_IFNAME" not in inherited:
         env["GLOO_SOCKET_IFNAME"] = facts.gloo_interface
     if facts.virtual_local_rank:

@@ -27,6 +27,7 @@ from elastic_agent.workers.spawner.curated import current_folder
 from .command import RunFacts, worker_command, worker_environment
 from .generation import STACKS_SIGNAL
 from .heartbeat_files import make_heartbeat_file
+from .state_memory import StateMemory
 from .warm_start import PATIENCE_SHARE, is_warm
 
 if TYPE_CHECKING:  # it is imported late, for the options that need it
@@ -138,6 +139,7 @@ class WorkerFactory:
         self._folder = current_folder() or ""
         """The working directory when the agent began; empty: not known."""
         self._numa_options = numa_options(settings.numa_binding)
+        self._state_memory = StateMemory(slots)
 
     def make(
         self, guard: Guard, world: World, incarnation: str, restarts: int, run_id: str, asked_by: str | None
@@ -170,6 +172,7 @@ class WorkerFactory:
                 asked_by=asked_by,
                 gloo_interface=interface_of(seat.address),
                 virtual_local_rank=self._settings.virtual_local_rank,
+                state_memory=self._state_memory.paths,
             )
             envs = {
                 slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)
@@ -185,6 +188,10 @@ class WorkerFactory:
         if not isinstance(logs, GenerationLogs) or logs.root_log_dir == os.devnull:
             return ""
         return str(run_folder(logs.root_log_dir, run_id))
+
+    def forget_states(self) -> None:
+        """Give back the memory in which workers kept their state: none is started any more."""
+        self._state_memory.close()
 
     def close(self, patience_s: float) -> None:
         """Wait until the last lines of output are written, not for longer than this."""

@@ -1,0 +1,212 @@
+"""Implements :func:`elastic_agent.survive.train`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from elastic_agent import client
+from elastic_agent.survive._agreement import begin
+from elastic_agent.survive._copies import Copies, say
+from elastic_agent.survive._memory import Memory
+from elastic_agent.survive._state import State
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+_trainings = itertools.count()
+"""Numbers the trainings of this process: the second one with the same function is not the first one."""
+
+
+class World:
+    """The workers that train together, and this one's place among them; valid during one call."""
+
+    def __init__(self, number: int) -> None:
+        placement = client.current().placement
+        is_initialized = dist.is_initialized()
+        self.rank: int = dist.get_rank() if is_initialized else placement.rank
+        """The number of this worker, from 0."""
+        self.world_size: int = dist.get_world_size() if is_initialized else placement.world_size
+        """The number of workers."""
+        has_gpu = torch.cuda.device_count() >= placement.local_world_size
+        self.device: torch.device = torch.device(f"cuda:{placement.local_rank}" if has_gpu else "cpu")
+        """The GPU with the number of the local rank, if there is one for each worker of the node; else the CPU."""
+        self._number = number
+        self._made_group = False
+
+    def ddp(self, model: nn.Module, **options: Any) -> DistributedDataParallel:
+        """Return the model in ``DistributedDataParallel(model, **options)``.
+
+        If the script has not initialised the default process group, this does: with NCCL for GPUs, else with gloo.
+        """
+        if not dist.is_initialized():
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+            self._init("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", "training")
+            self._made_group = True
+        return DistributedDataParallel(model, **options)
+
+    def begin(self, state: State, memory: Memory | None, layout: bytes) -> None:
+        """Give the state of all workers the newest values."""
+        if self.world_size == 1:
+            begin(state, memory, layout, 1)
+            return
+        # Destroyed after this, so that the script may still make a default process group of its own.
+        if not dist.is_initialized():
+            self._init("gloo", "state")
+            group = None
+        else:
+            group = dist.new_group(backend="gloo")
+        begin(state, memory, layout, self.world_size, group)
+        dist.destroy_process_group(group)
+
+    def close(self) -> None:
+        """End the process group that :meth:`ddp` has made."""
+        if self._made_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _init(self, backend: str, purpose: str) -> None:
+        if "RANK" in os.environ:
+            store, _, _ = next(rendezvous("env://"))
+        else:
+            store = HashStore()
+        # The keys of a process group repeat when there is another one after it: torch counts from 0 again.
+        own = PrefixStore(f"elastic_agent.survive/{self._number}/{purpose}", store)
+        dist.init_process_group(backend, store=own, rank=self.rank, world_size=self.world_size)
+
+
+def train(
+    state: State,
+) -> Callable[[Callable[Concatenate[World, _Parameters], _Result]], Callable[_Parameters, _Result]]:
+    """Have a function train with the newest state that a worker of this run has.
+
+        @survive.train(state)
+        def train(world):
+            ddp = world.ddp(model)
+            while state.step < steps:
+                ...
+                optimizer.step()
+                state.step += 1
+
+        train()
+
+    Each call of the decorated function is one training. First, on every rank, the state becomes the newest one: that of
+    the checkpoint which :meth:`State.load` named, or of a copy in memory that is newer. Then the function is called
+    once, with a :class:`World` before the arguments. What it returns or raises passes through.
+
+    Under elastic-agent, the state is copied to memory that the agent holds: at step boundaries, and when the function
+    ends or fails, or SIGTERM arrives, while the state is at one. Under torchrun and plain python there are no copies.
+
+    Raises:
+        TypeError: the state of a part cannot be stored.
+        RuntimeError: a training with this state runs already, or the states of two ranks differ in their parts.
+    """
+
+    def decorate(
+        function: Callable[Concatenate[World, _Parameters], _Result],
+    ) -> Callable[_Parameters, _Result]:
+        @functools.wraps(function)
+        def run(*arguments: _Parameters.args, **named: _Parameters.kwargs) -> _Result:
+            return _run(state, function, lambda world: function(world, *arguments, **named))
+
+        return run
+
+    return decorate
+
+
+def _run(state: State, function: Callable[..., Any], call: Callable[[World], _Result]) -> _Result:
+    if state.on_step is not None:
+        raise RuntimeError(
+            "survive.train: a training with this state runs already; expected a State for each"
+        )
+    number = next(_trainings)
+    world = World(number)
+    layout = state.layout()
+    memory = None if state.copy_every_s is None else _open_memory(function, number, layout)
+    world.begin(state, memory, layout)
+    result = call(world) if memory is None else _call_with_copies(Copies(state, memory), lambda: call(world))
+    world.close()
+    return result
+
+
+def _call_with_copies(copies: Copies, call: Callable[[], _Result]) -> _Result:
+    with contextlib.closing(copies), _CopyOnSigterm(copies.keep):
+        try:
+            result = call()
+        except BaseException as error:
+            copies.keep_after(error)
+            raise
+        copies.keep()
+        return result
+
+
+def _open_memory(function: Callable[..., Any], number: int, layout: bytes) -> Memory | None:
+    """Return the agent's memory for this training, without what another one has left in it."""
+    me = client.current()
+    main = getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0]
+    names = (me.run_id, os.path.realpath(main), function.__module__, function.__qualname__, str(number))
+    identity = hashlib.sha256("\0".join(names).encode() + layout).digest()
+    try:
+        memory = Memory.of_worker(identity, me.placement.local_world_size)
+        if memory is not None and memory.belongs_to_another():
+            if number == 0:
+                say(
+                    "the state in memory is not used: it is of another training, or its model had other shapes"
+                )
+            memory.clear()
+    except OSError as error:
+        say(f"no copies in memory: {error}")
+        return None
+    return memory
+
+
+class _CopyOnSigterm:
+    """Copies the state when SIGTERM arrives, and then does what the process would have done without it."""
+
+    def __init__(self, keep: Callable[[], None]) -> None:
+        self._keep: Callable[[], None] | None = keep
+        self._earlier: Callable[[int, FrameType | None], Any] | int | None = None
+
+    def __enter__(self) -> None:
+        self._earlier = signal.getsignal(signal.SIGTERM)
+        # None: the handler was not installed by Python, which could not install it again.
+        if threading.current_thread() is not threading.main_thread() or self._earlier is None:
+            return
+        signal.signal(signal.SIGTERM, self._arrived)
+        os.register_at_fork(after_in_child=self._remove)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        """Install the earlier handler, unless the script has installed another one since; also in a forked child."""
+        self._keep = None
+        if signal.getsignal(signal.SIGTERM) == self._arrived:
+            signal.signal(signal.SIGTERM, self._earlier)
+
+    def _arrived(self, signum: int, frame: FrameType | None) -> None:
+        if self._keep is not None:
+            self._keep()
+        if callable(self._earlier):
+            self._earlier(signum, frame)
+        elif self._earlier == signal.SIG_DFL:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)

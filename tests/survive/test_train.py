@@ -1,0 +1,595 @@
+"""A training goes on from memory after its processes were started again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from elastic_agent import survive
+from elastic_agent.data import ElasticBatchSampler, ElasticSampler
+
+from .support import Node, build, node, step, undisturbed, values
+
+RESUMED = "elastic_agent.survive: resumed at step"
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Node]:
+    """A node with two workers."""
+    with node(tmp_path, 2) as made:
+        yield made
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Node]:
+    """A node with one worker."""
+    with node(tmp_path) as made:
+        yield made
+
+
+def fault(kind: str) -> None:
+    """Fail as workers do."""
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "terminated":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if kind == "exit":
+        sys.exit(3)
+    raise RuntimeError("out of memory")
+
+
+def train_to(
+    steps: int, fail_at: int | None = None, kind: str = "raised", failing: tuple[int, ...] = (0, 1)
+) -> Any:
+    """Train with DDP, and fail in the middle of a step; returns the first step and the values at the end."""
+    state = build()
+
+    @survive.train(state)
+    def train(world: survive.World) -> int:
+        first = state.step
+        ddp = world.ddp(state.parts["model"])
+        while state.step < steps:
+            is_now = state.step == fail_at and world.rank in failing
+            step(state, ddp, fail=lambda is_now=is_now: fault(kind) if is_now else None)  # type: ignore[misc]
+        return first
+
+    return train(), values(state)
+
+
+@pytest.mark.parametrize("kind", ["raised", "exit", "terminated"])
+def test_all_ranks_go_on_at_the_step_that_failed(two: Node, kind: str) -> None:
+    expected_code = {"raised": 1, "exit": 3, "terminated": -signal.SIGTERM}[kind]
+    first = two.run(train_to, 20, 7, kind, size=2)
+    assert [worker.exitcode for worker in first] == [expected_code] * 2
+    second = two.run(train_to, 20, size=2)
+    assert [worker.said for worker in second] == [(7, undisturbed(20))] * 2, second
+    assert f"{RESUMED} 7 from the memory of 2 of 2 workers" in second[0].errors
+
+
+def test_a_killed_worker_gets_the_state_of_one_that_saw_it_fail(two: Node) -> None:
+    first = two.run(train_to, 20, 7, "killed", (0,), size=2)
+    assert [worker.exitcode for worker in first] == [-signal.SIGKILL, 1]
+    second = two.run(train_to, 20, size=2)
+    assert [worker.said for worker in second] == [(7, undisturbed(20))] * 2, second
+    assert f"{RESUMED} 7 from the memory of 1 of 2 workers" in second[0].errors
+    third = two.run(train_to, 20, size=2)  # what was received is a copy in the receiver's own memory
+    assert f"{RESUMED} 20 from the memory of 2 of 2 workers" in third[0].errors
+
+
+def test_a_world_of_another_size_goes_on(two: Node) -> None:
+    two.run(train_to, 20, 7, size=1, first_slot=1)
+    second = two.run(train_to, 20, size=2)
+    assert [worker.said[0] for worker in second] == [7, 7]
+
+
+def fail_within_optimizer(steps: int, fail: bool) -> Any:
+    state = build(memory="500 ms")
+
+    def stop(*_: Any) -> None:
+        if fail and state.step == 3:
+            raise RuntimeError("in the middle of a step")
+
+    state.parts["optimizer"].register_step_post_hook(stop)
+
+    @survive.train(state)
+    def train(world: survive.World) -> int:
+        first = state.step
+        while state.step < steps:
+            step(state)
+            time.sleep(0.2)
+        return first
+
+    return train(), values(state)
+
+
+def test_a_state_in_the_middle_of_a_step_is_never_used(alone: Node) -> None:
+    assert alone.run(fail_within_optimizer, 6, True)[0].exitcode == 1
+    [second] = alone.run(fail_within_optimizer, 6, False)
+    first_step, end = second.said
+    assert first_step <= 3  # the last copy
+    assert first_step > 0
+    assert end == undisturbed(6)
+
+
+# -- several trainings ------------------------------------------------------------------------------
+
+
+def two_trainings(fail_in_second: bool) -> Any:
+    """The same function with a model of the same shapes, twice; the process group is made anew."""
+    firsts = []
+    for number in range(2):
+        state = build()
+
+        @survive.train(state)
+        def train(world: survive.World, number: int, state: survive.State) -> None:
+            firsts.append(state.step)
+            ddp = world.ddp(state.parts["model"])
+            while state.step < 5:
+                if fail_in_second and number == 1 and state.step == 3:
+                    raise RuntimeError("out of memory")
+                step(state, ddp)
+
+        train(number, state)
+        assert not dist.is_initialized()
+    return firsts
+
+
+def test_the_second_training_of_a_process_is_not_the_first_one(two: Node) -> None:
+    assert [worker.said for worker in two.run(two_trainings, False, size=2)] == [[0, 0]] * 2
+    # The memory holds the end of the second, so the first begins at its beginning, as without memory.
+    again = two.run(two_trainings, True, size=2)
+    assert [worker.exitcode for worker in again] == [1, 1]
+    assert "the state in memory is not used" in again[0].errors
+    assert [worker.said for worker in two.run(two_trainings, False, size=2)] == [[0, 0]] * 2
+
+
+def test_a_training_that_has_ended_is_at_its_end_after_a_restart(alone: Node) -> None:
+    alone.run(train_to, 5)
+    assert alone.run(train_to, 5)[0].said == (5, undisturbed(5))
+
+
+def call_twice() -> list[int]:
+    state = build()
+    firsts = []
+
+    @survive.train(state)
+    def train(world: survive.World, steps: int) -> None:
+        firsts.append(state.step)
+        while state.step < steps:
+            step(state)
+
+    train(3)
+    train(6)
+    return firsts
+
+
+def test_a_second_call_goes_on_where_the_first_one_ended(alone: Node) -> None:
+    assert alone.run(call_twice)[0].said == [0, 3]
+
+
+def call_within() -> str:
+    state = build()
+
+    @survive.train(state)
+    def train(world: survive.World) -> None:
+        train()
+
+    with pytest.raises(RuntimeError, match="runs already") as caught:
+        train()
+    return str(caught.value)
+
+
+def test_a_training_within_itself_is_refused(alone: Node) -> None:
+    assert "expected a State for each" in alone.run(call_within)[0].said
+
+
+# -- whose memory it is -----------------------------------------------------------------------------
+
+
+def train_as(script: str, width: int) -> int:
+    sys.modules["__main__"].__file__ = script
+    state = build(width)
+
+    @survive.train(state)
+    def train(world: survive.World) -> int:
+        first = state.step
+        while state.step < 4:
+            step(state)
+        return first
+
+    return train()
+
+
+@pytest.mark.parametrize(("script", "width"), [("/b.py", 8), ("/a.py", 9)], ids=["script", "shapes"])
+def test_the_memory_of_another_training_is_not_used(alone: Node, script: str, width: int) -> None:
+    assert alone.run(train_as, "/a.py", 8)[0].said == 0
+    [other] = alone.run(train_as, script, width)
+    assert other.said == 0
+    assert other.errors.count("\n") == 1
+    assert "the state in memory is not used: it is of another training" in other.errors
+    assert alone.run(train_as, script, width)[0].said == 4
+
+
+def train_in_children() -> tuple[int | None, int | None, str]:
+    """A forked process moves the state of this one, and trains one of its own; an executed one has no memory."""
+    state = build(memory="1 ms")
+
+    @survive.train(state)
+    def train(world: survive.World) -> tuple[int | None, int | None, str]:
+        step(state)
+
+        def child() -> None:
+            state.step = 99
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+            assert train_as("/child.py", 8) == 0
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        handler = multiprocessing.get_context("fork").Process(target=child)
+        handler.start()
+        handler.join()
+        command = (
+            "from elastic_agent.survive import _memory; assert _memory.Memory.of_worker(bytes(32), 1) is None"
+        )
+        executed = os.spawnl(os.P_WAIT, sys.executable, sys.executable, "-c", command)
+        return handler.exitcode, executed, signal.getsignal(signal.SIGTERM).__qualname__  # type: ignore[union-attr]
+
+    return train()
+
+
+def test_children_of_a_worker_leave_its_memory_alone(alone: Node) -> None:
+    [first] = alone.run(train_in_children)
+    assert first.said == (-signal.SIGTERM, 0, "_CopyOnSigterm._arrived"), first.errors
+    [second] = alone.run(train_in_children)
+    assert f"{RESUMED} 1 from the memory" in second.errors
+
+
+# -- checkpoints ------------------------------------------------------------------------------------
+
+
+def resume(path: Path, steps: int) -> int:
+    state = build()
+    state.load(path)
+
+    @survive.train(state)
+    def train(world: survive.World) -> int:
+        first = state.step
+        while state.step < steps:
+            step(state)
+        return first
+
+    first = train()
+    assert values(state) == undisturbed(state.step)
+    return first
+
+
+def write_checkpoint(path: Path, steps: int) -> None:
+    torch.set_num_threads(1)
+    state = build()
+    while state.step < steps:
+        step(state)
+    state.save(path)
+
+
+@pytest.mark.parametrize(
+    ("in_checkpoint", "in_memory", "line"), [(3, 5, True), (5, 5, False), (8, 5, False), (None, 5, True)]
+)
+def test_the_newest_of_checkpoint_and_memory_is_used(
+    alone: Node, tmp_path: Path, in_checkpoint: int | None, in_memory: int, line: bool
+) -> None:
+    path = tmp_path / "c.pt"
+    alone.run(resume, path, in_memory)
+    if in_checkpoint is not None:
+        write_checkpoint(path, in_checkpoint)
+    [again] = alone.run(resume, path, 9)
+    assert again.said == max(in_checkpoint or 0, in_memory), again.errors
+    assert (RESUMED in again.errors) is line
+
+
+def load_on_one_rank(path: Path, steps: int) -> Any:
+    state = build()
+    state.load(path if os.environ["RANK"] == "1" else path.with_name("none"))
+
+    @survive.train(state)
+    def train(world: survive.World) -> int:
+        first = state.step
+        while state.step < steps:
+            step(state)
+        return first
+
+    return train(), values(state)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_ranks_without_the_checkpoint_get_its_state(two: Node, tmp_path: Path, memory: bool) -> None:
+    path = tmp_path / "c.pt"
+    write_checkpoint(path, 4)
+    workers = two.run(load_on_one_rank, path, 6, size=2, memory=memory)
+    assert [worker.said for worker in workers] == [(4, undisturbed(6))] * 2
+
+
+def train_unlike() -> int:
+    state = build(8 if os.environ["RANK"] == "0" else 9)
+
+    @survive.train(state)
+    def train(world: survive.World) -> int:
+        return 0
+
+    return train()
+
+
+def test_ranks_with_different_models_are_told_so(two: Node) -> None:
+    for worker in two.run(train_unlike, size=2):
+        assert worker.exitcode == 1
+        assert "the state of rank 1 has other parts, shapes or types than that of rank 0" in worker.errors
+
+
+# -- what a script does beside ----------------------------------------------------------------------
+
+
+def make_group(where: str, fail: bool) -> int:
+    if where == "before":
+        dist.init_process_group("gloo")
+    state = build()
+
+    @survive.train(state)
+    def train(world: survive.World) -> int:
+        first = state.step
+        if where == "inside":
+            dist.init_process_group("gloo")
+        ddp = world.ddp(state.parts["model"])
+        os.closerange(100, 4096) if fail else None
+        while state.step < 6:
+            if fail and state.step == 4:
+                raise RuntimeError("out of memory")
+            step(state, ddp)
+        return first
+
+    first = train()
+    assert dist.is_initialized()  # it is the script's
+    dist.destroy_process_group()
+    return first
+
+
+@pytest.mark.parametrize("where", ["before", "inside"])
+def test_a_script_may_make_the_process_group(two: Node, where: str) -> None:
+    assert [worker.exitcode for worker in two.run(make_group, where, True, size=2)] == [1, 1]
+    assert [worker.said for worker in two.run(make_group, where, False, size=2)] == [4, 4]
+
+
+def close_descriptors(steps: int) -> int:
+    state = build(memory="1 ms")
+
+    @survive.train(state)
+    def train(world: survive.World) -> int:
+        first = state.step
+        while state.step < steps:
+            step(state)
+            for name in os.listdir("/proc/self/fd"):
+                if os.path.exists(f"/proc/self/fd/{name}") and "memfd" in os.readlink(
+                    f"/proc/self/fd/{name}"
+                ):
+                    os.close(int(name))
+        return first
+
+    return train()
+
+
+def test_a_script_may_close_descriptors(alone: Node) -> None:
+    assert alone.run(close_descriptors, 4)[0].said == 0
+    assert alone.run(close_descriptors, 8)[0].said == 4
+
+
+def handle_sigterm(when: str) -> list[Any]:
+    heard: list[Any] = []
+    earlier = lambda number, frame: heard.append("earlier")  # noqa: E731
+    later = lambda number, frame: heard.append("later")  # noqa: E731
+    if when != "never":
+        signal.signal(signal.SIGTERM, earlier)
+    state = build()
+
+    @survive.train(state)
+    def train(world: survive.World) -> None:
+        heard.append(state.step)
+        if when == "inside":
+            signal.signal(signal.SIGTERM, later)
+        step(state)
+        step(state, fail=lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+    train()
+    current = signal.getsignal(signal.SIGTERM)
+    names = {earlier: "earlier", later: "later", signal.SIG_DFL: "default"}
+    return [*heard, names.get(current, current)]
+
+
+@pytest.mark.parametrize(("when", "heard"), [("before", "earlier"), ("inside", "later")])
+def test_the_handlers_of_a_script_are_called_and_left(alone: Node, when: str, heard: str) -> None:
+    assert alone.run(handle_sigterm, when)[0].said == [0, heard, heard]
+
+
+def train_in_thread() -> Any:
+    said: list[Any] = []
+    thread = threading.Thread(target=lambda: said.append(train_to(4)))
+    thread.start()
+    thread.join()
+    return said[0][0], signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_training_in_another_thread_installs_no_handler(alone: Node) -> None:
+    assert alone.run(train_in_thread)[0].said == (0, True)
+    assert alone.run(train_in_thread)[0].said == (4, True)
+
+
+def train_without_files(value: str) -> Any:
+    os.environ["ELASTIC_AGENT_STATE_MEMORY"] = value
+    return train_to(3)[0]
+
+
+def test_memory_that_cannot_be_opened_is_one_line(alone: Node) -> None:
+    [worker] = alone.run(train_without_files, "/proc/self/fd/9999:/proc/self/fd/9998")
+    assert worker.said == 0
+    lines = [line for line in worker.errors.splitlines() if line.startswith("elastic_agent.survive: ")]
+    assert len(lines) == 1
+    assert "no copies in memory: [Errno 2] No such file or directory: '/proc/self/fd/9999'" in lines[0]
+
+
+class Broken:
+    """A part that cannot be saved any more after some steps."""
+
+    def __init__(self) -> None:
+        self.content: Any = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.content is None:
+            raise ValueError("it has no content")
+        return {"content": self.content}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.content = state["content"]
+
+
+def fail_while_keeping(when: str) -> None:
+    state = build(broken=Broken())
+
+    @survive.train(state)
+    def train(world: survive.World) -> None:
+        step(state)
+        if when == "at a step":
+            state.parts["broken"].content = threading.Lock()
+        step(state)
+        state.parts["broken"].content = None
+        raise KeyError("the script's own")
+
+    train()
+
+
+@pytest.mark.parametrize("when", ["at a step", "at the end"])
+def test_an_error_while_copying_hides_no_error_of_the_script(alone: Node, when: str) -> None:
+    [worker] = alone.run(fail_while_keeping, when)
+    assert worker.exitcode == 1
+    assert 'KeyError: "the script\'s own"' in worker.errors.splitlines()[-1]
+    lines = [line for line in worker.errors.splitlines() if line.startswith("elastic_agent.survive: ")]
+    assert len(lines) == 1
+    assert "no copies in memory from step 2 on" in lines[0]
+
+
+def begin_broken(content: str) -> str:
+    broken = Broken()
+    broken.content = {"lock": threading.Lock(), "object": broken, "sparse": torch.eye(2).to_sparse()}[content]
+    state = build(broken=broken)
+
+    @survive.train(state)
+    def train(world: survive.World) -> None:
+        raise AssertionError("it must not start")
+
+    with pytest.raises(TypeError, match=r"survive\.State: the state of broken contains") as caught:
+        train()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["lock", "object", "sparse"])
+@pytest.mark.parametrize("memory", [True, False])
+def test_what_cannot_be_stored_is_refused_before_the_training(
+    alone: Node, content: str, memory: bool
+) -> None:
+    [worker] = alone.run(begin_broken, content, memory=memory)
+    assert worker.exitcode == 0, worker.errors
+    assert "\n" not in worker.said
+
+
+# -- samplers ---------------------------------------------------------------------------------------
+
+
+def use_samples(folder: Path, kind: str, fail_at: int | None) -> list[int]:
+    """Write down the samples of every finished step, which loaders fetch well ahead."""
+    dataset = list(range(48))
+    sampler: Any
+    sampler = (
+        ElasticBatchSampler(dataset, global_batch_size=4) if kind == "batches" else ElasticSampler(dataset)
+    )
+    state = build(sampler=sampler)
+    chosen = {"batch_sampler": sampler} if kind == "batches" else {"sampler": sampler, "batch_size": 4}
+    used: list[int] = []
+
+    @survive.train(state)
+    def train(world: survive.World) -> None:
+        options = {"num_workers": 1, "prefetch_factor": 8, "multiprocessing_context": "fork"}
+        loader = DataLoader(dataset, **options, **chosen)  # type: ignore[arg-type]
+        for epoch in range(sampler.epoch, 2):
+            sampler.set_epoch(epoch)
+            for batch in loader:
+                if state.step == fail_at:
+                    (folder / "used").write_text(" ".join(map(str, used)))
+                    raise RuntimeError("out of memory")
+                loss = state.parts["model"](torch.randn(16, 4)).mean()
+                loss.backward()
+                state.parts["optimizer"].step()
+                sampler.advance() if kind == "batches" else sampler.advance(len(batch))
+                used.extend(batch.tolist())
+                state.step += 1
+
+    train()
+    return used
+
+
+@pytest.mark.parametrize("kind", ["batches", "samples"])
+@pytest.mark.parametrize("fail_at", [5, 12, 17])
+def test_samples_that_were_fetched_and_not_used_are_used_after_the_restart(
+    alone: Node, tmp_path: Path, kind: str, fail_at: int
+) -> None:
+    assert alone.run(use_samples, tmp_path, kind, fail_at)[0].exitcode == 1
+    before = [int(number) for number in (tmp_path / "used").read_text().split()]
+    [again] = alone.run(use_samples, tmp_path, kind, None)
+    both = before + again.said
+    assert sorted(both[:48]) == sorted(both[48:]) == list(range(48))
+
+
+class CountsAtFetch:
+    """A sampler that counts the samples it has given away, and not those that were used."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 48:
+            self.position += 1
+            yield self.position - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+def use_counted_samples(fail_at: int | None) -> list[int]:
+    sampler = CountsAtFetch()
+    state = build(sampler=sampler)
+    used: list[int] = []
+
+    @survive.train(state)
+    def train(world: survive.World) -> None:
+        for batch in DataLoader(list(range(48)), sampler=sampler, batch_size=4):  # type: ignore[arg-type]
+            if state.step == fail_at:
+                raise RuntimeError("out of memory")
+            step(state)
+            used.extend(batch.tolist())
+
+    train()
+    return used
+
+
+def test_a_sampler_is_kept_as_it_was_when_the_last_step_ended(alone: Node) -> None:
+    assert alone.run(use_counted_samples, 5)[0].exitcode == 1
+    assert alone.run(use_counted_samples, None)[0].said == list(range(20, 48))
