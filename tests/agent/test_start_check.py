@@ -101,6 +101,7 @@ def test_a_script_that_sets_the_address_is_reported_at_every_start(tmp_path: Pat
 @pytest.mark.parametrize(
     ("what", "endpoint"),
     [("unreachable", ELSEWHERE[1]), ("unreachable", ENDPOINT), ("no name", "nowhere.invalid:29400")],
+    ids=("elsewhere", "here", "no name"),
 )
 def test_of_a_store_that_does_not_answer_only_the_next_step_is_told(
     tmp_path: Path, what: str, endpoint: str
