@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .figures import import_torch_s
 from .launchers import Launcher
-from .scene import BOTH, HOST, PEER, NoWorldError, Scene, SpoiltError, World, boottime_s
+from .scene import BOTH, HOST, PEER, THIRD, THREE, NoWorldError, Scene, SpoiltError, World, boottime_s
 from .stages import RECOVERY_STAGES, Stages, breakdown
 
 LEASE_S, MARGIN_S, SETTLE_S = 5.0, 1.0, 1.0
@@ -82,6 +82,9 @@ ONCE_EACH = (
     Fault("store host SIGKILL, restarted", kill_and_restart_host, BOTH),
 )
 """Those after which a scene is not what it was."""
+STORE_LOST = Fault(
+    "store host SIGKILL, stays away", lambda scene, world: scene.kill_node(HOST), (PEER, THIRD), nodes=THREE
+)
 
 
 def measure(launcher: Launcher, fault: Fault) -> Recovery | str:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).with_name("scripts")
 WORKER = SCRIPTS / "collectives.py"
+ADDRESSES = {"host": "127.0.0.1", "peer": "127.0.0.2", "third": "127.0.0.3"}
+"""Of the nodes, where each needs one of its own."""
 FT_LAUNCHER_COMMAND = "ft_launcher"
 
 
@@ -36,6 +38,8 @@ class Launcher:
     environment: dict[str, str] = field(default_factory=dict)
     keeps_journal: bool = False
     """Whether it is ours, and writes down what happens when."""
+    store: Callable[[int, Path], list[str]] | None = None
+    """What serves the store on machines that run no workers, by its port and folder; None: the nodes host it."""
 
 
 def elastic_agent(name: str, nnodes: str = "1:4", *more: str) -> Launcher:
@@ -48,6 +52,29 @@ def elastic_agent(name: str, nnodes: str = "1:4", *more: str) -> Launcher:
         return [*start, *_endpoint(place), *_common(place, nnodes), *more, *own, str(WORKER)]
 
     return Launcher(name, command, keeps_journal=True)
+
+
+def on_several_hosts(
+    name: str, *more: str, store: Callable[[int, Path], list[str]] | None = None
+) -> Launcher:
+    """Our own with the store on three hosts, of which each node is one unless ``store`` serves it."""
+
+    def command(place: Place) -> list[str]:
+        endpoint = ["--rdzv-endpoint", _three(place.port)]
+        own = ["--local-addr", ADDRESSES[place.node]] if store is None else []
+        return [*OURS.command(place)[:-1], *endpoint, *own, *more, str(WORKER)]
+
+    return replace(OURS, name=name, command=command, store=store)
+
+
+def _three(port: int) -> str:
+    return ",".join(f"{address}:{port}" for address in ADDRESSES.values())
+
+
+def _serve(port: int, folder: Path) -> list[str]:
+    """All three members of an etcd."""
+    own = ["--rdzv-endpoint", _three(port), "--state-dir", str(folder / "store")]
+    return [sys.executable, "-m", "elastic_agent", "serve", *own]
 
 
 def running(launcher: Launcher, script: str) -> Launcher:
@@ -97,6 +124,8 @@ UNSHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 OURS = elastic_agent("elastic-agent")
 OURS_COLD = elastic_agent("elastic-agent cold", "1:4", "--worker-start", "cold")
+OURS_THREE = on_several_hosts("elastic-agent, three hosts named")
+OURS_ETCD = on_several_hosts("elastic-agent, etcd", "--rdzv-backend", "etcd", store=_serve)
 OURS_FIXED = elastic_agent("elastic-agent 2:2", "2:2")
 TORCHRUN = Launcher("torchrun 1:4", _torchrun("1:4"))
 TORCHRUN_FIXED = Launcher("torchrun 2:2", _torchrun("2:2"))

@@ -3,14 +3,24 @@
 elastic-agent at its defaults (lease 5 s, margin 1 s, settle 1 s) and with workers that are started cold, torchrun
 tuned and (in a full run, once) at its defaults, ft_launcher where its command is installed. Workers are killed several
 times in one scene; every other fault has scenes of its own (a quick run: beside torchrun only where that takes
-seconds).
+seconds). Of three nodes, the one that hosts the store is lost for good: also with three hosts named, and with an etcd.
 """
 
 from __future__ import annotations
 
-from .faults import NODE_JOINS, ONCE_EACH, SETTLE_S, WORKER_KILLED, Fault, Recovery, measure, measure_kills
+from .faults import (
+    NODE_JOINS,
+    ONCE_EACH,
+    SETTLE_S,
+    STORE_LOST,
+    WORKER_KILLED,
+    Fault,
+    Recovery,
+    measure,
+    measure_kills,
+)
 from .figures import Figure, Figures, Options, Ratio, Result, progress, ratio
-from .launchers import OURS, OURS_COLD, TORCHRUN, TORCHRUN_TUNED, Launcher, ft_launcher
+from .launchers import OURS, OURS_COLD, OURS_ETCD, OURS_THREE, TORCHRUN, TORCHRUN_TUNED, Launcher, ft_launcher
 from .stages import RECOVERY_STAGES, Stages, median_stages
 
 KILLS, KILLS_OF_SLOW = 5, 3
@@ -84,6 +94,9 @@ def run(options: Options) -> Result:
                 if number >= 2 and launcher is not OURS and len(known.misses) >= 2:
                     continue  # it does not recover; another minute of waiting would tell nothing new
                 book.enter(fault, launcher, measure(launcher, fault))
+        for launcher in (OURS_THREE, *(() if options.quick else (OURS_ETCD, TORCHRUN_TUNED))):
+            if len(book.figure(STORE_LOST, launcher).misses) < 2:
+                book.enter(STORE_LOST, launcher, measure(launcher, STORE_LOST))
     if not options.quick:
         for launcher in (TORCHRUN, *([theirs] if theirs is not None else [])):
             _once(book, launcher)

@@ -22,8 +22,9 @@ from elastic_agent.testing.processes import Lines, free_port
 
 from .launchers import Launcher, Place
 
-HOST, PEER = BOTH = ("host", "peer")
-SLOTS = {HOST: 2, PEER: 1}
+HOST, PEER, THIRD = THREE = ("host", "peer", "third")
+BOTH = (HOST, PEER)
+SLOTS = {HOST: 2, PEER: 1, THIRD: 1}
 """Workers of each node, unless a benchmark says otherwise."""
 CELL = struct.Struct("d")
 HEAD_START_S = 0.4
@@ -130,6 +131,10 @@ class Scene:
 
     def settle_down(self, nodes: Iterable[str]) -> World:
         """Start these nodes, ``HOST`` a little ahead so that it hosts the store, and let them run for a while."""
+        if self.launcher.store is not None:
+            with (self.folder / "store.log").open("wb") as log:
+                command = self.launcher.store(self.port, self.folder)
+                self._strays.append(psutil.Popen(command, stdout=log, stderr=log))
         for node in nodes:
             self.start(node)
             time.sleep(HEAD_START_S)
@@ -137,7 +142,7 @@ class Scene:
             world = self.await_world(self.size(self.agents), 0.0, SCENE_LIMIT_S, stage="steady")
         except NoWorldError as error:
             raise SpoiltError(f"did not get going: {error}") from None
-        if not self._hosts(HOST):
+        if self.launcher.store is None and not self._hosts(HOST):
             raise SpoiltError("the store was hosted by the other node")
         return world
 

@@ -57,9 +57,13 @@ def reports_of(scene: C10dScene) -> Reports:
 
 
 def observer(scene: C10dScene, node_id: str, state_dir: Path, *, is_host: bool = False) -> RunObserver:
+    async def members() -> dict[str, str]:
+        return {}
+
     backend = SimpleNamespace(
         shown="127.0.0.1",
         is_host=is_host,
+        members=members,
         connect_reports=lambda: c10d.dial_reports(scene.endpoint, "run", GUARD_S),
     )
     node = SimpleNamespace(

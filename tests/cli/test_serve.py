@@ -18,9 +18,10 @@ import pytest
 
 from elastic_agent.exit_codes import ExitCode
 from tests.cli.support import COMMAND, LONG_LEASE, clean_environment, elastic_agent, refusal
+from tests.etcd import need_etcd
 from tests.names import unique
 from tests.ports import free_port
-from tests.waiting import GUARD_S
+from tests.waiting import GUARD_S, wait_for
 
 
 class Serving:
@@ -150,12 +151,25 @@ def test_an_endpoint_that_is_not_this_machine_is_refused(tmp_path: Path, host: s
     assert said in done.stderr
 
 
+def test_serve_hosts_a_member_of_etcd_until_a_signal(tmp_path: Path) -> None:
+    need_etcd()
+    port = free_port()
+    cluster = ",".join(f"{host}:{port}" for host in ("localhost", "192.0.2.7", "192.0.2.8"))
+    with Serving(tmp_path, str(tmp_path / "manager"), "--rdzv-endpoint", cluster) as serving:
+        serving.hear("READY=1")
+        wait_for("its member", lambda: any("hosting the etcd member" in line for line in serving.messages))
+        (member,) = (tmp_path / "state").glob("members/*/pid")
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.process.wait(GUARD_S) == 0
+    assert not Path(f"/proc/{int(member.read_text())}").exists()
+
+
 MISTAKES = {
     "port 0": (["--rdzv-endpoint", "localhost:0"], "got port 0"),
     "another command's option": (["--nnodes", "2"], "--nnodes is an option of elastic-agent run"),
     "a script": (["train.py"], "serve runs no script"),
     "a wrong value": (["--log-level", "loud"], "expected debug, info, warning or error"),
-    "several endpoints": (["--rdzv-endpoint", "a:1,b:2"], "several endpoints"),
+    "several endpoints": (["--rdzv-endpoint", "a:1,b:2"], "expected one, three or five"),
     "an unknown option": (["--no-such-option"], "unknown option"),
     "a file as folder": (["--state-dir", os.devnull], "is not a directory"),
 }

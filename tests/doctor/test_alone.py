@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from elastic_agent.agent import preflight
-from elastic_agent.agent.preflight import Finding, check_endpoint, error, warning
+from elastic_agent.agent.preflight import Finding, check_endpoint, error, other_addresses, warning
 from elastic_agent.cli.doctor import doctor
 from elastic_agent.config.errors import UsageError
 from elastic_agent.diagnosis.differences import start_facts
@@ -266,6 +266,17 @@ def test_a_missing_script_and_a_loopback_endpoint_are_found_at_once() -> None:
     assert f"error    n1: the endpoint {endpoint} means a different machine on every machine" in out
     assert 'error    n1: script "missing.py" does not exist' in out
     assert re.search(r"^\d+ errors.* on n1 alone$", out, re.M)
+
+
+def test_a_machine_that_is_to_host_etcd_needs_it(tmp_path: Path) -> None:
+    addresses = [address for address in other_addresses() if ":" not in address]
+    if not addresses:
+        pytest.skip("this machine has only loopback addresses")
+    endpoint = f"{addresses[0]},198.51.100.2,198.51.100.3"
+    words = ["--rdzv-endpoint", endpoint, "--nnodes", "3", "--state-dir", str(tmp_path)]
+    done = elastic_agent("doctor", *words, variables={"PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert "apt install etcd-server" in done.stdout, done
 
 
 def test_a_module_that_a_run_would_refuse_is_reported(tmp_path: Path) -> None:

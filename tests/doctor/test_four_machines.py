@@ -14,6 +14,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from tests.cli.support import elastic_agent
+from tests.etcd import need_etcd
 from tests.faults.machines import SUBNET, Machines, built
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
@@ -42,12 +43,13 @@ def examine(
     options: Mapping[str, list[str]],
     variables: Mapping[str, Mapping[str, str]] | None = None,
     under: Mapping[str, list[str]] | None = None,
+    endpoint: str = f"{SUBNET}.1:29400",
 ) -> dict[str, CompletedProcess[str]]:
     """Run it on all machines to the end. ``options`` end with the script; ``under``: a command before it."""
 
     def run(node: str) -> CompletedProcess[str]:
         return elastic_agent(
-            *("doctor", "--rdzv-endpoint", f"{SUBNET}.1:29400", "--node-id", node, *options[node]),
+            *("doctor", "--rdzv-endpoint", endpoint, "--node-id", node, *options[node]),
             variables={"XDG_STATE_HOME": str(folder / f"state-{node}"), **(variables or {}).get(node, {})},
             under=[*machines.within(node), *(under or {}).get(node, [])],
         )
@@ -143,3 +145,23 @@ def test_healthy_machines_have_no_findings(machines: Machines, tmp_path: Path) -
     for doctor in doctors.values():
         assert (doctor.returncode, doctor.stdout.startswith(healthy)) == (0, True), doctor
     assert not [file for file in os.listdir(tmp_path) if file.startswith(".")], "files were left behind"
+
+
+def test_machines_that_host_the_store_together_meet_in_it_and_find_the_port_that_is_closed(
+    machines: Machines, tmp_path: Path
+) -> None:
+    need_etcd()
+    if shutil.which("nft") is None:
+        pytest.skip("this needs nft (Debian: nftables)")
+    script = write(tmp_path / "train.py", SCRIPT)
+    words = ["--nnodes", "4", "--json", script]
+    options = dict.fromkeys(NAMES, words)
+    endpoint = ",".join(map(machines.address, NAMES[:3]))
+    for is_closed in (False, True):
+        if is_closed:
+            filter_packets(machines, "c", "tcp dport 29401 drop")
+        report = json.loads(examine(machines, tmp_path, options, endpoint=endpoint)["d"].stdout)
+        assert [machine["machine"] for machine in report["machines"]] == [*NAMES]
+        closed = [(found["machines"], found["cause"]) for found in report["findings"]]
+        expected = (["a", "b", "d"], f"no connection to etcd at {machines.address('c')}:29401")
+        assert closed == ([expected] if is_closed else [])

@@ -24,6 +24,7 @@ from elastic_agent.doctor.connections import (
     EchoServer,
     Place,
     Problem,
+    closed_ports,
     connect_to_all,
     connection_findings,
     targets,
@@ -201,6 +202,30 @@ def test_connections_that_fail_for_one_reason_are_one_finding(
     (finding,) = connection_findings(names, addresses, made)
     assert finding.machine == machine
     assert finding.cause.startswith(cause)
+
+
+def test_a_port_at_which_etcd_is_just_starting_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    place = ("127.0.0.1", port)
+
+    async def connect() -> tuple[str, ...]:
+        testing = asyncio.create_task(closed_ports([place]))
+        await asyncio.sleep(0)
+        etcd = await asyncio.start_server(lambda _, writer: writer.close(), *place)
+        closed = await testing
+        etcd.close()
+        return closed
+
+    assert asyncio.run(connect()) == ()
+    monkeypatch.setattr(connections, "CONNECT_S", 0.0)
+    assert asyncio.run(closed_ports([place])) == (f"127.0.0.1:{port}",)
+
+
+def test_a_port_of_etcd_is_reported_with_the_machine_that_cannot_reach_it() -> None:
+    records = gathered(arrived("a"), arrived("b"))
+    records.tested[1] = Surroundings((), (), ("10.0.0.1:29401",))
+    (closed,) = make_report(records, 60.0).findings
+    assert (closed.check, closed.machine) == ("etcd-port", "b")
 
 
 # -- all-reduces ----------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ class Cluster(Agents):
         run_id: str | None = UNIQUE,
         etcd: str | None = None,
         etcd_is_new: bool = False,
+        hosts: tuple[str, ...] = (),
         lease_s: float = LEASE_S,
         margin_s: float = MARGIN_S,
         alone: bool = False,
@@ -72,6 +73,7 @@ class Cluster(Agents):
             run_id: the agents' ``--rdzv-id``, by default one that no other cluster has; None: they derive it.
             etcd: the members of the etcd to meet in; None: a c10d store at ``endpoint_host`` and ``port``.
             etcd_is_new: nothing was there before, so that the first run in it waits for a lease and the margin.
+            hosts: machines that host the store together, at ``port``; none: only ``endpoint_host`` does.
             lease_s: the agents' ``--lease-ttl``.
             margin_s: the agents' ``--fence-margin``.
             alone: ``train.py`` uses no collectives, and no worker imports torch.
@@ -84,6 +86,7 @@ class Cluster(Agents):
         self.run_id = unique("run") if run_id == UNIQUE else run_id
         self.etcd = etcd
         self.etcd_is_new = etcd_is_new
+        self.hosts = hosts
         self.lease_s = lease_s
         self.margin_s = margin_s
         self.alone = alone
@@ -173,7 +176,8 @@ class Cluster(Agents):
     def _meeting(self) -> tuple[str, ...]:
         """Where the agents meet, as options."""
         if self.etcd is None:
-            return "--rdzv-endpoint", f"{self.endpoint_host}:{self.port}"
+            hosts = self.hosts or (self.endpoint_host,)
+            return "--rdzv-endpoint", ",".join(f"{host}:{self.port}" for host in hosts)
         return "--rdzv-backend", "etcd", "--rdzv-endpoint", self.etcd, "--etcd-prefix", self._etcd_prefix
 
     @property

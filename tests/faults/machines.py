@@ -53,9 +53,11 @@ class Machines:
         """The command that starts something on that machine."""
         return "ip", "netns", "exec", f"{self._tag}-{node}"
 
-    def start(self, cluster: Cluster, node: str) -> NodeProcess:
+    def start(self, cluster: Cluster, node: str, slots: int = 1) -> NodeProcess:
         """Start an agent there."""
-        return cluster.start(node, state=f"state-{node}", within=self.within(node), GLOO_SOCKET_IFNAME="eth0")
+        return cluster.start(
+            node, slots, state=f"state-{node}", within=self.within(node), GLOO_SOCKET_IFNAME="eth0"
+        )
 
     def address(self, node: str) -> str:
         return f"{SUBNET}.{self.names.index(node) + 1}"

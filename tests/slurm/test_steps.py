@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.etcd import need_etcd
+
 from .cluster import Slurm
 from .support import DEPLOY, SMALL, finish, nodes_of, notes, steps, wait_steps
 
@@ -102,6 +104,19 @@ def test_a_node_that_fails_does_not_end_an_elastic_job(slurm: Slurm, folder: Pat
     job.wait_said("the run finished")
     assert job.wait_state("COMPLETED", "FAILED", "COMPLETING") != "PENDING"
     assert job.facts()["Restarts"] == "0"
+
+
+def test_three_nodes_that_host_the_store_do_without_the_first(slurm: Slurm, folder: Path) -> None:
+    need_etcd()
+    script = DEPLOY / "three-hosts.sbatch"
+    job = slurm.submit(script, "--nodes=3", *SMALL, folder=folder, TMPDIR=str(folder))
+    wait_steps(job)
+    slurm.lose_node("n0")
+    wait_steps(job, after=1)
+    assert nodes_of(notes(folder, "born"), steps(folder)[-1]["generation"]) == {"n1": 1, "n2": 1}
+    (folder / "finish").touch()
+    job.wait("the agents and members of etcd to end", lambda: not job.processes())
+    assert {one["generation"] for one in notes(folder, "done")} == {steps(folder)[-1]["generation"]}
 
 
 def test_after_a_nodes_failure_slurm_requeues_a_plain_job_and_it_is_the_same_run(

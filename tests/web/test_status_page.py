@@ -147,6 +147,11 @@ def test_page_json_and_metrics_of_a_running_run() -> None:
         assert get(f"{server.url}../../etc/passwd")[0] == 404
 
 
+def test_the_page_shows_the_machines_that_host_the_store_together() -> None:
+    with served(lambda: replace(running(), store={"lab1": "leads", "lab2": "no answer"})) as server:
+        assert "lab1 leads; lab2 no answer" in get(server.url)[1]
+
+
 def test_nothing_can_be_changed() -> None:
     with served(running) as server:
         request = urllib.request.Request(f"{server.url}api/status", data=b"{}", method="POST")

@@ -33,6 +33,7 @@ def configured_backend(
 
     Raises:
         UsageError: the password for etcd or the run's secret cannot be read.
+        ValueError: this machine is to host a member of etcd, which is not installed.
     """
     is_etcd = settings.rdzv_backend == ETCD
     endpoint = settings.rdzv_endpoint or Endpoint("127.0.0.1", 0)
@@ -45,4 +46,5 @@ def configured_backend(
         port_range=settings.port_range,
         secret=configured_secret(settings, os.environ, variables.secret),
         serve=serve,
+        local_addr=settings.local_addr,
     )

@@ -16,7 +16,7 @@ from elastic_agent.agent.reporting.event_command import EventCommand
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.outcome_file import OutcomeFile
-from elastic_agent.agent.reporting.start_check import StartCheck
+from elastic_agent.agent.reporting.start_check import DOCTORS_PROBE, StartCheck
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import decide, how_to_join_again, how_to_resume, requeue
@@ -260,11 +260,18 @@ async def _host_on(node: LocalNode) -> None:
     """Keep serving the store, if this node hosts it, until no run needs it any more."""
     node.signals.hosting_on = True
     while True:
-        runs, nodes = tuple(node.backend.busy_with), node.depending(node.console.node_id)
+        runs, nodes = _dependents(node), node.depending(node.console.node_id)
         node.publish(events.Hosting(runs, tuple(nodes)))
         if not runs:
             return
         await node.backend.changed()
+
+
+def _dependents(node: LocalNode) -> tuple[str, ...]:
+    """Return the runs for which to stay; the doctor's member of etcd goes when it is done, as it came."""
+    settings, runs = node.settings, node.backend.busy_with
+    is_guest = settings.script == DOCTORS_PROBE and settings.rdzv_endpoint and settings.rdzv_endpoint.others
+    return tuple(run for run in runs if run == node.backend.run_id or not is_guest)
 
 
 async def _requeue(node: LocalNode, run: FoundRun, ending: Ending) -> None:

@@ -96,13 +96,21 @@ def _serve(resolved: Resolved) -> int:
     adopt_library_loggers()
     shorten_lookups()
     stores = None
+    endpoint = settings.rdzv_endpoint
     try:
-        stores = StoreServers(None)
-        stores.await_ready()
-        show = partial(_page, settings.status_port, secret)
-        as_asked = asyncio.run(
-            store_server.serve(settings.rdzv_endpoint, settings.state_dir, stores.serve, show, secret)
-        )
+        if endpoint is not None and endpoint.others:
+            from elastic_agent.rendezvous.backends.members import hosting
+
+            as_asked = asyncio.run(hosting.serve(endpoint, settings.state_dir, secret))
+        else:
+            stores = StoreServers(None)
+            stores.await_ready()
+            show = partial(_page, settings.status_port, secret)
+            as_asked = asyncio.run(
+                store_server.serve(endpoint, settings.state_dir, stores.serve, show, secret)
+            )
+    except ValueError as error:
+        raise UsageError(f"serve: {error}") from None
     except (store_server.CannotServeError, TransportError) as error:
         log.error(str(error))
         return ExitCode.NO_STORE

@@ -76,8 +76,7 @@ def derive_rendezvous(builder: SettingsBuilder, environ: Mapping[str, str]) -> N
         if builder.is_given(name) and values[name] != default_of(name):
             builder.warn(f"{builder.sources[name]} has no effect without etcd")
     if endpoint is not None and endpoint.others:
-        problem = "which names several endpoints; c10d uses only one"
-        raise builder.wrong("rdzv_endpoint", problem, "one HOST[:PORT]")
+        _check_members(builder, endpoint, environ)
     if values["standalone"]:
         _stand_alone(builder)
     elif endpoint is None and values["nnodes"].most > 1:
@@ -152,6 +151,21 @@ def _free_port(builder: SettingsBuilder) -> None:
     source = builder.sources["rdzv_endpoint"]
     builder.put("standalone", True, Source(source.layer, f"{source} with port 0"))
     builder.put("rdzv_endpoint", None, source)
+
+
+def _check_members(builder: SettingsBuilder, endpoint: Endpoint, environ: Mapping[str, str]) -> None:
+    """Check a list of machines that are to host an etcd, whose members use the port after it, too."""
+    members = endpoint.members
+    fit = len(members) in (3, 5) and all(0 < member.port < 65535 for member in members)
+    if not fit or len({member.host for member in members}) < len(members):
+        problem = "whose machines are to host the store together"
+        raise builder.wrong("rdzv_endpoint", problem, "one, three or five, with a port from 1 to 65534")
+    is_closed = named_source(builder.values["secret_file"], environ, is_variable_set=SECRET in environ)
+    if not (is_closed or all(_is_loopback(member.host) for member in members)):
+        builder.warn(
+            f"every program that can connect to port {members[0].port} or {members[0].port + 1} of these machines can "
+            "join or end the run; to let in only agents with a secret, set --secret-file"
+        )
 
 
 def _check_etcd(builder: SettingsBuilder, environ: Mapping[str, str]) -> None:

@@ -77,6 +77,9 @@ _RULES = {
         "pass an address of one family as --rdzv-endpoint",
         is_error=True,
     ),
+    "etcd": Rule(
+        "members of versions that are further apart than one minor version refuse each other", _INSTALL
+    ),
     "--rdzv-id": Rule(
         "these are different runs, which do not wait for each other", "pass the same --rdzv-id", is_error=True
     ),

@@ -17,13 +17,14 @@ from msgspec import Struct
 
 from elastic_agent.agent.preflight import Finding, error
 from elastic_agent.printable import listed
-from elastic_agent.values import PortRange
+from elastic_agent.values import Endpoint, PortRange
 
 CONNECT_S = 3.5
 """Long enough for two lost packets (the system repeats after 1 and after 3 s)."""
 ANSWER_S = 3.0
 TEST_S = CONNECT_S + ANSWER_S
 """How long a test may take."""
+RETRY_S = 0.2
 ALL_PAIRS_UP_TO = 32
 """Machines; of more, each one connects to its neighbour and to some others at random."""
 RANDOM_PAIRS = 8
@@ -138,6 +139,23 @@ async def _test(address: str, port: int) -> tuple[Problem | None, str]:
         except (OSError, asyncio.IncompleteReadError):
             return Problem.NO_ANSWER, ""
     return None, ""
+
+
+async def closed_ports(places: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """Return those at which no program accepts a connection; one may be just starting there."""
+    accept = await asyncio.gather(*(_accepts(host, port) for host, port in places))
+    return tuple(str(Endpoint(*place)) for place, accepts in zip(places, accept, strict=True) if not accepts)
+
+
+async def _accepts(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(CONNECT_S):
+            while True:
+                with contextlib.suppress(ConnectionRefusedError):
+                    (await asyncio.open_connection(host, port))[1].close()
+                    return True
+                await asyncio.sleep(RETRY_S)
+    return False
 
 
 def _connect_problem(failure: OSError) -> tuple[Problem, str]:

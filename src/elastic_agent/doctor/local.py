@@ -21,9 +21,11 @@ from elastic_agent.agent.worker_group.command import fingerprint
 from elastic_agent.config.directories import make_state_dir, problem_with_folder
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
+from elastic_agent.config.value_types import ETCD
 from elastic_agent.diagnosis.differences import policy_facts, start_facts
 from elastic_agent.printable import without_surrogates
 from elastic_agent.python_source import problem_with_source
+from elastic_agent.values import Endpoint
 
 from . import machine
 from .gpus import Gpus, check_gpus, find_gpus
@@ -33,6 +35,7 @@ from .records import Local
 
 CHECK_TIMEOUT_S = 9.0
 """How long one group of checks may take; each has its own thread."""
+NO_ETCD = "etcd"
 LONGEST_SOURCE = 4 * 2**20
 
 
@@ -62,9 +65,10 @@ async def examine_alone(request: Request) -> Local:
     """Run the checks that need no other machine, all at once. Does not block the event loop."""
     settings, name = request.settings, request.machine
     slots = likely_slots(settings.nproc_per_node)
-    gpus, installed, findings = await asyncio.gather(
+    gpus, installed, etcd, findings = await asyncio.gather(
         in_time(find_gpus, CHECK_TIMEOUT_S, Gpus(problem=f"no answer within {CHECK_TIMEOUT_S:g} s")),
         find_installed(request.python),
+        in_time(lambda: machine.etcd_version() if etcd_ports(settings) else "", CHECK_TIMEOUT_S, ""),
         asyncio.gather(*(_checked(name, check) for name, check in _checks(request, slots).items())),
     )
     found = [
@@ -79,14 +83,14 @@ async def examine_alone(request: Request) -> Local:
         settings.nnodes.most,
         len(gpus.names),
         "torch" in installed.versions and not installed.problem,
-        _facts(request, installed, gpus),
+        _facts(request, installed, gpus) | ({"etcd": etcd} if etcd else {}),
         tuple(replace(finding, machine=name) for finding in found),
     )
 
 
 def stops_meeting(findings: Iterable[Finding]) -> bool:
     """Return whether this machine cannot meet the others, so that there is no point in waiting for them."""
-    return any(finding.check in (preflight.LOOPBACK, "endpoint-name") for finding in findings)
+    return any(finding.check in (preflight.LOOPBACK, "endpoint-name", NO_ETCD) for finding in findings)
 
 
 def _checks(request: Request, slots: int | None) -> dict[str, Callable[[], Iterable[Finding]]]:
@@ -102,7 +106,27 @@ def _checks(request: Request, slots: int | None) -> dict[str, Callable[[], Itera
     if settings.rdzv_endpoint is not None and settings.nnodes.most > 1:
         endpoint = reachable_endpoint(settings.rdzv_endpoint, request.environ)
         checks["endpoint"] = lambda: preflight.check_endpoint(endpoint)
+        if etcd_ports(settings):
+            checks["etcd"] = lambda: _check_etcd(settings, endpoint)
     return checks
+
+
+def etcd_ports(settings: Settings) -> tuple[tuple[str, int], ...]:
+    """Return where the etcd is to listen that machines of the run are to host together; none: no such is."""
+    endpoint = settings.rdzv_endpoint
+    if settings.rdzv_backend == ETCD or endpoint is None or not endpoint.others:
+        return ()
+    return tuple((each.host, port) for each in endpoint.members for port in (each.port, each.port + 1))
+
+
+def _check_etcd(settings: Settings, endpoint: Endpoint) -> Iterator[Finding]:
+    """Check that etcd is installed, if this machine is to host a member."""
+    from elastic_agent.rendezvous.backends.members.hosting import Hosting  # gRPC takes a quarter of a second
+
+    try:
+        Hosting(endpoint, settings.state_dir, None, settings.local_addr)
+    except ValueError as refusal:
+        yield error(NO_ETCD, str(refusal), "then run the doctor again on all machines")
 
 
 def _check_script(request: Request) -> Iterator[Finding]:

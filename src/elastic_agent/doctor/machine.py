@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import shutil
+import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +31,7 @@ LEAST_FREE = 2**28
 """Bytes that a folder for logs and state should have free."""
 LEAST_SHM = 512 * 2**20
 """Bytes of /dev/shm: data loaders and NCCL pass their data through it; Docker's default of 64 MiB is not enough."""
+ETCD_S = 5.0
 UNLIMITED = "ulimit -v unlimited; in a service LimitAS=infinity"
 FILES_BESIDE_PEERS = 256
 """Descriptors of a worker besides three for each other worker: libraries, data loaders, logs."""
@@ -67,6 +69,16 @@ def check_limits(workers: int, limit_of: Callable[[int], int] = soft_limit) -> I
             "than of memory",
             UNLIMITED,
         )
+
+
+def etcd_version() -> str:
+    """Return the version of the installed etcd; empty: there is none, or it does not tell."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(
+            ["etcd", "--version"], capture_output=True, text=True, timeout=ETCD_S, check=True
+        )
+        return told.stdout.partition("etcd Version: ")[2].partition("\n")[0]
+    return ""
 
 
 def check_shared_memory(folder: str = "/dev/shm") -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from elastic_agent.files import write_atomically
 from elastic_agent.transport import interface_of, resolve, source_towards
 from elastic_agent.worker_variables import LAUNCH_FOLDER
 
-from .connections import TEST_S, EchoServer, connect_to_all, targets
+from .connections import TEST_S, EchoServer, closed_ports, connect_to_all, targets
 from .folders import Shared, SharedFolders
 from .interpreter import REDUCE_S, START_S, reduce
 from .machine import in_time
@@ -82,10 +82,10 @@ async def examine(task: Task) -> Gathered:
     peers = {rank: arrived[rank].place for rank in targets(exchange.rank, exchange.size) if rank in arrived}
     try:
         lost = tuple(Shared(path, "does not answer (a file server that is down?)") for path in task.paths)
-        shared, connections = await asyncio.gather(
-            in_time(folders.mark, STORAGE_S, lost), connect_to_all(peers)
+        shared, connections, closed = await asyncio.gather(
+            in_time(folders.mark, STORAGE_S, lost), connect_to_all(peers), closed_ports(task.etcd)
         )
-        tested = await exchange.swap(Surroundings(tuple(connections), shared), TEST_S + EXCHANGE_S)
+        tested = await exchange.swap(Surroundings(tuple(connections), shared, closed), TEST_S + EXCHANGE_S)
         backends = possible_backends(exchange.size, arrived.values(), tested.values())
         seen = await in_time(lambda: folders.look(exchange.size), STORAGE_S, tuple[tuple[int, ...], ...]())
         reduced: dict[str, Reduced] = {}

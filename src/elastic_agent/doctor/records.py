@@ -48,6 +48,8 @@ class Task(Struct, frozen=True):
     """``--port-range``."""
     address: str | None = None
     """Of ``--local-addr``."""
+    etcd: tuple[tuple[str, int], ...] = ()
+    """Hosts and ports of the etcd that machines of the run host together."""
 
 
 class Arrived(Struct, frozen=True):
@@ -66,6 +68,8 @@ class Surroundings(Struct, frozen=True):
 
     connections: tuple[Connection, ...]
     shared: tuple[Shared, ...]
+    closed: tuple[str, ...] = ()
+    """Ports of etcd that do not accept its connections."""
 
 
 class Ended(Struct, frozen=True):

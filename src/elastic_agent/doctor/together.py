@@ -18,11 +18,12 @@ from elastic_agent.config.value_types import ETCD, NodeRange
 from elastic_agent.diagnosis.differences import differences
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import count
+from elastic_agent.rendezvous.backends.members.member import FOLDER as MEMBERS
 
 from .connections import ANY, connection_findings
 from .folders import path_findings
-from .local import Request
-from .records import GATHERED, TASK, Arrived, Gathered, Local, Reduced, Task
+from .local import Request, etcd_ports
+from .records import GATHERED, TASK, Arrived, Gathered, Local, Reduced, Surroundings, Task
 from .report import Machine, Report, is_healthy, report_alone
 
 RUN_ID = "elastic-agent-doctor"
@@ -70,8 +71,13 @@ def doctor_settings(settings: Settings, wait_s: float, folder: Path) -> Settings
 def write_task(request: Request, local: Local, paths: tuple[str, ...], folder: Path) -> None:
     """Leave in the folder what the worker is to do."""
     settings = request.settings
-    task = Task(local, request.python, paths, settings.port_range, settings.local_addr)
+    task = Task(local, request.python, paths, settings.port_range, settings.local_addr, etcd_ports(settings))
     (folder / TASK).write_bytes(msgspec.json.encode(task))
+    if task.etcd:  # one without this machine's data would take the place of its member
+        members = settings.state_dir / MEMBERS
+        members.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / "state").mkdir(mode=0o700)
+        (folder / "state" / MEMBERS).symlink_to(members)
 
 
 def read_report(folder: Path, wait_s: float) -> Report | None:
@@ -143,6 +149,7 @@ def make_report(gathered: Gathered, wait_s: float) -> Report:
         ),
         *_differences(machines),
         *blocked,
+        *_closed_ports(names, gathered.tested),
         *folders,
         *_failed_reductions(names, reduced),
     ]
@@ -205,6 +212,17 @@ def _differences(machines: list[Machine]) -> Iterator[Finding]:
         make = error if difference.rule.is_error else warning
         for name in difference.unusual or [""]:
             yield make("differs", f"machines differ in {difference.text}", difference.rule.remedy, name)
+
+
+def _closed_ports(names: Mapping[int, str], tested: Mapping[int, Surroundings]) -> Iterator[Finding]:
+    for rank, port in ((rank, port) for rank, each in tested.items() for port in each.closed):
+        yield error(
+            "etcd-port",
+            f"no connection to etcd at {port}",
+            "open this port between the machines of the run; if etcd does not run there, the output of the command "
+            "there tells why",
+            names.get(rank, ""),
+        )
 
 
 def _failed_reductions(

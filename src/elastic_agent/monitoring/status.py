@@ -174,6 +174,9 @@ class RunStatus(Struct, frozen=True):
     """The store does not answer, and no worker of the node that has trained before runs meanwhile."""
     remedy: str = ""
     """What to do about a store that does not answer."""
+    store: dict[str, str] = {}
+    """Of each machine that hosts a member of the store, whether it ``leads`` or ``follows``, or what is wrong with it;
+    none: one machine hosts it, or others do."""
     serves: tuple[str, ...] = ()
     """Nodes that needed the store of that node's agent when it had left the run; it stays to serve them."""
 

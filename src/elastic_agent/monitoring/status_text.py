@@ -67,6 +67,11 @@ def outage_text(status: RunStatus) -> str:
     return f"{paused}{since} ({status.problem})"
 
 
+def store_text(status: RunStatus) -> str:
+    """Return how the machines are that host the store together; empty: no such do."""
+    return "; ".join(f"{host} {role}" for host, role in status.store.items())
+
+
 def status_text(status: RunStatus, now_s: float | None = None) -> str:
     """Return several lines; the first one says how the run is.
 
@@ -88,6 +93,8 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
     if status.goodput is not None and status.goodput.share is not None:
         lines.append(f"this node: {goodput_text(status.goodput)}")
     lines += status.stragglers
+    if status.store:
+        lines.append(f"store: {store_text(status)}")
     if status.phase == "stopped":
         lines.append(
             f"to resume the run, start it again with the same command and --rdzv-id {status.run_id}, on every node"

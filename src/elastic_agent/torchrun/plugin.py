@@ -80,6 +80,11 @@ def create_handler(params: RendezvousParameters, rdzv_backend: str) -> Rendezvou
     bind_context(run=settings.rdzv_id, node=member.node_id)
     stores = StoreServers(None)
     endpoint = settings.rdzv_endpoint or Endpoint("127.0.0.1", 0)
+    if access is None and endpoint.others:
+        raise ValueError(
+            f"--rdzv-endpoint: got {endpoint}; a torchrun hosts no member of etcd: expected one HOST[:PORT], or "
+            "--rdzv-backend elastic-etcd with the members of an etcd that runs (elastic-agent serve hosts one)"
+        )
     backend = open_backend(
         endpoint,
         access,

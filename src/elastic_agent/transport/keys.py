@@ -7,6 +7,7 @@ Keys, all below the root of the table:
     inbox                           queue of "<run id> <incarnation>": hints for the coordinator (c10d only)
     r/<run>/life                    random name of this life of the run's records, which ends when they are removed
     r/<run>/ended                   of the last life: generation, outcome, what else the next has to know (etcd only)
+    r/<run>/new                     the run's id was drawn in this life of the store (etcd only)
     r/<run>/leader                  the coordinator (etcd only)
     r/<run>/report/<node>           the node's newest reports (see :mod:`elastic_agent.diagnosis.records`)
     r/<run>/asked/<node>            what a user asks the node about its workers (see agent/reporting/questions.py)
@@ -51,6 +52,7 @@ class RunKeys:
         self.folder = f"{RUNS}{run_id}/"
         self.life = f"{self.folder}life"
         self.ended = f"{self.folder}ended"
+        self.new = f"{self.folder}new"
         self.leader = f"{self.folder}leader"
         self.reports = f"{self.folder}report/"
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
 
 from elastic_agent.printable import on_one_line
-from elastic_agent.protocol import MAX_WAITING_CHARS, Lease, Member, Plan, encode
+from elastic_agent.protocol import MAX_WAITING_CHARS, Lease, Member, Plan, RecordError, State, decode, encode
 
 from .base import OtherVersionError, StoreLostError, Table
 from .keys import GONE, RUNS, LifeKeys, RunKeys, begun_run_in, name_in
@@ -18,6 +19,16 @@ async def begun_runs(table: Table) -> list[str]:
     """Return the ids of all runs in which a node has registered, or that have a plan."""
     found = (begun_run_in(key) for key in await table.keys(RUNS))
     return list(dict.fromkeys(run_id for run_id in found if run_id is not None))
+
+
+async def runs_with_nodes(table: Table) -> list[str]:
+    """Return the ids of all runs that a node takes part in, or was lost from a short time ago."""
+    found: dict[str, None] = {}
+    for key, data in (await table.read_folders(RUNS)).items():
+        with contextlib.suppress(RecordError):
+            if "/m/" in key and decode(Member, data).state is not State.LEFT:
+                found[key.split("/")[1]] = None
+    return list(found)
 
 
 async def life_of(table: Table, run: RunKeys) -> str | None:

@@ -7,6 +7,7 @@ complete, and nothing else changes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -216,13 +217,15 @@ class RunObserver:
 
     async def status(self, within_s: float = ANSWER_S) -> RunStatus:
         """Return the status of the run, from the store if it answers within this time."""
-        problem = ""
+        problem, store = "", dict[str, str]()
         self._reports.on_progress()
         try:
             self._last_view = await asyncio.wait_for(self._reports.store.read(), within_s)
         except (TransportError, TimeoutError) as error:
             problem = self._silent_because or str(error) or f"no answer within {within_s:g} s"
-        return self._status(problem)
+        with contextlib.suppress(TimeoutError):
+            store = await asyncio.wait_for(self._node.backend.members(), within_s)
+        return replace(self._status(problem), store=store)
 
     def _status(self, problem: str = "") -> RunStatus:
         view, seen = self._last_view.view, self._log.plan

@@ -71,8 +71,8 @@ class RendezvousSettings:
         value_types.ENDPOINT,
         None,
         "Rendezvous endpoint, the same on every node: host name or address of the machine that hosts the "
-        "store, with a port (default 29400). For etcd: its members, separated by commas (default port "
-        "2379).",
+        "store, with a port (default 29400); three or five machines, separated by commas, host it together "
+        "in an etcd, so that none is needed. For etcd: its members (default port 2379).",
         torchrun=True,
         shown_default="none; needed for more than one node",
     )

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from elastic_agent.files import with_remedy
 from elastic_agent.logs import get_logger
@@ -134,6 +135,10 @@ class RendezvousBackend(abc.ABC):
             seats: of the nodes of the last world.
         """
 
+    async def members(self) -> dict[str, str]:
+        """Return how the machines are that host the store together, by host; none: no such do."""
+        return {}
+
     # -- the end --------------------------------------------------------------------------------
 
     @property
@@ -187,27 +192,28 @@ def open_backend(
     port_range: PortRange | None = None,
     secret: Secret | None = None,
     serve: ServeStore = serve_here,
+    local_addr: str | None = None,
 ) -> RendezvousBackend:
-    """Return the rendezvous backend for the endpoint: etcd if ``access`` is given, else c10d. Does not connect yet.
+    """Return the rendezvous backend for the endpoint, which does not connect yet.
 
-    ``secret``: what the agents of the run share. ``serve``: serves stores.
+    It is etcd if ``access`` is given, an etcd of the agents' own if the endpoint lists several machines, else c10d.
+    ``secret``: what the agents of the run share. ``serve``: serves stores. ``local_addr``: this machine's, if given.
     """
-    port_rest_s = 2 * (lease_ttl_s + fence_margin_s)
-    if access is None:
+    options: dict[str, Any] = {
+        "port_range": port_range,
+        "port_rest_s": 2 * (lease_ttl_s + fence_margin_s),
+        "secret": secret,
+        "serve": serve,
+    }
+    if access is None and not endpoint.others:
         from .c10d.backend import C10dBackend
 
-        return C10dBackend(
-            endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s, secret=secret, serve=serve
-        )
+        return C10dBackend(endpoint, state_dir, **options)
+    options["lease_ttl_s"] = lease_ttl_s
+    if access is None:
+        from .members.backend import MembersBackend
+
+        return MembersBackend(endpoint, state_dir, local_addr, **options)
     from .etcd.backend import EtcdBackend  # gRPC takes a quarter of a second
 
-    return EtcdBackend(
-        endpoint,
-        access,
-        state_dir,
-        lease_ttl_s=lease_ttl_s,
-        port_range=port_range,
-        port_rest_s=port_rest_s,
-        secret=secret,
-        serve=serve,
-    )
+    return EtcdBackend(endpoint, access, state_dir, **options)

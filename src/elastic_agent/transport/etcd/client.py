@@ -108,6 +108,8 @@ class EtcdClient:
         self._kv = rpc.KVStub(channel)
         self._leases = rpc.LeaseStub(channel)
         self._auth = rpc.AuthStub(channel)
+        self._cluster = rpc.ClusterStub(channel)
+        self._maintenance = rpc.MaintenanceStub(channel)
         # etcd takes requests for ever on both, but gets one; and keeping a lease alive once has one answer.
         self._watch = _calls(channel.unary_stream, "Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
         self._keep_alive = _calls(
@@ -237,6 +239,23 @@ class EtcdClient:
     async def revoke(self, lease_id: int) -> None:
         """End the lease and remove what hangs on it."""
         await self._call(self._leases.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
+
+    # -- the cluster ----------------------------------------------------------------------------
+
+    async def members(self) -> Sequence[Any]:
+        """Return the Members of the cluster, as this one knows them; it answers without a majority, too."""
+        return list((await self._call(self._cluster.MemberList, rpc.MemberListRequest())).members)
+
+    async def replace_member(self, member_id: int | None, peer_url: str) -> None:
+        """Remove a member (None: that was done), and add one at this address, which is to start without data."""
+        if member_id is not None:
+            await self._call(self._cluster.MemberRemove, rpc.MemberRemoveRequest(ID=member_id))
+        await self._call(self._cluster.MemberAdd, rpc.MemberAddRequest(peerURLs=[peer_url]))
+
+    async def leads(self) -> bool | None:
+        """Return whether this member leads the cluster; None: it knows of no leader."""
+        status = await self._call(self._maintenance.Status, rpc.StatusRequest())
+        return bool(status.leader == status.header.member_id) if status.leader else None
 
     # -- watching -------------------------------------------------------------------------------
 

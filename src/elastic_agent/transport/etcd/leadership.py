@@ -107,8 +107,11 @@ class Leadership:
     async def store_age_s(self) -> float:
         """Return for how long this etcd has had its data at least; infinite if that is longer than any lease may last.
 
-        Counted from when the first agent came after etcd was set up, or after it had lost its data.
+        Counted from when the first agent came after etcd was set up, or after it had lost its data. A run whose id was
+        drawn in this life of the data has no nodes from before it.
         """
+        if await self._client.get(_bytes(self._root, self._keys.run.new)) is not None:
+            return math.inf
         found = await self._client.get(id_key(self._root))
         if found is None:  # lost this moment: who dials next begins the next life
             return 0.0

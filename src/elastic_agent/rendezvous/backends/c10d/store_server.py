@@ -43,7 +43,7 @@ class CannotServeError(Exception):
     """The endpoint is not this machine's, or another program listens there; the message is one line."""
 
 
-def _signals_to_stop() -> asyncio.Queue[str]:
+def signals_to_stop() -> asyncio.Queue[str]:
     """Return where the names of signals come from now on; one that is ignored (``serve &`` in a script) stays so."""
     loop, names = asyncio.get_running_loop(), asyncio.Queue[str]()
     for signum in _STOP_SIGNALS:
@@ -52,6 +52,13 @@ def _signals_to_stop() -> asyncio.Queue[str]:
         else:
             loop.add_signal_handler(signum, names.put_nowait, signum.name)
     return names
+
+
+async def show_life(manager: SystemdNotifier) -> None:
+    """Tell the watchdog that the event loop runs."""
+    while True:
+        manager.notify(ALIVE)
+        await asyncio.sleep(manager.alive_every_s)
 
 
 async def serve(
@@ -76,7 +83,7 @@ async def serve(
     Raises:
         CannotServeError: the endpoint is not this machine's, or is taken.
     """
-    stop = _signals_to_stop()
+    stop = signals_to_stop()
     shown = endpoint or Endpoint(socket.gethostname(), DEFAULT_PORT)
     host = await _host(endpoint or Endpoint(EVERYWHERE, DEFAULT_PORT), shown, secret, serve_store)
     with contextlib.closing(host):
@@ -120,7 +127,7 @@ class Server:
         parts = [self._coordinator.run(), self._await_signal(stop)]
         if self._manager.watchdog_s is not None:
             faulthandler.enable()  # its SIGABRT writes down where we hang
-            parts.append(self._show_life())
+            parts.append(show_life(self._manager))
         await until_one_ends(*parts)
         self._manager.notify(STOPPING)
         if needed_by := self._coordinator.busy_with:
@@ -134,12 +141,6 @@ class Server:
 
     async def _await_signal(self, stop: asyncio.Queue[str]) -> None:
         self._signal = await stop.get()
-
-    async def _show_life(self) -> None:
-        """Tell the watchdog that the event loop runs."""
-        while True:
-            self._manager.notify(ALIVE)
-            await asyncio.sleep(self._manager.alive_every_s)
 
     def _show_status(self) -> None:
         self._manager.notify(self._status())

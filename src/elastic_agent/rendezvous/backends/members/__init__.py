@@ -1,0 +1,1 @@
+"""The members backend: the agents on three or five named machines supervise an etcd, in which all agents meet."""

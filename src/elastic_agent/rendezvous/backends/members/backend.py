@@ -1,0 +1,124 @@
+"""The rendezvous in an etcd whose members are the agents' own; everything else is the etcd backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elastic_agent.protocol import Seat
+from elastic_agent.rendezvous.backends.etcd.backend import EtcdBackend
+from elastic_agent.rendezvous.run_history import JobFiles, new_run_id
+from elastic_agent.transport import (
+    JOBS,
+    NodeRecords,
+    Obstacle,
+    RunKeys,
+    TransportError,
+    name_in,
+    run_abandonable,
+    runs_with_nodes,
+)
+from elastic_agent.transport.etcd import EtcdTable
+from elastic_agent.values import Endpoint, EtcdAccess
+
+from .hosting import Hosting
+from .member import FOLDER
+
+DISK_S = 5.0
+NEED_CHECK_S = 0.3
+NEW_RUN_S = 3600
+"""For how long it is known that a run is new; it has a plan long before."""
+
+
+class MembersBackend(EtcdBackend):
+    """One run in the etcd of these machines."""
+
+    def __init__(self, endpoint: Endpoint, state_dir: Path, local_addr: str | None, **options: Any) -> None:
+        """``local_addr``: this machine's, if given; ``options``: see :class:`EtcdBackend`; ValueError: no etcd here."""
+        super().__init__(endpoint, EtcdAccess(), state_dir, **options)
+        self._jobs = JobFiles(state_dir)
+        self._fingerprint: str | None = None
+        self._hosting = Hosting(endpoint, state_dir, self.secret, local_addr)
+        self._needed_by: list[str] | None = None
+        """The runs that have nodes, as last read; None before that."""
+
+    @property
+    def _job(self) -> str:
+        return f"{self._endpoint} {self._fingerprint}"
+
+    async def _table(self) -> EtcdTable:
+        self._hosting.begin()
+        client = await self._members.dial()
+        return EtcdTable(client, self._members.root, on_close=lambda: self._members.suspect(client))
+
+    async def agree(self, fingerprint: str) -> str:
+        """Find the run of this job in etcd, or create it; see :class:`RendezvousBackend`."""
+        self._fingerprint = fingerprint
+        known = await run_abandonable(lambda: self._jobs.run_of(self._job), DISK_S)
+        proposal = known or new_run_id()
+        with contextlib.closing(await self._table()) as table:
+            if known is None:
+                await table.put(RunKeys(proposal).new, b"1", NEW_RUN_S)
+            stored = await table.swap(f"{JOBS}{fingerprint}", None, proposal.encode())
+        self.run_id = run_id = name_in(stored or b"") or proposal
+        await run_abandonable(lambda: self._jobs.write(self._job, run_id), DISK_S)
+        return run_id
+
+    async def release(self) -> None:
+        """Give the agreed name back; see :class:`RendezvousBackend`."""
+        if self._fingerprint is not None and self.run_id is not None:
+            with contextlib.closing(await self._table()) as table:
+                await table.swap(f"{JOBS}{self._fingerprint}", self.run_id.encode(), b"")
+
+    def run_ended(self) -> None:
+        """Have the next start of the same job be a new run; see :class:`RendezvousBackend`."""
+        super().run_ended()
+        if self._fingerprint is not None:
+            self._jobs.remove(self._job)
+
+    async def connect(self) -> NodeRecords:
+        """Return a connection to one member; hosts those of this machine from the first time on."""
+        self._hosting.begin()
+        return await super().connect()
+
+    async def members(self) -> dict[str, str]:
+        """Return how the members are, by host."""
+        return await self._hosting.roles()
+
+    def how_to_reach(self, obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str:
+        """Return what brings a majority of the members back; see :class:`RendezvousBackend`."""
+        ports = f"{self._endpoint.port} and {self._endpoint.port + 1}"
+        return (
+            f"a majority of these machines must be up: start the same command there, and open ports {ports} between "
+            "them. If a majority has lost its data, as their agents say, the store is lost: stop all agents, remove "
+            f"the folder {FOLDER} in every state directory (elastic-agent settings shows it), and start them again: "
+            "the run goes on from its last checkpoint"
+        )
+
+    @property
+    def busy_with(self) -> list[str]:
+        """The runs that need the members of this machine, if it has any."""
+        own = [self.run_id] if self.run_id is not None else []
+        needed_by = self._needed_by if self._needed_by is not None else own
+        return super().busy_with or (needed_by if self._hosting.is_supervising else [])
+
+    async def changed(self) -> None:
+        """Wait until ``busy_with`` has changed; an etcd without a majority for a lease is of no use to any run."""
+        before, clock = self.busy_with, asyncio.get_running_loop().time
+        read_s = clock()
+        while before and self.busy_with == before:
+            await asyncio.sleep(NEED_CHECK_S)
+            try:
+                with contextlib.closing(await self._table()) as table:
+                    self._needed_by, read_s = await runs_with_nodes(table), clock()
+            except TransportError:
+                if clock() - read_s > self._lease_ttl_s:
+                    self._needed_by = []
+
+    async def leave(self) -> None:
+        """Resign, and end the members that this agent supervises."""
+        await super().leave()
+        await self._hosting.end()
