@@ -33,7 +33,9 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What an ``scontrol`` on the PATH prints of two nodes; without it, the command fails as for an unknown node."""
     file = tmp_path / "answer"
     command = tmp_path / "scontrol"
-    known = "|".join(f'"show node -o {endpoint.host}"' for endpoint in (FIRST, ELSEWHERE))
+    known = "|".join(
+        f'"show node -o {endpoint.host}"' for endpoint in (FIRST, ELSEWHERE, Endpoint("localhost"))
+    )
     command.write_text(f'#!/bin/sh\ncase "$*" in {known}) exec /bin/cat {file} ;; esac\nexit 1\n')
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -52,6 +54,15 @@ def test_a_name_that_only_slurm_knows_is_replaced_by_what_slurm_answers(
     if address:
         answer.write_text(LINE.format(address=address, hostname="localhost"))
     assert reachable_endpoint(FIRST, STEP) == Endpoint(reached, FIRST.port)
+
+
+def test_of_several_hosts_all_are_replaced_that_are_nodes_of_the_step(answer: Path) -> None:
+    """One that resolves, too: each node may know its own name, and the list has to be the same on all."""
+    names = ("localhost", "unknown-0.invalid", "elsewhere.invalid")
+    first, *others = (Endpoint(name, 24711) for name in names)
+    answer.write_text(LINE.format(address="10.1.2.3", hostname="localhost"))
+    found = reachable_endpoint(Endpoint(first.host, 24711, tuple(others)), STEP)
+    assert [member.host for member in found.members] == ["10.1.2.3", "10.1.2.3", "elsewhere.invalid"]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 os.execv(sys.argv[1], sys.argv[1:])
 """
 
-CROWDED = "expected one or more CPUs per worker"
-
 
 @pytest.mark.parametrize(
     ("wanted", "workers"),
@@ -36,4 +34,3 @@ def test_the_cpus_of_this_process_count(tmp_path: Path, wanted: str, workers: in
         under=[sys.executable, "-S", "-c", ON_ONE_CPU],
     )
     assert done.stdout.split() == [str(workers)] * workers
-    assert (CROWDED in done.stderr) == (workers > 4)

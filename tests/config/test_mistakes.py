@@ -162,6 +162,12 @@ def test_a_password_on_the_command_line_suggests_the_password_file(shell: Shell)
     assert "did you mean --secret-file?" in complaint(shell, ["--secret", "hunter2"])
 
 
+def test_ports_for_workers_do_not_include_those_of_the_members(shell: Shell) -> None:
+    line = complaint(shell, ["--rdzv-endpoint=a,b,c", "--nnodes=2", "--port-range=29401:29500", "train.py"])
+    assert "--port-range" in line
+    assert "port 29401 of --rdzv-endpoint" in line
+
+
 def test_an_option_without_its_value_is_an_error(shell: Shell) -> None:
     with pytest.raises(UsageError, match=r"^--nnodes: requires a value; expected N or MIN:MAX"):
         load_settings(["--nnodes"], shell.environ)

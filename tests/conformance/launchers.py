@@ -144,6 +144,7 @@ class Agent:
         run_id = unique("conformance")
         own = [
             *("--standalone", "--nproc-per-node", str(job.slots), "--max-restarts", str(job.restarts)),
+            *("--restart-window", "0.001"),  # as with torchrun, attempts follow each other at once
             *("--redirects", job.redirects, "--log-dir", str(folder / "logs")),
             *("--state-dir", str(folder / "state"), "--event-journal", str(folder / "journal")),
             *("--rdzv-id", run_id, "--node-id", "here", "--shutdown-timeout", "60", "--lease-ttl", "60"),

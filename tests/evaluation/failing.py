@@ -76,7 +76,7 @@ def lacking(kinds: Sequence[Kind], folder: Path, patience_s: float, *, noisy: bo
     for name in ("small", "only-on-a"):
         (folder / name).mkdir(parents=True)
     arguments = (*(kind.kind for kind in kinds), "none")
-    options = "--max-restarts", "200", "--hang-timeout", "17"
+    options = "--max-restarts", "200", "--restart-window", "0.001", "--hang-timeout", "17"
     noise = {"SCREEN_NOISE": str(HARMLESS)} if noisy else {}
     with staged(folder, options=options) as stage:
         for node, setup in (("a", ""), ("b", ON_B)):

@@ -144,7 +144,7 @@ def test_the_first_of_several_failures_within_50_ms_is_the_root_cause(
 ) -> None:
     outcomes: list[Outcome] = []
     (tmp_path / "small").mkdir()
-    with staged(tmp_path, NODES, options=("--max-restarts", "1000")) as stage:
+    with staged(tmp_path, NODES, options=("--max-restarts", "1000", "--restart-window", "0.001")) as stage:
         for node in NODES:
             _start(stage, node)
         generation = 0

@@ -130,6 +130,26 @@ def test_a_machine_that_was_wiped_joins_again_by_itself(cluster: Cluster, machin
     see_it_end(cluster, restarts=0, c=-signal.SIGKILL)
 
 
+@pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed (Debian: nftables)")
+def test_a_firewall_between_members_is_named_by_those_it_does_not_let_through(
+    cluster: Cluster, machines: Machines
+) -> None:
+    """The agent there takes part by way of the other members, whose ports for clients are open."""
+    peer_port = cluster.port + 1
+    first = max(cluster.worlds())
+    cluster.agents["c"].kill_node()
+    second = cluster.wait_training("a", "b", after=first)
+    machines.block_port("c", peer_port)
+    start(cluster, machines, "c")
+    third = cluster.wait_training(*NODES, after=second)
+    others = ", ".join(f"{machines.address(node)}:{peer_port}" for node in ("a", "b"))
+    cluster.wait_said("c", f"knows of no leader, and there is no answer from {others}; ")
+    machines.unblock("c")
+    wait_members(cluster, machines)
+    assert max(cluster.worlds()) == third
+    see_it_end(cluster, restarts=0)
+
+
 def test_two_wiped_at_once_lose_the_store_and_harm_nothing(cluster: Cluster, machines: Machines) -> None:
     first = max(cluster.worlds())
     for node in ("a", "b"):
@@ -140,7 +160,7 @@ def test_two_wiped_at_once_lose_the_store_and_harm_nothing(cluster: Cluster, mac
     for node in ("a", "b"):
         cluster.wait_said(node, "it has lost its data, and cannot join again yet")
     for node in NODES:
-        cluster.wait_said(node, "If a majority has lost its data", "remove the folder members")
+        cluster.wait_said(node, "if a majority has lost its data", "remove the folder members")
     assert max(cluster.worlds()) == first
     assert cluster.wait_gone([cluster.pid_of("c/0")], AT_MOST_S) == []
 

@@ -47,7 +47,7 @@ def test_a_killed_spawner_does_not_end_the_generation_and_is_replaced(
 def test_restarts_do_not_leak_or_slow_down(make_cluster: MakeCluster) -> None:
     restarts = 200
     window = restarts // 5  # at either end of the run, to be compared
-    cluster = make_cluster("1", "--max-restarts", "100000")
+    cluster = make_cluster("1", "--max-restarts", "100000", "--restart-window", "0.001")
     script = Path(__file__).with_name("restarting.py")
     arguments = (str(cluster.folder), str(restarts))
     cluster.start("a", 2, script=script, arguments=arguments)

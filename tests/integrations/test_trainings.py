@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 PYTHON = Path(sys.executable)
 FRAMEWORKS = ("lightning", "transformers")
 TORCHRUN = [str(PYTHON.parent / "torchrun")]
-AGENT = [str(PYTHON.parent / "elastic-agent"), "--hang-timeout", "1"]
+AGENT = [str(PYTHON.parent / "elastic-agent"), "--restart-window", "0.001", "--hang-timeout", "1"]
 """The time-out is shorter than some pauses of the scripts, which send no heartbeats."""
 
 PRELOADED = {"lightning": "lightning", "transformers": "transformers.trainer,accelerate"}

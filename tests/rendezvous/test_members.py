@@ -3,224 +3,246 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import shutil
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from elastic_agent.linux import send_signal, start_ticks
 from elastic_agent.rendezvous.backends.members.hosting import Hosting
 from elastic_agent.transport import Secret
 from elastic_agent.values import Endpoint
-from tests.etcd import need_etcd
+from tests.etcd import need_etcd, set_up_long_ago
 from tests.ports import free_port
-from tests.waiting import wait_for_async
+from tests.rendezvous.member_host import SUPERVISING
+from tests.waiting import wait_for
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 LOST = "has lost its data, and cannot join again yet"
+SECRET = b"s" * 32
 
 
 class Machines:
-    """Three machines, each with an agent that hosts its member."""
+    """Machines, each with a process that hosts its member."""
 
-    def __init__(self, folder: Path, secret: Secret | None = None) -> None:
+    def __init__(self, folder: Path, hosts: tuple[str, ...] = HOSTS, secret: bytes = b"") -> None:
         need_etcd()
         port = free_port()
-        self.endpoint = Endpoint(HOSTS[0], port, tuple(Endpoint(host, port) for host in HOSTS[1:]))
+        self.hosts = hosts
+        self.endpoint = Endpoint(hosts[0], port, tuple(Endpoint(host, port) for host in hosts[1:]))
         self.folder = folder
         self.secret = secret
-        self.agents: dict[str, Hosting] = {}
-        self._crashed: list[Hosting] = []
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        known = Secret((secret,)) if secret else None
+        self._observer = Hosting(self.endpoint, folder, known, None)
+        self._all: list[subprocess.Popen[bytes]] = []
+        self._last: dict[str, Path] = {}
 
     def start(self, *hosts: str) -> None:
         for host in hosts:
-            self.agents[host] = agent = Hosting(self.endpoint, self.folder / host, self.secret, host)
-            agent.begin()
+            command = [sys.executable, "-m", "tests.rendezvous.member_host", str(self.endpoint), host]
+            with self._log_of(host, len(self._all)).open("wb") as log:
+                self.agents[host] = subprocess.Popen(
+                    [*command, str(self.folder / host), self.secret.hex()],
+                    stdout=log,
+                    stderr=log,
+                )
+            self._all.append(self.agents[host])
+            self._last[host] = self._log_of(host, len(self._all) - 1)
 
-    async def wait_roles(self, *roles: str) -> dict[str, str]:
-        """Until the members have these roles, in any order."""
-        agent = next(iter(self.agents.values()))
-        while sorted(found := await agent.roles()) and sorted(found.values()) != sorted(roles):
-            await asyncio.sleep(0)
-        return found
+    def _log_of(self, host: str, number: int) -> Path:
+        return self.folder / f"{host}-{number}.log"
+
+    def wait_roles(self, *roles: str) -> None:
+        """Until the members have these roles, in any order; by default one leads, and all others follow it."""
+        expected = sorted(roles or ("leads", *["follows"] * (len(self.hosts) - 1)))
+        wait_for(f"{expected}", lambda: self.roles() == expected)
+
+    def roles(self) -> list[str]:
+        return sorted(asyncio.run(self._observer.roles()).values())
+
+    def begin(self) -> None:
+        """All members of a new cluster."""
+        self.start(*self.hosts)
+        self.wait_roles()
+
+    def wait_said(self, host: str, text: str) -> None:
+        wait_for(f"{text} from {host}", lambda: text in self.said(host))
+
+    def said(self, host: str) -> str:
+        """By its last agent."""
+        return self._last[host].read_text()
 
     def pid(self, host: str) -> int:
         return int(self._file(host, "pid").read_text())
 
+    def stop(self, host: str) -> None:
+        self.wait_said(host, SUPERVISING)
+        self.agents[host].terminate()
+        assert self.agents.pop(host).wait() == 0
+
     def crash(self, host: str) -> None:
         """The agent is gone, without a chance to end its member."""
         agent = self.agents.pop(host)
-        self._crashed.append(agent)
-        for task in agent._tasks:
-            task.cancel()
-        for member in agent._members:
-            if member.is_supervised:
-                member._held.close()
+        agent.kill()
+        agent.wait()
 
     def power_off(self, host: str) -> None:
         """The member is gone, too."""
         self.crash(host)
-        os.kill(self.pid(host), signal.SIGKILL)
-        self.reap()
-
-    def reap(self) -> None:
-        """What init would do for the members of agents that have crashed."""
-        for agent in self._crashed:
-            for member in agent._members:
-                if member._child is not None:
-                    member._child.wait()
+        send_signal(self.pid(host), signal.SIGKILL)
+        wait_for("its end", lambda: start_ticks(self.pid(host)) is None)
 
     def wipe(self, host: str) -> None:
         shutil.rmtree(self.folder / host)
+
+    def data(self, host: str) -> Path:
+        return self._file(host, "data")
 
     def _file(self, host: str, name: str) -> Path:
         (found,) = (self.folder / host).glob(f"members/*/{name}")
         return found
 
-
-@asynccontextmanager
-async def three(folder: Path, secret: Secret | None = None) -> AsyncIterator[Machines]:
-    machines = Machines(folder, secret)
-    try:
-        yield machines
-    finally:
-        for agent in machines.agents.values():
-            await agent.end()
-        for file in folder.glob("*/members/*/pid"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(file.read_text()), signal.SIGKILL)
-        machines.reap()
+    def end(self) -> None:
+        for agent in self._all:
+            agent.kill()
+            agent.wait()
+        for file in self.folder.glob("*/members/*/pid"):
+            send_signal(int(file.read_text()), signal.SIGKILL)
 
 
-class Log:
-    """What was logged so far."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self._text = ""
-
-    def count(self, text: str) -> int:
-        self._text += self._capsys.readouterr().out
-        return self._text.count(text)
+MakeMachines = Callable[..., Machines]
 
 
 @pytest.fixture
-def log(capsys: pytest.CaptureFixture[str]) -> Log:
-    return Log(capsys)
+def make_machines(tmp_path: Path) -> Iterator[MakeMachines]:
+    made: list[Machines] = []
+
+    def make(hosts: tuple[str, ...] = HOSTS, secret: bytes = b"") -> Machines:
+        made.append(Machines(tmp_path, hosts, secret))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for machines in made:
+            machines.end()
 
 
-Story = Callable[[Machines], Coroutine[None, None, None]]
+@pytest.fixture
+def machines(make_machines: MakeMachines) -> Machines:
+    return make_machines()
 
 
-def play(story: Story, folder: Path, secret: Secret | None = None) -> None:
-    async def scene() -> None:
-        async with three(folder, secret) as machines:
-            await story(machines)
-
-    asyncio.run(scene())
-
-
-def test_two_begin_without_the_third_which_comes_late(tmp_path: Path) -> None:
-    async def story(machines: Machines) -> None:
-        machines.start(*HOSTS[:2])
-        agent = machines.agents[HOSTS[0]]
-        while "leads" not in (await agent.roles()).values():
-            await asyncio.sleep(0)
-        machines.start(HOSTS[2])
-        await machines.wait_roles("leads", "follows", "follows")
-
-    play(story, tmp_path)
+def test_two_begin_without_the_third_which_comes_late(machines: Machines) -> None:
+    machines.start(*HOSTS[:2])
+    wait_for("a leader", lambda: "leads" in machines.roles())
+    machines.start(HOSTS[2])
+    machines.wait_roles()
 
 
-@pytest.mark.parametrize("secret", [None, Secret((b"s" * 32,))], ids=["open", "secret"])
-def test_a_wiped_member_is_replaced(tmp_path: Path, secret: Secret | None) -> None:
-    async def story(machines: Machines) -> None:
-        machines.start(*HOSTS)
-        await machines.wait_roles("leads", "follows", "follows")
-        machines.power_off(HOSTS[2])
-        machines.wipe(HOSTS[2])
-        machines.start(HOSTS[2])
-        await machines.wait_roles("leads", "follows", "follows")
-
-    play(story, tmp_path, secret)
+@pytest.mark.parametrize("secret", [b"", SECRET], ids=["open", "secret"])
+def test_a_wiped_member_is_replaced(make_machines: MakeMachines, secret: bytes) -> None:
+    machines = make_machines(secret=secret)
+    machines.begin()
+    machines.power_off(HOSTS[2])
+    machines.wipe(HOSTS[2])
+    machines.start(HOSTS[2])
+    machines.wait_roles()
 
 
-def test_a_member_outlives_its_agent_and_ends_with_the_next(tmp_path: Path) -> None:
-    async def story(machines: Machines) -> None:
-        machines.start(*HOSTS)
-        await machines.wait_roles("leads", "follows", "follows")
-        member = machines.pid(HOSTS[1])
-        machines.crash(HOSTS[1])
-        machines.start(HOSTS[1])
-        next_agent = machines.agents[HOSTS[1]]
-        await wait_for_async("the next agent to take over", lambda: next_agent.is_supervising)
-        assert machines.pid(HOSTS[1]) == member
-        await next_agent.end()
-        machines.reap()
-        with pytest.raises(ProcessLookupError):
-            os.kill(member, 0)
-
-    play(story, tmp_path)
+def test_of_five_two_may_be_wiped_one_after_the_other(make_machines: MakeMachines) -> None:
+    machines = make_machines(hosts=(*HOSTS, "127.0.0.4", "127.0.0.5"))
+    machines.begin()
+    for host in HOSTS[:2]:
+        machines.power_off(host)
+        machines.wipe(host)
+        machines.start(host)
+    machines.wait_roles()
 
 
-def test_of_two_agents_with_one_state_directory_the_second_takes_over(tmp_path: Path) -> None:
-    async def story(machines: Machines) -> None:
-        machines.start(*HOSTS)
-        await machines.wait_roles("leads", "follows", "follows")
-        first = machines.agents[HOSTS[0]]
+def test_a_member_outlives_its_agent_and_ends_with_the_next(machines: Machines) -> None:
+    machines.begin()
+    member = machines.pid(HOSTS[1])
+    machines.crash(HOSTS[1])
+    machines.start(HOSTS[1])
+    machines.wait_roles()
+    assert machines.pid(HOSTS[1]) == member
+    machines.stop(HOSTS[1])
+    assert start_ticks(member) is None
+
+
+def test_of_two_agents_with_one_state_directory_the_second_takes_over(machines: Machines) -> None:
+    machines.begin()
+    first, member = machines.agents[HOSTS[0]], machines.pid(HOSTS[0])
+    machines.start(HOSTS[0])
+    first.terminate()
+    assert first.wait() == 0
+    machines.wait_roles()
+    assert machines.pid(HOSTS[0]) != member
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["the third runs on", "the third was restarted"])
+def test_two_wiped_members_do_not_begin_anew(machines: Machines, restarted: bool) -> None:
+    """Without a majority, the etcd of the third answers no client, once it was restarted.
+
+    As etcd writes with an entry what was agreed before it, something is written first, as agents do all the time.
+    """
+    machines.begin()
+    for _ in range(2):
+        set_up_long_ago(str(machines.endpoint), "/elastic-agent")
+    for host in HOSTS[1:]:
+        machines.power_off(host)
+        machines.wipe(host)
+    if restarted:
+        machines.power_off(HOSTS[0])
         machines.start(HOSTS[0])
-        second = machines.agents[HOSTS[0]]
-        assert not second.is_supervising
-        await first.end()
-        await wait_for_async("the second to supervise", lambda: second.is_supervising)
-        await machines.wait_roles("leads", "follows", "follows")
-
-    play(story, tmp_path)
-
-
-def test_two_wiped_members_do_not_begin_anew(tmp_path: Path, log: Log) -> None:
-    async def story(machines: Machines) -> None:
-        machines.start(*HOSTS)
-        await machines.wait_roles("leads", "follows", "follows")
-        for host in HOSTS[1:]:
-            machines.power_off(host)
-            machines.wipe(host)
-        machines.start(*HOSTS[1:])
-        await wait_for_async("both to say so", lambda: log.count(LOST) == 2)
-
-    play(story, tmp_path)
+        machines.wait_said(HOSTS[0], "knows of no leader, and there is no answer from")
+    machines.start(*HOSTS[1:])
+    for host in HOSTS[1:]:
+        machines.wait_said(host, LOST)
+        assert "stop all agents, remove the folder members in every state directory" in machines.said(host)
+        assert "hosting the etcd member" not in machines.said(host).partition(LOST)[2]
+    assert machines.data(HOSTS[0]).is_dir()
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path, log: Log) -> None:
-    async def story(machines: Machines) -> None:
-        port = machines.endpoint.port + 1
-        with socket.create_server((HOSTS[0], port)):
-            machines.start(HOSTS[0])
-            await wait_for_async("a line", lambda: log.count(f"port {port}: Address already in use"))
-
-    play(story, tmp_path)
+def test_a_port_that_is_taken_is_named(machines: Machines) -> None:
+    port = machines.endpoint.port + 1
+    with socket.create_server((HOSTS[0], port)):
+        machines.start(HOSTS[0])
+        machines.wait_said(HOSTS[0], f"port {port}: Address already in use (`ss -ltnp` shows by what)")
 
 
-def test_what_etcd_says_when_it_ends_is_quoted(tmp_path: Path, log: Log) -> None:
-    async def story(machines: Machines) -> None:
-        machines.start(*HOSTS)
-        await machines.wait_roles("leads", "follows", "follows")
-        machines.power_off(HOSTS[1])
-        for file in (tmp_path / HOSTS[1]).glob("members/*/data/member/wal/*.wal"):
-            file.write_bytes(b"damaged")
-        machines.start(HOSTS[1])
-        await wait_for_async(
-            "a line", lambda: log.count("has ended: ") and log.count("the others let it join again")
-        )
-        shutil.rmtree(next((tmp_path / HOSTS[1]).glob("members/*/data")))
-        await machines.wait_roles("leads", "follows", "follows")
+def test_a_member_that_was_left_by_an_agent_of_another_list_is_named(
+    tmp_path: Path, machines: Machines
+) -> None:
+    machines.begin()
+    machines.crash(HOSTS[0])
+    other = Machines(tmp_path, (HOSTS[0], "127.0.0.4", "127.0.0.5"))
+    other.endpoint = Endpoint(HOSTS[0], machines.endpoint.port, other.endpoint.others)
+    try:
+        left = machines.pid(HOSTS[0])
+        other.start(HOSTS[0])
+        other.wait_said(HOSTS[0], f"unless an agent there uses it, end it: kill {left}")
+    finally:
+        other.end()
 
-    play(story, tmp_path)
+
+def test_what_etcd_says_when_it_ends_is_quoted(machines: Machines) -> None:
+    machines.begin()
+    machines.power_off(HOSTS[1])
+    for file in machines.data(HOSTS[1]).glob("member/wal/*.wal"):
+        file.write_bytes(b"damaged")
+    machines.start(HOSTS[1])
+    machines.wait_said(HOSTS[1], "has ended: ")
+    machines.wait_said(HOSTS[1], f"if its data are damaged, remove {machines.data(HOSTS[1])}")
+    shutil.rmtree(machines.data(HOSTS[1]))
+    machines.wait_roles()
 
 
 def test_a_machine_without_etcd_is_told_how_to_install_it(

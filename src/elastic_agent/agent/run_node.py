@@ -139,7 +139,7 @@ def _run_node(
     variables: SecretVariables,
 ) -> Ending:
     slots = _count_workers(settings, guard)
-    guards = Guards(guard, lambda: start_next_guard(settings, slots, stores.pid))
+    guards = Guards(guard, lambda: start_next_guard(settings, slots, [stores.pid, *backend.processes]))
     with ExitStack() as closing:  # in reverse order, when the loop has ended
         try:
             backend = configured_backend(settings, variables, stores.serve)

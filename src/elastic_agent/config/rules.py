@@ -160,6 +160,10 @@ def _check_members(builder: SettingsBuilder, endpoint: Endpoint, environ: Mappin
     if not fit or len({member.host for member in members}) < len(members):
         problem = "whose machines are to host the store together"
         raise builder.wrong("rdzv_endpoint", problem, "one, three or five, with a port from 1 to 65534")
+    taken = {port for member in members for port in (member.port, member.port + 1)}
+    if (ports := builder.values["port_range"]) is not None and (shared := sorted(taken.intersection(ports))):
+        problem = f"which contains port {shared[0]} of {builder.sources['rdzv_endpoint']} (the port after it included)"
+        raise builder.wrong("port_range", problem, "other ports")
     is_closed = named_source(builder.values["secret_file"], environ, is_variable_set=SECRET in environ)
     if not (is_closed or all(_is_loopback(member.host) for member in members)):
         builder.warn(

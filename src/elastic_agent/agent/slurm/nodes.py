@@ -33,30 +33,34 @@ def parse_node(text: str) -> dict[str, str]:
 
 
 def reachable_endpoint(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
-    """Return the endpoint by the address that Slurm has for it, if its host is a node's name that only Slurm knows.
+    """Return the endpoint by the addresses that Slurm has for it, if a host is a node's name that only Slurm knows.
 
-    Names of nodes need not be host names. Blocks while the controller is queried; unchanged if it does not answer.
+    Names of nodes need not be host names. Of several hosts all are replaced: each node may know its own name, and the
+    list has to be the same on all. Blocks while the controller is queried; unchanged if it does not answer.
     """
-    if not is_step(environ) or endpoint.host not in step_hosts(environ) or _resolves(endpoint.host):
+    hosts = step_hosts(environ) if is_step(environ) else []
+    named = [member.host for member in endpoint.members if member.host in hosts]
+    unknown = next((host for host in named if not _resolves(host)), None)
+    if unknown is None:
         return endpoint
     log = get_logger()
+    problem = f"the host name {unknown} does not resolve on this node"
     try:
-        node = parse_node(asyncio.run(scontrol("show", "node", "-o", endpoint.host)))
+        found = {host: _address_of(host) for host in named}
     except CommandError as error:
-        log.warning(
-            f"the host name {endpoint.host} does not resolve on this node, and Slurm does not report its "
-            "address",
-            reason=str(error),
-        )
+        log.warning(f"{problem}, and Slurm does not report its address", reason=str(error))
         return endpoint
-    for host in filter(None, map(node.get, ("NodeAddr", "NodeHostName"))):
-        if _resolves(host):
-            log.info(
-                f"the host name {endpoint.host} does not resolve on this node; using the address "
-                f"reported by Slurm, {host}"
-            )
-            return replace(endpoint, host=host)
-    return endpoint
+    log.info(f"{problem}; using what Slurm reports: {', '.join(found.values())}")
+    first, *others = (
+        replace(each, host=found.get(each.host, each.host), others=()) for each in endpoint.members
+    )
+    return replace(first, others=tuple(others))
+
+
+def _address_of(host: str) -> str:
+    """Return what Slurm has for this node that resolves; else its name. Raises CommandError."""
+    node = parse_node(asyncio.run(scontrol("show", "node", "-o", host)))
+    return next((name for key in ("NodeAddr", "NodeHostName") if _resolves(name := node.get(key, ""))), host)
 
 
 def with_missing_nodes(waiting: Waiting, environ: Mapping[str, str]) -> Waiting:

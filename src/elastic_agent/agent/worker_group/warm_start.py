@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
 from elastic_agent.agent.devices import likely_slots
@@ -81,10 +81,10 @@ def start_guard(settings: Settings) -> tuple[Guard, socket.socket | None]:
     return guard, ours
 
 
-def start_next_guard(settings: Settings, slots: int, spared_pid: int | None) -> Guard:
-    """Start a guard after one that has died; kill what that has left, but for the process ``spared_pid``."""
+def start_next_guard(settings: Settings, slots: int, spared: Collection[int | None]) -> Guard:
+    """Start a guard after one that has died; kill what that has left, but for the processes ``spared``."""
     # The loop, and so the lease, waits for it.
-    kill_orphans(min(ORPHANS_S, settings.lease_ttl / 4), spared_pid)
+    kill_orphans(min(ORPHANS_S, settings.lease_ttl / 4), spared)
     guard = Guard.start()
     if is_warm(settings):
         guard.keep_warm(spawner_config(settings, slots))

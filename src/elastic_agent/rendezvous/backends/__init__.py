@@ -135,6 +135,11 @@ class RendezvousBackend(abc.ABC):
             seats: of the nodes of the last world.
         """
 
+    @property
+    def processes(self) -> list[int]:
+        """The processes that serve the store beside this one, which no death of workers or their guard may end."""
+        return []
+
     async def members(self) -> dict[str, str]:
         """Return how the machines are that host the store together, by host; none: no such do."""
         return {}

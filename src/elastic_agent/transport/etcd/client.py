@@ -60,6 +60,7 @@ NAME_WITH_AGE = re.compile(r"[0-9a-f]{16}L([0-9a-f]{1,16})")
 _FAULTS_OF_ETCD = {
     ("database space exceeded",): "is full (NOSPACE alarm): compact and defragment it, then disarm the alarm",
     ("too large", "larger than max"): "rejects messages of this size ({}); raise its --max-request-bytes",
+    ("unhealthy cluster",): "has not been connected to all other members for 5 s yet",
     ("no leader", "leader changed", "not capable"): "has no leader; a majority of its members must be up",
 }
 """Words of its errors, and what they mean."""
@@ -242,15 +243,16 @@ class EtcdClient:
 
     # -- the cluster ----------------------------------------------------------------------------
 
-    async def members(self) -> Sequence[Any]:
-        """Return the Members of the cluster, as this one knows them; it answers without a majority, too."""
-        return list((await self._call(self._cluster.MemberList, rpc.MemberListRequest())).members)
+    async def replace_member(self, member_id: int | None, peer_url: str) -> list[str]:
+        """Remove a member (None: that was done), and add one at this address, which is to start without data.
 
-    async def replace_member(self, member_id: int | None, peer_url: str) -> None:
-        """Remove a member (None: that was done), and add one at this address, which is to start without data."""
+        Returns:
+            The URLs for peers of all members.
+        """
         if member_id is not None:
             await self._call(self._cluster.MemberRemove, rpc.MemberRemoveRequest(ID=member_id))
-        await self._call(self._cluster.MemberAdd, rpc.MemberAddRequest(peerURLs=[peer_url]))
+        answer = await self._call(self._cluster.MemberAdd, rpc.MemberAddRequest(peerURLs=[peer_url]))
+        return [url for member in answer.members for url in member.peerURLs]
 
     async def leads(self) -> bool | None:
         """Return whether this member leads the cluster; None: it knows of no leader."""

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, get_args
 
@@ -419,8 +419,8 @@ def _event(message: Message) -> GuardEvent:
     return event
 
 
-def kill_orphans(patience_s: float, spared_pid: int | None = None) -> tuple[int, ...]:
-    """Send SIGKILL to every descendant of this process but the one that is spared, and wait until they are gone.
+def kill_orphans(patience_s: float, spared: Collection[int | None] = ()) -> tuple[int, ...]:
+    """Send SIGKILL to every descendant of this process but those that are spared, and wait until they are gone.
 
     For the time after `GuardLost`: what the workers had daemonised is now below this process, if it is a
     subreaper. Children that have ended already are reaped. Blocks for `patience_s` at most, normally some
@@ -429,7 +429,7 @@ def kill_orphans(patience_s: float, spared_pid: int | None = None) -> tuple[int,
     ends = time.monotonic() + patience_s
     clean_scans = 0
     while True:
-        alive = [process for process in linux.descendants(os.getpid()) if process.pid != spared_pid]
+        alive = [process for process in linux.descendants(os.getpid()) if process.pid not in spared]
         for process in alive:
             linux.send_signal(process.pid, signal.SIGKILL)
         # One clean scan can have missed a process whose parent died just then.

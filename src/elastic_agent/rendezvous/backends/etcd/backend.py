@@ -64,8 +64,8 @@ class Members:
         self._timeout_s = timeout_s
         self._secret = secret
         self._times = RevisionTimes()
-        self._preferred = 0
-        """The one that answered last: everything of this process goes there."""
+        self.preferred = 0
+        """By number, the one that answered last, or is to be tried first: everything of this process goes there."""
 
     async def dial(self) -> EtcdClient:
         """Return a connection to a member that answers, which knows this etcd's name.
@@ -76,7 +76,7 @@ class Members:
             NotAStoreError: none will, after any number of retries.
         """
         problems: list[TransportError] = []
-        first = self._preferred
+        first = self.preferred
         for offset in range(len(self._members)):
             number = (first + offset) % len(self._members)
             try:
@@ -84,7 +84,7 @@ class Members:
             except TransportError as error:
                 problems.append(error)
             else:
-                self._preferred = number
+                self.preferred = number
                 return found
         reasons = "; ".join(dict.fromkeys(str(problem) for problem in problems))
         if all(isinstance(problem, WrongKeyError) for problem in problems):
@@ -105,8 +105,8 @@ class Members:
 
     def suspect(self, client: EtcdClient) -> None:
         """Begin the next dial with another member: this connection was given up."""
-        if self._members[self._preferred] == client.endpoint:
-            self._preferred = (self._preferred + 1) % len(self._members)
+        if self._members[self.preferred] == client.endpoint:
+            self.preferred = (self.preferred + 1) % len(self._members)
 
 
 class EtcdBackend(RendezvousBackend):

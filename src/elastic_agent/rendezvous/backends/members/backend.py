@@ -24,8 +24,7 @@ from elastic_agent.transport import (
 from elastic_agent.transport.etcd import EtcdTable
 from elastic_agent.values import Endpoint, EtcdAccess
 
-from .hosting import Hosting
-from .member import FOLDER
+from .hosting import IF_LOST, Hosting
 
 DISK_S = 5.0
 NEED_CHECK_S = 0.3
@@ -42,6 +41,7 @@ class MembersBackend(EtcdBackend):
         self._jobs = JobFiles(state_dir)
         self._fingerprint: str | None = None
         self._hosting = Hosting(endpoint, state_dir, self.secret, local_addr)
+        self._members.preferred = self._hosting.own or 0  # so the loss of another machine costs no connection
         self._needed_by: list[str] | None = None
         """The runs that have nodes, as last read; None before that."""
 
@@ -84,6 +84,11 @@ class MembersBackend(EtcdBackend):
         self._hosting.begin()
         return await super().connect()
 
+    @property
+    def processes(self) -> list[int]:
+        """Those of the members of this machine."""
+        return self._hosting.processes
+
     async def members(self) -> dict[str, str]:
         """Return how the members are, by host."""
         return await self._hosting.roles()
@@ -93,9 +98,7 @@ class MembersBackend(EtcdBackend):
         ports = f"{self._endpoint.port} and {self._endpoint.port + 1}"
         return (
             f"a majority of these machines must be up: start the same command there, and open ports {ports} between "
-            "them. If a majority has lost its data, as their agents say, the store is lost: stop all agents, remove "
-            f"the folder {FOLDER} in every state directory (elastic-agent settings shows it), and start them again: "
-            "the run goes on from its last checkpoint"
+            f"them; {IF_LOST}"
         )
 
     @property

@@ -20,9 +20,15 @@ from elastic_agent.transport import Secret, TransportError, UnreachableError, ru
 from elastic_agent.transport.etcd import EtcdClient
 from elastic_agent.values import Endpoint, EtcdAccess
 
-from .member import PROGRAM, Member
+from .member import ANSWER_S, FOLDER, PROGRAM, Member
 
-ANSWER_S, DISK_S = 1.0, 30.0
+DISK_S = 30.0
+LOOK_S = 5.0
+IF_LOST = (
+    "if a majority has lost its data, the store is lost: stop all agents, remove the folder "
+    f"{FOLDER} in every state directory (elastic-agent settings shows it), and start them again: the run goes on from "
+    "its last checkpoint"
+)
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
 
 
@@ -32,7 +38,7 @@ class Hosting:
     def __init__(
         self, cluster: Endpoint, state_dir: Path, secret: Secret | None, local_addr: str | None
     ) -> None:
-        """Start nothing; ``local_addr``: this machine's, if that is given.
+        """Start nothing, look up names; ``local_addr``: this machine's, if that is given.
 
         Raises:
             ValueError: this machine is to host a member, and etcd is not installed.
@@ -42,23 +48,28 @@ class Hosting:
         self._tasks: list[asyncio.Task[None]] = []
         self._told = ""
         self._log = get_logger()
-        if shutil.which(PROGRAM) is None and self.is_any_here:
+        self.own = self._find_own()
+        """Which member is on this machine, the first of them; None: none, as far as names resolve."""
+        if shutil.which(PROGRAM) is None and self.own is not None:
             raise ValueError(
                 f"this machine is to host a member of etcd, and the command `{PROGRAM}` is not installed; install it "
                 "(Debian, Ubuntu: apt install etcd-server)"
             )
 
-    @property
-    def is_any_here(self) -> bool:
-        """Whether a member is on this machine, as far as names resolve; blocks."""
+    def _find_own(self) -> int | None:
         with contextlib.suppress(UnreachableError):  # dialling it says so
-            return any(member.is_here() for member in self._members)
-        return False
+            return next((number for number, member in enumerate(self._members) if member.is_here()), None)
+        return None
 
     @property
     def is_supervising(self) -> bool:
         """Whether this process supervises a member."""
         return any(member.is_supervised for member in self._members)
+
+    @property
+    def processes(self) -> list[int]:
+        """The processes of the members of this machine."""
+        return [pid for member in self._members if (pid := member.process()) is not None]
 
     def begin(self) -> None:
         """Host what is on this machine from now on, in the event loop; without effect the second time."""
@@ -91,58 +102,72 @@ class Hosting:
     async def _live(self, member: Member) -> None:
         """Start the member if it does not run, and wait until it has ended."""
         if await _aside(member.process) is None:
-            await _aside(
-                member.free_address
-            )  # first: what runs there may be the member that would be replaced
-            state = "new" if await _aside(lambda: member.has_data) else await self._state_to_start_in(member)
-            await _aside(lambda: member.start(state))
+            await _aside(member.free_address)  # what runs there may be the member that would be replaced
+            has_data = await _aside(lambda: member.has_data)
+            cluster = None if has_data else await self._cluster_to_join(member)
+            await _aside(lambda: member.start(cluster))
             self._log.info(f"hosting the etcd member {member.own}")
         while (pid := await _aside(member.process)) is not None:
-            await _aside(partial(await_exit, pid, DISK_S / 2))
-        self._tell(
-            f"etcd on this machine ({member.own}) has ended{await _aside(member.last_words)}; starting it again. If "
-            f"its data are damaged or of another cluster, remove {member.data}: the others let it join again"
-        )
+            await _aside(partial(await_exit, pid, LOOK_S))
+            await self._look_for_leader(member)
+        words = await _aside(member.last_words)
+        has_data = await _aside(lambda: member.has_data)
+        hint = f"; if its data are damaged, remove {member.data}: the others take it back" if has_data else ""
+        self._tell(f"etcd on this machine ({member.own}) has ended{words}; starting it again{hint}")
 
-    async def _state_to_start_in(self, member: Member) -> str:
-        """Return etcd's ``--initial-cluster-state`` for a member without data.
+    async def _look_for_leader(self, member: Member) -> None:
+        """Name the other members that this one may not reach, if it knows of no leader."""
+        if await self._role(member) in ("leads", "follows") or await _aside(member.process) is None:
+            return
+        silent = [str(each.peer) for each in self._members if each is not member and not await _runs(each)]
+        if silent:
+            self._tell(
+                f"etcd on this machine ({member.own}) knows of no leader, and there is no answer from "
+                f"{', '.join(silent)}; start the same command there, and open this port between the machines"
+            )
+
+    async def _cluster_to_join(self, member: Member) -> list[str] | None:
+        """Return the members (URLs for peers) of the cluster that a member without data joins; None: a new one.
 
         If the others know it as one that has been up, its data were lost: it is replaced by a new member.
 
         Raises:
-            TransportError: there is a cluster, which cannot do that now; it may have no majority.
+            TransportError: there is a cluster, which cannot do that now, or there may be one.
         """
-        refusal: TransportError | None = None
+        problems, is_known = [], False
         for other in self._members:
             try:
+                known = await _aside(other.known_members) if other is not member else None
+                if known is None:
+                    continue  # it does not run
+                own = next((each for each in known if member.peer_url in each["peerURLs"]), {})
+                if own.get("name") and not own.get("clientURLs"):
+                    return None  # the others began without it
+                is_known = True
+                if own and not own.get("name"):  # it was replaced already
+                    return [url for each in known for url in each["peerURLs"]]
                 with contextlib.closing(await self._dial(other)) as client:
-                    known = await client.members()
-                    own = next((each for each in known if member.peer_url in each.peerURLs), None)
-                    if own is not None and own.name and not own.clientURLs:
-                        return "new"  # a majority began without it
-                    try:
-                        if own is None or own.name:
-                            await client.replace_member(own.ID if own is not None else None, member.peer_url)
-                        return "existing"
-                    except TransportError as error:
-                        refusal = error
-            except TransportError:
-                continue  # it does not run, as this one, or is just starting
-        if refusal is not None:
-            raise TransportError(f"it has lost its data, and cannot join again yet: {refusal}")
-        return "new"
+                    return await client.replace_member(own.get("id"), member.peer_url)
+            except TransportError as error:
+                problems.append(str(error))
+        if is_known:
+            raise TransportError(
+                f"it has lost its data, and cannot join again yet: {problems[-1]}; {IF_LOST}"
+            )
+        if problems:
+            raise TransportError(f"it has no data, and another member may have: {problems[-1]}")
+        return None
+
+    async def _role(self, member: Member) -> str:
+        try:
+            with contextlib.closing(await self._dial(member)) as client:
+                return {True: "leads", False: "follows", None: "knows of no leader"}[await client.leads()]
+        except TransportError as error:
+            return str(error)
 
     async def roles(self) -> dict[str, str]:
         """Return of each member, by its host, that it ``leads`` or ``follows``, or what is wrong with it."""
-
-        async def role(member: Member) -> str:
-            try:
-                with contextlib.closing(await self._dial(member)) as client:
-                    return {True: "leads", False: "follows", None: "knows of no leader"}[await client.leads()]
-            except TransportError as error:
-                return str(error)
-
-        found = await asyncio.gather(*map(role, self._members))
+        found = await asyncio.gather(*map(self._role, self._members))
         return {member.own.host: text for member, text in zip(self._members, found, strict=True)}
 
     async def _dial(self, member: Member) -> EtcdClient:
@@ -153,6 +178,13 @@ class Hosting:
         if text != self._told:
             self._log.warning(text)
         self._told = text
+
+
+async def _runs(member: Member) -> bool:
+    try:
+        return await _aside(member.known_members) is not None
+    except TransportError:
+        return False
 
 
 async def _aside(work: Callable[[], T]) -> T:
@@ -166,7 +198,7 @@ async def serve(cluster: Endpoint, state_dir: Path, secret: Secret | None) -> bo
         CannotServeError: none is on this machine, or etcd is not installed.
     """
     hosting, stop = Hosting(cluster, state_dir, secret, None), signals_to_stop()
-    if not hosting.is_any_here:
+    if hosting.own is None:
         raise CannotServeError(f"none of {cluster} is this machine; run elastic-agent serve on each of them")
     manager = SystemdNotifier.taken_from(os.environ)
     hosting.begin()
