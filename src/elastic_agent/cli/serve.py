@@ -101,6 +101,10 @@ def _serve(resolved: Resolved) -> int:
         if endpoint is not None and endpoint.others:
             from elastic_agent.rendezvous.backends.members import hosting
 
+            if settings.status_port is not None:
+                log.warning(
+                    "--status-port has no effect where several machines host the store; each agent has a page"
+                )
             as_asked = asyncio.run(hosting.serve(endpoint, settings.state_dir, secret))
         else:
             stores = StoreServers(None)

@@ -59,7 +59,7 @@ class Member:
         self._secret, self._local_addr = secret, local_addr
         self._members = sorted(cluster.members, key=str)
         self._name = hashlib.sha256(",".join(map(str, self._members)).encode()).hexdigest()[:12]
-        self._folder = state_dir / FOLDER / f"{self._name}={own.host}"
+        self._folder = state_dir.resolve() / FOLDER / f"{self._name}={own.host}"
         self.data = self._folder / "data"
         self.peer = Endpoint(own.host, own.port + 1)
         self.peer_url = self._url(own.host, self.peer.port)
