@@ -30,7 +30,6 @@ _TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 _TFD_TIMER_ABSTIME = 1
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
-_MESSAGE_BYTES = 64 * 1024
 _CPUCLOCK_SCHED = 2
 """The kind of clock in the number of another process's clock, as clock_getcpuclockid(3) makes it."""
 
@@ -481,10 +480,13 @@ def peer_of(line: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def receive(line: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a message and the descriptors that came with it, which no program inherits. Raises OSError."""
+def receive(line: socket.socket, most_bytes: int) -> tuple[bytes, list[int]]:
+    """Return a message of at most `most_bytes` and the descriptors that came with it, which no program inherits.
+
+    Raises OSError.
+    """
     # Not socket.recv_fds, which ignores its flags.
-    data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = line.recvmsg(most_bytes, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for _, _, content in ancillary:
         fds.frombytes(content)

@@ -170,7 +170,7 @@ def _end_with_agent(line: socket.socket) -> None:
 
 def _receive(line: socket.socket) -> tuple[dict[str, Any], int] | None:
     """Return the next request and the descriptor that came with it, -1 without one; None: the agent is gone."""
-    data, fds = linux.receive(line)
+    data, fds = linux.receive(line, MESSAGE_BYTES)
     return (json.loads(data), fds[0] if fds else -1) if data else None
 
 

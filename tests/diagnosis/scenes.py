@@ -8,6 +8,7 @@ ended in the same words, one is kept.
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerStat
 from elastic_agent.workers.failure import describe
 
 TEXTS = Path(__file__).parent / "texts"
+EXAMPLES = tomllib.loads(Path(__file__).with_name("errors.toml").read_text())
+"""For each known error, texts that are one (`example`), and texts that are none (`not_like`)."""
 HARMLESS = tuple(Path(__file__).with_name("harmless.txt").read_text().splitlines())
 """Lines that programs write to stderr in runs that succeed, each of which has been taken for an error."""
 _HEAD = re.compile(r"^=== rank (\d+): returncode (-?\d+), after (\d+) ms\n", re.MULTILINE)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -18,18 +16,17 @@ from elastic_agent.diagnosis.known_errors import (
     possible_error,
 )
 
-from .scenes import HARMLESS
+from .scenes import EXAMPLES, HARMLESS
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 NCCL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, "
 ROWS = [*known_errors().values()]
-TEXTS = tomllib.loads(Path(__file__).with_name("errors.toml").read_text())
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_every_row_is_what_its_examples_are_and_nothing_that_is_unlike_it(row: KnownError) -> None:
     assert re.fullmatch(r"[a-z0-9-]{1,64}", row.name)
-    for text in TEXTS[row.name]["example"]:
+    for text in EXAMPLES[row.name]["example"]:
         known = known_error(text)
         assert known is not None, text
         assert known.name == row.name, text
@@ -37,7 +34,7 @@ def test_every_row_is_what_its_examples_are_and_nothing_that_is_unlike_it(row: K
             possible = possible_error(f"step 7\n{text}\nstep 8")
             assert possible is not None, text
             assert possible.evidence, text
-    for text in TEXTS[row.name].get("not_like", ()):
+    for text in EXAMPLES[row.name].get("not_like", ()):
         assert not row.is_in(text), text
     assert set(row.explained_by) <= {*known_errors()}
     assert row.remedy or row.nature not in CAUSES
@@ -81,7 +78,7 @@ CASES = [(row, case) for row in ROWS for case in row.cases]
 
 @pytest.mark.parametrize(("row", "case"), CASES, ids=[f"{row.name}-{case.given}" for row, case in CASES])
 def test_a_row_says_what_is_right_on_a_machine_with_this_observation(row: KnownError, case: Case) -> None:
-    for text in TEXTS[row.name]["example"]:
+    for text in EXAMPLES[row.name]["example"]:
         known = known_error(text, facts={case.given: "seen"})
         assert known is not None
         assert known.error is not None
@@ -96,7 +93,7 @@ def test_a_row_says_what_is_right_on_a_machine_with_this_observation(row: KnownE
 def test_a_name_is_used_once() -> None:
     text = "".join(f"{row.name}\n" for row in ROWS)
     assert sorted({*text.split()}) == sorted(text.split())
-    assert {*text.split()} == TEXTS.keys()
+    assert {*text.split()} == EXAMPLES.keys()
 
 
 @pytest.mark.parametrize("line", HARMLESS)
@@ -104,7 +101,7 @@ def test_a_harmless_line_is_no_error(line: str) -> None:
     assert possible_error(line) is None
     for row in ROWS:
         if row.explained_by:
-            known = known_error(TEXTS[row.name]["example"][0], line)
+            known = known_error(EXAMPLES[row.name]["example"][0], line)
             assert known is not None
             assert (known.name, known.reason) == (row.name, None)
 

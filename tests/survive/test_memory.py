@@ -170,6 +170,8 @@ def _with_metadata() -> Any:
         lambda: torch.tensor([True, False, True]),
         lambda: torch.empty(0, 5),
         lambda: torch.arange(12.0).view(3, 4).t()[1:, ::2],
+        lambda: torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last),
+        lambda: torch.ones(1).expand(5),
         lambda: torch.tensor([1 + 2j], dtype=torch.complex128),
         lambda: torch.nn.Parameter(torch.ones(2)),
         lambda: [torch.ones(3, dtype=torch.int8), torch.full((5,), 2.0, dtype=torch.float64)],
@@ -194,6 +196,8 @@ def same(read: Any, tree: Any) -> None:
     if isinstance(tree, torch.Tensor):
         assert read.dtype == tree.dtype
         assert read.shape == tree.shape
+        if torch.empty_like(tree).stride() == tree.stride():  # others have no memory of their own
+            assert read.stride() == tree.stride()
         assert torch.equal(read, tree)
         return
     assert type(read) is type(tree)

@@ -99,7 +99,7 @@ def test_an_optimizer_keeps_the_precision_of_its_state() -> None:
     assert not any(torch.equal(moment, torch.full_like(moment, 7.0)) for moment in moments)
 
 
-@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_state_goes_where_the_parameters_are(tmp_path: Path) -> None:
     saved = build()
     step(saved)

@@ -9,6 +9,7 @@ import pytest
 
 from elastic_agent.diagnosis.known_errors import KnownError, known_errors
 from elastic_agent.workers.failure import describe
+from tests.diagnosis.scenes import EXAMPLES
 
 TRACE = """\
 {rank}Traceback (most recent call last):
@@ -156,5 +157,5 @@ def test_a_worker_on_a_full_disk_has_no_signature() -> None:
     "known", [row for row in known_errors().values() if row.is_lasting], ids=lambda row: row.name
 )
 def test_an_error_that_is_known_to_last_is_the_same_each_time(known: KnownError) -> None:
-    for error in known.example:
+    for error in EXAMPLES[known.name]["example"]:
         assert signed(traced(error if re.match(r"[\w.]+Error: ", error) else f"RuntimeError: {error}")) != ""

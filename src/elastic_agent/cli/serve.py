@@ -22,6 +22,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.values import Endpoint
 
 if TYPE_CHECKING:
+    from elastic_agent.config.settings import Settings
     from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
     from elastic_agent.transport import Secret
 
@@ -83,7 +84,6 @@ def _serve(resolved: Resolved) -> int:
     from elastic_agent.name_lookups import shorten_lookups
     from elastic_agent.rendezvous.backends.c10d import store_server
     from elastic_agent.transport import TransportError
-    from elastic_agent.transport.c10d import StoreServers
 
     settings = resolved.settings
     check_open_files(slots=0)
@@ -95,24 +95,8 @@ def _serve(resolved: Resolved) -> int:
     secret = configured_secret(settings, os.environ, variables.secret)
     adopt_library_loggers()
     shorten_lookups()
-    stores = None
-    endpoint = settings.rdzv_endpoint
     try:
-        if endpoint is not None and endpoint.others:
-            from elastic_agent.rendezvous.backends.members import hosting
-
-            if settings.status_port is not None:
-                log.warning(
-                    "--status-port has no effect where several machines host the store; each agent has a page"
-                )
-            as_asked = asyncio.run(hosting.serve(endpoint, settings.state_dir, secret))
-        else:
-            stores = StoreServers(None)
-            stores.await_ready()
-            show = partial(_page, settings.status_port, secret)
-            as_asked = asyncio.run(
-                store_server.serve(endpoint, settings.state_dir, stores.serve, show, secret)
-            )
+        as_asked = _host(settings, secret)
     except ValueError as error:
         raise UsageError(f"serve: {error}") from None
     except (store_server.CannotServeError, TransportError) as error:
@@ -121,10 +105,29 @@ def _serve(resolved: Resolved) -> int:
     except Exception:
         log.exception("internal error of elastic-agent")
         return ExitCode.INTERNAL
-    finally:
-        if stores is not None:
-            stores.close()
     return ExitCode.FINISHED if as_asked else ExitCode.INTERNAL
+
+
+def _host(settings: Settings, secret: Secret | None) -> bool:
+    """Host the store, or this machine's member of it, until a signal; return whether it ended as asked."""
+    from elastic_agent.logs import get_logger
+    from elastic_agent.rendezvous.backends.c10d import store_server
+    from elastic_agent.transport.c10d import StoreServers
+
+    endpoint = settings.rdzv_endpoint
+    if endpoint is not None and endpoint.others:
+        from elastic_agent.rendezvous.backends.members import hosting  # gRPC takes a quarter of a second
+
+        if settings.status_port is not None:
+            get_logger().warning(
+                "--status-port has no effect where several machines host the store; each agent has a page"
+            )
+        return asyncio.run(hosting.serve(endpoint, settings.state_dir, secret))
+    stores = StoreServers(None)
+    with contextlib.closing(stores):
+        stores.await_ready()
+        show = partial(_page, settings.status_port, secret)
+        return asyncio.run(store_server.serve(endpoint, settings.state_dir, stores.serve, show, secret))
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ def begin(state: State, memory: Memory | None, layout: bytes, size: int, group: 
         RuntimeError: the states of two ranks do not have the same layout.
     """
     newest = None if memory is None else memory.newest()
-    own = torch.tensor([state.step, -1 if newest is None else newest.step, *layout])
+    own = torch.tensor([state.step, -1 if newest is None else newest.step, *layout], device="cpu")
     choice = choose(*_exchange(own, size, group))
     rank = 0 if size == 1 else dist.get_rank(group)
     source = choice.holders.index(True)
@@ -67,7 +67,7 @@ def begin(state: State, memory: Memory | None, layout: bytes, size: int, group: 
         state.restore_checkpoint()
         if not all(choice.holders):
             packed = pack(state.state_dict())
-            stored = torch.empty(packed.size, dtype=torch.uint8)
+            stored = torch.empty(packed.size, dtype=torch.uint8, device="cpu")
             packed.write_to(stored)
             _send(stored, len(packed.skeleton), source, group)
     if rank == 0 and choice.is_from_memory:
@@ -91,14 +91,15 @@ def _exchange(own: Tensor, size: int, group: Any) -> tuple[list[int], list[int]]
 
 
 def _send(stored: Tensor, skeleton_size: int, source: int, group: Any) -> None:
-    dist.broadcast(torch.tensor([len(stored), skeleton_size]), group_src=source, group=group)
+    sizes = torch.tensor([len(stored), skeleton_size], device="cpu")
+    dist.broadcast(sizes, group_src=source, group=group)
     for chunk in torch.split(stored, _CHUNK_BYTES):
         dist.broadcast(chunk, group_src=source, group=group)
 
 
 def _receive(state: State, memory: Memory | None, step: int, source: int, group: Any) -> None:
     """Receive the state; where there is memory for copies, as a copy in it."""
-    sizes = torch.empty(2, dtype=torch.int64)
+    sizes = torch.empty(2, dtype=torch.int64, device="cpu")
     dist.broadcast(sizes, group_src=source, group=group)
     size, skeleton_size = sizes.tolist()
     with contextlib.ExitStack() as copying:
@@ -107,7 +108,7 @@ def _receive(state: State, memory: Memory | None, step: int, source: int, group:
                 raise MemoryError
             stored = copying.enter_context(memory.replacing(step, size, skeleton_size))
         except (OSError, MemoryError):  # the first copy will say why
-            stored = torch.empty(size, dtype=torch.uint8)
+            stored = torch.empty(size, dtype=torch.uint8, device="cpu")
         for chunk in torch.split(stored, _CHUNK_BYTES):
             dist.broadcast(chunk, group_src=source, group=group)
     state.restore(unpack(stored, skeleton_size))

@@ -8,20 +8,19 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.hooks import RemovableHandle
 
 from elastic_agent.survive._memory import Memory
 from elastic_agent.survive._packing import map_tensors, pack
 from elastic_agent.survive._state import State
 
 _SMALL_BYTES = 1 << 20
-"""Tensors that take less may be copied at every step."""
+"""Tensors of a part that take no more are copied at every step."""
 
 
 def say(text: str) -> None:
@@ -42,9 +41,16 @@ class Copies:
         self._copied_step: int | None = None
         self._then: dict[str, Any] = {}
         self._optimizers = [part for part in state.parts.values() if isinstance(part, Optimizer)]
-        self._hooks = [each.register_step_pre_hook(self._optimizer_steps) for each in self._optimizers]
-        self._note_boundary()
+        self._hooks: list[RemovableHandle] = []
+        self._buffers: dict[str, list[_Buffer]] = {}
         state.on_step = self._step_moved
+        with self._stopping_at(Exception):
+            for optimizer in self._optimizers:
+                self._hooks.append(optimizer.register_step_pre_hook(self._optimizer_steps))
+            for name, part in state.parts.items():
+                if isinstance(part, nn.Module):
+                    self._buffers[name] = _small_buffers(part)
+            self._note_boundary()
 
     def close(self) -> None:
         """Copy no more."""
@@ -58,14 +64,21 @@ class Copies:
         with self._stopping_at(Exception):
             self._copy()
 
+    def keep_at_sigterm(self) -> None:
+        """Do the same, but not from GPUs: they may wait for a collective whose other ranks have ended."""
+        if not self._is_on_gpu():
+            self.keep()
+
     def keep_after(self, error: BaseException) -> None:
-        """Do the same when ``error`` has ended the training function; nothing that happens here takes its place."""
+        """Do as :meth:`keep` when ``error`` has ended the training function; nothing raised here takes its place."""
         with self._stopping_at(BaseException):
-            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-            on_gpu = any(tensor.device.type != "cpu" for group in groups for tensor in group["params"])
             # After a failed collective, the steps that were queued behind it on a GPU had wrong gradients.
-            if not (on_gpu and isinstance(error, dist.DistError)):
+            if not (isinstance(error, dist.DistError) and self._is_on_gpu()):
                 self._copy()
+
+    def _is_on_gpu(self) -> bool:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return any(tensor.device.type != "cpu" for group in groups for tensor in group["params"])
 
     def _optimizer_steps(self, *_: Any) -> None:
         self._at_boundary = False
@@ -100,15 +113,20 @@ class Copies:
             self._copied_step = self._state.step
 
     def _note_boundary(self) -> None:
-        """Note what moves before the next optimizer step: samplers by data loaders, buffers by the forward."""
+        """Note what moves before the next optimizer step.
+
+        Buffers move by the forward, samplers by data loaders, and a gradient scaler when it skips an optimizer's step.
+        """
         for name, part in self._state.parts.items():
             if isinstance(part, nn.Module):
-                moving: dict[str, Any] = dict(part.named_buffers())
-            elif isinstance(part, (Optimizer, LRScheduler, GradScaler)):
-                continue
-            else:
+                # By name: a module may assign another tensor to a buffer.
+                tensors = ((each.key, getattr(each.module, each.name, None)) for each in self._buffers[name])
+                self._then[name] = {
+                    key: _detached_copy(tensor) for key, tensor in tensors if tensor is not None
+                }
+            elif not isinstance(part, Optimizer):
                 moving = part.state_dict()
-            self._then[name] = copy.deepcopy(map_tensors(moving, _detached_copy)) if _is_small(moving) else {}
+                self._then[name] = _copy_of(moving) if _is_small(moving) else {}
 
     def _tree(self) -> dict[str, Any]:
         """Return the state as it was at the step boundary."""
@@ -119,6 +137,33 @@ class Copies:
             elif then:
                 tree[name] = then
         return tree
+
+
+class _Buffer(NamedTuple):
+    """Where a buffer of a model is."""
+
+    key: str
+    """In the model's state_dict."""
+    module: nn.Module
+    name: str
+    """In ``module``."""
+
+
+def _small_buffers(model: nn.Module) -> list[_Buffer]:
+    """Return the buffers that the model saves, under each of their names; none if they take too much memory."""
+    saved = model.state_dict()
+    buffers = {key: tensor for key, tensor in model.named_buffers(remove_duplicate=False) if key in saved}
+    if not _is_small(buffers):
+        return []
+    places = ((key, *key.rpartition(".")[::2]) for key in buffers)
+    return [_Buffer(key, model.get_submodule(path), name) for key, path, name in places]
+
+
+def _copy_of(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of all that is in the tree; copy.deepcopy alone refuses tensors that have a gradient function."""
+    tensors: dict[int, Tensor] = {}
+    map_tensors(tree, lambda tensor: tensors.setdefault(id(tensor), _detached_copy(tensor)))
+    return copy.deepcopy(tree, tensors)
 
 
 def _detached_copy(tensor: Tensor) -> Tensor:

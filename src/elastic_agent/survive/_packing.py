@@ -1,7 +1,8 @@
 """Stores a tree of tensors in one piece of memory: the tensors side by side, then the rest as torch.save writes it.
 
 The rest is the tree with meta tensors in place of its tensors: these have a shape and a type, and no data. It is read
-with ``torch.load(weights_only=True)``, which runs no code of what it reads.
+with ``torch.load(weights_only=True)``, which runs no code of what it reads. Strides are kept: fused optimizers compute
+with the memory of parameters and moments in the order in which it lies there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT = 64
+_SHARDED = ("DTensor", "ShardedTensor")
 
 
 def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -47,7 +49,9 @@ class Packed:
         return sum(map(_room, self.tensors)) + len(self.skeleton)
 
     def write_to(self, memory: Tensor) -> None:
-        """Store it in the bytes of ``memory``; waits for what a GPU still computes."""
+        """Store it in the bytes of ``memory``; waits for what a GPU still computes, in all of its streams."""
+        for device in {tensor.device for tensor in self.tensors if tensor.device.type != "cpu"}:
+            torch.accelerator.synchronize(device)
         start = 0
         for tensor in self.tensors:
             _view(memory, start, tensor).copy_(tensor)
@@ -64,14 +68,15 @@ def pack(tree: dict[str, Any]) -> Packed:
     tensors: list[Tensor] = []
 
     def hollow(tensor: Tensor) -> Tensor:
+        kind = type(tensor).__name__
         is_plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-        if not is_plain or tensor.is_meta:
+        if not is_plain or tensor.is_meta or tensor.is_quantized:
+            hint = ": a sharded model needs torch.distributed.checkpoint" if kind in _SHARDED else ""
             raise TypeError(
-                f"a {type(tensor).__name__} ({tensor.layout}, {tensor.device}); expected plain tensors with data: "
-                "a sharded model needs torch.distributed.checkpoint"
+                f"a {kind} ({tensor.dtype}, {tensor.layout}, {tensor.device}); expected plain tensors with data{hint}"
             )
         tensors.append(tensor.detach())
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        return _hollow(tensor)
 
     file = io.BytesIO()
     torch.save(map_tensors(tree, hollow), file)
@@ -115,4 +120,10 @@ def _room(tensor: Tensor) -> int:
 
 
 def _view(memory: Tensor, start: int, tensor: Tensor) -> Tensor:
-    return memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    hollow = _hollow(tensor)
+    return memory[start : start + tensor.nbytes].view(tensor.dtype).as_strided(hollow.shape, hollow.stride())
+
+
+def _hollow(tensor: Tensor) -> Tensor:
+    """Return a meta tensor with the same strides, or without the gaps and overlaps of a view that has any."""
+    return torch.empty_like(tensor, device="meta")

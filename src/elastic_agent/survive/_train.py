@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -30,24 +30,24 @@ from elastic_agent.survive._state import State
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
-_trainings = itertools.count()
-"""Numbers the trainings of this process: the second one with the same function is not the first one."""
+_calls: Counter[str] = Counter()
+"""How often this process has called each function: its second training is not the first one."""
 
 
 class World:
     """The workers that train together, and this one's place among them; valid during one call."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, training: str) -> None:
         placement = client.current().placement
         is_initialized = dist.is_initialized()
         self.rank: int = dist.get_rank() if is_initialized else placement.rank
         """The number of this worker, from 0."""
         self.world_size: int = dist.get_world_size() if is_initialized else placement.world_size
         """The number of workers."""
-        has_gpu = torch.cuda.device_count() >= placement.local_world_size
+        has_gpu = torch.cuda.device_count() > placement.local_rank
         self.device: torch.device = torch.device(f"cuda:{placement.local_rank}" if has_gpu else "cpu")
-        """The GPU with the number of the local rank, if there is one for each worker of the node; else the CPU."""
-        self._number = number
+        """The GPU with the number of the local rank (with --virtual-local-rank: 0) if there is one; else the CPU."""
+        self._training = training
         self._made_group = False
 
     def ddp(self, model: nn.Module, **options: Any) -> DistributedDataParallel:
@@ -87,7 +87,7 @@ class World:
         else:
             store = HashStore()
         # The keys of a process group repeat when there is another one after it: torch counts from 0 again.
-        own = PrefixStore(f"elastic_agent.survive/{self._number}/{purpose}", store)
+        own = PrefixStore(f"elastic_agent.survive/{self._training}/{purpose}", store)
         dist.init_process_group(backend, store=own, rank=self.rank, world_size=self.world_size)
 
 
@@ -135,10 +135,12 @@ def _run(state: State, function: Callable[..., Any], call: Callable[[World], _Re
         raise RuntimeError(
             "survive.train: a training with this state runs already; expected a State for each"
         )
-    number = next(_trainings)
-    world = World(number)
+    name = f"{function.__module__}.{function.__qualname__}"
+    training = f"{name}/{_calls[name]}"
+    _calls[name] += 1
+    world = World(training)
     layout = state.layout()
-    memory = None if state.copy_every_s is None else _open_memory(function, number, layout)
+    memory = None if state.copy_every_s is None else _open_memory(training, layout)
     world.begin(state, memory, layout)
     result = call(world) if memory is None else _call_with_copies(Copies(state, memory), lambda: call(world))
     world.close()
@@ -146,7 +148,7 @@ def _run(state: State, function: Callable[..., Any], call: Callable[[World], _Re
 
 
 def _call_with_copies(copies: Copies, call: Callable[[], _Result]) -> _Result:
-    with contextlib.closing(copies), _CopyOnSigterm(copies.keep):
+    with contextlib.closing(copies), _CopyOnSigterm(copies.keep_at_sigterm):
         try:
             result = call()
         except BaseException as error:
@@ -156,16 +158,16 @@ def _call_with_copies(copies: Copies, call: Callable[[], _Result]) -> _Result:
         return result
 
 
-def _open_memory(function: Callable[..., Any], number: int, layout: bytes) -> Memory | None:
+def _open_memory(training: str, layout: bytes) -> Memory | None:
     """Return the agent's memory for this training, without what another one has left in it."""
     me = client.current()
     main = getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0]
-    names = (me.run_id, os.path.realpath(main), function.__module__, function.__qualname__, str(number))
+    names = (me.run_id, os.path.realpath(main), training)
     identity = hashlib.sha256("\0".join(names).encode() + layout).digest()
     try:
         memory = Memory.of_worker(identity, me.placement.local_world_size)
         if memory is not None and memory.belongs_to_another():
-            if number == 0:
+            if _calls.total() == 1:  # else it may be an earlier training of this process
                 say(
                     "the state in memory is not used: it is of another training, or its model had other shapes"
                 )

@@ -28,6 +28,7 @@ OFF, LOADING, READY = "off", "loading", "ready"
 
 _WORKERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SPAWNER_PATH = os.path.join(_WORKERS, "spawner", "__main__.py")
+_MESSAGE_BYTES = 64 * 1024
 _REFILL_PAUSE_S = 0.5
 """The time for which workers that have just started have the processors to themselves."""
 _LONGEST_PAUSE_S = 30.0
@@ -197,7 +198,7 @@ class WarmPool:
         """Take one message of the spawner's, if there is one."""
         assert self._line is not None
         try:
-            data, fds = linux.receive(self._line)
+            data, fds = linux.receive(self._line, _MESSAGE_BYTES)
         except BlockingIOError:
             return False
         except OSError:

@@ -216,7 +216,7 @@ def _stand_by(line: socket.socket, between_pid: int, guard_pid: int, preloaded: 
         traceback.print_exc()
         os._exit(127)
     try:
-        message, fds = linux.receive(line)
+        message, fds = linux.receive(line, _MESSAGE_BYTES)
     except ConnectionResetError:  # the spawner was killed before it had announced this process
         message = b""
     if not message:
