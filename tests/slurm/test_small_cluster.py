@@ -34,7 +34,7 @@ def test_agents_connect_although_only_slurm_knows_the_nodes_names(slurm: Slurm, 
     job = slurm.submit(DEPLOY / "plain.sbatch", *SMALL, "--nodes=2", folder=folder)
     finish(job)
     assert nodes_of(notes(folder, "born"), 1) == {"n0": 1, "n1": 1}
-    job.wait_said("the host name n0 does not resolve on this node; using the address reported by Slurm,")
+    job.wait_said("the host name n0 does not resolve on this node; using what Slurm reports: ")
 
 
 def test_a_job_whose_workers_get_the_signal_too_loses_no_step(slurm: Slurm, folder: Path) -> None:
