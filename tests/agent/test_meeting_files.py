@@ -47,7 +47,7 @@ def test_only_files_are_removed_and_what_cannot_be_is_no_error(tmp_path: Path) -
     (tmp_path / "file").write_text("left")
     (tmp_path / "folder").mkdir()
     cleanup = Cleanup(1)
-    cleanup.started([1])
+    cleanup.started()
     cleanup.remove(str(tmp_path / name) for name in ("file", "folder", "missing"))
     assert not cleanup.nothing_to_do
     cleared = threading.Event()

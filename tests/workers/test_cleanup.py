@@ -60,7 +60,7 @@ def test_files_are_attributed_while_their_holder_lives(
         noted.set()
 
     monkeypatch.setattr(cleanup._sweep, "note", noting)
-    cleanup.started([holder.pid])
+    cleanup.started()
     if is_announced:
         cleanup.inspect()
     assert noted.wait(GUARD_S)
@@ -75,7 +75,7 @@ def test_files_are_attributed_while_their_holder_lives(
 def test_unkillable_workers_that_hold_shared_memory_are_named(
     cleanup: Cleanup, holder: Holder, is_stuck: bool
 ) -> None:
-    cleanup.started([holder.pid])
+    cleanup.started()
     cleanup.inspect()
     held = clear(cleanup, {holder.pid} if is_stuck else ()).held
     assert [(holder.file, holder.pid) for holder in held] == (

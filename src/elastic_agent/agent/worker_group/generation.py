@@ -186,8 +186,8 @@ class Generation:
         """Note and report an event of the guard."""
         self.context.handle(event)
         match event:
-            case guard_events.Spawned(pids=pids):
-                self.cleanup.started(pids.values())
+            case guard_events.Spawned():
+                self.cleanup.started()
                 self.group.collectives.begin(self.number)  # before these workers are reported
             case guard_events.SpawnFailed(slot=slot, error=error):
                 self.fail(start_failure(self.group.node_id, error, max(slot, 0)))

@@ -1,4 +1,4 @@
-"""After a generation's last process: what it left is removed before the next generation starts.
+"""Removes what a generation left after its last process, before the next generation starts.
 
 A thread does what may take long: inspecting what the processes hold while they live, which is the only time it can
 be seen, and removing it when they are gone.
@@ -29,24 +29,19 @@ _Job = Callable[[], None]
 
 
 class Cleanup:
-    """One generation's. Made before its processes are started, used up when it is cleared.
-
-    Args:
-        guard_pid: All processes of the generation descend from it.
-        sweep: Removes files from /dev/shm.
-    """
+    """The cleanup after one generation. Made before its processes are started, used up when it is cleared."""
 
     def __init__(self, guard_pid: int, sweep: SharedMemorySweep | None = None) -> None:
+        """``guard_pid``: of the process from which all of the generation descend; ``sweep``: of /dev/shm."""
         self._guard_pid = guard_pid
         self._sweep = sweep or SharedMemorySweep()
         self._has_started = False
         self._files: frozenset[str] = frozenset()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
-    def started(self, pids: Iterable[int]) -> None:
+    def started(self) -> None:
         """Begin to inspect, from time to time, what the processes of the workers hold."""
         self._has_started = True
-        self._sweep.belong({*pids})
         threading.Thread(target=self._run, name="cleanup", daemon=True).start()
 
     def inspect(self) -> None:
