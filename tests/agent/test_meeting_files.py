@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers.cleanup.generation import Cleanup
+from elastic_agent.workers.cleanup import Cleanup
 from tests.agent.support import run
 from tests.waiting import GUARD_S
 

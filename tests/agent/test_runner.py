@@ -27,8 +27,7 @@ from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Grace
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
 from elastic_agent.testing.processes import freeze
-from elastic_agent.workers.cleanup.generation import Cleanup
-from elastic_agent.workers.cleanup.shm_cleanup import SharedMemorySweep, SweepReport
+from elastic_agent.workers.cleanup import Cleanup, SharedMemorySweep, SweepReport
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Guard, GuardEvent, GuardLost, Signalled, Spawned
 from elastic_agent.workers.output.final_output import FinalOutput
@@ -335,7 +334,7 @@ class SlowSweep(SharedMemorySweep):
     def candidates(self) -> list[str]:
         return ["left"]
 
-    def sweep(self, timeout_s: float = 1.0) -> SweepReport:
+    def sweep(self) -> SweepReport:
         self.begun.set()
         assert self.may_end.wait(PATIENCE_S)
         return SweepReport()

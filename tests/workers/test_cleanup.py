@@ -1,4 +1,4 @@
-"""What is cleared away after a generation, and what is said of it."""
+"""Checks what is removed after a generation, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from elastic_agent.workers.cleanup import generation, shm_cleanup
-from elastic_agent.workers.cleanup.generation import Cleanup
-from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
+from elastic_agent.workers import cleanup as cleanup_module
+from elastic_agent.workers.cleanup import Cleanup, SweepReport
 from tests.waiting import GUARD_S
 from tests.workers.support import Holder
 
 
 @pytest.fixture
-def cleanup(monkeypatch: pytest.MonkeyPatch) -> Cleanup:
-    """This process plays the guard; looking at other processes may take long."""
-    monkeypatch.setattr(generation, "SWEEP_LIMIT_S", GUARD_S)
-    monkeypatch.setattr(shm_cleanup, "_OTHERS_LIMIT_S", GUARD_S)
+def cleanup() -> Cleanup:
+    """Return one for which this process plays the guard."""
     return Cleanup(os.getpid())
 
 
@@ -51,7 +48,7 @@ def test_files_are_attributed_while_their_holder_lives(
     cleanup: Cleanup, holder: Holder, monkeypatch: pytest.MonkeyPatch, is_announced: bool
 ) -> None:
     """A worker may be killed alone, so that nothing announces it."""
-    monkeypatch.setattr(generation, "INSPECT_EVERY_S", GUARD_S if is_announced else 0.01)
+    monkeypatch.setattr(cleanup_module, "INSPECT_EVERY_S", GUARD_S if is_announced else 0.01)
     noted = threading.Event()
     note = cleanup._sweep.note
 

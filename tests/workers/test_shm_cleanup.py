@@ -12,18 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers.cleanup import shm_cleanup
-from elastic_agent.workers.cleanup.shm_cleanup import _NAMES, Held, SharedMemorySweep
+from elastic_agent.workers.cleanup import _NAMES, Held, SharedMemorySweep
 from tests.processes import name_of
-from tests.waiting import GUARD_S
 from tests.workers.support import Holder
 
 MakeHolder = Callable[..., Holder]
-
-
-@pytest.fixture(autouse=True)
-def _others_are_looked_at_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm_cleanup, "_OTHERS_LIMIT_S", GUARD_S)
 
 
 @pytest.fixture
@@ -58,7 +51,7 @@ def test_files_held_by_the_generation_are_removed(hold: MakeHolder, name: str, h
     sweep.note([worker.pid])
     worker.kill()
     assert sweep.candidates() == [worker.path.name]
-    report = sweep.sweep(GUARD_S)
+    report = sweep.sweep()
     assert report.removed == (worker.path.name,)
     assert not worker.path.exists()
 
@@ -67,8 +60,8 @@ def test_files_held_by_the_generation_are_removed(hold: MakeHolder, name: str, h
 
 
 def left_alone(sweep: SharedMemorySweep, path: Path) -> bool:
-    report = sweep.sweep(GUARD_S)
-    return path.exists() and report.removed == report.held == report.unknown == ()
+    report = sweep.sweep()
+    return path.exists() and report.removed == report.held == ()
 
 
 def test_files_that_no_process_held_are_kept(hold: MakeHolder) -> None:
@@ -141,7 +134,7 @@ def test_files_held_by_another_process_are_kept_and_it_is_named(hold: MakeHolder
     sweep.note([worker.pid])
     stranger = attached(worker.path)
     worker.kill()
-    report = sweep.sweep(GUARD_S)
+    report = sweep.sweep()
     held = Held(worker.path.name, stranger.pid, name_of(stranger.pid))
     stranger.kill()
     stranger.communicate()
@@ -172,23 +165,14 @@ def test_a_link_that_took_the_place_of_a_workers_file_is_kept(hold: MakeHolder) 
     worker.kill()
     worker.path.unlink()
     worker.path.symlink_to("target")
-    assert sweep.sweep(GUARD_S).removed == ()
+    assert sweep.sweep().removed == ()
     assert worker.path.is_symlink()
-
-
-def test_at_the_time_limit_nothing_is_removed(hold: MakeHolder) -> None:
-    sweep = SharedMemorySweep()
-    worker = hold("torch_PID_123_0")
-    sweep.note([worker.pid])
-    worker.kill()
-    assert sweep.sweep(timeout_s=-1.0).unknown == (worker.path.name,)
-    assert worker.path.exists()
 
 
 def test_without_a_folder_there_is_nothing_to_do(tmp_path: Path) -> None:
     sweep = SharedMemorySweep(str(tmp_path / "none"))
     sweep.note([os.getpid()])
-    assert sweep.sweep(GUARD_S).removed == ()
+    assert sweep.sweep().removed == ()
 
 
 # --- the libraries' names -------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
 from elastic_agent.printable import plain, without_surrogates
 from elastic_agent.protocol import Failure, FailureKind, count
-from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
+from elastic_agent.workers.cleanup import SweepReport
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import Exited
@@ -119,11 +119,6 @@ def log_cleanup(report: SweepReport) -> None:
     log = get_logger()
     if report.removed:
         log.info("removed shared memory left behind by workers", files=report.removed)
-    if report.unknown:
-        log.warning(
-            "kept shared memory left behind by workers: cannot determine whether other processes use it",
-            files=report.unknown,
-        )
     for held in report.held:
         log.warning(
             f"kept shared memory of the workers: {held.file} is in use by {held.process} ({held.pid})"

@@ -27,8 +27,7 @@ from elastic_agent.linux import boottime_s, catches, is_frozen
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import PROMPT, Failure, FailureKind, Grace, Notice
 from elastic_agent.transport import StoreLostError, run_abandonable
-from elastic_agent.workers.cleanup.generation import CLEANUP_LIMIT_S, Cleanup
-from elastic_agent.workers.cleanup.shm_cleanup import SweepReport
+from elastic_agent.workers.cleanup import CLEANUP_LIMIT_S, Cleanup, SweepReport
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.failure import signal_name
 from elastic_agent.workers.guard import client as guard_events

@@ -1,4 +1,7 @@
-"""Removes shared memory under /dev/shm that killed workers leave behind.
+"""Removes what a generation's workers left, before the next one starts: above all shared memory under /dev/shm.
+
+A thread does what may take long: inspecting what the processes hold while they live, which is the only time it can
+be seen, and removing it when they are gone.
 
 A library removes its shared memory when its process exits normally, or has a helper process do it; when all of them
 are killed at once, as happens to workers whose lease ran out, it stays. Such files occupy the machine's memory until
@@ -22,13 +25,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import stat
+import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from elastic_agent.linux import mapped_files, open_files, process_name, processes_of
+from elastic_agent import linux
+
+INSPECT_EVERY_S = 5.0
+"""Pause between two inspections of what the processes hold."""
+
+CLEANUP_LIMIT_S = 2.0
+"""The next generation does not wait longer."""
 
 _NAMES = re.compile(
     "|".join(
@@ -50,8 +61,6 @@ _NAMES = re.compile(
         )
     )
 )
-_OTHERS_LIMIT_S = 1.0
-
 _File = tuple[str, int]
 """A file's name and inode number; tmpfs gives no number twice."""
 
@@ -71,8 +80,6 @@ class SweepReport:
 
     removed: tuple[str, ...] = ()
     held: tuple[Held, ...] = ()
-    unknown: tuple[str, ...] = ()
-    """Files that stay, because it could not be determined in time whether a process holds them."""
 
 
 class SharedMemorySweep:
@@ -100,7 +107,7 @@ class SharedMemorySweep:
             with contextlib.suppress(OSError):
                 held |= _held_names(pid) & {*unseen}
         if held:
-            held -= self._held_by_others(held, {*pids})
+            held -= {holder.file for holder in _holders(held, except_pids={*pids})}
         self._made_here |= {unseen[name] for name in held}
 
     @property
@@ -108,29 +115,16 @@ class SharedMemorySweep:
         """True if there are files that are still to be attributed: `note` is due. Lists the folder once."""
         return not self._list() <= self._seen
 
-    def _held_by_others(self, names: set[str], pids: set[int]) -> set[str]:
-        """Return which of them a process of this user holds that is none of these; all, when that takes too long."""
-        try:
-            holders = _holders(names, time.monotonic() + _OTHERS_LIMIT_S, except_pids=pids)
-            return {holder.file for holder in holders}
-        except TimeoutError:
-            return names
-
     def candidates(self) -> list[str]:
         """Return the names of files that the generation left, if no other process holds them. Lists the folder once."""
         return sorted(name for name, _ in self._list() & self._made_here)
 
-    def sweep(self, timeout_s: float = 1.0) -> SweepReport:
+    def sweep(self) -> SweepReport:
         """Remove what the generation left; all its processes are gone."""
         names = {*self.candidates()}
-        if not names:
-            return SweepReport()
-        try:
-            held = list(_holders(names, time.monotonic() + timeout_s))
-        except TimeoutError:
-            return SweepReport(unknown=tuple(sorted(names)))
+        held = (*_holders(names),) if names else ()
         free = names - {holder.file for holder in held}
-        return SweepReport(tuple(name for name in sorted(free) if self._remove(name)), tuple(held))
+        return SweepReport(tuple(name for name in sorted(free) if self._remove(name)), held)
 
     def _list(self) -> set[_File]:
         """Return the regular files of this user that the libraries may have made."""
@@ -152,22 +146,16 @@ class SharedMemorySweep:
         return True
 
 
-def _holders(names: set[str], deadline_s: float, except_pids: Collection[int] = ()) -> Iterator[Held]:
-    """Yield which processes of this user hold which of these, as far as they may be inspected.
-
-    Raises:
-        TimeoutError: the deadline (of the monotonic clock) passed before all were inspected.
-    """
-    for pid in processes_of(os.getuid()):
+def _holders(names: set[str], except_pids: Collection[int] = ()) -> Iterator[Held]:
+    """Yield which processes of this user hold which of these, as far as they may be inspected."""
+    for pid in linux.processes_of(os.getuid()):
         if pid in except_pids:
             continue
-        if time.monotonic() > deadline_s:
-            raise TimeoutError
         try:
             found = _held_names(pid) & names
         except OSError:
             continue  # it ended meanwhile, or has more privileges: not a worker
-        yield from (Held(name, pid, process_name(pid)) for name in sorted(found))
+        yield from (Held(name, pid, linux.process_name(pid)) for name in sorted(found))
 
 
 def _held_names(pid: int) -> set[str]:
@@ -175,4 +163,70 @@ def _held_names(pid: int) -> set[str]:
 
     Only their names: the folder may have another path in another mount namespace. Raises OSError.
     """
-    return {path.rpartition("/")[2] for path in open_files(pid)} | {*mapped_files(pid)}
+    return {path.rpartition("/")[2] for path in linux.open_files(pid)} | {*linux.mapped_files(pid)}
+
+
+class Cleanup:
+    """The cleanup after one generation. Made before its processes are started, used up when it is cleared."""
+
+    def __init__(self, guard_pid: int, sweep: SharedMemorySweep | None = None) -> None:
+        """``guard_pid``: of the process from which all of the generation descend; ``sweep``: of /dev/shm."""
+        self._guard_pid = guard_pid
+        self._sweep = sweep or SharedMemorySweep()
+        self._has_started = False
+        self._files: frozenset[str] = frozenset()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def started(self) -> None:
+        """Begin to inspect, from time to time, what the processes of the workers hold."""
+        self._has_started = True
+        threading.Thread(target=self._run, name="cleanup", daemon=True).start()
+
+    def inspect(self) -> None:
+        """Inspect what the processes hold that are about to be stopped, while they still do."""
+        self._jobs.put(self._inspect)
+
+    def remove(self, files: Iterable[str]) -> None:
+        """Have these files removed too when it is cleared; they may be on a file server."""
+        self._files = frozenset(files)
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """True if all processes are gone and nothing is to be removed. Fast: it lists /dev/shm once."""
+        return not self._has_started or not (self._files or self._sweep.candidates())
+
+    def clear(self, done: Callable[[SweepReport], None], unkillable: Collection[int] = ()) -> None:
+        """Remove what is left, and call `done` from the thread. `unkillable`: processes that stay."""
+        until_s = time.monotonic() + CLEANUP_LIMIT_S
+        self._jobs.put(lambda: done(self._cleared({*unkillable}, until_s)))
+        self.close()
+
+    def close(self) -> None:
+        """End the thread: there is nothing more to do."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=INSPECT_EVERY_S)
+            except queue.Empty:
+                job = self._inspect
+            if job is None:
+                return
+            job()
+
+    def _inspect(self) -> None:
+        if self._sweep.has_unseen:
+            self._sweep.note(linux.family(self._guard_pid))
+
+    def _cleared(self, unkillable: set[int], until_s: float) -> SweepReport:
+        for file in self._files:
+            if time.monotonic() < until_s:  # later, it may be the next generation's
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
+        report = self._sweep.sweep()
+        if not report.held:
+            return report
+        # The spawner and its standbys are no generation's: what they hold is neither left nor in the way.
+        waiting = {process.pid for process in linux.descendants(self._guard_pid)} - unkillable
+        return SweepReport(report.removed, tuple(held for held in report.held if held.pid not in waiting))
