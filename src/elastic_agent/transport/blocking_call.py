@@ -30,7 +30,12 @@ async def run_abandonable(
     Raises:
         StoreLostError: it did not come back in time, or no thread can be started at present.
     """
-    outcome = _begun(work)
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # nobody cancels it any more
+    try:
+        threading.Thread(target=_carry_out, args=(work, outcome), name="store-call", daemon=True).start()
+    except RuntimeError as error:
+        raise StoreLostError(f"cannot start a thread ({error})") from None
     answer = asyncio.wrap_future(outcome)
 
     def close_late(done: Future[T]) -> None:
@@ -51,23 +56,13 @@ async def run_abandonable(
     raise StoreLostError(f"no answer within {timeout_s:g} s")
 
 
-def _begun(work: Callable[[], T]) -> Future[T]:
-    outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # nobody cancels it any more
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)
-
+def _carry_out(work: Callable[[], T], outcome: Future[T]) -> None:
     try:
-        threading.Thread(target=run, name="store-call", daemon=True).start()
-    except RuntimeError as error:
-        raise StoreLostError(f"cannot start a thread ({error})") from None
-    return outcome
+        result = work()
+    except BaseException as error:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)
 
 
 DoNext = Callable[[], bool]
@@ -154,12 +149,7 @@ class DiskThread:
         with self._lock:
             kind = next(iter(self._waiting))
             work, outcome = self._waiting.pop(kind)
-        try:
-            result = work()
-        except Exception as error:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)
+        _carry_out(work, outcome)
         with self._lock:
             self._is_busy = bool(self._waiting)
             return self._is_busy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from elastic_agent.protocol import MAX_WAITING_CHARS, Lease, Member, Phase, Plan, RecordError, decode, encode
+from elastic_agent.protocol import MAX_WAITING_CHARS, Lease, Phase, Plan, RecordError, decode, encode
 
 from .base import RunView, Snapshot, Table
 from .keys import CLEARING, GONE, JOBS, RELEASED, LifeKeys, RunKeys
@@ -47,11 +47,8 @@ class CoordinatorRecords:
             found = await self._table.read(
                 [key for name in incarnations for key in (keys.member(name), keys.lease(name))]
             )
-        members: dict[str, Member] = {}
-        for name, data in _under(keys.members, found).items():
-            member = self._records.member(name, data)
-            if member is not None:
-                members[name] = member
+        read = {name: self._records.member(name, data) for name, data in _under(keys.members, found).items()}
+        members = {name: member for name, member in read.items() if member is not None}
         leases = self._records.leases(_under(keys.leases, found))
         written_s = {name: self._table.written_by(keys.lease(name)) for name in leases}
         known_s = {name: at_s for name, at_s in written_s.items() if at_s is not None}

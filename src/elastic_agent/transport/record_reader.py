@@ -8,6 +8,7 @@ one to change: so when a version is written, a key of its own follows it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +27,8 @@ from elastic_agent.protocol import (
 
 from .base import StoreLostError, Table
 from .keys import GONE, LifeKeys
+
+Record = TypeVar("Record", Member, Lease)
 
 _MOST_REPORTED = 1000
 
@@ -60,15 +63,8 @@ class RecordReader:
 
     def member(self, name: str, data: bytes) -> Member | None:
         """Return the record in ``data`` without an impossible history; None if it was forgotten, or is invalid."""
-        if data == GONE:
-            return None
-        try:
-            member = decode(Member, data)
-            _check_name(name, member.incarnation)
-        except RecordError as error:
-            self._report(f"{self._prefix}m/{name}: {error}")
-            return None
-        if member.history is None or member.history.generation <= MAX_REPORTED_GENERATION:
+        member = self._record(Member, "m", name, data)
+        if member is None or member.history is None or member.history.generation <= MAX_REPORTED_GENERATION:
             return member
         self._report(
             f"{self._prefix}m/{name}: reports generation {member.history.generation}, which is above the maximum; "
@@ -78,18 +74,21 @@ class RecordReader:
 
     def leases(self, found: Mapping[str, bytes]) -> dict[str, Lease]:
         """Return the leases in these bytes, by incarnation."""
-        leases: dict[str, Lease] = {}
-        for name, data in found.items():
-            if data == GONE:
-                continue
-            try:
-                lease = decode(Lease, data)
-                _check_name(name, lease.incarnation)
-            except RecordError as error:
-                self._report(f"{self._prefix}l/{name}: {error}")
-            else:
-                leases[name] = lease
-        return leases
+        leases = {name: self._record(Lease, "l", name, data) for name, data in found.items()}
+        return {name: lease for name, lease in leases.items() if lease is not None}
+
+    def _record(self, kind: type[Record], folder: str, name: str, data: bytes) -> Record | None:
+        """Return the record of this incarnation in ``data``; None if it was forgotten, or is invalid."""
+        if data == GONE:
+            return None
+        try:
+            record = decode(kind, data)
+            if record.incarnation != name:
+                raise RecordError(f"its name field is {record.incarnation}")
+        except RecordError as error:
+            self._report(f"{self._prefix}{folder}/{name}: {error}")
+            return None
+        return record
 
 
 def lease_in(data: bytes | None, name: str) -> Lease | None:
@@ -112,11 +111,6 @@ def lease_over(stored: bytes | None, lease: Lease) -> Lease | None:
     if stored == GONE or (earlier is not None and earlier.revoked):
         return None
     return lease if earlier is None else msgspec.structs.replace(lease, beat=earlier.beat + 1)
-
-
-def _check_name(expected: str, found: str) -> None:
-    if found != expected:
-        raise RecordError(f"its name field is {found}")
 
 
 KEPT_BELLS = 256

@@ -96,10 +96,8 @@ async def open_table(
     """
     try:
         client = await reach(endpoint, timeout_s, secret)
-    except (ssl.SSLError, NotAStoreError) as error:
-        raise await _explained(error, endpoint, timeout_s, secret) from None
-    except UnreachableError as error:
-        if error.obstacle not in (Obstacle.CLOSED, Obstacle.SILENT):
+    except (ssl.SSLError, NotAStoreError, UnreachableError) as error:
+        if isinstance(error, UnreachableError) and error.obstacle not in (Obstacle.CLOSED, Obstacle.SILENT):
             raise
         raise await _explained(error, endpoint, timeout_s, secret) from None
     try:

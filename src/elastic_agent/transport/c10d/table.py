@@ -56,15 +56,12 @@ class C10dTable:
             found.update((key, value) for key, value in zip(batch, values, strict=True) if value)
         return found
 
-    async def keys(self, folder: str) -> list[str]:
-        """Return every key that begins with ``folder``."""
-        return await self._keys_in(folder)
-
     async def read_folders(self, *folders: str) -> dict[str, bytes]:
         """Return every key that begins with one of ``folders``, with its value."""
-        return await self.read(await self._keys_in(*folders))
+        return await self.read(await self.keys(*folders))
 
-    async def _keys_in(self, *folders: str) -> list[str]:
+    async def keys(self, *folders: str) -> list[str]:
+        """Return every key that begins with one of ``folders``."""
         begins = tuple(self.root + folder for folder in folders)
         found = await self._store.list_keys()  # in no order
         return sorted(key.removeprefix(self.root) for key in found if key.startswith(begins))
@@ -95,7 +92,7 @@ class C10dTable:
         for start in range(0, len(names), _BATCH):
             await self._store.delete(names[start : start + _BATCH])
         if folders:
-            await self.delete(await self._keys_in(*folders))
+            await self.delete(await self.keys(*folders))
 
     async def wait(self, key: str, timeout_s: float) -> bool:
         """Wait until the key is there; False at the time-out."""
