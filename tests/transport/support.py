@@ -48,7 +48,7 @@ from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
 
 PATIENCE_S = 100.0
-"""What never takes that long unless something is broken."""
+"""A time that nothing takes unless something is broken."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class Scene(ABC):
     """A store of one kind, and its clients."""
 
     complaints: list[str]
-    """What the links found in the store that should not be there."""
+    """The invalid records that connections found in the store."""
 
     @abstractmethod
     def table(self) -> Any:
@@ -307,7 +307,7 @@ def program(talk: Callable[[socket.socket], object]) -> Iterator[Endpoint]:
 
 
 def says(text: bytes, *, first: bool = False) -> Callable[[socket.socket], None]:
-    """What says this once it was spoken to, or ``first``; nothing until the other side hangs up, if it is empty."""
+    """Return what says this once it was spoken to, or ``first``; an empty text: nothing, until the client hangs up."""
 
     def talk(sock: socket.socket) -> None:
         if not first:
@@ -351,7 +351,7 @@ class Peer:
         return self.connection.recv()
 
     def elect(self) -> tuple[bool, str]:
-        """Whether it hosts, and the store that it finds at the endpoint."""
+        """Return whether it hosts, and the store that it finds at the endpoint."""
         self.ask()
         hosts, store_id = self.hear()
         return hosts, store_id

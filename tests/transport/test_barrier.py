@@ -37,7 +37,7 @@ def cancel(node: Blocking) -> None:
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [one.result(PATIENCE_S) for one in [pool.submit(call) for call in calls]]
+        return [future.result(PATIENCE_S) for future in [pool.submit(call) for call in calls]]
 
 
 def test_the_barrier_opens_when_the_last_node_joins(store: BootstrapStore) -> None:

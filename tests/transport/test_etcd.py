@@ -1,4 +1,4 @@
-"""What only etcd does: terms of office, compaction, restarts, leases of its own, and what is left of a run."""
+"""Checks what only etcd does: terms of office, compaction, restarts, leases of its own, and what is left of a run."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from .support import PATIENCE_S, lease, member, plan
 
 
 def everything(scene: EtcdScene) -> dict[bytes, tuple[bytes, int]]:
-    """What lies under the scene's prefix, with the revision in which it was written."""
+    """Return what lies under the scene's prefix, with the revision in which it was written."""
     prefix = scene.access.prefix.encode()
     found = scene.client().range(prefix, prefix_end(prefix))
-    return {one.key: (one.value, one.mod_revision) for one in found.kvs}
+    return {kv.key: (kv.value, kv.mod_revision) for kv in found.kvs}
 
 
 ENDED = on_disk(generation=4, charged=1, outcome=Phase.FINISHED, settled=True)
@@ -112,7 +112,7 @@ def test_leadership_of_a_partitioned_agent_ends_and_another_takes_over(etcd_scen
 
 
 def why_it_ends(term: Term) -> str:
-    """What its holder finds out when the leader key's time is over by the holder's own clock."""
+    """Return what its holder finds out when the leader key's time is over by the holder's own clock."""
     elected_s = time.monotonic() - term.leadership.ttl_s
     why: str = in_loop(keep_leading(term.leadership, Signal(), time.monotonic, elected_s))
     return why
@@ -298,9 +298,9 @@ def test_a_waiting_call_detects_that_etcd_was_stopped(own_etcd_scene: EtcdScene)
     (server,) = scene.cluster.members
     assert server.process is not None
     server.process.terminate()
-    for one in waiting:
+    for call in waiting:
         with pytest.raises(StoreLostError) as caught:
-            one.result(PATIENCE_S)
+            call.result(PATIENCE_S)
         assert str(caught.value).isprintable()
     with pytest.raises(StoreLostError):
         node.renew(lease("a"), lease("a").renewed())

@@ -1,4 +1,4 @@
-"""Who is let in: users and passwords, permissions, and logins that expire, on a real etcd."""
+"""Checks who is let in: users and passwords, permissions, and logins that expire, on a real etcd."""
 
 from __future__ import annotations
 

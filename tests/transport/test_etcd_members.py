@@ -84,15 +84,15 @@ def first_answer(ask: Callable[[], T]) -> T:
 
 
 def beginning_with(cluster: EtcdCluster, *first: EtcdServer) -> Endpoint:
-    """All members, these first."""
-    ordered = [*first, *(one for one in cluster.members if one not in first)]
-    head, *others = (Endpoint("127.0.0.1", one.client_port) for one in ordered)
+    """Return the endpoint of all members, these first."""
+    ordered = [*first, *(server for server in cluster.members if server not in first)]
+    head, *others = (Endpoint("127.0.0.1", server.client_port) for server in ordered)
     return Endpoint(head.host, head.port, tuple(others))
 
 
 def followers(cluster: EtcdCluster) -> list[EtcdServer]:
     leader = cluster.leader()
-    return [one for one in cluster.members if one is not leader]
+    return [server for server in cluster.members if server is not leader]
 
 
 # -- another member will do -----------------------------------------------------------------------

@@ -64,7 +64,7 @@ except BlockingIOError:
 
 
 def seen_with_a_silent_name_server(script: str, folder: Path) -> list[str]:
-    """What the script prints, line by line."""
+    """Return what the script prints, line by line."""
     done = subprocess.run(
         [
             *("unshare", "--net", "--mount", "sh", "-c", PREPARE, sys.executable),

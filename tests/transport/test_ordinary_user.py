@@ -1,4 +1,4 @@
-"""What keeps other users out works without privileges: kernels allow root more than others."""
+"""Checks that what keeps other users out works without privileges: kernels allow root more than others."""
 
 from __future__ import annotations
 

@@ -164,10 +164,10 @@ def test_of_several_coordinators_one_publishes_a_version(scene: Scene) -> None:
     for version in range(1, 40):
         won = at_once(
             *(
-                lambda one=one, reason=f"by {i}", version=version: has_published(
-                    one, plan(version, reason, world=world(20))
+                lambda rival=rival, reason=f"by {i}", version=version: has_published(
+                    rival, plan(version, reason, world=world(20))
                 )
-                for i, one in enumerate(rivals)
+                for i, rival in enumerate(rivals)
             )
         )
         assert won.count(True) == 1
@@ -287,21 +287,23 @@ def test_one_plan_and_few_bells_stay_in_the_store(scene: Scene) -> None:
 # -- several runs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("one", "other"), [("a", "b"), ("r", "run"), ("x@y:1+2-3", "x@y:1+2"), ("a.b", "a")])
-def test_runs_in_one_store_are_isolated(scene: Scene, one: str, other: str) -> None:
-    coordinators = {run_id: scene.coordinator(run_id) for run_id in (one, other)}
-    waits = {run_id: scene.hints(run_id) for run_id in (one, other)}
-    nodes = {run_id: scene.joined(f"of-{i}", run_id=run_id) for i, run_id in enumerate((one, other))}
-    coordinators[one].publish(plan(1, "mine"))
-    coordinators[one].write_status("mine")
-    assert nodes[other].read_plan() is None
-    assert nodes[other].next_plan(0, 0.02) is None
-    assert nodes[other].read_status() == ""
-    assert not nodes[other].renew(lease("of-0"), lease("of-0").renewed())
-    assert list(coordinators[one].read(None).members) == ["of-0"]
-    assert list(coordinators[other].read(None).members) == ["of-1"]
-    assert waits[other](PATIENCE_S) == ["of-1"]
-    assert waits[one](PATIENCE_S) == ["of-0"]
+@pytest.mark.parametrize(
+    ("first", "second"), [("a", "b"), ("r", "run"), ("x@y:1+2-3", "x@y:1+2"), ("a.b", "a")]
+)
+def test_runs_in_one_store_are_isolated(scene: Scene, first: str, second: str) -> None:
+    coordinators = {run_id: scene.coordinator(run_id) for run_id in (first, second)}
+    waits = {run_id: scene.hints(run_id) for run_id in (first, second)}
+    nodes = {run_id: scene.joined(f"of-{i}", run_id=run_id) for i, run_id in enumerate((first, second))}
+    coordinators[first].publish(plan(1, "mine"))
+    coordinators[first].write_status("mine")
+    assert nodes[second].read_plan() is None
+    assert nodes[second].next_plan(0, 0.02) is None
+    assert nodes[second].read_status() == ""
+    assert not nodes[second].renew(lease("of-0"), lease("of-0").renewed())
+    assert list(coordinators[first].read(None).members) == ["of-0"]
+    assert list(coordinators[second].read(None).members) == ["of-1"]
+    assert waits[second](PATIENCE_S) == ["of-1"]
+    assert waits[first](PATIENCE_S) == ["of-0"]
 
 
 def test_jobs_without_a_run_id_agree_on_one(c10d_scene: C10dScene) -> None:
@@ -362,7 +364,7 @@ def test_every_call_detects_that_the_store_is_gone(scene_to_lose: Scene) -> None
     ]
     scene.lose_store()
     for call in (
-        *(one.result for one in waiting),
+        *(call.result for call in waiting),
         node.read_plan,
         lambda: node.write(member("a", state=State.LEFT)),
         lambda: node.renew(lease("a"), lease("a").renewed()),

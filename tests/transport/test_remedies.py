@@ -1,4 +1,4 @@
-"""What to do about a store that is not reached: by what keeps a node from it."""
+"""Checks the remedies for a store that is not reached: by what keeps a node from it."""
 
 from __future__ import annotations
 

@@ -96,9 +96,9 @@ def test_data_sent_before_the_refusal_do_not_reach_the_store() -> None:
 
 def test_values_of_any_size_arrive(store: BootstrapStore) -> None:
     value = os.urandom(6 << 20)
-    one, other = client(store), client(store)
-    one.set("large", value)
-    assert other.get("large") == value
+    writer, reader = client(store), client(store)
+    writer.set("large", value)
+    assert reader.get("large") == value
 
 
 def _is_hidden(address: tuple[str, int], port: int) -> bool:
@@ -106,7 +106,7 @@ def _is_hidden(address: tuple[str, int], port: int) -> bool:
 
 
 def test_what_is_passed_on_is_sent_at_once(store: BootstrapStore) -> None:
-    """Else a small answer waits up to 40 ms for the other end to acknowledge the one before."""
+    """Otherwise a small answer waits up to 40 ms for the other end to acknowledge the one before."""
     dialled = client(store)
     dialled.set("key", "value")
     port = store.address.port

@@ -122,7 +122,7 @@ class News:
         return line.decode()
 
     def silent(self) -> bool:
-        """Whether no message has come since the last line."""
+        """True if no message has come since the last line."""
         return not self._rest and not select.select((self._fd,), (), (), 0)[0]
 
     def close(self) -> None:

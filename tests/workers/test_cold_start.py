@@ -21,8 +21,8 @@ print(json.dumps({
     "argv": sys.argv,
     "child": subprocess.run(child, capture_output=True, text=True).stdout.strip(),
     "customized": getattr(sys, "customized", 0),
-    "searched": [one for one in sys.path_importer_cache if "startup_hook" in one],
-    "finders": [type(one).__module__ for one in sys.meta_path],
+    "searched": [path for path in sys.path_importer_cache if "startup_hook" in path],
+    "finders": [type(finder).__module__ for finder in sys.meta_path],
 }))
 """
 OURS = "elastic_agent.integrations.post_import"
@@ -74,8 +74,8 @@ def test_an_error_in_the_users_sitecustomize_is_reported_as_without_the_hook(
     (tmp_path / "sitecustomize.py").write_text("import no_such_module\n")
     env["PYTHONPATH"] = str(tmp_path)
     errors = [
-        subprocess.run([sys.executable, str(script)], env=one, capture_output=True, text=True).stderr
-        for one in (env, with_startup_hook(env))
+        subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True).stderr
+        for environment in (env, with_startup_hook(env))
     ]
     assert "No module named 'no_such_module'" in errors[0]
     assert errors[1].splitlines()[-1] == errors[0].splitlines()[-1]

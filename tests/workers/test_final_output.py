@@ -1,4 +1,4 @@
-"""What is read of a failed worker's files."""
+"""Checks what is read of a failed worker's files."""
 
 from __future__ import annotations
 

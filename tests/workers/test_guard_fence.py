@@ -78,7 +78,7 @@ def await_look(driver: Driver) -> None:
 
 
 def test_at_the_deadline_everything_is_killed_without_grace(driver: Driver, news: News) -> None:
-    """What workers have left, too, whether or not they have exited."""
+    """So is what workers have left, whether or not they have exited."""
     driver.guard.spawn(
         6, [daemonising(0, news), program(1, *SLEEP), daemonising(2, news, worker="sys.exit(0)")]
     )

@@ -1,4 +1,4 @@
-"""What workers print goes where it should, and the end of what they said before they failed is known."""
+"""Checks where the output of workers goes, and that its end is known after a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOOM = "import sys; sys.stderr.write('first line\\nlast words'); sys.exit(1)"
 
 
 def read_until(fd: int, wanted: bytes) -> bytes:
-    """What comes out of `fd`, until it contains `wanted`."""
+    """Return what comes out of `fd`, until it contains `wanted`."""
     seen = b""
     while wanted not in seen:
         assert select.select((fd,), (), (), PATIENCE_S)[0], f"{wanted!r} did not come, only {seen!r}"

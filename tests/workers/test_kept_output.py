@@ -1,4 +1,4 @@
-"""What workers print is on the console as it would be without the guard, and in a bounded file for each of them."""
+"""Checks that output is on the console as without the guard, and in a bounded file for each worker."""
 
 from __future__ import annotations
 

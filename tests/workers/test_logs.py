@@ -1,4 +1,4 @@
-"""Where output goes, and what is kept."""
+"""Checks where output goes, and what is kept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def environments(
 
 
 def shape(dest: Destinations | LogsDest) -> dict[str, dict[int, str]]:
-    """What goes where, without the directories."""
+    """Return the destination of each stream, without the directories."""
     streams = ("stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files")
     return {
         stream: {
@@ -62,7 +62,7 @@ def test_redirects_tee_and_filters_work_as_in_torchrun(
 ) -> None:
     directory = tmp_path_factory.mktemp("logs")
     ours = GenerationLogs(str(directory / "ours"), redirects, tee, shown).reify(environments(slots))
-    torchs = [{slot: Std(streams) for slot, streams in one.items()} for one in (redirects, tee)]
+    torchs = [{slot: Std(streams) for slot, streams in option.items()} for option in (redirects, tee)]
     theirs = DefaultLogsSpecs(str(directory / "theirs"), *torchs, shown).reify(environments(slots))
     assert shape(ours) == shape(theirs)
 
@@ -102,7 +102,7 @@ def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def await_pruning() -> None:
-    """What is removed aside is gone."""
+    """Wait until everything that is removed in threads is gone."""
     for thread in threading.enumerate():
         if thread.name == "prune-logs":
             thread.join(GUARD_S)

@@ -17,7 +17,7 @@ MEGABYTE = 2**20
 
 @dataclass(frozen=True)
 class Phase:
-    """What the worker does for some time: the state of its only thread, and what it uses."""
+    """The activity of the worker for some time: the state of its only thread, and what it uses."""
 
     lasts_s: float
     state: str = "S"

@@ -1,4 +1,4 @@
-"""Whether a search for modules still ends where it ended in the spawner, while scripts change `sys.path`."""
+"""Checks whether a search for modules still ends where it ended in the spawner, while scripts change `sys.path`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failures are the same one again, and which another attempt may cure."""
+"""Checks which failures are the same one again, and which another attempt may cure."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_an_error_of_the_script_is_the_same_each_time(stderr: str, returncode: i
 
 
 def test_ranks_pids_addresses_and_folders_make_no_difference() -> None:
-    one = signed(
+    first = signed(
         traced("ValueError: rank 3 of <Net at 0x7fa1b2c3> (pid 4711)", rank="[rank3]: ", folder="/a")
     )
-    other = signed(
+    again = signed(
         traced("ValueError: rank 12 of <Net at 0x5500aa> (pid 99)", rank="[rank12]: ", folder="/b")
     )
-    assert one == other != ""
+    assert first == again != ""
 
 
 def test_the_error_of_record_counts_as_well() -> None:

@@ -1,4 +1,4 @@
-"""What is shown of output that workers write in parts, that several write at once, or that they overwrite."""
+"""Checks what is shown of output that workers write in parts, that several write at once, or that they overwrite."""
 
 from __future__ import annotations
 

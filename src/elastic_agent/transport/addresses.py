@@ -19,7 +19,7 @@ Address = tuple[int, str]
 BACKLOG = 4096
 KEEPALIVE_S = 60
 KEEPALIVES_MISSED = 10
-"""So many in a row end a connection: an interruption of a few minutes does not."""
+"""The number in a row that ends a connection: an interruption of a few minutes does not."""
 
 LOOPBACK_DOWN = "the loopback interface of this machine is down (as root: ip link set lo up)"
 
@@ -291,7 +291,7 @@ def _interface_addresses() -> Iterator[tuple[str, IPv4Address | IPv6Address]]:
 
 
 def own_addresses() -> list[str]:
-    """Addresses of this machine that others can dial, without those that count on one network segment only."""
+    """Return addresses of this machine that others can dial, without those that count on one network segment only."""
     found = (address for _, address in _interface_addresses() if not address.is_link_local)
     return list(dict.fromkeys(map(str, found)))
 

@@ -15,7 +15,7 @@ from elastic_agent.protocol import Lease, Member, Plan
 
 
 class Obstacle(enum.Enum):
-    """Why a store was not reached, as far as callers need to know."""
+    """The reason why a store was not reached, as far as callers need to know."""
 
     REFUSED = enum.auto()
     """The machine answers that nothing listens there."""
@@ -100,7 +100,7 @@ class RunView:
 
     plan: Plan | None = None
     status: str = ""
-    """What the coordinator is waiting for (see :class:`~elastic_agent.protocol.Waiting`)."""
+    """The text about what the coordinator is waiting for (see :class:`~elastic_agent.protocol.Waiting`)."""
     snapshot: Snapshot = field(default_factory=Snapshot)
     reports: Mapping[str, bytes] = field(default_factory=dict)
     """The reports of each node, by node id, as the node wrote them."""
@@ -125,11 +125,11 @@ class Table(Protocol):
 
     @property
     def root(self) -> str:
-        """What precedes every key in the store, as users find it there."""
+        """The prefix of every key in the store, as users find it there."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether many runs that have nothing to do with each other use this store by design."""
+        """True if many runs that have nothing to do with each other use this store by design."""
 
     async def read(self, keys: Collection[str]) -> dict[str, bytes]:
         """Return the values of those keys that are there."""

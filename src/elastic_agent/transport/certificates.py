@@ -40,7 +40,7 @@ class Pem:
 
 @dataclass(frozen=True)
 class Secret:
-    """What the agents of a run share: one secret, or during a rotation two.
+    """The secret that the agents of a run share, or during a rotation two.
 
     A process presents a certificate of the first one, and accepts those of both. For any thread.
     """
@@ -54,7 +54,7 @@ class Secret:
 
     @cached_property
     def client_context(self) -> ssl.SSLContext:
-        """What a client needs to connect to a server that has the secret, and to no other."""
+        """The context with which a client connects to servers that have the secret, and to no others."""
         return self.new_client_context()
 
     def new_client_context(self) -> ssl.SSLContext:
@@ -65,7 +65,7 @@ class Secret:
 
     @cached_property
     def server_context(self) -> ssl.SSLContext:
-        """What a server needs to accept clients that have the secret, and no others."""
+        """The context with which a server accepts clients that have the secret, and no others."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.num_tickets = 0  # every connection proves that its client has the secret
         return self._set_up(context)

@@ -131,7 +131,7 @@ def _under(folder: str, found: Mapping[str, bytes]) -> dict[str, bytes]:
 # -- reports -------------------------------------------------------------------------------------
 
 MOST_OTHER_RUNS = 20
-"""So many other runs are looked at."""
+"""The most other runs that are read."""
 
 
 class _Life:
@@ -160,7 +160,7 @@ class ReportRecords:
         self._table = table
         self._run = RunKeys(run_id)
         self._life: _Life | None = None
-        """What was read last, of which most has not changed the next time."""
+        """The records read last, of which most have not changed the next time."""
 
     async def write_report(self, node_id: str, data: bytes) -> None:
         """Replace the node's reports. A write that arrives late may replace a newer one."""

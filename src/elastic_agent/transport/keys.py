@@ -1,4 +1,4 @@
-"""Where the records of a run lie in a store.
+"""Names the keys of a run's records in a store.
 
 Keys, all below the root of the table:
 

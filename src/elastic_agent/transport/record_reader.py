@@ -114,7 +114,7 @@ def lease_over(stored: bytes | None, lease: Lease) -> Lease | None:
 
 
 KEPT_BELLS = 256
-"""So many stay, for nodes that were stopped between reading a plan and waiting for the next."""
+"""The number that stays, for nodes that were stopped between reading a plan and waiting for the next."""
 
 
 class UnknownPlanError(StoreLostError):
@@ -132,13 +132,13 @@ class Plans:
         self.newest: Plan | None = None
         """The newest plan, as of the last reading or writing."""
         self._stored: bytes | None = None
-        """What stands in the store, as of then."""
+        """The value in the store, as of then."""
         self.problem: RecordError | None = None
-        """Why that is no plan that can be read."""
+        """The reason why that is no plan that can be read."""
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another version of elastic-agent coordinates the run, as far as is known."""
+        """True if another version of elastic-agent coordinates the run, as far as is known."""
         return isinstance(self.problem, ForeignVersionError)
 
     async def read(self) -> Plan | None:

@@ -111,9 +111,9 @@ class BootstrapStore:
         self._relay = relay
         self._ports = ports
         self.address = address
-        """Where workers dial it."""
+        """The address at which workers dial it."""
         self.rests = True
-        """Whether its port is not used again for a while: workers of other machines may know it."""
+        """True if its port is not used again for a while: workers of other machines may know it."""
 
     @classmethod
     def open(

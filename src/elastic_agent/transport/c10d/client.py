@@ -35,7 +35,7 @@ NONCE_BYTES = 4
 """The length of what a ping contains and its answer repeats."""
 
 LATE_S = 0.02
-"""How long it may take to read an answer that had come before the time was over."""
+"""The time that it may take to read an answer that had come before the time was over."""
 
 _MAGIC = 0x3C85F7CE
 _STOP_WAITING, _WAIT_CANCELLED = b"\0", b"\1"
@@ -82,7 +82,7 @@ class TCPStoreClient:
         self._now_s = loop.time
         weakref.finalize(self, _abandon, loop, writer).atexit = False
         self._ends_s = 0.0
-        """When the present call is late."""
+        """The time from which the present call is late."""
         self._failure = ""
         self._lock = asyncio.Lock()
 

@@ -31,7 +31,7 @@ from .client import TCPStoreClient
 from .table import CALL_TIMEOUT_S, ROOT, C10dTable
 
 LOOK_UP_S = 30.0
-"""How long looking up a name may take: longer than the resolver with its defaults."""
+"""The time that looking up a name may take: longer than the resolver with its defaults."""
 
 BIRTH_S = 2.0
 """A new store's id is written within this time of its port being open."""

@@ -37,12 +37,12 @@ _WHAT = "the store of this run"
 LOOPBACK = "127.0.0.1"
 
 MAX_HINTS = 4096
-"""So many hints are taken at once; the rest is taken the next time."""
+"""The most hints that are taken at once; the rest is taken the next time."""
 KEPT_RUNS = 8
-"""Of so many ended runs the reports are kept: nodes read them when the run's other records are gone already."""
+"""The number of ended runs whose reports are kept: nodes read them when the run's other records are gone already."""
 
 SERVE_S = 4 * ANSWER_S
-"""How long making a server may take: the process that serves it may have to import torch first, from a slow disk."""
+"""The time that making a server may take: its process may have to import torch first, from a slow disk."""
 
 
 async def find_or_host(

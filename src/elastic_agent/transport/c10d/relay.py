@@ -30,11 +30,11 @@ from elastic_agent.logs import get_logger
 from elastic_agent.transport.peers import check_peers_are_told, peer_uid
 
 PAUSE_S = 0.1
-"""How long no connections are accepted when this process has no descriptors left."""
+"""The time for which no connections are accepted when this process has no descriptors left."""
 HANDSHAKE_S = 10.0
-"""How long a client may take to show that it has the secret."""
+"""The time that a client may take to show that it has the secret."""
 MOST_UNPROVEN = 1024
-"""So many clients may not have shown that yet; for one more, the oldest is closed."""
+"""The most clients that have not shown that yet; for one more, the oldest is closed."""
 
 _CHUNK_BYTES = 1 << 18
 _MOST_WARNINGS = 100
@@ -77,9 +77,9 @@ class StoreRelay:
         self._admissions: dict[asyncio.Task[None], None] = {}
         """Clients that have not shown yet whose they are, or that they have the secret; the earliest first."""
         self._gave_up_s: dict[str, float] = {}
-        """When a client at this address has last hung up before it had shown that it has the secret."""
+        """The time at which a client at this address last hung up before it had shown that it has the secret."""
         self._warned: set[object] = set()
-        """What was warned of, each thing once, as anybody can cause it."""
+        """The causes that were warned of, each once, as anybody can bring them about."""
         self._sides: set[_Side] = set()
         """The connections that are open, two for each client that was admitted."""
         self._listeners: dict[socket.socket, ssl.SSLContext | None] = {public: None}
@@ -366,7 +366,7 @@ _SO_ATTACH_REUSEPORT_CBPF = 51
 _INSTRUCTION = struct.Struct("=HBBI")
 _LOAD_HALF, _LOAD_BYTE, _JUMP_IF_EQUAL, _RETURN = 0x28, 0x30, 0x15, 0x06
 _IP_HEADER = 0xFFF00000
-"""Where loads find it (SKF_NET_OFF)."""
+"""The offset at which loads find it (SKF_NET_OFF)."""
 _VERSION_4_WITHOUT_OPTIONS = 0x45
 _SOURCE, _SOURCE_PORT = 12, 20
 """From the beginning of an IP header without options."""

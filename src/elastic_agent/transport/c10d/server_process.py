@@ -23,7 +23,7 @@ ServeStore = Callable[[socket.socket, str], Callable[[], None]]
 socket listens. Returns what closes the store; raises ``StoreLostError`` if the server cannot be made."""
 
 ANSWER_S = 35.0
-"""How long the process may take to make a server: a little longer than torch may."""
+"""The time that the process may take to make a server: a little longer than torch may."""
 CLOSE_S = 1.0
 
 

@@ -20,7 +20,7 @@ ROOT = "elastic-agent/2/"
 
 _BATCH = 512
 _HINTS = 64
-"""So many are asked for at once."""
+"""The number that is asked for at once."""
 
 
 class C10dTable:
@@ -44,7 +44,7 @@ class C10dTable:
         self.store_id = store_id
         self.root = root
         self._expiring: deque[tuple[float, str]] = deque()
-        """When to remove which keys, in the order in which they were written."""
+        """The keys that expire, each with its time, in the order in which they were written."""
 
     async def read(self, keys: Collection[str]) -> dict[str, bytes]:
         """Return the values of those keys that are there."""

@@ -53,7 +53,7 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # for the web: etcd is inside the cluster, and named by address here
 )
 AGE_KNOWN_S = 2 * 3600
-"""How long the age of an etcd's life is known: for the longest lease, and as much margin."""
+"""The time for which the age of an etcd's life is known: for the longest lease, and as much margin."""
 
 NAME_WITH_AGE = re.compile(r"[0-9a-f]{16}L([0-9a-f]{1,16})")
 

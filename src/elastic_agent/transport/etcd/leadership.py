@@ -47,7 +47,7 @@ class Leadership:
     ) -> None:
         """``since``: the revision in which our leader key was written. See :func:`campaign_for`."""
         self.ttl_s = ttl_s
-        """How long the leader key lives without :meth:`keep_alive`, seconds.
+        """The time for which the leader key lives without :meth:`keep_alive`, seconds.
 
         Up to twice as long if etcd changes its own leader or restarts meanwhile: it renews every lease then.
         """

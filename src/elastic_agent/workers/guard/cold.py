@@ -1,4 +1,4 @@
-"""Starting one cold worker, or a helper, from the guard: fork, a few settings, exec.
+"""Starts one cold worker, or a helper, from the guard: fork, a few settings, exec.
 
 Written by hand because `subprocess` cannot set the parent-death signal without a `preexec_fn`, waits for
 the exec (which can hang on a network file system, and the guard must not), and costs the guard half its

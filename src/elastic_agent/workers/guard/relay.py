@@ -1,4 +1,4 @@
-"""Passing what the workers print on to the guard's own stdout and stderr, without ever blocking, and keeping it.
+"""Passes what the workers print on to the guard's own stdout and stderr, without ever blocking, and keeps it.
 
 A worker whose output goes to no file writes into a pipe (a pseudo-terminal when the guard's own stream is a
 terminal, so that `isatty` stays true). When the guard's stream is not read, the guard stops reading those pipes:
@@ -302,7 +302,7 @@ class Relays:
 
 
 class Channels:
-    """What one worker gets as stdout and stderr from the guard; None: it has the guard's own, or a file."""
+    """The streams of one worker that the guard passes on; None: it has the guard's own, or a file."""
 
     def __init__(self, stdout: Relay | None, stderr: Relay | None) -> None:
         self._stdout, self._stderr = stdout, stderr

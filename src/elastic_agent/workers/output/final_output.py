@@ -25,7 +25,7 @@ class FinalOutput:
     stderr: str = ""
     """The last 32 KiB."""
     no_room: str = ""
-    """Why nothing more can be written to its files, and where; empty if something can."""
+    """The reason why nothing more can be written to its files, and where; empty if something can."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Observations of the machine that belong to its end; see :mod:`elastic_agent.workers.facts`."""
 

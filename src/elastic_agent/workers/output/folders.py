@@ -50,18 +50,18 @@ def run_folder(log_dir: str, run_id: str) -> Path:
 
 
 KEPT_RUNS = 200
-"""How many runs are kept, the newest: their status and their node-id locks, and in the default log directory the
-output of those without --rdzv-id."""
+"""The number of runs that are kept, the newest: their status and their node-id locks, and in the default log directory
+the output of those without --rdzv-id."""
 
 
 class LogFolders:
     """Makes the folders of one node's generations.
 
     Args:
-        log_dir: Where runs' folders are; it exists.
-        keep_generations: How many generations of a run are kept, the newest included.
-        keep_runs: How many runs without --rdzv-id are kept; this is one of them. None: this run or the directory
-            was named, and no run's folder is removed.
+        log_dir: The folder of the runs' folders; it exists.
+        keep_generations: The number of generations of a run that are kept, the newest included.
+        keep_runs: The number of runs without --rdzv-id that are kept; this is one of them. None: this run or the
+            directory was named, and no run's folder is removed.
     """
 
     def __init__(self, log_dir: str, keep_generations: int, keep_runs: int | None = None) -> None:

@@ -19,7 +19,7 @@ FILES = ("output.log", "stdout.log", "stderr.log")
 """Those of a worker, as far as they are there: what its agent showed, and what went to a file of its own."""
 
 MOST_BYTES, MOST_BETWEEN = 256 * 1024, 20
-"""So much is read at a time, and of so many generations that came and went since the last reading."""
+"""The most that is read at a time, and the most generations, of those that came and went since the last reading."""
 
 _GENERATION = re.compile(r"[0-9]{6,12}")
 _IN_GENERATION = re.compile(r"([0-9]{6,12})/[^/]+/[0-9]+/[^/]+$")
@@ -27,7 +27,7 @@ _SET_ASIDE = re.compile(r".*~\d{1,3}")
 """The folder of a node in an earlier run of this name."""
 
 _HOLE = re.compile(rb"\0{64,}")
-"""What --log-limit has removed reads as zeros."""
+"""Output that --log-limit has removed reads as zeros."""
 
 
 def read_output(

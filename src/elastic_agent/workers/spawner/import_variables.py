@@ -45,7 +45,7 @@ _TORCH = frozenset(
     )
 )
 _ALLOCATORS = frozenset(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"))
-"""Only which backend they name is read early: BackendStaticInitializer in c10/cuda/CUDACachingAllocator.cpp."""
+"""Of these, the backend alone is read early: BackendStaticInitializer in c10/cuda/CUDACachingAllocator.cpp."""
 
 
 def is_read_at_import(name: str, value: str | None = None) -> bool:

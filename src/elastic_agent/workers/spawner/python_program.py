@@ -1,4 +1,4 @@
-"""Making a forked process what `python -u SCRIPT ...` or `python -u -m MODULE ...` would have been.
+"""Makes a forked process what `python -u SCRIPT ...` or `python -u -m MODULE ...` would have been.
 
 Follows what CPython does between its start and the script's first line (Modules/main.c, Python/pylifecycle.c,
 Python/pythonrun.c): `runpy` is used only where CPython itself uses it, because a script run by it has another
