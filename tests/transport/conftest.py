@@ -28,14 +28,14 @@ def _calls_end_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    """One member, for all tests that leave it alone."""
+    """Run one member, for all tests that change nothing in it."""
     with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def own_etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
-    """One member, for a test that does not."""
+    """Run one member, for a test that stops it or changes its data."""
     with EtcdCluster(tmp_path) as cluster:
         yield cluster
 

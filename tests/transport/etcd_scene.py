@@ -92,22 +92,22 @@ class EtcdScene(Scene):
         self._open.close()
 
     def lease_id(self) -> int:
-        """Of what new records of nodes hang on."""
+        """Return the id of the etcd lease of new records of nodes."""
         return in_loop(self.kept.id(self.dial()))
 
     def key(self, key: str) -> bytes:
-        """As etcd has it."""
+        """Return a key of a table as etcd has it."""
         return f"{self.prefix}{key}".encode()
 
     def life_keys(self, run_id: str = "run") -> LifeKeys:
-        """Of the present life of a run, which begins now if there is none."""
+        """Return the keys of the present life of a run, which begins now if there is none."""
         return life_keys(self.table(), run_id)
 
     def client(self) -> Any:
         return Blocking(self.dial())
 
     def dial(self) -> EtcdClient:
-        """As agents do: again until a member answers, which may take a busy machine longer than one attempt lasts."""
+        """Dial as agents do: until a member answers, which may take a busy machine longer than one attempt lasts."""
         members = Members(endpoint_of(self.cluster), self.access, PATIENCE_S, self.secret)
         gives_up_s = time.monotonic() + PATIENCE_S
         while True:
@@ -126,7 +126,7 @@ class EtcdScene(Scene):
     def leadership(
         self, run_id: str = "run", lease_ttl_s: float = LEASE_TTL_S, patience_s: float = 0.01
     ) -> Term:
-        """The leadership of a new coordinator; there is no other leader."""
+        """Return the leadership of a new coordinator; there is no other leader."""
         self.life_keys(run_id)  # a node has come
         term = in_loop(campaign(self.dial(), self.prefix, "a test", lease_ttl_s, patience_s, run_id))
         assert term is not None, "another agent coordinates"
@@ -134,7 +134,7 @@ class EtcdScene(Scene):
         return term
 
     def coordinator(self, run_id: str = "run") -> Term:
-        """The first one's office, over another connection each time."""
+        """Return the leadership of the first call, over another connection each time."""
         if run_id not in self._terms:
             self._terms[run_id] = self.leadership(run_id)
         term = sharing_office(self._terms[run_id], self.dial())
@@ -181,24 +181,24 @@ class EtcdStranger:
 
 
 async def first_change(client: EtcdClient, key: bytes, revision: int) -> News:
-    """The first change of a key since a revision."""
+    """Return the first change of a key since a revision."""
     async with aclosing(client.follow(key, None, revision)) as changes:
         return await anext(changes)
 
 
 def client_of(records: Any) -> Any:
-    """The client below records."""
+    """Return the client below records."""
     return records.records._table._client
 
 
 def sharing_office(term: Term, client: EtcdClient) -> Term:
-    """The same office over another connection."""
+    """Return the same leadership over another connection."""
     own: Any = term.leadership
     return Term(Leadership(client, own._root, own._keys, own._lease_id, own.ttl_s, own._since, own._who))
 
 
 def endpoint_of(cluster: EtcdCluster) -> Endpoint:
-    """Every member, as the settings would have them."""
+    """Return the endpoint of all members, as in the settings."""
     first, *others = (Endpoint("127.0.0.1", server.client_port) for server in cluster.members)
     return Endpoint(first.host, first.port, tuple(others))
 
@@ -207,7 +207,7 @@ def endpoint_of(cluster: EtcdCluster) -> Endpoint:
 def etcd_scene(
     cluster: EtcdCluster, access: EtcdAccess | None = None, secret: Secret | None = None
 ) -> Iterator[EtcdScene]:
-    """A scene, closed in the end."""
+    """Yield a scene, and close it."""
     scene = EtcdScene(cluster, access, secret)
     try:
         yield scene

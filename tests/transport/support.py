@@ -114,7 +114,7 @@ def beside(work: Callable[[], T]) -> Future[T]:
 
 
 def life_keys(table: Table, run_id: str = "run") -> LifeKeys:
-    """The keys of the present life of a run, which begins now if there is none."""
+    """Return the keys of the present life of a run, which begins now if there is none."""
     run = RunKeys(run_id)
     return LifeKeys(run, in_loop(begun_life_of(table, run)))
 
@@ -135,23 +135,23 @@ class Scene(ABC):
 
     @abstractmethod
     def table(self) -> Any:
-        """A connection of its own."""
+        """Open a connection of its own."""
 
     def node(self, run_id: str = "run") -> Any:
-        """A node's connection."""
+        """Open a node's connection."""
         return Blocking(in_loop(NodeRecords.open(self.table(), run_id, self.complaints.append)))
 
     @abstractmethod
     def coordinator(self, run_id: str = "run") -> Any:
-        """A connection of the coordinator."""
+        """Open a connection of the coordinator."""
 
     @abstractmethod
     def reports(self, run_id: str = "run") -> Any:
-        """A connection for reports."""
+        """Open a connection for reports."""
 
     @abstractmethod
     def beside(self) -> Any:
-        """The table of a program that is no part of the run."""
+        """Open the table of a program that is no part of the run."""
 
     def end_run(self) -> None:
         """Have the coordinator remove the run."""
@@ -163,10 +163,10 @@ class Scene(ABC):
 
     @abstractmethod
     def stranger(self) -> Stranger:
-        """A plain connection."""
+        """Open a plain connection."""
 
     def root(self, run_id: str = "run") -> str:
-        """Under which key the present life of the run's records lies."""
+        """Return the key under which the present life of the run's records lies."""
         table = self.table()
         return f"{table.root}{life_keys(table, run_id).folder}".removesuffix("/")
 
@@ -180,7 +180,7 @@ class Scene(ABC):
         """End the store while clients use it."""
 
     def joined(self, *names: str, run_id: str = "run") -> Any:
-        """A node's connection that has registered these."""
+        """Open a node's connection, and register these over it."""
         node = self.node(run_id)
         for name in names:
             assert node.register(member(name), lease(name)) is not None
@@ -211,7 +211,7 @@ class C10dScene(Scene):
         return Blocking(in_loop(c10d.dial_reports(self.endpoint, run_id, PATIENCE_S, self.secret)))
 
     def inbox(self) -> Any:
-        """The inbox of the coordinators of all runs."""
+        """Open the inbox of the coordinators of all runs."""
         return Blocking(in_loop(self.host.inbox()))
 
     def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
@@ -276,7 +276,7 @@ def torchs_server() -> TorchStore:
 
 
 def raw_client(endpoint: Endpoint) -> Any:
-    """A client that writes past every check."""
+    """Return a client that writes past every check."""
     return TorchStore(endpoint)
 
 
@@ -285,7 +285,7 @@ def raw_client(endpoint: Endpoint) -> Any:
 
 @contextmanager
 def program(talk: Callable[[socket.socket], object]) -> Iterator[Endpoint]:
-    """A server that says what ``talk`` says on each connection, then closes it."""
+    """Run a server that says what ``talk`` says on each connection, then closes it."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

@@ -24,7 +24,7 @@ class Clock:
 
 
 def take(picker: PortPicker) -> int:
-    """A port that is bound, and free again at once as far as the system is concerned."""
+    """Return a port that was bound, and is free again at once as far as the system is concerned."""
     with picker.listen("127.0.0.1") as sock:
         return int(sock.getsockname()[1])
 

@@ -74,7 +74,7 @@ def test_a_former_leader_cannot_write(etcd_scene: EtcdScene, write: str, succeed
 
 
 def lease_of(term: Term) -> int:
-    """The etcd lease that the leader key hangs on."""
+    """Return the etcd lease of the leader key."""
     office: Any = term.leadership
     lease_id: int = office._lease_id
     return lease_id

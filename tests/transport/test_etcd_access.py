@@ -31,7 +31,7 @@ CHEAP_LOGIN = ("--bcrypt-cost", "4")
 
 
 def add_user(cluster: EtcdCluster, *permissions: tuple[str, str], prefix: str = "") -> EtcdAccess:
-    """A new user with (what, key prefix) permissions, and how it gets in."""
+    """Add a user with (what, key prefix) permissions; return its access."""
     name = f"u{secrets.token_hex(4)}"
     cluster.ctl("user", "add", name, "--new-user-password", PASSWORD)
     cluster.ctl("role", "add", name)
@@ -43,14 +43,14 @@ def add_user(cluster: EtcdCluster, *permissions: tuple[str, str], prefix: str = 
 
 @pytest.fixture(scope="module")
 def guarded_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    """One that requires authentication."""
+    """Run an etcd that requires authentication."""
     with EtcdCluster(tmp_path_factory.mktemp("guarded"), options=CHEAP_LOGIN) as cluster:
         cluster.enable_auth()
         yield cluster
 
 
 def use_everything(scene: EtcdScene, run_id: str = "run") -> None:
-    """All that nodes and the coordinator of a run ever ask of etcd."""
+    """Make every kind of request that nodes and the coordinator of a run make."""
     leadership, node = scene.leadership(run_id), scene.joined("a", "b", run_id=run_id)
     assert leadership.wait(PATIENCE_S)
     assert set(leadership.read(None).members) == set(leadership.read(["a", "b"]).members) == {"a", "b"}

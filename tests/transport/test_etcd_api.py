@@ -62,7 +62,7 @@ asyncio.run(leave_open())
 
 
 def provided(version: str, folder: Path) -> dict[str, str]:
-    """The environment in which this version is found first."""
+    """Return the environment in which this version is found first."""
     here = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     here = {
         name: value for name, value in here.items() if not name.startswith(("GRPC_", "PROTOCOL_BUFFERS_"))

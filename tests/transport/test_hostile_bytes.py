@@ -33,7 +33,7 @@ def text(data: bytes) -> bytes:
 
 
 def wrong_lengths() -> Iterator[bytes]:
-    """Every command, with lengths and counts that are not true."""
+    """Yield every command, with lengths and counts that are not true."""
     for command in (*range(1, 18), *BEYOND):
         yield bytes([command])
         for length in LENGTHS:
@@ -99,7 +99,7 @@ def test_hostile_bytes_neither_crash_nor_block_the_store() -> None:
 
 
 def say(endpoint: Endpoint, data: bytes) -> socket.socket:
-    """A connection on which this was said."""
+    """Open a connection and send this."""
     sock = socket.create_connection((endpoint.host, endpoint.port), PATIENCE_S)
     with suppress(ConnectionError):
         sock.sendall(data)

@@ -43,7 +43,7 @@ BOTH, BOTH_TURNED = (
 
 @contextmanager
 def served(secret: Secret | None) -> Iterator[Endpoint]:
-    """The store of a run, as other machines reach it."""
+    """Serve the store of a run, as other machines reach it."""
     host = Blocking(in_loop(c10d.C10dHost.make(listen("127.0.0.1", 0), secret)))
     try:
         yield Endpoint("127.0.0.1", host.port)

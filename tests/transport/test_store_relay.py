@@ -39,7 +39,7 @@ def client(store: BootstrapStore) -> TCPStore:
 
 
 def listening_at(port: int) -> list[str]:
-    """The addresses at which this machine listens on a port, as every user can see them."""
+    """Return the addresses at which this machine listens on a port, as every user can see them."""
     found = []
     with open("/proc/net/tcp") as table:
         for line in table.readlines()[1:]:

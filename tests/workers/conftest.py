@@ -12,7 +12,7 @@ from tests.workers.support import PATIENCE_S, Driver, News, StandIn
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
-    """A guard whose lease has long to run."""
+    """Run a guard whose lease has long to run."""
     guard = Guard.start(kill_patience_s=PATIENCE_S)
     guard.set_deadline(boottime_s() + 1000)
     yield Driver(guard)
@@ -21,7 +21,7 @@ def driver() -> Iterator[Driver]:
 
 @pytest.fixture
 def agent() -> Iterator[StandIn]:
-    """An agent process of its own, with a guard whose lease has long to run."""
+    """Run an agent process of its own, with a guard whose lease has long to run."""
     agent = StandIn()
     yield agent
     agent.close()

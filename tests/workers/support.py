@@ -88,7 +88,7 @@ signals ends then, and its child on the next SIGTERM; a worker that "stays" goes
 
 
 def python(slot: int, code: str, *args: str, **fields: Any) -> Launch:
-    """A worker that runs `code`, with a quickly started Python."""
+    """Return a worker that runs `code`, with a quickly started Python."""
     argv = (sys.executable, "-I", "-S", "-c", textwrap.dedent(code), *args)
     return Launch(slot, argv, dict(os.environ), **fields)
 
@@ -98,7 +98,7 @@ def program(slot: int, *argv: str, **fields: Any) -> Launch:
 
 
 def daemonising(slot: int, news: News, *, daemon: str = "", worker: str = "time.sleep(1000)") -> Launch:
-    """A worker with a double-forked grandchild in a session of its own, which tells its pid to `news`.
+    """Return a worker with a double-forked grandchild in a session of its own, which tells its pid to `news`.
 
     `daemon` and `worker` are statements that each of the two runs.
     """
@@ -166,7 +166,7 @@ class Driver:
         self._unread: list[GuardEvent] = []
 
     def until(self, kind: type[Event], timeout_s: float = PATIENCE_S) -> Event:
-        """The next event of that kind; earlier ones are in `events`."""
+        """Return the next event of that kind; earlier ones are in `events`."""
         ends = time.monotonic() + timeout_s
         while True:
             while self._unread:
@@ -221,7 +221,7 @@ class StandIn:
         return {int(slot): pid for slot, pid in self.until("Spawned")["pids"].items()}
 
     def until(self, name: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-        """The next event of that name."""
+        """Return the next event of that name."""
         while True:
             while b"\n" not in self._rest:
                 ready = select.select((self._line,), (), (), timeout_s)[0]
@@ -253,7 +253,7 @@ class StandIn:
 
 @contextmanager
 def agent_with_stderr(kind: str) -> Iterator[tuple[StandIn, int]]:
-    """An agent whose stderr is a "pipe", "terminal" or "socket", and the end at which it can be read."""
+    """Run an agent whose stderr is a "pipe", "terminal" or "socket", and the end at which it can be read."""
     if kind == "pipe":
         read_end, write_end = os.pipe()
     elif kind == "terminal":

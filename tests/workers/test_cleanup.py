@@ -15,6 +15,7 @@ import pytest
 
 from elastic_agent.workers import cleanup as cleanup_module
 from elastic_agent.workers.cleanup import _NAMES, Cleanup, Held, SharedMemorySweep, SweepReport
+from tests.other_users import OTHER_UID, needs_other_users
 from tests.processes import name_of
 from tests.waiting import GUARD_S
 from tests.workers.support import Holder
@@ -97,7 +98,7 @@ ATTACH = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.rea
 
 
 def attached(path: Path) -> subprocess.Popen[bytes]:
-    """A worker that opens what another process has made."""
+    """Start a worker that opens what another process has made."""
     worker = subprocess.Popen(
         [sys.executable, "-S", "-c", ATTACH, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -146,6 +147,16 @@ def test_files_held_by_another_process_are_kept_and_it_is_named(hold: MakeHolder
     assert worker.path.exists()
 
 
+@needs_other_users
+def test_files_of_another_user_are_kept(hold: MakeHolder) -> None:
+    sweep = SharedMemorySweep()
+    worker = hold(psm())
+    os.chown(worker.path, OTHER_UID, -1)
+    sweep.note([worker.pid])
+    worker.kill()
+    assert left_alone(sweep, worker.path)
+
+
 def test_files_with_other_names_are_kept(hold: MakeHolder) -> None:
     sweep = SharedMemorySweep()
     names = [
@@ -189,7 +200,7 @@ def cleanup() -> Cleanup:
 
 @pytest.fixture
 def holder(cleanup: Cleanup, hold: MakeHolder) -> Holder:
-    """A process below the guard that holds a file; comes after ``cleanup``, which has seen what was there before."""
+    """Start a process that holds a file, after ``cleanup`` has seen what was there before."""
     return hold(psm())
 
 

@@ -39,7 +39,7 @@ print(os.waitstatus_to_exitcode(status), found["oom_kills"], found["memory_limit
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A memory cgroup of 200 MB."""
+    """Make a memory cgroup of 200 MB."""
     own = cgroups().get("memory")
     if own is None:
         pytest.skip("needs a memory controller of cgroup version 1")

@@ -213,7 +213,7 @@ def test_close_ends_the_guard_and_all_its_processes(news: News) -> None:
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """A control group (version 1) whose processes sleep in the kernel, deaf to SIGKILL, until thawed."""
+    """Make a control group (version 1) whose processes sleep in the kernel, deaf to SIGKILL, until thawed."""
     path = Path("/sys/fs/cgroup/freezer", f"elastic-agent-test-{os.getpid()}")
     try:
         path.mkdir()

@@ -32,7 +32,7 @@ IN_ORDER = "".join(f"out {i}\nerr {i}\n" for i in range(1, 51)).encode()
 
 @contextmanager
 def standin(stdout: int, stderr: int) -> Iterator[StandIn]:
-    """An agent with these streams, which are closed here."""
+    """Run an agent with these streams, which are closed here."""
     agent = StandIn(stdout=stdout, stderr=stderr)
     for fd in {stdout, stderr}:
         os.close(fd)

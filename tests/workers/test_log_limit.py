@@ -57,19 +57,19 @@ def writer(path: Path) -> Writer:
 
 
 def taken(path: Path) -> int:
-    """The space that it takes."""
+    """Return the space that a file takes."""
     return path.stat().st_blocks * 512
 
 
 def kept_in(path: Path) -> tuple[list[int], list[int]]:
-    """The numbers of the whole lines before and behind the hole."""
+    """Return the numbers of the whole lines before and behind the hole."""
     first, mark, rest = path.read_bytes().partition(b"\n[elastic-agent: output was removed here")
     assert mark
     return numbers(first), numbers(rest.replace(b"\0", b""))
 
 
 def finish(path: Path) -> None:
-    """The generation ends, and no look was due before."""
+    """End the generation, before a check was due."""
     limit = LogLimit(LIMIT, check_every_s=1000)
     limit.watch({str(path)})
     limit.close(GUARD_S)

@@ -210,7 +210,7 @@ def test_a_run_id_may_be_latest(tmp_path: Path) -> None:
 
 
 def unnamed_run(log_dir: Path, run_id: str, age_s: float) -> LogFolders:
-    """A run whose agent lives until `close`; it began so long ago."""
+    """Begin a run whose agent lives until `close`; it began so long ago."""
     folders = LogFolders(str(log_dir), 20, keep_runs=1000)
     folders.make(run_id, 1, "n1")
     began = os.stat(log_dir).st_mtime - age_s

@@ -18,7 +18,7 @@ NAMES = ("json", "nowhere")
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The script's folder, which comes first in `sys.path`; beside it is another one with modules of these names."""
+    """Return the folder of the script, first in `sys.path`; beside it is another one with modules of these names."""
     folder, others = tmp_path / "script", tmp_path / "others"
     folder.mkdir()
     others.mkdir()

@@ -43,7 +43,7 @@ STAY = "import time\ntime.sleep(1000)\n"
 
 @pytest.fixture
 def warm(tmp_path: Path) -> Iterator[Driver]:
-    """A guard with a spawner and two standbys, asked for but perhaps not there yet."""
+    """Run a guard with a spawner and two standbys, asked for but perhaps not there yet."""
     guard = Guard.start(kill_patience_s=PATIENCE_S)
     guard.set_deadline(boottime_s() + 1000)
     keep_warm(guard, tmp_path)
@@ -56,7 +56,7 @@ def keep_warm(guard: Guard, folder: Path, *preload: str, standbys: int = 2) -> N
 
 
 def script(folder: Path, news: News, body: str, *args: str, slot: int = 0) -> Launch:
-    """A warm worker that reports "warm" (or "cold"), its pid and its arguments to `news`, then runs `body`."""
+    """Return a warm worker that reports "warm" (or "cold"), its pid and its arguments to `news`, then runs `body`."""
     path = folder / f"script{slot}.py"
     path.write_text(REPORT + body)
     env = {**os.environ, **ENVIRONMENT}
@@ -286,7 +286,7 @@ def test_no_spawner_process_outlives_a_killed_guard(warm: Driver, tmp_path: Path
 
 
 def spawner_of(guard_pid: int) -> int:
-    """The spawner's pid; 0 when there is none. A standby that was just forked still has its name, but came later."""
+    """Return the spawner's pid, or 0. A standby that was just forked still has its name, but came later."""
     return next(iter(_children_named(guard_pid, "elastic-spawner")), 0)
 
 
@@ -300,5 +300,5 @@ def await_standbys(guard_pid: int) -> set[int]:
 
 
 def _children_named(guard_pid: int, name: str) -> list[int]:
-    """In the order in which they became its children."""
+    """Return them in the order in which they became its children."""
     return [pid for pid in linux.children(guard_pid) if linux.process_name(pid) == name]
