@@ -33,14 +33,14 @@ class CoordinatorRecords:
             report_invalid: called once with a description of each invalid record in the store.
         """
         self._table = table
-        self._keys = keys
+        self.keys = keys
         self._report_invalid = report_invalid
         self._plans = Plans(table, keys, report_invalid)
         self._records = RecordReader(table.root + keys.folder, report_invalid)
 
     async def read(self, incarnations: Collection[str] | None) -> Snapshot:
         """Read member and lease records of these incarnations, or of all (None)."""
-        keys = self._keys
+        keys = self.keys
         if incarnations is None:
             found = await self._table.read_folders(keys.members, keys.leases)
         else:
@@ -56,8 +56,12 @@ class CoordinatorRecords:
 
     async def read_leases(self, incarnations: Collection[str]) -> Mapping[str, Lease]:
         """Read the leases of these incarnations."""
-        found = await self._table.read([self._keys.lease(name) for name in incarnations])
-        return self._records.leases(_under(self._keys.leases, found))
+        found = await self._table.read([self.keys.lease(name) for name in incarnations])
+        return self._records.leases(_under(self.keys.leases, found))
+
+    async def view_plan(self) -> Plan | None:
+        """Return the newest plan that can be read, for callers that decide nothing; None before the first."""
+        return await self._plans.read()
 
     async def read_plan(self) -> Plan | None:
         """Return the newest plan, or None before the first.
@@ -69,7 +73,7 @@ class CoordinatorRecords:
 
     async def read_ended(self) -> Plan | None:
         """Return how the last run of this name ended, whose records were removed."""
-        key = self._keys.run.ended
+        key = self.keys.run.ended
         data = (await self._table.read([key])).get(key)
         if data is None:
             return None
@@ -89,16 +93,16 @@ class CoordinatorRecords:
 
     async def write_status(self, text: str) -> None:
         """Write a text that tells what is awaited; overwrites the text before."""
-        await self._table.put(self._keys.status, text[:MAX_WAITING_CHARS].encode("utf-8", "replace"))
+        await self._table.put(self.keys.status, text[:MAX_WAITING_CHARS].encode("utf-8", "replace"))
 
     async def revoke(self, lease: Lease, why: str = "") -> bool:
         """Compare-and-set the lease to its revoked form; False if it was renewed meanwhile."""
         wanted = encode(lease.revoke(why))
-        return await self._table.swap(self._keys.lease(lease.incarnation), encode(lease), wanted) == wanted
+        return await self._table.swap(self.keys.lease(lease.incarnation), encode(lease), wanted) == wanted
 
     async def forget(self, incarnation: str) -> None:
         """Remove an incarnation's records; for a while they cannot be written again."""
-        for key in (self._keys.lease(incarnation), self._keys.member(incarnation)):
+        for key in (self.keys.lease(incarnation), self.keys.member(incarnation)):
             await self._table.put(key, GONE, FORGOTTEN_S)
 
     async def remove_run(self, ended: Plan | None) -> None:
@@ -110,10 +114,10 @@ class CoordinatorRecords:
         Args:
             ended: what the next run of its name has to know; None: the run never began.
         """
-        run = self._keys.run
+        run = self.keys.run
         if ended is not None and self._table.is_shared:  # the host of another store has it on its disk
             await self._table.put(run.ended, encode(ended), ENDED_S)
-        await self._table.delete([run.life], self._keys.folder)
+        await self._table.delete([run.life], self.keys.folder)
         jobs = (
             {} if self._table.is_shared else await self._table.read_folders(JOBS)
         )  # there, every run has a name
@@ -124,6 +128,14 @@ class CoordinatorRecords:
                 await self._table.delete([key])
 
 
+async def records_of(
+    table: Table, run: RunKeys, report_invalid: ReportInvalid = log_invalid
+) -> CoordinatorRecords | None:
+    """Return the records of the present life of a run; None if it has none."""
+    life = await life_of(table, run)
+    return CoordinatorRecords(table, LifeKeys(run, life), report_invalid) if life is not None else None
+
+
 def _under(folder: str, found: Mapping[str, bytes]) -> dict[str, bytes]:
     return {key.removeprefix(folder): data for key, data in found.items() if key.startswith(folder)}
 
@@ -132,20 +144,6 @@ def _under(folder: str, found: Mapping[str, bytes]) -> dict[str, bytes]:
 
 MOST_OTHER_RUNS = 20
 """The most other runs that are read."""
-
-
-class _Life:
-    """Readers of one life of a run's records."""
-
-    def __init__(self, table: Table, keys: LifeKeys) -> None:
-        self.keys = keys
-        self.plans = Plans(table, keys, _ignore)
-        self.records = CoordinatorRecords(table, keys, _ignore)
-
-    @classmethod
-    async def of(cls, table: Table, run: RunKeys) -> _Life | None:
-        life = await life_of(table, run)
-        return cls(table, LifeKeys(run, life)) if life is not None else None
 
 
 def _ignore(problem: str) -> None:
@@ -159,7 +157,7 @@ class ReportRecords:
         """``table``: closed with the records."""
         self._table = table
         self._run = RunKeys(run_id)
-        self._life: _Life | None = None
+        self._life: CoordinatorRecords | None = None
         """The records read last, of which most have not changed the next time."""
 
     async def write_report(self, node_id: str, data: bytes) -> None:
@@ -170,12 +168,12 @@ class ReportRecords:
         """Read all that the store holds about the run."""
         found = await self._table.read_folders(self._run.reports)
         reports = {key.removeprefix(self._run.reports): data for key, data in found.items()}
-        life = await _Life.of(self._table, self._run)
+        life = await records_of(self._table, self._run, _ignore)
         if life is None:
             return RunView(reports=reports)
         if self._life is None or self._life.keys.life != life.keys.life:
             self._life = life
-        plan, snapshot = await self._life.plans.read(), await self._life.records.read(None)
+        plan, snapshot = await self._life.view_plan(), await self._life.read(None)
         return RunView(plan, await status_in(self._table, life.keys), snapshot, reports)
 
     async def read_waiting_runs(self) -> dict[str, Snapshot]:
@@ -188,10 +186,10 @@ class ReportRecords:
         found: dict[str, Snapshot] = {}
         others = [run_id for run_id in await begun_runs(self._table) if run_id != self._run.run_id]
         for run_id in others[:MOST_OTHER_RUNS]:
-            life = await _Life.of(self._table, RunKeys(run_id))
-            plan = await life.plans.read() if life is not None else None
+            life = await records_of(self._table, RunKeys(run_id), _ignore)
+            plan = await life.view_plan() if life is not None else None
             if life is not None and plan is not None and plan.phase is Phase.FORMING and plan.world is None:
-                found[run_id] = await life.records.read(None)
+                found[run_id] = await life.read(None)
         return found
 
     async def read_notes(self, names: Collection[str]) -> dict[str, bytes]:

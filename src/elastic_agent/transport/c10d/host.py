@@ -21,8 +21,8 @@ from elastic_agent.transport.addresses import (
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
 from elastic_agent.transport.blocking_call import run_abandonable
 from elastic_agent.transport.certificates import Secret
-from elastic_agent.transport.coordinator_records import CoordinatorRecords, ReportRecords
-from elastic_agent.transport.keys import STORE_ID, LifeKeys, RunKeys, name_in
+from elastic_agent.transport.coordinator_records import CoordinatorRecords, ReportRecords, records_of
+from elastic_agent.transport.keys import STORE_ID, RunKeys, name_in
 from elastic_agent.transport.records import begun_runs, life_of
 from elastic_agent.values import Endpoint
 
@@ -221,9 +221,7 @@ class C10dInbox:
 
     async def records(self, run_id: str) -> CoordinatorRecords | None:
         """Return the coordinator's records of one run; None if it has none."""
-        run = RunKeys(run_id)
-        life = await life_of(self._requests, run)
-        return CoordinatorRecords(self._requests, LifeKeys(run, life)) if life is not None else None
+        return await records_of(self._requests, RunKeys(run_id))
 
     async def ended(self, run_id: str) -> None:
         """Keep the reports of a run that was removed, and remove those of the oldest such runs."""
