@@ -1,4 +1,4 @@
-"""What the person at the terminal is told."""
+"""The log lines and the live line for the person at the terminal."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ SCENES: dict[str, tuple[list[Step], str, str]] = {
         "all its nodes",
     ),
 }
-"""What happens, what is then logged, and what is not."""
+"""Events, a pattern of what is then logged, and a pattern of what is not."""
 
 
 @pytest.mark.parametrize(("steps", "told", "absent"), SCENES.values(), ids=SCENES)

@@ -1,4 +1,4 @@
-"""What is said of workers that make no progress, before they are restarted."""
+"""Warnings about workers that make no progress, before they are restarted."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ BEHIND = Hang(next(iter(HangKind)), (Culprit(1, "n2", 0),), "worker n2/0 (rank 1
 
 
 class Reported:
-    """What the nodes report."""
+    """The reports of the nodes."""
 
     def __init__(self, *reports: NodeReport) -> None:
-        self._reports = {one.node_id: one for one in reports}
+        self._reports = {report.node_id: report for report in reports}
 
     async def gather(self, *_: object) -> dict[str, NodeReport]:
         await asyncio.sleep(2.0)
@@ -49,8 +49,8 @@ def judge(
     """Return what is logged of stalls of these lengths."""
 
     async def stall() -> None:
-        log, reports = RunLog(), Reported(*known)
-        log.see(plan, 0.0)
+        log, reports = RunLog("n0"), Reported(*known)
+        log.see(plan, 0.0, "i0")
         any_reports: Any = reports
         judge = HangJudge("n1", log, any_reports, lambda *_: None)
         began_s = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""What an agent says and does when a signal, or a notice, makes its node leave."""
+"""An agent whose node leaves because of a signal or a notice: its messages and acts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users ask about the workers of other nodes, over a real store."""
+"""Questions of users about the workers of other nodes, over a real store."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.protocol import Failure, FailureKind, Outcome, Phase, Plan
-from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
 from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import Obstacle, RunView, Snapshot, StoreLostError, c10d
@@ -86,7 +85,7 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path, *, is_host: bool =
 async def saved(state_dir: Path, phase: str = "") -> RunStatus:
     """Return the status that is saved, when its phase is this one."""
     async with asyncio.timeout(GUARD_S):
-        while not (found := [one for one in saved_statuses(state_dir) if phase in ("", one.phase)]):
+        while not (found := [saved for saved in saved_statuses(state_dir) if phase in ("", saved.phase)]):
             await asyncio.sleep(0)
     return found[0]
 
@@ -123,10 +122,10 @@ async def test_what_this_machine_knows_of_its_network_stays_the_reason_of_an_out
     assert said.problem == "eth0 has no link"
 
 
-def fails(one: RunObserver, plans: tuple[Plan, ...], end: events.WorkerEnd) -> None:
+def fails(watching: RunObserver, plans: tuple[Plan, ...], end: events.WorkerEnd) -> None:
     for seen in plans:
-        one.on_event(PlanSeen(seen))
-    one.on_event(events.GenerationEnded(1, (end,), {}))
+        watching.on_event(PlanSeen(seen))
+    watching.on_event(events.GenerationEnded(1, (end,), {}))
 
 
 @pytest.mark.parametrize("plans", ENDS.values(), ids=ENDS.keys())
@@ -143,7 +142,7 @@ async def test_the_host_waits_until_the_others_have_read_its_report(
     store = reports_of(scene)
 
     async def until_reported(*nodes: str) -> None:
-        while {one.node_id for one in (await store.read()).reports if one.is_final} != {*nodes}:
+        while {report.node_id for report in (await store.read()).reports if report.is_final} != {*nodes}:
             await asyncio.sleep(0)
 
     async with asyncio.timeout(GUARD_S):
@@ -153,9 +152,9 @@ async def test_the_host_waits_until_the_others_have_read_its_report(
         assert not waiting.done()
         fails(other, plans, ended())
         await waiting
-        read = {one.node_id for one in (await store.read()).reports if one.has_read}
-    for one in (host, other):
-        one.close()
+        read = {report.node_id for report in (await store.read()).reports if report.has_read}
+    for each in (host, other):
+        each.close()
     store.close()
     assert "n1" in read
 
@@ -194,28 +193,6 @@ async def test_a_node_that_was_away_tells_no_history_that_it_has_not_seen(
     assert "running, 2 nodes" in lines[0]
 
 
-@asynchronous
-async def test_a_server_names_no_victim_while_a_node_has_not_reported(scene: C10dScene) -> None:
-    def report(node: int, returncode: int, error: str = "", known: str = "") -> NodeReport:
-        end = WorkerReport(0, 2 * node, WorkerState.FAILED, returncode=returncode, error=error, known=known)
-        return NodeReport(f"n{node}", f"i{node}-1", 1, 1.0, workers=(end,), is_final=True)
-
-    runs = HostedRuns("127.0.0.1", lambda run_id: c10d.dial_reports(scene.endpoint, run_id, GUARD_S))
-    lost = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
-    victim = Failure(FailureKind.WORKER, f"worker n1/0 exited with code 1: {lost}", slot=0, returncode=1)
-    runs.on_plan("run", plan(1, phase=Phase.RUNNING, world=world(2)))
-    runs.on_plan("run", plan(2, victim.summary, failure=victim, failed_node="n1", generation=2))
-    store = reports_of(scene)
-    await store.write("n1", [report(1, 1, lost, "gloo-peer")])
-    (row,) = (await runs.status("run")).generations
-    assert (row.end_words, row.cause) == ("workers failed; the root cause is being determined", "")
-    await store.write("n0", [report(0, -9)])
-    (row,) = (await runs.status("run")).generations
-    store.close()
-    assert (row.culprit, row.is_pending) == ("n0/0", False)
-    assert "n1/0" not in row.end_words
-
-
 class NewStore(Reports):
     """A store that was restarted with the agent of n0, in which n2 registers a little later than n1."""
 
@@ -243,8 +220,8 @@ class NewStore(Reports):
 def test_in_a_new_store_the_reports_of_nodes_that_have_yet_to_register_are_awaited() -> None:
     async def gathered() -> tuple[set[str], list[str]]:
         store, last, tasks = NewStore(), world(3), BackgroundTasks()
-        log = RunLog()
-        log.see(plan(1, phase=Phase.RUNNING, world=last), 0.0)
+        log = RunLog("n0")
+        log.see(plan(1, phase=Phase.RUNNING, world=last), 0.0, "i0-1")
         supervisor = SimpleNamespace(progress=None, node=SimpleNamespace(incarnation="i1-1"))
         node = NodeReports("n1", store, cast(Supervisor, supervisor), log, {}, "", tasks)
         node.on_ended(events.GenerationEnded(1, (), {}))
@@ -252,7 +229,7 @@ def test_in_a_new_store_the_reports_of_nodes_that_have_yet_to_register_are_await
         store.written.clear()
         store.is_of_old_store = True
         node.on_new_store()
-        found = await node.gather(1, last, lambda one: one.is_final, GUARD_S)
+        found = await node.gather(1, last, lambda report: report.is_final, GUARD_S)
         return {*found}, store.written
 
     assert virtual_time.run(gathered()) == ({"n1", "n2"}, ["n1"])

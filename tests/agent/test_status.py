@@ -1,4 +1,4 @@
-"""What ``elastic-agent status`` and ``why`` say of a real run: while it forms, while it runs, and when it has ended."""
+"""``elastic-agent status`` and ``why`` of a real run: while it forms, while it runs, and when it has ended."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(run:
     assert '<td class="name">n1/0</td>' in page(url)
     running = status_json()
     assert (running["phase"], running["generation"], running["world_size"]) == ("running", 1, 2)
-    shown = {one["node_id"]: (one["role"], one["state"], one["first_rank"]) for one in running["nodes"]}
+    shown = {node["node_id"]: (node["role"], node["state"], node["first_rank"]) for node in running["nodes"]}
     assert shown == {"n1": ("in the world", "running", 0), "n2": ("in the world", "running", 1)}
-    assert 17 in [one.get("step") for one in running["nodes"]], "at least the node that was asked knows"
+    assert 17 in [node.get("step") for node in running["nodes"]], "at least the node that was asked knows"
     assert '"phase":"running"' in page(f"{url}api/status")
     assert f'elastic_agent_world_size{{run="{RUN_ID}"}} 2.0' in page(f"{url}metrics")
 
@@ -217,7 +217,7 @@ def test_the_history_of_a_run_goes_on_when_it_is_resumed_and_ends_with_the_run(r
     wait_for("what was recorded", lambda: len(status_json()["generations"]) == 3)
     assert re.match(r"generation 1: root cause: worker n1/0 .*ValueError: bad sample", why())
     generations = status_json()["generations"]
-    assert [(one["generation"], one.get("ended_s") is None) for one in generations] == [
+    assert [(row["generation"], row.get("ended_s") is None) for row in generations] == [
         (1, False),
         (2, False),
         (3, True),
@@ -233,7 +233,7 @@ def test_the_history_of_a_run_goes_on_when_it_is_resumed_and_ends_with_the_run(r
 
     agent = start_alone(run)  # another run of this name
     assert why() == f"run {RUN_ID}: no generation has failed, as far as is known on this machine\n"
-    assert [one["generation"] for one in status_json()["generations"]] == [5]
+    assert [row["generation"] for row in status_json()["generations"]] == [5]
     agent.tell("go on")
     assert agent.process.wait() == ExitCode.FINISHED
 

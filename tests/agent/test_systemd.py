@@ -1,4 +1,4 @@
-"""What systemd hears of an agent, and when."""
+"""Notifications to systemd about an agent, and their order."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Agent:
 
 @virtual_time.asynchronous
 async def test_it_is_ready_when_workers_run_and_not_before(manager: Manager) -> None:
-    """What a real systemd makes of it, of stops, of waits for other machines and of hangs: tests/systemd."""
+    """The reactions of a real systemd, to stops, waits for other machines and hangs, too, are in tests/systemd."""
     agent = Agent(manager)
     agent.service.start()
     await agent.until("STATUS=connecting to host0:29400")

@@ -1,4 +1,4 @@
-"""What workers take of the machine, as their node reports it."""
+"""The resources that workers take of the machine, as their node reports them."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ TYPED = [
     ("exam", "examples/"),
     ("two", r"two\ words/"),
     ("settings --sch", "--schema"),
-    ("serve --status-p", "--status-port"),
+    ("serve --state", "--state-dir"),
 ]
 
 

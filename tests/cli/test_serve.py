@@ -8,11 +8,9 @@ import re
 import signal
 import socket
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -119,27 +117,6 @@ def test_servers_with_one_state_directory_keep_their_runs_separate(tmp_path: Pat
         assert "generation 1 succeeded" in run.stderr, run.stderr
 
 
-@pytest.mark.prove
-def test_a_server_shows_all_its_runs_over_http(tmp_path: Path) -> None:
-    endpoint = f"localhost:{free_port()}"
-    own = ("--state-dir", str(tmp_path / "agent"), "--log-format", "console", "--max-restarts", "0")
-    good, bad = unique("good"), unique("bad")
-    with serving(tmp_path, "--rdzv-endpoint", endpoint, "--status-port", "0") as server:
-        for run_id, program in ((good, "true"), (bad, "false")):
-            argv = ("--rdzv-endpoint", endpoint, "--rdzv-id", run_id, *own, "--no-python", program)
-            elastic_agent(*argv, variables=LONG_LEASE)
-        url = next(one.removeprefix("status page at ") for one in server.messages if "status page" in one)
-        status = ask(f"{url}api/status?run={bad}")
-        assert (status["phase"], ask(f"{url}api/status?run={good}")["phase"]) == ("failed", "finished")
-    assert [one["generation"] for one in status["generations"]] == [1]
-    assert "exited with code 1" in status["generations"][0]["cause"], status
-
-
-def ask(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=GUARD_S) as answer:
-        return json.load(answer)
-
-
 @pytest.mark.parametrize(
     ("host", "said"),
     [("192.0.2.7", "is not this machine"), ("nowhere.invalid", "does not resolve on this machine")],
@@ -167,6 +144,7 @@ def test_serve_hosts_a_member_of_etcd_until_a_signal(tmp_path: Path) -> None:
 MISTAKES = {
     "port 0": (["--rdzv-endpoint", "localhost:0"], "got port 0"),
     "another command's option": (["--nnodes", "2"], "--nnodes is an option of elastic-agent run"),
+    "a page, which agents have": (["--status-port", "0"], "--status-port is an option of elastic-agent run"),
     "a script": (["train.py"], "serve runs no script"),
     "a wrong value": (["--log-level", "loud"], "expected debug, info, warning or error"),
     "several endpoints": (["--rdzv-endpoint", "a:1,b:2"], "expected one, three or five"),
@@ -184,12 +162,11 @@ def test_the_help_of_serve_has_only_its_options() -> None:
     done = elastic_agent("serve", "--help")
     assert re.findall(r"(?m)^  (--[a-z-]+) ", done.stdout) == [
         *("--rdzv-endpoint", "--secret-file", "--config", "--state-dir", "--log-format", "--log-level"),
-        "--status-port",
     ]
 
 
 def test_the_settings_of_a_job_are_accepted_by_serve(tmp_path: Path) -> None:
-    """What is not for it is passed over, in the file as in the environment."""
+    """Settings of other commands are passed over, in the file as in the environment."""
     port = free_port()
     file = tmp_path / "job.toml"
     file.write_text(f'rdzv_endpoint = "localhost:{port}"\nnnodes = "2:4"\nscript = "/nowhere/train.py"\n')

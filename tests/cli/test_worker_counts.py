@@ -1,4 +1,4 @@
-"""How many workers ``--nproc-per-node`` starts where the agent may use some of the machine's CPUs only."""
+"""The workers that ``--nproc-per-node`` starts where the agent may use some of the machine's CPUs only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the settings share."""
+"""A shell with files and variables, for the tests of the settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Shell:
         Path(self.script).chmod(0o755)
 
     def load(self, argv: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> Resolved:
-        """What ``elastic-agent ARGV train.py`` would run with."""
+        """Return what ``elastic-agent ARGV train.py`` would run with."""
         return load_settings([*argv, self.script], {**self.environ, **(variables or {})})
 
     def write(self, name: str, text: str) -> str:

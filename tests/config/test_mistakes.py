@@ -249,7 +249,7 @@ def test_what_cannot_be_started_is_an_error(shell: Shell, words: str, expected: 
     "words", ["FOLDER", "--no-python sh", "--no-python FOLDER/train.py", "-m no.such.module"]
 )
 def test_what_can_be_started_is_no_error(shell: Shell, words: str) -> None:
-    """Whether there is a module is found out later: it is not looked up as a file."""
+    """A module is looked for later, and not as a file."""
     shell.write("__main__.py", "")
     load_settings(words.replace("FOLDER", str(shell.folder)).split(), shell.environ)
 
@@ -272,7 +272,7 @@ def test_a_script_that_does_not_compile_is_an_error(shell: Shell, source: bytes,
         check_source(str(script))
     assert str(caught.value).startswith(f"script {quoted(script)} does not compile: {problem}")
     assert str(caught.value).endswith("; nothing was started")
-    assert [one.name for one in shell.folder.iterdir() if "cache" in one.name] == []
+    assert [path.name for path in shell.folder.iterdir() if "cache" in path.name] == []
 
 
 def test_what_python_may_run_is_no_error(shell: Shell, recwarn: pytest.WarningsRecorder) -> None:

@@ -105,7 +105,7 @@ def test_etcd_options_without_the_etcd_backend_are_warned_about(shell: Shell) ->
     ]
     there = ["--rdzv-backend", "etcd", "--rdzv-endpoint", "a,b:1", "--rdzv-id", "x", "--etcd-user", "me"]
     met = shell.load([*there, "--etcd-ca", shell.write("ca.pem", "")])
-    assert [str(one) for one in met.settings.rdzv_endpoint.members] == ["a:2379", "b:1"]
+    assert [str(member) for member in met.settings.rdzv_endpoint.members] == ["a:2379", "b:1"]
     assert not [note for note in met.notes if note.level == "warning"]
 
 

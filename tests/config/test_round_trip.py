@@ -1,4 +1,4 @@
-"""What ``elastic-agent settings`` prints can be read back."""
+"""The output of ``elastic-agent settings`` can be read back."""
 
 from __future__ import annotations
 

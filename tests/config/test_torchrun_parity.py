@@ -99,7 +99,7 @@ def test_the_choices_of_options_are_those_of_torch(shell: Shell, action: argpars
 
 
 def torchs_view(argv: list[str]) -> argparse.Namespace | None:
-    """What torchrun makes of a command line, or None when it refuses it."""
+    """Return what torchrun makes of a command line, or None when it refuses it."""
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         try:
             return TORCHS_PARSER.parse_args(argv)

@@ -27,7 +27,7 @@ _HEAD = re.compile(r"^=== rank (\d+): returncode (-?\d+), after (\d+) ms\n", re.
 
 @dataclass(frozen=True)
 class End:
-    """How one rank ended."""
+    """The end of a rank."""
 
     returncode: int
     after_s: float
@@ -43,7 +43,7 @@ def scene(name: str) -> dict[int, End]:
 
 
 def worker(slot: int, rank: int, end: End, ended_s: float, **changes: object) -> WorkerReport:
-    """What the node of a worker reports of its end."""
+    """Return what the node of a worker reports of its end."""
     failure = describe(slot, end.returncode, "", end.stderr)
     state = WorkerState.FAILED if end.returncode != 0 else WorkerState.SUCCEEDED
     known = failure_fields(failure) if end.returncode != 0 else {}

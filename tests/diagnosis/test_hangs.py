@@ -1,4 +1,4 @@
-"""Which worker the others wait for, from what flight recorders and stacks show."""
+"""The worker that the others wait for is found from flight recorders and stacks."""
 
 from __future__ import annotations
 
@@ -194,7 +194,9 @@ def test_the_worker_that_the_others_wait_for_is_named(
     found = hang_of(workers)
     assert (found.kind, [culprit.rank for culprit in found.culprits]) == (kind, ranks)
     assert text in found.summary
-    assert [(one.node_id, one.slot) for one in found.culprits] == [(f"n{r // 2 + 1}", r % 2) for r in ranks]
+    assert [(culprit.node_id, culprit.slot) for culprit in found.culprits] == [
+        (f"n{r // 2 + 1}", r % 2) for r in ranks
+    ]
 
 
 @pytest.mark.parametrize("state", ["T", "t"])
@@ -220,7 +222,7 @@ def test_long_steps_outside_of_collectives_are_no_hang() -> None:
 
 def test_the_details_show_every_rank_once_and_equal_stacks_together() -> None:
     stack = "/job/train.py:88 in main\n/venv/torch/distributed/distributed_c10d.py:3252 in all_reduce"
-    waiting = [msgspec.structs.replace(one, stack=stack) for one in others(3)]
+    waiting = [msgspec.structs.replace(worker, stack=stack) for worker in others(3)]
     late = worker(3, group(4710, 4710), line="train.py:70", stack="/job/train.py:70 in load")
     lines = hang_of([*waiting, late]).details.splitlines()
     call = "waits in all_reduce of 25 MB, sequence number 4711"

@@ -226,7 +226,7 @@ def test_an_exit_with_0_is_the_cause_if_connections_broke_before_a_later_failure
 def test_of_two_exits_with_0_shortly_after_one_another_the_first_is_the_cause(
     earlier_s: float, rank: int
 ) -> None:
-    """Only connections to the later one are known to have broken."""
+    """No connections are known to have broken but those to the later one."""
     known = each(
         ("exit_0", 0.02, {"failed_s": 1e9 - earlier_s}),
         ("exit_0", 0.01, {"failed_s": 1e9}),

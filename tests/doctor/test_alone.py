@@ -1,4 +1,4 @@
-"""What a machine finds about itself."""
+"""The examination of a machine by itself."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_the_report_on_a_machine_alone(findings: tuple[Finding, ...], code: int,
 
 
 def test_the_command_examines_this_machine_alone(tmp_path: Path) -> None:
-    """What it finds depends on the machine."""
+    """Its findings depend on the machine."""
     script = tmp_path / "train.py"
     script.write_text("import json\n")
     done = elastic_agent("doctor", "--alone", "--node-id", "n1", "--state-dir", str(tmp_path), str(script))

@@ -11,7 +11,7 @@ import pytest
 from elastic_agent.diagnosis.cause import render
 from elastic_agent.diagnosis.records import decode_bulletin, encode_bulletin
 from elastic_agent.diagnosis.root_cause import root_cause
-from elastic_agent.monitoring.status import run_status
+from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.printable import escaped
 from elastic_agent.protocol import (
@@ -61,10 +61,10 @@ def test_report(data: bytes) -> None:
     decode_bulletin(data)
     read = run_reports(RunView(reports={"n0": data})).reports
     running = plans()[1]
-    status = run_status(run_id="run", endpoint="n0", asked_s=1.7e9, plan=running, reports=read)
+    status = run_status(RunStatus("run", "n0", 1.7e9), running, reports=read)
     check_shown(escaped(status_text(status, 1.7e9), keep_lines=True))
     msgspec.json.decode(msgspec.json.encode(status), type=type(status))
-    metrics_text([status])
+    metrics_text(status)
     cause = root_cause(read, running, running.world)
     if cause is not None:
         check_shown(escaped(render(cause), keep_lines=True))

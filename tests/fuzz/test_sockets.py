@@ -18,7 +18,7 @@ from elastic_agent.agent.control.socket import Answer, Command, ControlSocket, Q
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.values import Endpoint
-from elastic_agent.web.server import Runs, StatusServer
+from elastic_agent.web.server import ShownRun, StatusServer
 
 from .damage import fuzzed
 from .samples import TRACEBACK, statuses
@@ -144,13 +144,13 @@ async def report(data: bytes) -> None:
     collectives.close()
 
 
-async def _status(run_id: str) -> RunStatus:
+async def _status() -> RunStatus:
     return statuses()[1]
 
 
 async def request(data: bytes) -> bytes:
     """Return the answer of a status page to a client that sends these bytes and no more."""
-    page = StatusServer(Endpoint("127.0.0.1", 0), Runs(lambda: ["run"], _status))
+    page = StatusServer(Endpoint("127.0.0.1", 0), ShownRun(_status))
     client, accepted = socket.socketpair()
     with client:
         client.setblocking(False)

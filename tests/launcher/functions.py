@@ -1,4 +1,4 @@
-"""What the workers of the tests call: importable by name."""
+"""Functions that the workers of the tests call: importable by name."""
 
 from __future__ import annotations
 

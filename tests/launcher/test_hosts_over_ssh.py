@@ -69,7 +69,7 @@ class Lab:
         wait_for(f"sshd of {lab}", lambda: "Server listening" in log_file.read_text() or None)
 
     def processes(self, lab: str) -> list[int]:
-        """What runs on the machine, without sshd itself."""
+        """Return the processes on the machine, without sshd itself."""
         tag = self.machines.within(lab)[-1]
         found = subprocess.run(
             ["ip", "netns", "pids", tag], capture_output=True, text=True, check=True
@@ -105,7 +105,7 @@ class Lab:
         return Terminal(command, environ, self.folder)
 
     def trained(self) -> list[dict[str, object]]:
-        """What workers did, in order of time."""
+        """Return what workers did, in order of time."""
         file = self.folder / "steps.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

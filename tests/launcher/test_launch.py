@@ -164,7 +164,7 @@ def test_mistakes_are_errors(settings: dict[str, Any], capfd: pytest.CaptureFixt
     with pytest.raises(TypeError, match="got setting 'nodes'; expected one of hosts, nnodes, "):
         elastic_agent.launch(sum_of_ranks, 1.0, nodes=1)
     with pytest.raises(TypeError, match="cannot pickle sum_of_ranks and its arguments"):
-        elastic_agent.launch(sum_of_ranks, (one for one in "generator"))
+        elastic_agent.launch(sum_of_ranks, (letter for letter in "generator"))
     with pytest.raises(LaunchError, match='exited with code 2: --nnodes: got "0"') as raised:
         elastic_agent.launch(sum_of_ranks, 1.0, nnodes=0, **settings)
     assert raised.value.exit_code == 2

@@ -1,4 +1,4 @@
-"""What log lines look like, for people and for programs."""
+"""Log lines for people and for programs."""
 
 from __future__ import annotations
 

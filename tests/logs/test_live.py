@@ -24,7 +24,7 @@ class Clock:
 
 @dataclass
 class Journal:
-    """What was logged, with the time on the clock."""
+    """The lines logged, with the time on the clock."""
 
     clock: Clock
     lines: list[tuple[float, str, dict[str, object]]] = field(default_factory=list)

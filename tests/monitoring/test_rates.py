@@ -1,4 +1,4 @@
-"""What the status tells about speeds."""
+"""Speeds in the status."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ def forming(generation: int, reason: str, failure: Failure | None = None) -> Pla
 
 
 def test_a_generation_ends_with_the_plan_that_forms_the_next_one() -> None:
-    log = RunLog()
-    assert log.see(forming(1, "waiting for nodes"), 5.0) == Change()
-    assert log.see(running(1), 10.0) == Change(has_begun=True)
-    assert log.see(running(1, version=1), 11.0) == Change(), "a notice, for example"
+    log = RunLog("n0")
+    assert log.see(forming(1, "waiting for nodes"), 5.0, "i0") == Change()
+    assert log.see(running(1), 10.0, "i0") == Change(has_begun=True)
+    assert log.see(running(1, version=1), 11.0, "i0") == Change(), "a notice, for example"
     assert log.since_s == 10.0
     failure = Failure(FailureKind.WORKER, "worker n1/0 exited with code 1")
-    assert log.see(forming(2, "worker n1/0 exited with code 1", failure), 70.0) == Change(ended=(1,))
+    assert log.see(forming(2, "worker n1/0 exited with code 1", failure), 70.0, "i0") == Change(ended=(1,))
     log.explain(1, RootCause(1, CauseKind.EXIT_CODE, "exited with code 1", node_id="n1", slot=0))
     (first,) = log.generations
     assert (first.began_s, first.ended_s, first.nodes, first.workers) == (10.0, 70.0, ("n0", "n1"), 3)
@@ -54,7 +54,7 @@ def test_a_generation_ends_with_the_plan_that_forms_the_next_one() -> None:
 
 def test_a_generation_that_ended_as_planned_is_no_failure() -> None:
     log = ran()
-    assert log.see(Plan(1, 2, Phase.FINISHED, 1, "all workers succeeded", Policy()), 20.0) == Change(
+    assert log.see(Plan(1, 2, Phase.FINISHED, 1, "all workers succeeded", Policy()), 20.0, "i0") == Change(
         ended=(1,)
     )
     assert log.failures == {}
@@ -68,14 +68,14 @@ NOTICED = Failure(FailureKind.WORKER, VICTIM)
 
 def ran(*plans: Plan) -> RunLog:
     """Return a log of generation 1, which began at 10 s, and of these plans, one every 10 s."""
-    log = RunLog()
+    log = RunLog("n0")
     for number, plan in enumerate((running(1), *plans), 1):
-        log.see(plan, 10.0 * number)
+        log.see(plan, 10.0 * number, "i0")
     return log
 
 
 def status(log: RunLog) -> RunStatus:
-    return run_status(run_id="r", endpoint="h:1", asked_s=30.0, plan=log.plan, generations=log.generations)
+    return run_status(RunStatus("r", "h:1", 30.0, generations=log.generations), log.plan)
 
 
 @pytest.mark.parametrize("is_certain", [True, False])
@@ -100,7 +100,7 @@ def test_another_reason_than_the_failure_of_the_last_generation_stays() -> None:
     log.explain(1, RootCause(1, CauseKind.NODE_LOST, "node n1 was lost", node_id="n1"))
     why = "only 1 of at least 2 nodes within 600 s (--join-timeout)"
     failed = forming(2, why, Failure(FailureKind.TOO_FEW, why))
-    log.see(msgspec.structs.replace(failed, phase=Phase.FAILED, version=9), 30.0)
+    log.see(msgspec.structs.replace(failed, phase=Phase.FAILED, version=9), 30.0, "i0")
     assert status(log).reason == why
 
 
@@ -113,7 +113,7 @@ def test_the_words_of_a_hang_are_told_once() -> None:
     repeated = msgspec.structs.replace(
         last, phase=Phase.FAILED, reason=reason, budget=Budget(signature="same")
     )
-    log.see(repeated, 20.0)
+    log.see(repeated, 20.0, "i0")
     assert status(log).reason == reason
     log.explain(1, RootCause(1, CauseKind.HANG, "worker n0/0 is behind", node_id="n0"))
     assert status(log).reason == reason.replace(hang.words, "worker n0/0 is behind")
@@ -127,17 +127,17 @@ def test_a_run_that_used_its_restarts_ends_with_the_root_cause_whatever_its_word
     failed = msgspec.structs.replace(
         noticed, phase=Phase.FAILED, reason=f"{VICTIM[:20]}…; {why}", charged=1, policy=Policy(max_restarts=1)
     )
-    log.see(failed, 30.0)
+    log.see(failed, 30.0, "i0")
     assert status(log).reason == f"workers failed; the root cause is being determined; {why}"
     log.explain(1, RootCause(1, CauseKind.NODE_LOST, "node n1 was lost", node_id="n1"))
     assert status(log).reason == f"node n1 was lost; {why}"
 
 
 def test_a_generation_that_nobody_asked_about_in_time_is_said_to_be_unexplained() -> None:
-    log = RunLog()
+    log = RunLog("n0")
     for number in range(1, 12):
-        log.see(running(number), 10.0 * number)
-        log.see(forming(number + 1, VICTIM, NOTICED), 10.0 * number + 5.0)
+        log.see(running(number), 10.0 * number, "i0")
+        log.see(forming(number + 1, VICTIM, NOTICED), 10.0 * number + 5.0, "i0")
     first = log.generations[0]
     assert not first.is_pending
     assert "not recorded" in first.end_words
@@ -150,16 +150,16 @@ def recorded(*numbers: int, **changes: Any) -> list[GenerationStatus]:
 
 
 def numbers(log: RunLog) -> list[int]:
-    return [one.generation for one in log.generations]
+    return [row.generation for row in log.generations]
 
 
 def test_what_earlier_agents_recorded_precedes_what_is_seen() -> None:
-    log = RunLog()
-    log.see(forming(4, "resuming the run"), 5.0)
+    log = RunLog("n0")
+    log.see(forming(4, "resuming the run"), 5.0, "i0")
     log.recall(recorded(1, 2, 3, cause="generation: boom", failed=True))
-    log.see(running(4), 10.0)
+    log.see(running(4), 10.0, "i0")
     assert numbers(log) == [1, 2, 3, 4]
-    assert [one.cause for one in log.generations] == ["generation: boom"] * 3 + [""]
+    assert [row.cause for row in log.generations] == ["generation: boom"] * 3 + [""]
     assert log.failures == {}, "they are explained already"
     assert log.last is not None
     assert log.last.generation == 4
@@ -171,18 +171,18 @@ def test_generations_that_a_run_cannot_have_had_are_those_of_another_run_of_its_
         (running(2), [1, 2]),
         (Plan(1, 2, Phase.STOPPED, 3, "stopped", Policy()), [1, 2, 3]),
     ):
-        log = RunLog()
+        log = RunLog("n0")
         log.recall(recorded(1, 2, 3, 4))
-        log.see(first, 10.0)
+        log.see(first, 10.0, "i0")
         assert numbers(log) == known
-        log.see(running(5), 20.0)
+        log.see(running(5), 20.0, "i0")
         assert numbers(log) == [*known, 5]
 
 
 def test_a_generation_whose_end_nobody_recorded_does_not_run_any_more() -> None:
     log = RunLog("n0")
     log.recall([*recorded(1), GenerationStatus(2, 20.0, nodes=("n0", "n1"))])
-    log.see(forming(3, "resuming the run"), 30.0)
+    log.see(forming(3, "resuming the run"), 30.0, "i0")
     first, second = log.generations
     assert (first.cause, first.ended_s) == ("", 1.5)
     assert (second.is_running, second.ended_s) == (False, None)
@@ -190,15 +190,15 @@ def test_a_generation_whose_end_nobody_recorded_does_not_run_any_more() -> None:
 
 
 def test_the_history_of_a_run_that_is_resumed_for_ever_stays_small() -> None:
-    log = RunLog()
+    log = RunLog("n0")
     log.recall(recorded(*range(1, KEPT_GENERATIONS + 1), stacks="stacks of a large world"))
-    log.see(running(KEPT_GENERATIONS + 1), 10.0)
+    log.see(running(KEPT_GENERATIONS + 1), 10.0, "i0")
     assert len(log.generations) == KEPT_GENERATIONS
-    with_stacks = [one.generation for one in log.generations if one.stacks]
+    with_stacks = [row.generation for row in log.generations if row.stacks]
     assert with_stacks == [*range(KEPT_GENERATIONS - KEPT_STACKS + 1, KEPT_GENERATIONS + 1)]
-    log.see(forming(KEPT_GENERATIONS + 2, "they hang"), 20.0)
+    log.see(forming(KEPT_GENERATIONS + 2, "they hang"), 20.0, "i0")
     log.explain(KEPT_GENERATIONS + 1, RootCause(1, CauseKind.HANG, "hangs"), "more stacks")
-    assert sum(1 for one in log.generations if one.stacks) == KEPT_STACKS
+    assert sum(1 for row in log.generations if row.stacks) == KEPT_STACKS
     assert log.generations[-1].stacks == "more stacks"
 
 
@@ -208,9 +208,9 @@ def without_n1(generation: int, **changes: Any) -> Plan:
 
 
 def departures(*plans: Plan) -> list[tuple[str, str, float | None, str]]:
-    log = RunLog()
+    log = RunLog("n0")
     for at, plan in enumerate(plans):
-        log.see(plan, float(at))
+        log.see(plan, float(at), "i0")
     return [(gone.node_id, gone.role, gone.departed_s, gone.note) for gone in log.departures]
 
 
@@ -262,7 +262,7 @@ def seated(generation: int, **incarnations: str) -> Plan:
 
 def history(log: RunLog) -> list[tuple[str, ...]]:
     """Return of each generation BEGAN, without the time; LASTED; and END."""
-    rows = [generation_row(one, "running") for one in log.generations]
+    rows = [generation_row(generation, "running") for generation in log.generations]
     return [("before" if "before" in row[1] else "at", row[2], row[4]) for row in rows]
 
 

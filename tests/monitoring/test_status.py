@@ -1,4 +1,4 @@
-"""What the status of a run says of its nodes, its notice and its age."""
+"""The status of a run: its nodes, its notice and its age."""
 
 from __future__ import annotations
 
@@ -58,12 +58,13 @@ def gone_node(name: str, role: str, departed_s: float, note: str) -> NodeStatus:
 
 
 def shown(plan: Plan, *members: Member, leases: Sequence[Lease] = ()) -> RunStatus:
-    records = {"members": {one.incarnation: one for one in members}}
-    return status_of(plan, **records, leases={one.incarnation: one for one in leases}, since_s=990.0)
+    records = {"members": {member.incarnation: member for member in members}}
+    return status_of(plan, **records, leases={lease.incarnation: lease for lease in leases}, since_s=990.0)
 
 
 def status_of(plan: Plan | None, **known: Any) -> RunStatus:
-    return run_status(run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, **known)
+    own = {name: known.pop(name) for name in ("since_s", "generations", "problem") if name in known}
+    return run_status(RunStatus("r", "host0:29400", 1000.0, **own), plan, **known)
 
 
 def report(node: str, step: int, written_s: float, waits: float | None = None) -> NodeReport:
@@ -119,7 +120,7 @@ def test_a_status_that_is_not_the_present_one_claims_nothing_of_the_present() ->
     assert rows(status) == {"a": "unknown", "b": "unknown"}
     assert "running" not in lost
     assert "slower than the others" not in lost
-    page = run_page(status, (), is_named=False, shows_all=True).decode()
+    page = run_page(status, (), shows_all=True).decode()
     assert '<span class="phase unknown">unknown</span>' in page
     assert 'class="dot up"' not in page
     assert '<i class="now"' not in page
@@ -201,8 +202,8 @@ def test_a_node_that_is_gone_keeps_its_row_until_it_comes_back() -> None:
     def status(*members: Member) -> RunStatus:
         return status_of(
             plan,
-            members={one.incarnation: one for one in members},
-            leases={one.incarnation: Lease(one.incarnation, 5.0) for one in members},
+            members={member.incarnation: member for member in members},
+            leases={member.incarnation: Lease(member.incarnation, 5.0) for member in members},
             departures=gone,
         )
 
@@ -217,14 +218,14 @@ def test_a_node_that_is_gone_keeps_its_row_until_it_comes_back() -> None:
 
 
 def test_a_generation_whose_end_was_not_recorded_neither_runs_nor_lasted_any_time() -> None:
-    log = RunLog()
+    log = RunLog("a")
     log.recall([GenerationStatus(2, 900.0, nodes=("a", "b"), workers=2)])
-    log.see(PLAN, 990.0)
+    log.see(PLAN, 990.0, "ia")
     status = status_of(PLAN, generations=log.generations)
     earlier, present = status_text(status).split("generations:\n")[1].splitlines()[1:3]
     assert re.match(r"2  \S+ \S+  -        2 nodes, 2 workers  not recorded \(", earlier)
     assert re.match(r"3  \S+ \S+  running  2 nodes, 2 workers  -$", present)
-    page = run_page(status, (), is_named=False, shows_all=True).decode()
+    page = run_page(status, (), shows_all=True).decode()
     assert [mark for mark in ("past", "now") for _ in range(page.count(f'<i class="{mark}"'))] == [
         "past",
         "now",
@@ -295,7 +296,7 @@ def test_the_age_of_a_saved_status_is_that_of_now_only_if_the_run_had_ended() ->
 
 
 def test_durations_have_no_more_digits_than_they_are_worth() -> None:
-    assert [duration(one) for one in (0.0013, 0.0123, 0.5, 2.864, 12.34, 59.9, 3661.0)] == [
+    assert [duration(length_s) for length_s in (0.0013, 0.0123, 0.5, 2.864, 12.34, 59.9, 3661.0)] == [
         "0 s", "0.01 s", "0.5 s", "2.86 s", "12.3 s", "59.9 s", "1 h 1 min"
     ]  # fmt: skip
 

@@ -23,7 +23,7 @@ MISTAKES = {
         "sys.argv[1]": "tempfile.gettempdir()",
     },
 }
-"""What is changed in the correct script, by the name of the mistake."""
+"""Changes of the correct script, by the name of the mistake."""
 IGNORES_NOTICES = {
     "agreement = client.Agreement()\n": "",
     "if (step + 1) % 5 == 0:": "if (step + 1) % 20 == 0:",
@@ -34,7 +34,7 @@ IGNORES_NOTICES = {
 """: "",
 }
 PRELOAD = ("--preload", "torch._dynamo")
-"""What torch's optimizers import when they are used first, once for each node instead of once for each worker."""
+"""Modules that torch's optimizers import when first used, for each node once instead of for each worker."""
 
 
 def chaos(folder: Path, script: Path, steps: int, *options: str) -> tuple[int, str]:

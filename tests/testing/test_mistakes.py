@@ -1,4 +1,4 @@
-"""What the event journal says of notices."""
+"""Notices in the event journal."""
 
 from __future__ import annotations
 

@@ -80,7 +80,9 @@ os._exit(0)
         pytest.param("[torch.optim.SGD(parameters, 0.1)]", marks=pytest.mark.prove),
         "[Decayed(parameters, 0.1)]",
         pytest.param("[Wrapping(Decayed(parameters, 0.1))]", marks=pytest.mark.prove),
-        pytest.param("[torch.optim.SGD([one], 0.1) for one in parameters[::-1]]", marks=pytest.mark.prove),
+        pytest.param(
+            "[torch.optim.SGD([parameter], 0.1) for parameter in parameters[::-1]]", marks=pytest.mark.prove
+        ),
         pytest.param("[Failing(parameters, 0.1)]", marks=pytest.mark.prove),
     ],
     ids=["plain", "subclass", "wrapping", "one for each parameter", "raises once"],

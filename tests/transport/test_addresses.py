@@ -224,7 +224,7 @@ async def meet(host):
     node = await c10d.dial(Endpoint(host, store.port), "run", 5.0)
     member = Member(RECORD_VERSION, "a", "a-1", node.local_address, 1, State.READY, 0, Policy())
     await node.register(member, Lease("a-1", 5.0))
-    reports = await store.report_records("run")
+    reports = await c10d.dial_reports(Endpoint(host, store.port), "run", 5.0)
     assert list((await reports.read_run()).snapshot.members) == ["a-1"]
     facts["met"].append(host)
     offer = BootstrapStore.open(node.local_address, PortPicker(None, 0.0))

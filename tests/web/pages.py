@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 from elastic_agent.transport import Secret
 from elastic_agent.values import Endpoint
-from elastic_agent.web.server import Runs, StatusServer
+from elastic_agent.web.server import ShownRun, StatusServer
 from tests.loop_thread import background_loop, in_loop
 
 
 @contextmanager
-def serving(runs: Runs, host: str = "127.0.0.1", secret: Secret | None = None) -> Iterator[StatusServer]:
-    """Serve the status of these runs."""
+def serving(run: ShownRun, host: str = "127.0.0.1", secret: Secret | None = None) -> Iterator[StatusServer]:
+    """Serve the status of this run."""
 
     async def opened() -> StatusServer:
-        return StatusServer(Endpoint(host, 0), runs, secret)
+        return StatusServer(Endpoint(host, 0), run, secret)
 
     server = in_loop(opened())
     try:

@@ -16,7 +16,7 @@ import structlog
 from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.transport import Secret, peers
 from elastic_agent.values import Endpoint
-from elastic_agent.web.server import Runs, open_status_page
+from elastic_agent.web.server import ShownRun, open_status_page
 from tests.other_users import OTHER_UID, is_refused, needs_other_users, run_as
 from tests.waiting import GUARD_S
 from tests.web.pages import serving
@@ -34,27 +34,27 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 60) as sock:
 """
 
 
-async def status_of(run_id: str) -> RunStatus:
-    return RunStatus(run_id, "host0:29400", 1.0, phase="running")
+async def status() -> RunStatus:
+    return RunStatus("mnist", "host0:29400", 1.0, phase="running")
 
 
 async def output() -> str:
     return "epoch 1"
 
 
-ONE_RUN = Runs(lambda: ("mnist",), status_of, output=output)
+RUN = ShownRun(status, output=output)
 
 
 @contextmanager
 def served(host: str) -> Iterator[int]:
     """Yield the port of a page at this host."""
-    with serving(ONE_RUN, host, OURS) as page:
+    with serving(RUN, host, OURS) as page:
         assert page.url.startswith("https:" if host == "0.0.0.0" else "http:")
         yield int(page.url.rsplit(":", 1)[1].strip("/"))
 
 
 def read(port: int, context: ssl.SSLContext | None, request: bytes = REQUEST) -> bytes:
-    """What a client gets."""
+    """Return the answer that a client gets."""
     with socket.create_connection(("127.0.0.1", port), GUARD_S) as plain:
         sock = plain if context is None else context.wrap_socket(plain)
         answer = b""
@@ -103,7 +103,7 @@ def test_on_loopback_other_users_of_the_machine_are_refused() -> None:
 
 @needs_other_users
 def test_in_a_run_without_a_secret_other_users_read_the_page_and_no_output() -> None:
-    with serving(ONE_RUN) as page:
+    with serving(RUN) as page:
         port = page.url.rsplit(":", 1)[1].strip("/")
         shown = [run_as(OTHER_UID, GET, port, request.hex()) for request in (REQUEST, OUTPUT)]
         assert ["200 OK" in shown[0], "403 Forbidden" in shown[1], "epoch" in shown[1]] == [True, True, False]
@@ -119,7 +119,7 @@ def test_a_page_that_has_to_refuse_everyone_says_so_at_the_start(
         monkeypatch.setattr(peers, "_owner", lambda *_: None)
 
     async def open_and_close() -> None:
-        page = open_status_page(Endpoint("127.0.0.1", 0), ONE_RUN, OURS)
+        page = open_status_page(Endpoint("127.0.0.1", 0), RUN, OURS)
         assert page is not None
         page.close()
 

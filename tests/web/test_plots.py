@@ -17,7 +17,7 @@ DAY_S = 86400.0
 
 
 def history(length_s: float, steps_per_s: int = 2, training: float = 0.5) -> History:
-    """What is kept of a run of this length, looked at every 5 seconds."""
+    """Return what is kept of a run of this length, looked at every 5 seconds."""
     kept = History()
     for look in range(int(length_s / 5) + 1):
         at_s = 5.0 * look
@@ -81,7 +81,7 @@ def test_the_page_shows_the_time_that_the_agent_has_seen() -> None:
         GenerationStatus(3, 1e9 + 1836, None, ("n0",), 4),
     )
     status = replace(running(1), asked_s=ends_s, generation=3, since_s=1e9 + 1836, generations=rows)
-    shown = run_page(status, history(3600).samples, is_named=False, shows_all=False).decode()
+    shown = run_page(status, history(3600).samples, shows_all=False).decode()
     bars = re.findall(
         r'<i class="(\w+(?: failed)?)" style="left:([\d.]+)%; width:([\d.]+)%; height:(\d+)%', shown
     )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elastic_agent.cli.arguments import CommandParser
 from elastic_agent.config.errors import BadValueError, UsageError, did_you_mean, quoted
 from elastic_agent.config.value_types import Kind, seconds, whole_number
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
+
+if TYPE_CHECKING:
+    from elastic_agent.testing.chaos import Options
 
 PAGE = """\
 Usage: elastic-agent chaos [OPTIONS] -- SCRIPT [ARGUMENTS OF THE SCRIPT]
@@ -60,32 +63,28 @@ def chaos(argv: Sequence[str]) -> int:
         UsageError: nothing was started.
     """
     from elastic_agent.testing.chaos import Options, run_chaos
-    from elastic_agent.testing.faults import DEFAULT, FAULTS
+    from elastic_agent.testing.faults import FAULTS
 
     faults = "\n".join(f"  {name:<22} {fault.help}" for name, fault in FAULTS.items())
     parser = CommandParser("chaos", f"{PAGE}{faults}\n{_END}")
-    for option, least, count in (
-        ("nodes", 1, 3),
-        ("min-nodes", 1, 1),
-        ("nproc-per-node", 1, 1),
-        ("seed", 0, 0),
-    ):
-        parser.add(f"--{option}", whole_number(least), default=count)
-    for option, duration_s in (("every", 5.0), ("hang-timeout", 10.0), ("timeout", 120.0)):
-        parser.add(f"--{option}", seconds(0, above=True), default=duration_s)
-    parser.add("--faults", Kind("NAMES", ", ".join(FAULTS), _read_faults), default=DEFAULT)
+    for option in ("--nodes", "--min-nodes", "--nproc-per-node"):
+        parser.add(option, whole_number(1))
+    parser.add("--seed", whole_number(0))
+    for option in ("--every", "--hang-timeout", "--timeout"):
+        parser.add(option, seconds(0, above=True))
+    parser.add("--faults", Kind("NAMES", ", ".join(FAULTS), _read_faults))
     for option in ("--checkpoints", "--preload", "--folder"):
         parser.add(option)
     parser.add(_SWITCH, action="store_true")
     own, script = _split(argv)
-    given = parser.read(own)
-    _check(given, script)
-    options = {name: value for name, value in vars(given).items() if name != "words"}
+    given = vars(parser.read(own))
+    options = Options(
+        **{name: value for name, value in given.items() if name != "words" and value is not None}
+    )
+    _check(options, script)
     signal.signal(signal.SIGTERM, _interrupt)  # its agents are to end with it
     try:
-        report = run_chaos(
-            script, Options(**options), lambda line: print(f"chaos: {escaped(line)}", flush=True)
-        )
+        report = run_chaos(script, options, lambda line: print(f"chaos: {escaped(line)}", flush=True))
     except OSError as error:
         raise UsageError(f"chaos: cannot make the folders of the run: {error}") from None
     print(report.verdict(), flush=True)
@@ -116,7 +115,7 @@ def _read_faults(text: str) -> tuple[str, ...]:
     return plan
 
 
-def _check(given: Namespace, script: list[str]) -> None:
+def _check(given: Options, script: list[str]) -> None:
     from elastic_agent.testing.faults import FAULTS
 
     if given.min_nodes > given.nodes:

@@ -53,7 +53,7 @@ Exit codes
 
 _JSON, _ALONE, _PATHS, _WAIT = "--json", "--alone", "--paths", "--wait"
 _STOPPED = (ExitCode.STOPPED, ExitCode.DRAINED, ExitCode.INTERRUPTED)
-"""How the agent ends after Ctrl-C."""
+"""The agent's exit codes after Ctrl-C."""
 _WAIT_TIME = seconds(0, above=True, most=86400)
 
 

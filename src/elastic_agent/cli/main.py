@@ -24,10 +24,10 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.linux import open_missing_standard_streams
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What writing to a full or broken disk ends with."""
+"""The errors with which writing to a full or broken disk ends."""
 
 LAST_LINES_S = 2.0
-"""How long closing the log handlers may take at the end."""
+"""The time that closing the log handlers may take at the end."""
 
 Command = Callable[..., int]
 """Called with the words after its name."""

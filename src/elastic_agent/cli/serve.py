@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from elastic_agent.cli.help import serve_page
@@ -19,11 +18,9 @@ from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources import Layer
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.values import Endpoint
 
 if TYPE_CHECKING:
     from elastic_agent.config.settings import Settings
-    from elastic_agent.rendezvous.backends.c10d.hosted_runs import HostedRuns
     from elastic_agent.transport import Secret
 
 OPTIONS = (
@@ -31,7 +28,6 @@ OPTIONS = (
     "state_dir",
     "log_format",
     "log_level",
-    "status_port",
     "secret_file",
     "config",
 )
@@ -110,7 +106,6 @@ def _serve(resolved: Resolved) -> int:
 
 def _host(settings: Settings, secret: Secret | None) -> bool:
     """Host the store, or this machine's member of it, until a signal; return whether it ended as asked."""
-    from elastic_agent.logs import get_logger
     from elastic_agent.rendezvous.backends.c10d import store_server
     from elastic_agent.transport.c10d import StoreServers
 
@@ -118,26 +113,8 @@ def _host(settings: Settings, secret: Secret | None) -> bool:
     if endpoint is not None and endpoint.others:
         from elastic_agent.rendezvous.backends.members import hosting  # gRPC takes a quarter of a second
 
-        if settings.status_port is not None:
-            get_logger().warning(
-                "--status-port has no effect where several machines host the store; each agent has a page"
-            )
         return asyncio.run(hosting.serve(endpoint, settings.state_dir, secret))
     stores = StoreServers(None)
     with contextlib.closing(stores):
         stores.await_ready()
-        show = partial(_page, settings.status_port, secret)
-        return asyncio.run(store_server.serve(endpoint, settings.state_dir, stores.serve, show, secret))
-
-
-@contextlib.contextmanager
-def _page(address: Endpoint | None, secret: Secret | None, runs: HostedRuns) -> Iterator[None]:
-    """Serve the status page of all runs, if there is to be one."""
-    from elastic_agent.web.server import Runs, open_status_page
-
-    page = open_status_page(address, Runs(runs.run_ids, runs.status), secret)
-    try:
-        yield
-    finally:
-        if page is not None:
-            page.close()
+        return asyncio.run(store_server.serve(endpoint, settings.state_dir, stores.serve, secret))

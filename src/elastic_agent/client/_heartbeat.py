@@ -53,7 +53,7 @@ class Pulse:
 
     @property
     def is_connected(self) -> bool:
-        """Whether this process has a cell that its agent reads."""
+        """True if this process has a cell that its agent reads."""
         return not isinstance(self.words.obj, bytearray)
 
     def forked(self) -> None:

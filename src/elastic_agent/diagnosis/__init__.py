@@ -1,1 +1,1 @@
-"""What happened in a generation: the observations of all nodes, and what follows from them. Pure."""
+"""The observations of all nodes in a generation, and what follows from them. Pure."""

@@ -33,7 +33,7 @@ _VERBS = ("was ", "exited ", "ended", "did ", "called ", "made ")
 
 
 class CauseKind(enum.StrEnum):
-    """What ended a generation."""
+    """The kind of failure that ended a generation."""
 
     EXCEPTION = "exception"
     """The script of a worker raised an exception."""
@@ -54,16 +54,16 @@ class CauseKind(enum.StrEnum):
     NETWORK = "network"
     """A connection between workers broke or could not be made, although all workers were alive."""
     UNKNOWN = "unknown"
-    """Only consequences were reported."""
+    """No report but of consequences."""
 
 
 class RootCause(Struct, frozen=True, omit_defaults=True):
-    """What failed first in a generation, by causality. All texts are single lines, `tail` excepted."""
+    """The first failure in a generation, by causality. All texts are single lines, `tail` excepted."""
 
     generation: int
     kind: CauseKind
     what: str
-    """What happened, such as ``ValueError: bad batch`` or ``killed by SIGKILL``."""
+    """The failure in words, such as ``ValueError: bad batch`` or ``killed by SIGKILL``."""
     node_id: str = ""
     """Empty: not known."""
     host: str = ""
@@ -72,23 +72,23 @@ class RootCause(Struct, frozen=True, omit_defaults=True):
     """The worker's number on its node; None: the node as a whole, or not known."""
     rank: int | None = None
     where: str = ""
-    """Which workers had the same error, such as ``on 6 of 6 workers`` or ``only on host1``."""
+    """The workers with the same error, such as ``on 6 of 6 workers`` or ``only on host1``."""
     line: str = ""
     """Where it happened in the script, such as ``train.py:88``; empty: not known, or `what` says so."""
     meaning: str = ""
-    """What the error means, if it is one that is known."""
+    """The meaning of the error, if it is a known one."""
     remedy: str = ""
-    """What to change, if it is known."""
+    """The change that helps, if it is known."""
     next_step: str = ""
     """Where to look further."""
     others: tuple[str, ...] = ()
-    """What the other workers did, most important first."""
+    """Lines about the other workers, most important first."""
     tail: str = ""
     """The end of the traceback, or of what the worker wrote to stderr."""
     tail_of: str = ""
     """The worker whose tail it is, if another one."""
     is_certain: bool = True
-    """Whether the observations show it; otherwise it is the most likely explanation."""
+    """The observations show it; otherwise it is the most likely explanation."""
 
     @property
     def worker(self) -> str:

@@ -81,12 +81,12 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Which worker's collective differs."""
+    """The worker whose collective differs."""
 
     unlike: Verdict | None
     """None: it cannot be told which of them is wrong."""
     what: str
-    """What it called, and the others."""
+    """Names its call, and that of the others."""
     is_certain: bool = True
 
 

@@ -46,7 +46,7 @@ _SAME_COMMAND = "start all agents with the same command"
 
 
 class Rule(NamedTuple):
-    """What follows if a fact differs between machines, and what to do."""
+    """The consequence of a fact that differs between machines, and the remedy."""
 
     consequence: str
     remedy: str

@@ -84,7 +84,7 @@ class Hang:
     summary: str
     """One line: the workers to blame, what the others wait for, and what to do."""
     continued_by: str = ""
-    """What continues the workers, as long as they have not been killed."""
+    """Commands that continue the workers, as long as they have not been killed."""
     details: str = ""
     """Several lines: where all ranks are, and their stacks."""
 

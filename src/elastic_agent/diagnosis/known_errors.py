@@ -22,7 +22,7 @@ from elastic_agent.printable import cut
 
 
 class Nature(enum.StrEnum):
-    """What an error says about its cause."""
+    """The cause that an error implies."""
 
     OWN = "own"
     """The worker's script, its data or a library is wrong."""
@@ -41,7 +41,7 @@ CAUSES = frozenset({Nature.OWN, Nature.ENVIRONMENT})
 
 
 class Case(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a row says instead where an observation of the machine was made; what is left out stays."""
+    """The changes of a row where an observation of the machine was made; what is left out stays."""
 
     given: str
     """The name of the observation."""
@@ -93,12 +93,12 @@ def _compiled(match: tuple[str, ...]) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Recognised:
-    """What is known of the end of a worker."""
+    """The known causes of a worker's end."""
 
     error: KnownError | None
-    """What it raised; None: nothing that is known."""
+    """The error that it raised; None: none that is known."""
     reason: KnownError | None = None
-    """What may have led to it, by a line of its output."""
+    """The error that may have led to it, by a line of its output."""
     evidence: str = ""
     """That line."""
     peer: str = ""
@@ -201,13 +201,13 @@ _PEERS = (
     re.compile(r"remote=\[(?P<host>[^\]\s]+)\]"),
     re.compile(r"(?:peer|from|to) (?P<host>[\w.:%-]+)<\d+>"),
 )
-"""How gloo ("[10.0.0.2]:4711") and NCCL ("10.0.0.2<4711>") write addresses."""
+"""Addresses as gloo ("[10.0.0.2]:4711") and NCCL ("10.0.0.2<4711>") write them."""
 _RANKS = (
     re.compile(r"Ranks? (?P<rank>\d++)(?:, ?\d++)*+ failed to pass monitoredBarrier"),
     re.compile(r"received errors while waiting for send/recv from rank (?P<rank>\d+)"),
 )
 _HOST_AND_PORT = re.compile(r"\([^()\s,]+, \d+\)")
-"""How torch writes them."""
+"""As torch writes them."""
 _CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[\w./-]+\.(?:cc|cpp|h|hpp):\d+\](?: \.)? ?")
 _ADVICE = re.compile(r"\. This is typically caused by a remote worker .*|\.?Collectives differ in .*$")
 _WARNING = re.compile(r"\[[IW]\d{4} \d\d:\d\d:\d\d\.\d+")

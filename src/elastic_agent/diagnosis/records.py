@@ -22,7 +22,7 @@ Moment = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class WorkerState(enum.StrEnum):
-    """What became of a worker of a generation, or what it does."""
+    """The state of a worker of a generation, or its end."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -48,7 +48,7 @@ class Collective(Struct, frozen=True, omit_defaults=True):
 
 
 class GroupProgress(Struct, frozen=True, omit_defaults=True):
-    """How far a worker is in one process group: sequence numbers of its last collectives, -1 if there was none."""
+    """The progress of a worker in a process group: sequence numbers of its last collectives, -1 if there was none."""
 
     group: Text
     """The group's name; the same on all its ranks."""
@@ -64,12 +64,12 @@ class GroupProgress(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last one enqueued has not completed."""
+        """The last one enqueued has not completed."""
         return self.enqueued > max(self.completed, 0)
 
 
 class Place(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What the main thread of a worker does."""
+    """The place of a worker's main thread in the code."""
 
     line: Text = ""
     """Where it is in the script, such as ``train.py:88``."""
@@ -137,19 +137,19 @@ class WorkerReport(Place, frozen=True, omit_defaults=True):
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
-    """What a worker's process takes of its machine, without processes that it started."""
+    """The resources that a worker's process takes, without processes that it started."""
 
     cpu: Annotated[float, Meta(ge=0, le=1e6)] | None = None
-    """How many processors it kept busy in the last seconds."""
+    """The number of processors that it kept busy in the last seconds."""
     memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
     """Resident, shared pages included."""
     gpu: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """How busy the GPUs are on which it runs: the busiest, whoever uses it."""
+    """The utilisation of the GPUs on which it runs: of the busiest, whoever uses it."""
     gpu_memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
 
 
 class NodeReport(Struct, frozen=True, omit_defaults=True):
-    """What a node observed of its workers in one generation, and of its machine."""
+    """A node's observations of its workers in a generation, and of its machine."""
 
     node_id: Name
     incarnation: Name
@@ -168,7 +168,7 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
     stalled_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     """For how long no worker of the node has made progress; None: for a short time at most, or that is not known."""
     steps_per_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
-    """How fast the steps that its workers report increase; None: not known."""
+    """The speed at which the steps that its workers report increase; None: not known."""
     log_dir: Text = ""
     """Where the output of the run's workers is on this machine; empty: nowhere."""
     has_read: bool = False
@@ -178,7 +178,7 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
 
 
 class Bulletin(Struct, frozen=True):
-    """What a node keeps in the store: its newest reports, one for each of the last generations, the newest last."""
+    """A node's record in the store: its newest reports, one for each of the last generations, the newest last."""
 
     version: int
     reports: tuple[NodeReport, ...]

@@ -40,7 +40,7 @@ _KILLED_BY_STOP = frozenset({"SIGTERM", "SIGKILL", "SIGABRT", "SIGINT"})
 
 
 class Standing(enum.IntEnum):
-    """How likely an end is the first cause; lower is more likely."""
+    """The likelihood that an end is the first cause; lower is more likely."""
 
     FAILED = 0
     """It failed by itself."""
@@ -58,7 +58,7 @@ class Standing(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one worker ended, judged by itself."""
+    """The end of a worker, judged by itself."""
 
     report: NodeReport
     worker: WorkerReport

@@ -23,7 +23,7 @@ CONNECT_S = 3.5
 """Long enough for two lost packets (the system repeats after 1 and after 3 s)."""
 ANSWER_S = 3.0
 TEST_S = CONNECT_S + ANSWER_S
-"""How long a test may take."""
+"""The time that a test may take."""
 RETRY_S = 0.2
 ALL_PAIRS_UP_TO = 32
 """Machines; of more, each one connects to its neighbour and to some others at random."""
@@ -34,7 +34,7 @@ ANY, RANGED = "an ephemeral port", "a port of --port-range"
 
 
 class Problem(enum.StrEnum):
-    """What a test connection ended with."""
+    """The problem with which a test connection ended."""
 
     REJECTED = "rejected"
     """Refused, although the other machine listens: by a firewall, or another machine has the address."""

@@ -17,7 +17,7 @@ _BUSY_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Gpus:
-    """What is known of them."""
+    """The GPUs of a machine, as far as they are known."""
 
     names: tuple[str, ...] = ()
     driver: str = ""

@@ -21,9 +21,9 @@ from .records import Reduced
 T = TypeVar("T", bound=Struct)
 
 START_S = 60.0
-"""How long the interpreter may take to import torch, from a slow disk."""
+"""The time that the interpreter may take to import torch, from a slow disk."""
 REDUCE_S = {"gloo": 8.0, "nccl": 15.0}
-"""How long an all-reduce may take, by its backend, beside the import of torch."""
+"""The time that an all-reduce may take, by its backend, beside the import of torch."""
 
 
 class Installed(Struct, frozen=True):

@@ -34,7 +34,7 @@ from .machine import in_time
 from .records import Local
 
 CHECK_TIMEOUT_S = 9.0
-"""How long one group of checks may take; each has its own thread."""
+"""The time that a group of checks may take; each has its own thread."""
 NO_ETCD = "etcd"
 LONGEST_SOURCE = 4 * 2**20
 

@@ -34,7 +34,7 @@ from .records import GATHERED, TASK, Arrived, Ended, Gathered, Reduced, Surround
 R = TypeVar("R", bound=Struct)
 
 EXCHANGE_S = 15.0
-"""How long to wait for the records of the others beside what making them may take; machines may be slow."""
+"""The wait for the records of the others beside the time that making them may take; machines may be slow."""
 STORAGE_S = 8.0
 USELESS = {"gloo-interface", "interpreter"}
 """After an error of these checks, an all-reduce would only wait for its time-out."""

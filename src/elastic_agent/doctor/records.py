@@ -15,14 +15,14 @@ TASK, GATHERED = "task", "gathered"
 
 
 class Reduced(Struct, frozen=True):
-    """How an all-reduce ended on one machine."""
+    """The result of an all-reduce on one machine."""
 
     problem: str = ""
     took_s: float = 0.0
 
 
 class Local(Struct, frozen=True):
-    """What one machine has, and what is wrong with it."""
+    """The facts of one machine, and its problems."""
 
     machine: str
     least: int
@@ -32,12 +32,12 @@ class Local(Struct, frozen=True):
     has_torch: bool = False
     """Its interpreter imports torch."""
     facts: dict[str, str] = {}
-    """What is to be the same on all machines, by name."""
+    """The facts that are to be the same on all machines, by name."""
     findings: tuple[Finding, ...] = ()
 
 
 class Task(Struct, frozen=True):
-    """What the command has its worker do."""
+    """The task that the command gives its worker."""
 
     local: Local
     python: str
@@ -64,7 +64,7 @@ class Arrived(Struct, frozen=True):
 
 
 class Surroundings(Struct, frozen=True):
-    """How connections to the others ended, and the shared folders as one machine finds them."""
+    """The results of connections to the others, and the shared folders as one machine finds them."""
 
     connections: tuple[Connection, ...]
     shared: tuple[Shared, ...]
@@ -73,7 +73,7 @@ class Surroundings(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """What one machine sees of the others in the shared folders, and its all-reduces by their backends."""
+    """The files of the others that one machine sees in the shared folders, and its all-reduces by their backends."""
 
     seen: tuple[tuple[int, ...], ...]
     """For each folder of ``--paths``: the ranks whose files this machine sees."""
@@ -84,7 +84,7 @@ class Gathered(Struct, frozen=True):
     """The records of all machines, by rank; without those that did not come in time."""
 
     size: int
-    """How many machines take part."""
+    """The number of machines that take part."""
     arrived: dict[int, Arrived]
     tested: dict[int, Surroundings]
     ended: dict[int, Ended]

@@ -37,9 +37,9 @@ class Report(Struct, frozen=True):
     """Those that met; empty: this machine was examined alone."""
     findings: tuple[Finding, ...] = ()
     tested: tuple[str, ...] = ()
-    """What was tested without finding a problem, in words."""
+    """The tests that found no problem, in words."""
     expected: int = 1
-    """How many machines were expected."""
+    """The number of machines that were expected."""
     exit_code: int = 0
 
 

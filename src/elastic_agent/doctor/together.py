@@ -35,7 +35,7 @@ _COME = (
     "the endpoint"
 )
 SETTLE_S = 15.0
-"""How long to wait for more machines, if the run may have fewer than the most."""
+"""The wait for more machines, if the run may have fewer than the most."""
 
 
 def doctor_settings(settings: Settings, wait_s: float, folder: Path) -> Settings:

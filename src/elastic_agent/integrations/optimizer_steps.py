@@ -60,13 +60,13 @@ class _Count:
         self._fewest = 0
         """Steps that every optimizer has made."""
         self._behind = 0
-        """How many optimizers have made no more."""
+        """The number of optimizers that have made no more."""
         self._shown = 0
         self._cell: memoryview[int] | None = None
         """The place where the agent reads the count; None: before the first step, or if the count is not known."""
         self._is_known = True
         self._is_checked = False
-        """Whether the worker has a process group, and so is not alone."""
+        """It is known that the worker has a process group, or the agent was told that it has none."""
 
     def begin(self, optimizer: object) -> None:
         """Remember which optimizer steps; within the step of another one, that one is meant."""

@@ -28,7 +28,7 @@ class Patch:
     place: str
     """Below the framework's package: its module and its path in there, such as ``trainer.trainer:Trainer.fit``."""
     needed: tuple[str, ...]
-    """What the function's source has to contain."""
+    """Texts that the function's source has to contain."""
     replace: Callable[..., Any] | None = None
     """Is called in its place, with the function itself before the arguments."""
 

@@ -27,7 +27,7 @@ from elastic_agent.integrations.patching import say
 from elastic_agent.integrations.signature import Signature, difference
 
 _KEPT = 16
-"""How many checkpoints are remembered. More than one, as scripts may delete some."""
+"""The number of checkpoints that are remembered. More than one, as scripts may delete some."""
 
 Checkpoints = dict[str, tuple[Any, int]]
 """By path, oldest first: what is noted of each to tell whether it is intact, and its step."""
@@ -43,7 +43,7 @@ class Record(TypedDict):
     id: str
     """Of the newest, also in its checkpoints."""
     world: int
-    """How many workers the newest has begun with."""
+    """The number of workers with which the newest has begun."""
     signature: dict[str, Signature]
     """Of the newest, by when it was known: ``begin``, and the names given to :meth:`Training.complete`."""
     checkpoints: Checkpoints

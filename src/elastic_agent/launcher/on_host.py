@@ -30,7 +30,7 @@ AGENT = (sys.executable, "-P", "-m", "elastic_agent")
 
 
 class Order(msgspec.Struct):
-    """What to start where. The answer is a line of the token and what is wrong. More options start the agent."""
+    """A start that a terminal orders. The answer is a line of the token and the problem. More options start it."""
 
     token: str
     directory: str

@@ -50,7 +50,7 @@ class StatusLine:
 
     @property
     def is_in_front(self) -> bool:
-        """Whether no other job of the shell has the terminal (``elastic-agent ... &``)."""
+        """True if no other job of the shell has the terminal (``elastic-agent ... &``)."""
         try:
             return os.tcgetpgrp(self._stream.fileno()) == os.getpgrp()
         except (OSError, ValueError, AttributeError):  # not the terminal of this session: no shell uses it
@@ -129,12 +129,12 @@ class WaitingReporter:
 
     @property
     def is_live(self) -> bool:
-        """Whether a live line shows the wait, and nothing is logged."""
+        """True if a live line shows the wait, and nothing is logged."""
         return self._line is not None and not self._is_shared and self._line.is_in_front
 
     @property
     def is_cut(self) -> bool:
-        """Whether a live line had no room for the whole text."""
+        """True if a live line had no room for the whole text."""
         return self._line is not None and self.is_live and self._line.is_cut
 
     def clear(self) -> None:

@@ -1,1 +1,1 @@
-"""What the run does: its status, history, goodput and speed. Pure."""
+"""The status of a run, its history, goodput and speed. Pure."""

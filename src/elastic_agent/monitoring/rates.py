@@ -1,4 +1,4 @@
-"""How fast nodes and workers are: steps per second, and stragglers. Pure: times are arguments."""
+"""The speed of nodes and workers: steps per second, and stragglers. Pure: times are arguments."""
 
 from __future__ import annotations
 

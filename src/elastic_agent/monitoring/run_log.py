@@ -32,24 +32,24 @@ _SYMPTOMS = {
     FailureKind.START: "workers did not start",
     FailureKind.BOOTSTRAP: "workers did not start",
 }
-"""What is certain of a failure before all nodes have reported: another node may have caused it."""
+"""The certain part of a failure before all nodes have reported: another node may have caused it."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a plan changed."""
+    """The changes that a plan made."""
 
     ended: tuple[int, ...] = ()
     """Generations that it ended."""
     has_begun: bool = False
-    """Whether its generation is a new one that runs."""
+    """Its generation is a new one that runs."""
 
 
 class RunLog:
     """The generations of one run, from the first plan that was seen, and those that earlier agents have recorded."""
 
-    def __init__(self, node_id: str = "") -> None:
-        """Begin empty; ``node_id``: of this machine; empty: the log belongs to no node."""
+    def __init__(self, node_id: str) -> None:
+        """Begin empty; ``node_id``: of this machine."""
         self._node_id = node_id
         self.plan: Plan | None = None
         """The newest."""
@@ -112,19 +112,17 @@ class RunLog:
         """Return the world of one of the last :data:`KEPT_WORLDS` generations."""
         return self._worlds.get(generation)
 
-    def see(
-        self, plan: Plan, now_s: float, incarnation: str | None = None, *, was_away: bool = False
-    ) -> Change:
+    def see(self, plan: Plan, now_s: float, incarnation: str, *, was_away: bool = False) -> Change:
         """Take note of the next plan.
 
         Args:
             plan: the newest; a node that was away has not seen those before it.
             now_s: seconds since 1970.
-            incarnation: of this machine's node; None: no plan is missed, as the coordinator is in this process.
+            incarnation: of this machine's node.
             was_away: this node had lost its lease: the end of the last generation was not seen.
         """
         before, self.plan = self.plan, plan
-        is_seen = not was_away and (incarnation is None or not _misses_end(before, plan))
+        is_seen = not was_away and not _misses_end(before, plan)
         if self._first is None:
             self._first = plan
         if before is None or (before.phase, before.generation) != (plan.phase, plan.generation):
@@ -139,7 +137,7 @@ class RunLog:
         self._worlds[plan.generation] = world
         nodes = tuple(seat.node_id for seat in world.seats)
         # A node that has a seat was registered before this generation began.
-        is_present = incarnation is None or world.seat_of(incarnation) is not None
+        is_present = world.seat_of(incarnation) is not None
         is_formed = before is not None and before.generation == plan.generation and not was_away
         self._generations[plan.generation] = GenerationStatus(
             plan.generation,

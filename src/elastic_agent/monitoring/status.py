@@ -29,7 +29,7 @@ UNKNOWN = "unknown"
 
 
 class Goodput(Struct, frozen=True, omit_defaults=True):
-    """How one node spent its time since its agent was started, in seconds."""
+    """The time that a node has spent since its agent was started, in seconds."""
 
     training_s: float = 0.0
     """From the first step that the workers report, or their start if they report none, until they end."""
@@ -102,7 +102,7 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     note: str = ""
     """Why it is refused, or lost its lease."""
     steps_per_s: float | None = None
-    """How fast its training advances; None: not known."""
+    """The speed of its training; None: not known."""
     waits: tuple[float | None, ...] = ()
     """Of each of its workers, the part of the time in which it waits in collectives; empty: not known."""
     log_dir: str = ""
@@ -114,7 +114,7 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     steps: tuple[int | None, ...] = ()
     """Of each of its workers, as :attr:`step`, or else as :attr:`optimizer_steps`; empty: not known."""
     usage: dict[int, Usage] = {}
-    """What its workers take of the machine, by slot."""
+    """The resources that its workers take, by slot."""
 
 
 class Standstill(Struct, frozen=True, omit_defaults=True):
@@ -123,7 +123,7 @@ class Standstill(Struct, frozen=True, omit_defaults=True):
     since_s: float
     """At the latest since when; seconds since 1970."""
     summary: str
-    """Which worker the others wait for."""
+    """Names the worker that the others wait for."""
     stacks: str = ""
     """Where all ranks are, with their stacks."""
 
@@ -145,7 +145,7 @@ class RunStatus(Struct, frozen=True):
     reason: str = ""
     """Why it is in this phase."""
     waiting_for: str = ""
-    """What the coordinator is waiting for; empty while the run trains."""
+    """The condition that the coordinator waits for; empty while the run trains."""
     common_causes: str = ""
     """Of nodes not joining, while too few have and the run has not run yet."""
     notice: str = ""
@@ -173,7 +173,7 @@ class RunStatus(Struct, frozen=True):
     is_paused: bool = False
     """The store does not answer, and no worker of the node that has trained before runs meanwhile."""
     remedy: str = ""
-    """What to do about a store that does not answer."""
+    """Advice for a store that does not answer."""
     store: dict[str, str] = {}
     """Of each machine that hosts a member of the store, whether it ``leads`` or ``follows``, or what is wrong with it;
     none: one machine hosts it, or others do."""
@@ -242,74 +242,49 @@ def join_causes(waiting: Waiting) -> str:
 
 
 def run_status(
-    *,
-    run_id: str,
-    endpoint: str,
-    asked_s: float,
+    known: RunStatus,
     plan: Plan | None,
+    *,
     waiting: Waiting | None = None,
     members: Mapping[str, Member] | None = None,
     leases: Mapping[str, Lease] | None = None,
     reports: Sequence[NodeReport] = (),
-    since_s: float | None = None,
-    generations: Sequence[GenerationStatus] = (),
     departures: Sequence[NodeStatus] = (),
-    goodput: Goodput | None = None,
-    problem: str = "",
 ) -> RunStatus:
-    """Return the status of a run.
+    """Return the status of a run by what the store holds, added to what the agent itself knows.
 
     Args:
-        run_id: the run.
-        endpoint: of its store, as users write it.
-        asked_s: the present time; seconds since 1970.
+        known: what the agent knows: among others the generations, since when the phase of the plan lasts, and why the
+            store could not be read.
         plan: the newest, or None before the first.
         waiting: what the coordinator waits for, if that is known.
         members: member records by incarnation.
         leases: the same of leases.
         reports: the newest report of each node.
-        since_s: when the plan's phase and generation began.
-        generations: the history of the run, oldest first.
         departures: the nodes that have left the world since, as this agent saw it, and how.
-        goodput: of this agent's node.
-        problem: why the store could not be read.
     """
     nodes = _Nodes(plan, members or {}, leases or {}, {report.node_id: report for report in reports})
-    status = RunStatus(
-        run_id,
-        endpoint,
-        asked_s,
+    status = replace(
+        known,
         waiting_for=waiting.reason if waiting is not None else "",
         common_causes=join_causes(waiting) if waiting is not None else "",
         nodes=nodes.all(departures),
-        goodput=goodput,
-        problem=problem,
     )
     if plan is None:
-        return _recorded(status, generations)
-    present = [report for report in reports if report.generation == plan.generation]
-    known = replace(_planned(status, plan, present, generations), since_s=since_s)
-    return outdated(known) if problem else known
+        return _recorded(status)
+    planned = _planned(status, plan, [report for report in reports if report.generation == plan.generation])
+    return outdated(planned) if known.problem else planned
 
 
-def _recorded(status: RunStatus, generations: Sequence[GenerationStatus]) -> RunStatus:
+def _recorded(status: RunStatus) -> RunStatus:
     """Return the status with what earlier agents have recorded, where no plan is known."""
-    if not generations:
+    if not status.generations:
         return status
-    last = generations[-1]
-    phase = UNKNOWN if status.problem else ""
-    return replace(
-        status,
-        phase=phase,
-        generation=last.generation,
-        world_size=last.workers if phase else 0,
-        generations=tuple(generations),
-    )
+    last, phase = status.generations[-1], UNKNOWN if status.problem else ""
+    return replace(status, phase=phase, generation=last.generation, world_size=last.workers if phase else 0)
 
 
-def _planned(
-    status: RunStatus, plan: Plan, present: Sequence[NodeReport], generations: Sequence[GenerationStatus]
-) -> RunStatus:
+def _planned(status: RunStatus, plan: Plan, present: Sequence[NodeReport]) -> RunStatus:
     """Return the status with what the plan says, and the reports of its generation (``present``)."""
     forms, running = plan.phase is Phase.FORMING, plan.world if plan.phase is Phase.RUNNING else None
     standstill = _standstill(present, running.world_size, status.asked_s) if running is not None else None
@@ -317,22 +292,21 @@ def _planned(
     return replace(
         status,
         phase=plan.phase.value,
-        generation=_shown_generation(plan, generations),
-        reason=_reason(plan, generations),
+        generation=_shown_generation(plan, status.generations),
+        reason=_reason(plan, status.generations),
         waiting_for=status.waiting_for if forms else "",
         common_causes=status.common_causes if forms and plan.world is None else "",
         notice=plan.notice.words if plan.notice is not None and not plan.is_terminal else "",
         world_size=running.world_size if running is not None else 0,
         restarts=max(0, plan.charged - plan.budget.forgiven),
         max_restarts=plan.policy.max_restarts,
-        generations=tuple(generations),
         stragglers=find_stragglers(present) if trains else (),
         standstill=standstill,
     )
 
 
 _OF_WORKERS = (FailureKind.WORKER, FailureKind.HANG, FailureKind.START)
-"""What ends a generation that has begun."""
+"""The failures that end a generation that has begun."""
 
 
 def _reason(plan: Plan, generations: Sequence[GenerationStatus]) -> str:
@@ -364,7 +338,7 @@ def _standstill(present: Sequence[NodeReport], world_size: int, asked_s: float) 
 
 @dataclass(frozen=True)
 class _Nodes:
-    """What the rows of the table are made of: members and leases by incarnation, reports by node."""
+    """The records of which the rows of the table are made: members and leases by incarnation, reports by node."""
 
     plan: Plan | None
     members: Mapping[str, Member]

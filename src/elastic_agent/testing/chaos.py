@@ -28,9 +28,9 @@ from elastic_agent.testing.mistakes import (
 PLACEHOLDER = "{checkpoints}"
 """In the arguments of a script: the folder for checkpoints."""
 ENDING_S = 10.0
-"""How long after the first agent the others may end."""
+"""The others may end so long after the first agent."""
 FIRST_SAVE_S = 60.0
-"""How long the first fault waits for the first checkpoint."""
+"""The longest wait of the first fault for the first checkpoint."""
 _NO_STEP = (
     "no training step was seen: the script makes no step of a torch optimizer; have it report its steps with "
     "client.heartbeat(step)"
@@ -58,7 +58,7 @@ class Options:
     hang_timeout: float = 10.0
     """After which time without progress, in seconds, workers count as hung; longer than the longest step."""
     timeout: float = 120.0
-    """How many seconds the script may take to make its next step, and to end after the last fault without a step."""
+    """Seconds that the script may take to make its next step, and to end after the last fault without a step."""
     folder: str | None = None
     """For everything that is written; None: temporary, removed if the script passed."""
     preload: str | None = None
@@ -74,9 +74,9 @@ class FaultResult:
     recovery_s: float | None
     """From the fault to the end of the next training step; None: there was none."""
     position: int = 0
-    """How many steps training had made when the fault hit."""
+    """The number of steps that training had made when the fault hit."""
     lost: int | None = None
-    """How many steps had to be repeated; None: unknown."""
+    """The number of steps that had to be repeated; None: unknown."""
 
     def __str__(self) -> str:
         repeated = "" if self.lost is None else f", {self.lost} step{'s' * (self.lost != 1)} repeated"

@@ -20,7 +20,7 @@ class GenerationCourse:
     reached: int = 0
     """The position it came to."""
     lost: int | None = None
-    """How many steps of the generation before it has to repeat; None for the first one, or if unknown."""
+    """The number of steps of the generation before that it has to repeat; None for the first one, or if unknown."""
     from_scratch: bool = False
     """It began with untrained parameters, although steps were made before."""
     is_under_way: bool = False

@@ -24,7 +24,7 @@ Line = dict[str, Any]
 
 JOURNAL = "journal.jsonl"
 WAIT_TIMEOUT_S = 90.0
-"""How long anything may take by default; on a busy machine importing torch takes much of it."""
+"""The time that anything may take by default; on a busy machine importing torch takes much of it."""
 LOOK_EVERY_S = 0.005
 FREEZE_TIMEOUT_S = 10.0
 FIRST_PORT, LAST_PORT = 10_000, 32_000
@@ -112,7 +112,7 @@ class NodeProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether the agent has not ended yet."""
+        """True if the agent has not ended yet."""
         return self.process.poll() is None
 
     @property

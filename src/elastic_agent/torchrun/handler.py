@@ -35,10 +35,10 @@ from elastic_agent.store_servers import first_line
 from .node import Gathering, TorchrunNode
 
 STORE_TIMEOUT_S = 300.0
-"""How long torchrun's own exchange of ranks may take."""
+"""The time that torchrun's own exchange of ranks may take."""
 
 LEAVE_PATIENCE_S = 20.0
-"""How long the node gets to leave after a failure (see :data:`.node.LEAVE_TIMEOUT_S`)."""
+"""The time that the node gets to leave after a failure (see :data:`.node.LEAVE_TIMEOUT_S`)."""
 
 LAST_MOMENT_S = 3.0
 """The same at the interpreter's exit, after a signal."""

@@ -42,7 +42,7 @@ from elastic_agent.transport.c10d import C10dTable, StoreServers, reach
 from elastic_agent.values import Endpoint, new_incarnation
 
 LEAVE_TIMEOUT_S = 10.0
-"""How long others are waited for at most when torchrun ends: their acknowledgements, the outcome."""
+"""The longest wait for others when torchrun ends: for their acknowledgements, and the outcome."""
 
 START_S = 60.0
 FLUSH_S = 2.0

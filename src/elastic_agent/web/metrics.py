@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from elastic_agent.monitoring.status import UNKNOWN, NodeStatus, RunStatus
@@ -12,19 +12,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PHASES = ("forming", "running", "finished", "failed", "stopped", "unknown")
 
 
-def metrics_text(statuses: Sequence[RunStatus]) -> bytes:
-    """Return the metrics of these runs in Prometheus's text format; each has the label ``run``."""
-    described: dict[str, str] = {}
-    samples: dict[str, list[str]] = {}
-    for status in statuses:
-        for gauge in _gauges(status):
-            described[gauge.name] = gauge.text
-            samples.setdefault(gauge.name, []).extend(_samples(status.run_id, gauge))
-    lines = []
-    for name, text in described.items():
-        metric = f"elastic_agent_{name}"
-        lines += [f"# HELP {metric} {text}", f"# TYPE {metric} gauge"]
-        lines += [f"{metric}{sample}" for sample in samples[name]]
+def metrics_text(status: RunStatus) -> bytes:
+    """Return the metrics of a run in Prometheus's text format; each has the label ``run``."""
+    lines: list[str] = []
+    for gauge in _gauges(status):
+        metric = f"elastic_agent_{gauge.name}"
+        lines += [f"# HELP {metric} {gauge.text}", f"# TYPE {metric} gauge"]
+        lines += [f"{metric}{sample}" for sample in _samples(status.run_id, gauge)]
     return "".join(f"{line}\n" for line in lines).encode()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
-from urllib.parse import quote
 
 import jinja2
 
@@ -19,27 +17,15 @@ from .plots import MOST_SAMPLES, Sample, draw, times
 FEW_NODES = 24
 FEW_GENERATIONS = 6
 MOST_GENERATIONS = 200
-"""So many are shown of all."""
+"""Of all generations, so many are shown."""
 
 
-def runs_page(statuses: Sequence[RunStatus]) -> bytes:
-    """Return the list of runs, the newest first."""
-    where = count(len(statuses), "run") if statuses else "no run yet"
-    return _rendered(where=where, runs=[(status, _age(status)) for status in reversed(statuses)])
-
-
-def problem_page(problem: str) -> bytes:
-    """Return the page while the status is not known."""
-    return _rendered(where=f"no answer ({problem})")
-
-
-def run_page(status: RunStatus, samples: Sequence[Sample], *, is_named: bool, shows_all: bool) -> bytes:
+def run_page(status: RunStatus, samples: Sequence[Sample], *, shows_all: bool) -> bytes:
     """Return the page of a run.
 
     Args:
         status: of the run.
         samples: how the node of this agent trained; the plots begin with them, or else with the first generation.
-        is_named: the address names the run, so that there may be a list of runs.
         shows_all: all nodes and generations.
     """
     nodes = list(status.nodes)
@@ -51,9 +37,8 @@ def run_page(status: RunStatus, samples: Sequence[Sample], *, is_named: bool, sh
     until_s, bars = _until_s(status), status.generations[-MOST_SAMPLES:]
     begins_s = [sample.time_s for sample in samples[:1]] or [row.began_s for row in bars[:1]]
     from_s = min([until_s - 1, *begins_s])
-    return _rendered(
+    page = _template().render(
         run=status,
-        is_named=is_named,
         shows_all=shows_all,
         has_more=len(nodes) > FEW_NODES or len(status.generations) > FEW_GENERATIONS,
         since=_since(status),
@@ -71,6 +56,7 @@ def run_page(status: RunStatus, samples: Sequence[Sample], *, is_named: bool, sh
         plots=draw(samples, from_s, until_s),
         times=times(from_s, until_s),
     )
+    return page.encode(errors="replace")
 
 
 @functools.cache
@@ -78,27 +64,16 @@ def _template() -> jinja2.Template:
     loader = jinja2.PackageLoader(__package__, ".")
     texts = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     texts.globals |= {"count": count, "text": status_text, "zip": zip}
-    texts.filters |= {"quoted": functools.partial(quote, safe="", errors="replace")}
     return texts.get_template("page.html")
 
 
-def _rendered(**values: Any) -> bytes:
-    return _template().render(values).encode(errors="replace")
-
-
-def _age(status: RunStatus) -> str:
+def _since(status: RunStatus) -> str:
     if status.since_s is None:
         return ""
     age = duration(status.asked_s - status.since_s)
-    return f"{age} ago" if status.is_over else f"for {age}"
-
-
-def _since(status: RunStatus) -> str:
-    age = _age(status)
-    if not age or (status.is_over and not status.generations):
-        return age
-    generation = f"generation {status.generation}"
-    return f"{age}, in {generation}" if status.is_over else f"{generation}, {age}"
+    if not status.is_over:
+        return f"generation {status.generation}, for {age}"
+    return f"{age} ago, in generation {status.generation}" if status.generations else f"{age} ago"
 
 
 def _until_s(status: RunStatus) -> float:

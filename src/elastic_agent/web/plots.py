@@ -1,4 +1,4 @@
-"""How the node of an agent trained since the agent was started: in bounded memory, and as plots in SVG."""
+"""The training of an agent's node since the agent was started: in bounded memory, and as plots in SVG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_SAMPLES = 300
 
 
 class Sample(NamedTuple):
-    """How far a node was at one time (seconds since 1970), steps that were repeated included."""
+    """The progress of a node at a time (seconds since 1970), repeated steps included."""
 
     time_s: float
     training_s: float = 0.0

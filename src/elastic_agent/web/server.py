@@ -1,12 +1,11 @@
-"""Serves the status of runs over HTTP: a page, JSON and metrics. Read-only, in the event loop that knows the runs.
+"""Serves the status of a run over HTTP: a page, JSON and metrics. Read-only, in the agent's event loop.
 
-The status of a run is determined at most once a second, however many clients ask.
+The status is determined at most once a second, however many clients ask.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import os
 import socket
@@ -15,7 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import NamedTuple
-from urllib.parse import parse_qs
 
 import msgspec
 
@@ -31,14 +29,14 @@ FRESH_S = 1.0
 """A status of this age is shown again."""
 
 IDLE_S = 10.0
-"""How long a client may take to send a request."""
+"""The time that a client may take to send a request."""
 
 NEWS_S, TOLD_S = 2.0, 0.5
-"""How long clients that prefer to wait do so for the end of the run, and how long it may take to tell it."""
+"""The longest wait for the end of the run, by clients that prefer to wait; and the time that telling it may take."""
 
-CLIENTS, MOST_CLIENTS = 32, 256
-"""How many are served at the same time, without and with those that wait for the end of the run, as open pages do
-nearly all the time; the others are turned away."""
+MOST_CLIENTS = 256
+"""The number of clients that are served at the same time, open pages included, which nearly always wait for the end of
+the run; others are turned away."""
 
 LONGEST_REQUEST = 64 * 1024
 
@@ -55,20 +53,15 @@ HEADERS = (
     "Connection: close",
 )
 
-MOST_RUNS = 100
-"""The metrics and the page contain so many runs, the newest."""
-
 
 @dataclass(frozen=True)
-class Runs:
-    """The runs that are shown."""
+class ShownRun:
+    """The run that is shown."""
 
-    ids: Callable[[], Sequence[str]]
-    """Gives those that are known, the newest last."""
-    status: Callable[[str], Awaitable[RunStatus]]
-    """Determines the status of one of them; raises LookupError if there is no such run any more."""
+    status: Callable[[], Awaitable[RunStatus]]
+    """Determines its status."""
     samples: Sequence[Sample] = ()
-    """How the node of this agent trained so far."""
+    """The training of this agent's node so far."""
     output: Callable[[], Awaitable[str]] | None = None
     """Reads what the workers on this machine wrote last."""
 
@@ -78,32 +71,21 @@ _Content = tuple[HTTPStatus, str, bytes]
 
 
 class _Target(NamedTuple):
-    """What a request is for, as far as answers differ."""
+    """The target of a request, as far as answers differ."""
 
     path: str
-    run: str | None = None
-    shows_all: bool = False
-
-    @classmethod
-    def of(cls, text: str) -> _Target:
-        """Return it from a request."""
-        path, _, query_text = text.partition("?")
-        try:
-            query = parse_qs(query_text)
-        except ValueError:
-            return cls(path)
-        return cls(path, next(iter(query.get("run", ())), None), "all" in query)
+    shows_all: bool
 
 
 class StatusServer:
-    """Serves the status of runs until closed. For the event loop."""
+    """Serves the status of a run until closed. For the event loop."""
 
-    def __init__(self, address: Endpoint, runs: Runs, secret: Secret | None = None) -> None:
+    def __init__(self, address: Endpoint, run: ShownRun, secret: Secret | None = None) -> None:
         """Listen, and serve from now on.
 
         Args:
             address: where; port 0: any free one.
-            runs: what is shown.
+            run: what is shown.
             secret: what clients need: in TLS, or on a loopback address to be a process of this user or root; None:
                 nothing.
 
@@ -113,7 +95,7 @@ class StatusServer:
         from . import page  # here and not above: most agents serve no page
 
         self._html = page
-        self._runs = runs
+        self._run = run
         self._is_local = _is_loopback(address.host)
         self._tls = secret.server_context if secret is not None and not self._is_local else None
         self._is_for_this_user = secret is not None and self._is_local
@@ -121,12 +103,11 @@ class StatusServer:
         """Answers, and when they were written."""
         self._writes, self._reads = asyncio.Lock(), asyncio.Lock()
         """The latter for the output of workers: a disk that hangs delays nothing else."""
-        self._waiting = 0
         self._clients: set[asyncio.Task[None]] = set()
         self._last: asyncio.Future[RunStatus] = asyncio.get_running_loop().create_future()
         host = address.host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, address.port), family=family, backlog=2 * CLIENTS)
+        self._listener = socket.create_server((host, address.port), family=family, backlog=MOST_CLIENTS)
         port, scheme = self._listener.getsockname()[1], "https" if self._tls is not None else "http"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
         """Where to reach it."""
@@ -143,8 +124,7 @@ class StatusServer:
             except OSError:  # the client has gone, or this process has no descriptor left for it
                 await asyncio.sleep(FRESH_S)
                 continue
-            is_full = len(self._clients) - self._waiting >= CLIENTS or len(self._clients) >= MOST_CLIENTS
-            if is_full or not self._is_welcome(client):
+            if len(self._clients) >= MOST_CLIENTS or not self._is_welcome(client):
                 client.close()
                 continue
             serving = loop.create_task(self._attend(client))
@@ -157,7 +137,7 @@ class StatusServer:
             check_peers_are_told(self._listener.getsockname()[0], self._listener.family)
 
     async def tell_end(self, last: RunStatus) -> None:
-        """Show those who are connected the last status of their run."""
+        """Show those who are connected the last status of the run."""
         self._last.set_result(last)
         if self._clients:
             await asyncio.wait(self._clients, timeout=TOLD_S)
@@ -166,37 +146,6 @@ class StatusServer:
         """Stop serving; does not wait for clients."""
         for task in (self._accepting, *self._clients):
             task.cancel()
-
-    # -- what is shown --------------------------------------------------------------------------
-
-    async def _status(self, run_id: str | None = None) -> RunStatus:
-        """Return the status of a run, by default of the only one.
-
-        Raises:
-            LookupError: there is no such run, or there are several and none was named; the message says so.
-        """
-        run_ids = self._run_ids()
-        if run_id is None and len(run_ids) != 1:
-            raise LookupError(
-                f"there are {len(run_ids)} runs here; name one: ?run=RUN (the page at / lists them)"
-            )
-        if run_id is not None and run_id not in run_ids:
-            raise LookupError("there is no run of this name here; the page at / lists those that there are")
-        return self._last.result() if self._last.done() else await self._runs.status(run_id or run_ids[0])
-
-    def _run_ids(self) -> list[str]:
-        """Return the newest runs, the newest last."""
-        return list(self._runs.ids())[-MOST_RUNS:]
-
-    async def _statuses(self) -> list[RunStatus]:
-        """Return those of the newest runs."""
-        found = []
-        for run_id in self._run_ids():
-            with contextlib.suppress(LookupError):  # removed meanwhile
-                found.append(await self._status(run_id))
-        return found
-
-    # -- requests -------------------------------------------------------------------------------
 
     async def _attend(self, client: socket.socket) -> None:
         """Answer one request, and close the connection."""
@@ -230,7 +179,8 @@ class StatusServer:
     async def _answer(self, head: str, client: socket.socket) -> bytes:
         request, *lines = head.split("\r\n")
         method, _, rest = request.partition(" ")
-        target = _Target.of(rest.partition(" ")[0])
+        path, _, query = rest.partition(" ")[0].partition("?")
+        target = _Target(path, query == "all=1")
         headers = {
             name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
         }
@@ -244,11 +194,7 @@ class StatusServer:
             body = b"output is for the agent's user and root, on this machine (ssh -L) or with the run's secret\n"
         else:
             if headers.get("prefer") == "wait":
-                self._waiting += 1
-                try:
-                    await asyncio.wait([self._last], timeout=NEWS_S)
-                finally:
-                    self._waiting -= 1
+                await asyncio.wait([self._last], timeout=NEWS_S)
             code, kind, body = await self._recent_content(target)
         top = (
             f"HTTP/1.0 {code.value} {code.phrase}",
@@ -276,34 +222,28 @@ class StatusServer:
             return content
 
     async def _content(self, target: _Target) -> _Content:
-        try:
-            match target.path:
-                case "/" if target.run is None and len(self._run_ids()) != 1:
-                    return HTTPStatus.OK, HTML, self._html.runs_page(await self._statuses())
-                case "/":
-                    is_named, shows_all = target.run is not None, target.shows_all
-                    status, samples = await self._status(target.run), self._runs.samples
-                    page = self._html.run_page(status, samples, is_named=is_named, shows_all=shows_all)
-                    return HTTPStatus.OK, HTML, page
-                case "/api/status":
-                    status = await self._status(target.run)
-                    return HTTPStatus.OK, "application/json", msgspec.json.encode(status)
-                case "/output" if self._runs.output is not None:
-                    text = await self._runs.output() or "nothing yet\n"
-                    return HTTPStatus.OK, TEXT, text.encode(errors="replace")
-                case "/metrics":
-                    return HTTPStatus.OK, CONTENT_TYPE, metrics_text(await self._statuses())
-        except LookupError as error:
-            problem = str(error.args[0] if error.args else error)
-            if target.path == "/":
-                return HTTPStatus.NOT_FOUND, HTML, self._html.problem_page(problem)
-            return HTTPStatus.NOT_FOUND, TEXT, f"{problem}\n".encode(errors="replace")
-        output = ", /output" if self._runs.output is not None else ""
+        match target.path:
+            case "/":
+                page = self._html.run_page(
+                    await self._status(), self._run.samples, shows_all=target.shows_all
+                )
+                return HTTPStatus.OK, HTML, page
+            case "/api/status":
+                return HTTPStatus.OK, "application/json", msgspec.json.encode(await self._status())
+            case "/output" if self._run.output is not None:
+                text = await self._run.output() or "nothing yet\n"
+                return HTTPStatus.OK, TEXT, text.encode(errors="replace")
+            case "/metrics":
+                return HTTPStatus.OK, CONTENT_TYPE, metrics_text(await self._status())
+        output = ", /output" if self._run.output is not None else ""
         return HTTPStatus.NOT_FOUND, TEXT, f"there is /, /api/status, /metrics{output}\n".encode()
+
+    async def _status(self) -> RunStatus:
+        return self._last.result() if self._last.done() else await self._run.status()
 
 
 def open_status_page(
-    address: Endpoint | None, runs: Runs, secret: Secret | None = None
+    address: Endpoint | None, run: ShownRun, secret: Secret | None = None
 ) -> StatusServer | None:
     """Serve the status from now on; None without an address, or if it cannot be used (logged).
 
@@ -313,7 +253,7 @@ def open_status_page(
         return None
     log = get_logger()
     try:
-        page = StatusServer(address, runs, secret)
+        page = StatusServer(address, run, secret)
     except OSError as error:
         log.warning(
             f"no status page: --status-port {address} cannot be used: {error.strerror or error}; everything else "

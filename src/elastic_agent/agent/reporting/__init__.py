@@ -1,1 +1,1 @@
-"""What an agent reports: on the console, in the event log, to systemd."""
+"""The reports of an agent: on the console, in the event log, to systemd."""

@@ -92,7 +92,7 @@ class ConsoleReporter:
         self._patience_s = PATIENCE_S
         self._awaits_status = False
         self._told: set[str] = set()
-        """What was logged since the wait began: what is in the way may change and come back."""
+        """The lines logged since the wait began: an obstacle may change and come back."""
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = BackgroundTasks()
         self._asking: asyncio.Task[None] | None = None
@@ -108,7 +108,7 @@ class ConsoleReporter:
         """The lease of this node ran out because it did not answer."""
         # The run.
         self._world = self._notice = ""
-        """What runs with this node, or how the run ended; and the notice to the workers, while they may save."""
+        """The world that runs with this node, or the run's end; and the notice to the workers, while they may save."""
         self._are_starting = self._leaves = self._has_run = False
         """The workers of this node were to be started, and are not known to run; it is to leave; a node that is missing
         was there before: it left, or failed."""
@@ -121,7 +121,7 @@ class ConsoleReporter:
 
     @property
     def remedy(self) -> str:
-        """What to do about a store that does not answer; empty: the reason contains it, or the store answers."""
+        """Advice for a store that does not answer; empty: the reason contains it, or the store answers."""
         if not self.last_problem:
             return ""
         return self._how_to_reach(self._obstacle, self._was_connected, self._seats)

@@ -15,7 +15,7 @@ from elastic_agent.protocol import Outcome, Phase, Plan
 from elastic_agent.rendezvous.events import PlanSeen
 
 LIMIT_S = 10.0
-"""How long the command may take for one event; then it is killed."""
+"""The time that the command may take for an event; then it is killed."""
 
 _ENDS = {Phase.FINISHED: "run_finished", Phase.FAILED: "run_failed", Phase.STOPPED: "run_stopped"}
 _ENDS_ALONE = (Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.STUCK)

@@ -17,13 +17,13 @@ from elastic_agent.protocol import Failure, FailureKind, remaining_restarts
 from .node_reports import NodeReports
 
 STALL_GATHER_S = 6.0
-"""How long the other nodes' reports on a stall are waited for: they notice it some seconds sooner or later."""
+"""The longest wait for the other nodes' reports on a stall, which they notice some seconds sooner or later."""
 
 OVER_GATHER_S = 2.0
 """The same when the stall has lasted for the hang time-out."""
 
 CULPRIT_FIRST_S = 1.0
-"""How much later than the node of the worker that is the cause the other nodes report the hang."""
+"""The other nodes report the hang so much later than the node of the worker that is the cause."""
 
 SHOWN_BLOCKED = 4
 """So many blocked connections of workers on other nodes are logged at once."""
@@ -40,7 +40,7 @@ class HangJudge:
         self._report_hang = report_hang
         self._stacks: dict[int, str] = {}
         self._told: dict[tuple[object, ...], float] = {}
-        """How long a stall had lasted when it was logged, by generation, kind and culprits."""
+        """The length that a stall had when it was logged, by generation, kind and culprits."""
         self._told_blocked: set[str] = set()
         """Connections that other nodes have reported and that were logged."""
 

@@ -20,7 +20,7 @@ COMPARE_AFTER_S = 3.0
 """After this time of waiting for other nodes, those that wait are compared; then after twice as long, and so on."""
 
 FACTS_S = 10.0
-"""How long the facts of the other nodes of the first world are waited for."""
+"""The longest wait for the facts of the other nodes of the first world."""
 
 SHOWN_DIFFERENCES = 8
 

@@ -27,13 +27,13 @@ from elastic_agent.transport import Snapshot, TransportError
 from .worker_usage import WorkerUsage
 
 LEAST_OFTEN_S = 30.0
-"""How old a report becomes while the workers make no progress."""
+"""The age at which a report is written again while the workers make no progress."""
 
 KEPT_BLOCKED = 8
 """So many blocked connections of a node are reported."""
 
 READ_EVERY_S = 0.25
-"""How often the reports of the other nodes are read while some of them are missing."""
+"""The time between readings of the other nodes' reports while some of them are missing."""
 
 LONGEST_TEXT = 512
 
@@ -86,7 +86,7 @@ class NodeReports:
 
     @property
     def facts(self) -> dict[str, Mapping[str, str]]:
-        """How this node was started, by its id."""
+        """The facts of this node's start, by its id."""
         return {self._node_id: self._facts}
 
     def on_progress(self) -> None:

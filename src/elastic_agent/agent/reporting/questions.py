@@ -1,4 +1,4 @@
-"""What users ask about workers. For those of other machines it goes through the store, the one path between all agents.
+"""Answers what users ask about workers. For those of other machines it goes through the store, which all agents reach.
 
 Each agent looks from time to time whether it is asked. Nothing is written before; questions and answers are removed
 when the answer was read, answers that nobody reads later.
@@ -28,16 +28,16 @@ from elastic_agent.transport import ReportRecords, StoreLostError, TransportErro
 from elastic_agent.workers.output.read_output import MOST_BYTES, read_output
 
 LOOK_EVERY_S, NEXT_S, BUSY_S = 2.0, 0.5, 10.0
-"""How often an agent looks whether it is asked; the same for so long after a question, when a user may follow."""
+"""The time between looks whether this agent is asked; and after a question, when a user may follow, for so long."""
 
 ANSWER_S, GATHER_EVERY_S = 8.0, 0.2
-"""How long the others may take, and how often it is looked for their answers."""
+"""The time that the others may take, and the time between looks for their answers."""
 
 MOST_OTHERS = 15
 """So many questions of other users to a node are kept, the newest."""
 
 TOLD_S, READ_S = 60.0, 2.0
-"""How long an answer stays that nobody reads, and how long the disk may take."""
+"""The time for which an answer stays that nobody reads, and the time that the disk may take."""
 
 MOST_READINGS = 4
 """So many threads read at the same time: while a disk hangs, no more than these stay behind."""

@@ -34,7 +34,7 @@ from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, 
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import Obstacle, TransportError
 from elastic_agent.web.plots import History
-from elastic_agent.web.server import Runs, StatusServer, open_status_page
+from elastic_agent.web.server import ShownRun, StatusServer, open_status_page
 from elastic_agent.workers.guard.client import Spawned
 
 from .hang_judge import HangJudge
@@ -45,25 +45,25 @@ from .status_files import StatusFiles
 from .training import Training
 
 LOOK_EVERY_S = 5.0
-"""How often a node reports the progress of its workers, if there was any, and keeps how far it is for the page."""
+"""The time between reports of the workers' progress, if there was any, and between samples for the page."""
 
 GATHER_S = 10.0
-"""How long the reports on a failed generation are waited for; not for those of nodes that are lost."""
+"""The longest wait for the reports on a failed generation, those of lost nodes excepted."""
 
 ANSWER_S = 2.0
-"""How long the store may take, when a user asks for the status, until the answer is what was known before."""
+"""The time that the store may take when a user asks for the status; then the answer is what was known before."""
 
 EXPLAINED_S = 11.0
-"""How long the explanation may take when the run has failed."""
+"""The time that the explanation may take when the run has failed."""
 
 READ_S = 3.0
-"""How long the store of a run that has failed stays for nodes that have not read the reports of the others yet."""
+"""The time for which the store of a failed run stays for nodes that have not read the reports of the others yet."""
 
 OUTPUT_LINES = 50
 """So many of each file of a worker are shown on the page."""
 
 SAVED_S = 1.0
-"""How long writing the last status may take otherwise: there is nothing to explain."""
+"""The time that writing the last status may take otherwise: there is nothing to explain."""
 
 
 class RunObserver:
@@ -117,7 +117,7 @@ class RunObserver:
         self._silent_because, self._was_away = "", False
         """Why; and whether this node has lost its lease and seen no plan since."""
         self._is_recalled = not goes_on
-        """What earlier agents have recorded is known; before that, it must not be replaced by less."""
+        """The records of earlier agents are known; before that, they must not be replaced by less."""
         self._is_unsaved = False
         self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
@@ -135,8 +135,8 @@ class RunObserver:
     def open_page(self) -> None:
         """Serve the status page from now on, if there is to be one."""
         output = self._output if self._log_dir else None
-        runs = Runs(lambda: (self._run_id,), lambda run_id: self.status(), self._history.samples, output)
-        self._page = open_status_page(self._node.settings.status_port, runs, self._node.backend.secret)
+        run = ShownRun(self.status, self._history.samples, output)
+        self._page = open_status_page(self._node.settings.status_port, run, self._node.backend.secret)
 
     async def _output(self) -> str:
         """Return what the workers of this node wrote last; nothing while there are no files, or the disk hangs."""
@@ -235,31 +235,32 @@ class RunObserver:
         phase = (plan.phase, plan.generation) if plan is not None else None
         is_known = seen is not None and (seen.phase, seen.generation) == phase
         newest = {report.node_id: report for report in (*self._last_view.reports, *self._reports.own)}
-        status = run_status(
-            run_id=self._run_id,
-            endpoint=self._node.backend.shown,
-            asked_s=time.time(),
-            plan=plan,
-            waiting=waiting_in(view.status),
-            members=view.snapshot.members,
-            leases=view.snapshot.leases,
-            reports=tuple(newest.values()),
+        is_silent = bool(problem) and self._silent_since_s is not None
+        generations = self._log.generations
+        has_trained = bool(generations) and self._node_id in generations[-1].nodes
+        known = RunStatus(
+            self._run_id,
+            self._node.backend.shown,
+            time.time(),
             since_s=self._log.since_s if is_known else None,
-            generations=self._log.generations,
-            departures=self._log.departures,
+            generations=generations,
             goodput=self.training.goodput,
             problem=problem,
-        )
-        is_silent = bool(problem) and self._silent_since_s is not None
-        has_trained = bool(status.generations) and self._node_id in status.generations[-1].nodes
-        return replace(
-            status,
             node_id=self._node_id,
             left=self._left,
             silent_since_s=self._silent_since_s if is_silent else None,
             is_paused=is_silent and has_trained and self._supervisor.progress is None,
             remedy=self._node.console.remedy if is_silent else "",
             serves=self._serves,
+        )
+        return run_status(
+            known,
+            plan,
+            waiting=waiting_in(view.status),
+            members=view.snapshot.members,
+            leases=view.snapshot.leases,
+            reports=tuple(newest.values()),
+            departures=self._log.departures,
         )
 
     # -- the end --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ LOOK_EVERY_S, LOOK_EVERY_AT_START_S = 1.0, 0.1
 """Short at the start, because other units may wait for that to complete."""
 
 EXTENSION_S = 60.0
-"""How much longer a start or a stop may take, from each notification on."""
+"""The time that a start or a stop may still take, from each notification on."""
 EXTEND_EVERY_S = EXTENSION_S / 4
 
 LAST_WORD_S = 1.0

@@ -12,7 +12,7 @@ from elastic_agent.monitoring.status import Goodput
 from elastic_agent.workers.guard.client import Fenced, GuardLost, Spawned
 
 LOOK_EVERY_S = 1.0
-"""How often the steps of workers are read, and so how exactly it is known when they began to train."""
+"""The time between readings of the workers' steps, and so the error in the time at which they began to train."""
 
 LEAST_LOST_STEPS, LOST_FACTOR = 10, 10
 """Workers that resume below a tenth of the steps that were reached have found no checkpoint; unless these were few, or
@@ -47,7 +47,7 @@ class Training:
 
     @property
     def goodput(self) -> Goodput:
-        """How the time so far was spent."""
+        """The use of the time so far."""
         now_s = self._clock()
         trained_s = self._trained_s + (now_s - self._since_s if self._since_s is not None else 0.0)
         return Goodput(trained_s, max(0.0, now_s - self._began_s - trained_s))

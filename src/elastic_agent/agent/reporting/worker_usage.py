@@ -19,15 +19,15 @@ DRIVER = "/dev/nvidiactl"
 
 
 class _GpuShare(NamedTuple):
-    """What a process has of the GPUs on which it runs."""
+    """A process's share of the GPUs on which it runs."""
 
     busy: float | None
-    """How busy they are, from 0 to 1, whoever uses them; None: the driver does not tell."""
+    """Their utilisation, from 0 to 1, whoever uses them; None: the driver does not tell."""
     memory_bytes: int
 
 
 class WorkerUsage:
-    """What the processes of the workers take of the machine; a look takes some microseconds for each."""
+    """The resources that the workers' processes take; a look takes some microseconds for each."""
 
     def __init__(self, nvml: Any = None, driver: str = DRIVER) -> None:
         """Ask nothing yet.

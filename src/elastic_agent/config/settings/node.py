@@ -82,12 +82,12 @@ class WorkerSettings:
 
     @property
     def runs_module(self) -> bool:
-        """Whether the script is the name of a module."""
+        """The script is the name of a module."""
         return self.module and not self.run_path
 
     @property
     def runs_program(self) -> bool:
-        """Whether the script is a program that Python does not start."""
+        """The script is a program that Python does not start."""
         return self.no_python and not self.run_path
 
 

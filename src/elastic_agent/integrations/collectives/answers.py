@@ -27,7 +27,7 @@ DETAILS, STACKS = b"details", b"stacks"
 
 LARGEST_ANSWER = 60_000
 MOST_GROUPS = 16
-"""How many groups are described if all would be too long for a datagram."""
+"""The number of groups that are described if all would be too long for a datagram."""
 
 _LONGEST_ERROR = 400
 _DEEPEST_STACK = 60

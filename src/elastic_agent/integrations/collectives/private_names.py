@@ -23,7 +23,7 @@ _HOOK_ID = -1
 would have without it."""
 
 _RECENT = 16
-"""How many of the last collectives of a group are described."""
+"""The number of the last collectives of a group that are described."""
 
 _BYTES = {
     **dict.fromkeys(("Double", "Long", "ComplexFloat", "UInt64"), 8),

@@ -32,7 +32,7 @@ STATE = "elastic_agent"
 REMEDY = "trainer.fit(..., ckpt_path=...)"
 
 INTERVAL_S = 0.05
-"""How often the ranks agree, about. Each time costs them some tenths of a millisecond, which would be much of a short
+"""The time between agreements of the ranks, about. Each costs them some tenths of a millisecond, much of a short
 step; twice as long is little of the time that a notice gives."""
 
 _MEASURED = 10

@@ -312,7 +312,7 @@ _PYTORCH_NEEDED: tuple[tuple[Feature, str, *tuple[str, ...]], ...] = (
     (Feature.SAMPLER, "loops.fit_loop:_FitLoop.update_restart_stage", "RESTARTED_MID_EPOCH"),
     (Feature.SAMPLER, f"{_EPOCH_LOOP}.on_run_start", "data_fetcher.fetched += self.batch_progress.current.ready"),
 )  # fmt: skip
-"""What the features depend on and do not replace: the function, and what its source has to contain."""
+"""Functions that the features depend on and do not replace, and texts that their sources have to contain."""
 
 for _patches, _needed in ((FABRIC, _FABRIC_NEEDED), (PYTORCH, _PYTORCH_NEEDED)):
     for _feature, _place, *_texts in _needed:

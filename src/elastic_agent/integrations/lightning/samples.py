@@ -176,7 +176,7 @@ class Samples:
         self._state: dict[str, Any] | None = restored.get("sampler")
         self._loaders: list[tuple[EpochSampler | OwnSampler, BatchSampler]] = []
         self.continued = False
-        """Whether the loader continues an epoch where a checkpoint says."""
+        """The loader continues an epoch where a checkpoint says."""
         self.refusal = ""
         """Why a checkpoint's position does not fit the data."""
 

@@ -44,7 +44,7 @@ class ElasticCallback(TrainerCallback, ExportableState):
         self.training: Training | None = None
         """Rank 0's record of the training; None if the training is none that could be continued."""
         self.continues = False
-        """Whether the training is continued without the script's having said so."""
+        """The training is continued without the script's having said so."""
         self._agreement: client.Agreement | None = None
         self._notice: client.Notice | None = None
         self._micro_batches = 0

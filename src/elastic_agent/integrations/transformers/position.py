@@ -16,7 +16,7 @@ STATE_FILE = "trainer_state.json"
 
 @dataclass(frozen=True)
 class Rest:
-    """What of an epoch is left when training resumes in the middle of it, in batches of the present world."""
+    """The rest of an epoch when training resumes in the middle of it, in batches of the present world."""
 
     epoch: int
     batches_done: int

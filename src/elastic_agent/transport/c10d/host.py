@@ -21,7 +21,7 @@ from elastic_agent.transport.addresses import (
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
 from elastic_agent.transport.blocking_call import run_abandonable
 from elastic_agent.transport.certificates import Secret
-from elastic_agent.transport.coordinator_records import CoordinatorRecords, ReportRecords, records_of
+from elastic_agent.transport.coordinator_records import CoordinatorRecords, records_of
 from elastic_agent.transport.keys import STORE_ID, RunKeys, name_in
 from elastic_agent.transport.records import begun_runs, life_of
 from elastic_agent.values import Endpoint
@@ -173,10 +173,6 @@ class C10dHost:
         except BaseException:
             waiting.close()
             raise
-
-    async def report_records(self, run_id: str) -> ReportRecords:
-        """Return a connection to one run's reports."""
-        return ReportRecords(await self._table(), run_id)
 
     async def _table(self) -> C10dTable:
         return C10dTable(await reach(Endpoint(self._address, self._own_port), CALL_TIMEOUT_S))

@@ -13,7 +13,6 @@ import faulthandler
 import os
 import signal
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,6 @@ from elastic_agent.values import DEFAULT_PORT, Endpoint
 if TYPE_CHECKING:
     from elastic_agent.transport import Secret
     from elastic_agent.transport.c10d import C10dHost, ServeStore
-
-    from .hosted_runs import HostedRuns
 
 DIAL_TIMEOUT_S = 5.0
 
@@ -65,7 +62,6 @@ async def serve(
     endpoint: Endpoint | None,
     state_dir: Path,
     serve_store: ServeStore,
-    show: Callable[[HostedRuns], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     secret: Secret | None = None,
 ) -> bool:
     """Serve until a signal to stop.
@@ -74,7 +70,6 @@ async def serve(
         endpoint: the rendezvous endpoint; None: this machine's name and the default port.
         state_dir: the directory for the run history, read at the next start.
         serve_store: serves the store.
-        show: makes the runs known to users until it is exited.
         secret: what the agents of all its runs share; None: every agent is let in.
 
     Returns:
@@ -87,9 +82,7 @@ async def serve(
     shown = endpoint or Endpoint(socket.gethostname(), DEFAULT_PORT)
     host = await _host(endpoint or Endpoint(EVERYWHERE, DEFAULT_PORT), shown, secret, serve_store)
     with contextlib.closing(host):
-        server = Server(host, shown, state_dir)
-        with show(server.runs):
-            return await server.run(stop)
+        return await Server(host, shown, state_dir).run(stop)
 
 
 class Server:
@@ -99,7 +92,6 @@ class Server:
         from elastic_agent.rendezvous.run_history import RunHistoryStore, c10d_store
 
         from .coordinator import StoreCoordinator
-        from .hosted_runs import HostedRuns
 
         self._endpoint = endpoint
         self._state_dir = state_dir
@@ -113,10 +105,8 @@ class Server:
             host.inbox,
             RunHistoryStore(state_dir, c10d_store(host.port)),
             self._show_status,
-            on_plan=self._on_plan,
+            on_plan=self._log_plan,
         )
-        self.runs = HostedRuns(str(endpoint), host.report_records)
-        """Of this store."""
 
     async def run(self, stop: asyncio.Queue[str]) -> bool:
         """Coordinate until a signal to stop; whether that is why it ended."""
@@ -147,10 +137,6 @@ class Server:
 
     def _status(self) -> str:
         return status(f"at {self._endpoint}, {_enumerated(self._coordinator.busy_with)}")
-
-    def _on_plan(self, run_id: str, plan: Plan) -> None:
-        self.runs.on_plan(run_id, plan)
-        self._log_plan(run_id, plan)
 
     def _log_plan(self, run_id: str, plan: Plan) -> None:
         """Log a line when a run begins, or is back, and one when it ends."""
