@@ -6,21 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent import events
-from elastic_agent.agent.worker_group.endings import Remains, has_not_saved, read_ends
+from elastic_agent.agent.worker_group.endings import has_not_saved, with_memory, worker_report
 from elastic_agent.client._cells import HeartbeatFile
-from elastic_agent.diagnosis.records import WorkerState
+from elastic_agent.diagnosis.records import WorkerReport, WorkerState
 from elastic_agent.exit_note import Note, Writer, exit_code
 from elastic_agent.linux import boottime_s
-from elastic_agent.workers.failure import WorkerFailure, describe
-from elastic_agent.workers.guard.client import Exited
-from elastic_agent.workers.output.final_output import FinalOutput
+from elastic_agent.workers.end import WorkerEnd
 from tests.agent.support import clean_environment, run
 
 # -- the note -------------------------------------------------------------------------------------
@@ -106,61 +102,41 @@ except ZeroDivisionError:
 # -- the report -----------------------------------------------------------------------------------
 
 
-class Context:
-    """What is known of one worker."""
-
-    generation = 1
-
-    def __init__(self, exit_: Exited, stderr: str) -> None:
-        self.exits = {exit_.slot: exit_}
-        self._stderr = stderr
-
-    def final_output(self, slot: int) -> FinalOutput:
-        return FinalOutput()
-
-    def failure(self, event: Exited, words: FinalOutput, noted: str = "") -> WorkerFailure:
-        return describe(event.slot, event.returncode, "", self._stderr, noted=noted)
-
-    def output_file(self, slot: int) -> str:
-        return ""
-
-    def shows_stderr(self, slot: int) -> bool:
-        return True
-
-    def machine_facts(self) -> Mapping[str, str]:
-        return {}
-
-
-def reported(exit_: Exited, left: Remains, stopped_s: float | None, stderr: str = "") -> events.WorkerEnd:
-    (end,) = read_ends(Context(exit_, stderr), {0: left}, {}, stopped_s).workers  # type: ignore[arg-type]
-    assert end.report.failed_s is not None
-    return end
-
-
-def exited(returncode: int, *, stopping: bool) -> Exited:
-    return Exited(1, 0, 4711, returncode, 100.0, stopping=stopping)
+def reported(
+    returncode: int, note: Note | None, stopped_s: float | None, *, step: int = 0, stderr: str = ""
+) -> WorkerReport:
+    """Return the report on a worker whose end the guard took for the stop's."""
+    end = WorkerEnd(1, 0, 4711, returncode, 100.0, stderr, stopping=True, note=note, step=step)
+    return worker_report(end, stopped_s, "")
 
 
 def test_a_worker_that_is_stopped_while_it_ends_because_of_an_exception_has_failed() -> None:
     note = Note(99.8, 1, ("ValueError: bad batch",))
-    end = reported(exited(-signal.SIGTERM, stopping=True), Remains(7, note), 99.9, "Epoch 1\n")
-    assert (end.report.returncode, end.report.state, end.report.step) == (1, WorkerState.FAILED, 7)
-    assert end.failure is not None
-    assert end.failure.message == "ValueError: bad batch"
-    assert end.report.failed_s == pytest.approx((end.report.ended_s or 0.0) - 0.2, abs=0.01)
+    report = reported(-signal.SIGTERM, note, 99.9, step=7, stderr="Epoch 1\n")
+    assert (report.returncode, report.state, report.step) == (1, WorkerState.FAILED, 7)
+    assert report.error == "ValueError: bad batch"
+    assert report.failed_s == pytest.approx((report.ended_s or 0.0) - 0.2, abs=0.01)
 
 
 def test_a_worker_whose_script_ends_because_of_the_stop_was_stopped() -> None:
-    end = reported(exited(-signal.SIGTERM, stopping=True), Remains(0, Note(99.95, 1, ("KeyError: 1",))), 99.9)
-    assert end.report.state is WorkerState.STOPPED
+    assert reported(-signal.SIGTERM, Note(99.95, 1, ("KeyError: 1",)), 99.9).state is WorkerState.STOPPED
 
 
-@pytest.mark.parametrize(("stopped_s", "stopping"), [(99.9, True), (100.1, False)])
+def test_a_note_that_is_dated_after_the_end_of_its_worker_is_ignored(tmp_path: Path) -> None:
+    with closing(HeartbeatFile.create(tmp_path, 1)) as file:
+        Writer(file.path, 0).write(ValueError("bad batch"), 1)
+        ends = [
+            with_memory(WorkerEnd(1, 0, 4711, 1, at_s), file, ())
+            for at_s in (boottime_s(), boottime_s() - 10)
+        ]
+    assert [end.failure().message for end in ends] == ["ValueError: bad batch", ""]
+
+
+@pytest.mark.parametrize(("stopped_s", "state"), [(99.9, WorkerState.STOPPED), (100.1, WorkerState.FAILED)])
 def test_a_worker_that_had_died_before_the_stop_was_killed_by_something_else(
-    stopped_s: float, stopping: bool
+    stopped_s: float, state: WorkerState
 ) -> None:
-    end = reported(exited(-signal.SIGKILL, stopping=True), Remains(), stopped_s)
-    assert (end.report.state is WorkerState.STOPPED, end.failure is None) == (stopping, stopping)
+    assert reported(-signal.SIGKILL, None, stopped_s).state is state
 
 
 @pytest.mark.parametrize(
@@ -176,8 +152,7 @@ def test_a_worker_that_had_died_before_the_stop_was_killed_by_something_else(
 def test_a_worker_that_is_killed_after_its_script_ended_in_order_may_have_saved(
     note: Note | None, is_named: bool
 ) -> None:
-    end = reported(exited(-signal.SIGKILL, stopping=True), Remains(0, note), 99.9)
-    assert has_not_saved(end, signal.SIGTERM) is is_named
+    assert has_not_saved(reported(-signal.SIGKILL, note, 99.9), signal.SIGTERM) is is_named
 
 
 # -- all of it ------------------------------------------------------------------------------------
@@ -217,5 +192,5 @@ def test_of_two_failures_the_first_is_the_cause_although_its_process_lives_longe
     options = ("--nproc-per-node", "2", "--max-restarts", "0", "--worker-start", start)
     done = run(tmp_path, TWO_FAIL, *options, arguments=(str(tmp_path / "mark"), how))
     assert f"root cause: worker {os.uname().nodename}/1 (rank 1)" in done.stderr, done.stderr
-    (line,) = [one for one in done.stderr.splitlines() if "root cause" in one]
+    (line,) = [line for line in done.stderr.splitlines() if "root cause" in line]
     assert what in line

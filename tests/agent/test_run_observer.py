@@ -28,7 +28,6 @@ from elastic_agent.protocol import Failure, FailureKind, Outcome, Phase, Plan
 from elastic_agent.rendezvous.events import Connected, Disconnected, LeaseLost, PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import Obstacle, RunView, Snapshot, StoreLostError, c10d
-from elastic_agent.workers.failure import WorkerFailure
 from tests import virtual_time
 from tests.agent.support import asynchronous, elastic_agent
 from tests.transport.support import C10dScene, member, plan, world
@@ -122,7 +121,7 @@ async def test_what_this_machine_knows_of_its_network_stays_the_reason_of_an_out
     assert said.problem == "eth0 has no link"
 
 
-def fails(watching: RunObserver, plans: tuple[Plan, ...], end: events.WorkerEnd) -> None:
+def fails(watching: RunObserver, plans: tuple[Plan, ...], end: WorkerReport) -> None:
     for seen in plans:
         watching.on_event(PlanSeen(seen))
     watching.on_event(events.GenerationEnded(1, (end,), {}))
@@ -133,11 +132,7 @@ def fails(watching: RunObserver, plans: tuple[Plan, ...], end: events.WorkerEnd)
 async def test_the_host_waits_until_the_others_have_read_its_report(
     scene: C10dScene, tmp_path: Path, plans: tuple[Plan, ...]
 ) -> None:
-    def ended() -> events.WorkerEnd:
-        failure = WorkerFailure(0, 1, "", "KeyError: 'learning_rate'", "")
-        report = WorkerReport(0, 0, WorkerState.FAILED, 1, 1, 1.0, error=failure.message)
-        return events.WorkerEnd(report, failure)
-
+    ended = WorkerReport(0, 0, WorkerState.FAILED, 1, 1, 1.0, error="KeyError: 'learning_rate'")
     host, other = (observer(scene, node_id, tmp_path) for node_id in ("n0", "n1"))
     store = reports_of(scene)
 
@@ -146,11 +141,11 @@ async def test_the_host_waits_until_the_others_have_read_its_report(
             await asyncio.sleep(0)
 
     async with asyncio.timeout(GUARD_S):
-        fails(host, plans, ended())
+        fails(host, plans, ended)
         waiting = asyncio.create_task(host.others_have_read(2 * GUARD_S))
         await until_reported("n0")
         assert not waiting.done()
-        fails(other, plans, ended())
+        fails(other, plans, ended)
         await waiting
         read = {report.node_id for report in (await store.read()).reports if report.has_read}
     for each in (host, other):

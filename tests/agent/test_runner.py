@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +30,8 @@ from elastic_agent.protocol.records import Cause, FailureKind, Notice
 from elastic_agent.testing.processes import freeze
 from elastic_agent.workers.cleanup import Cleanup, SharedMemorySweep, SweepReport
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
+from elastic_agent.workers.end import WorkerEnd
 from elastic_agent.workers.guard.client import Guard, GuardEvent, GuardLost, Signalled, Spawned
-from elastic_agent.workers.output.final_output import FinalOutput
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from tests.agent.support import asynchronous
 from tests.waiting import wait_for_async
@@ -180,11 +181,11 @@ async def test_a_failure_is_reported_if_the_workers_files_cannot_be_read_in_time
     monkeypatch.setattr(generation, "FINAL_OUTPUT_S", 0.05)
     answers = threading.Event()
 
-    def hang(self: WorkerContext, slot: int) -> FinalOutput:
+    def hang(self: WorkerContext, end: WorkerEnd) -> WorkerEnd:
         answers.wait(PATIENCE_S)
-        return FinalOutput(stderr="too late")
+        return replace(end, stderr_tail="too late")
 
-    monkeypatch.setattr(WorkerContext, "final_output", hang)
+    monkeypatch.setattr(WorkerContext, "with_files", hang)
     bench = Bench(guard, tmp_path)
     bench.start(1, sys.executable, "-I", "-S", "-c", "raise SystemExit(3)")
     await bench.until("failed", (1, FailureKind.WORKER))

@@ -27,7 +27,7 @@ _HEAD = re.compile(r"^=== rank (\d+): returncode (-?\d+), after (\d+) ms\n", re.
 
 @dataclass(frozen=True)
 class End:
-    """The end of a rank."""
+    """The end of one rank."""
 
     returncode: int
     after_s: float
@@ -36,7 +36,7 @@ class End:
 
 @cache
 def scene(name: str) -> dict[int, End]:
-    """One of the failures, by rank."""
+    """Return the ends in one of the failures, by rank."""
     _, *parts = _HEAD.split((TEXTS / f"{name}.txt").read_text())
     rows = zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True)
     return {int(rank): End(int(code), int(after) / 1000, stderr) for rank, code, after, stderr in rows}

@@ -1,4 +1,4 @@
-"""The worker that the others wait for is found from flight recorders and stacks."""
+"""The worker that the others wait for, by what flight recorders and stacks show."""
 
 from __future__ import annotations
 
@@ -194,9 +194,8 @@ def test_the_worker_that_the_others_wait_for_is_named(
     found = hang_of(workers)
     assert (found.kind, [culprit.rank for culprit in found.culprits]) == (kind, ranks)
     assert text in found.summary
-    assert [(culprit.node_id, culprit.slot) for culprit in found.culprits] == [
-        (f"n{r // 2 + 1}", r % 2) for r in ranks
-    ]
+    named = [(culprit.node_id, culprit.slot) for culprit in found.culprits]
+    assert named == [(f"n{rank // 2 + 1}", rank % 2) for rank in ranks]
 
 
 @pytest.mark.parametrize("state", ["T", "t"])
@@ -222,7 +221,7 @@ def test_long_steps_outside_of_collectives_are_no_hang() -> None:
 
 def test_the_details_show_every_rank_once_and_equal_stacks_together() -> None:
     stack = "/job/train.py:88 in main\n/venv/torch/distributed/distributed_c10d.py:3252 in all_reduce"
-    waiting = [msgspec.structs.replace(worker, stack=stack) for worker in others(3)]
+    waiting = [msgspec.structs.replace(other, stack=stack) for other in others(3)]
     late = worker(3, group(4710, 4710), line="train.py:70", stack="/job/train.py:70 in load")
     lines = hang_of([*waiting, late]).details.splitlines()
     call = "waits in all_reduce of 25 MB, sequence number 4711"
@@ -257,7 +256,7 @@ def test_ranks_that_do_not_get_connected_are_no_matter_of_the_order_of_collectiv
 def test_workers_that_have_ceased_to_answer_are_not_taken_for_waiting() -> None:
     """As when all of them are exiting on a busy machine: what is known of each is of another time."""
     known = [(19, 18), (19, 18), (16, 15), (16, 15), (21, 21), (21, 21)]
-    silent = [worker(rank, group(*one), is_silent=True) for rank, one in enumerate(known)]
+    silent = [worker(rank, group(*counts), is_silent=True) for rank, counts in enumerate(known)]
     assert find(silent) is None
     answering = [waits(0, 22), *silent[1:]]
     assert hang_of(answering).kind is HangKind.BEHIND, "one of them waits, and says so"

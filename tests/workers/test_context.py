@@ -77,13 +77,13 @@ def contexts(driver: Driver, tmp_path: Path) -> Iterator[Contexts]:
 
 
 def reported(context: WorkerContext, slot: int = 0) -> WorkerFailure:
-    return context.failure(context.exits[slot], context.final_output(slot))
+    return context.with_files(context.exits[slot]).failure()
 
 
 def test_the_exits_of_workers_are_known(contexts: Contexts) -> None:
     context = contexts.start("import time; time.sleep(1000)", RAISE)
     contexts.feed(context, Exited)
-    assert set(context.pids()) == {0, 1}
+    assert set(context.pids) == {0, 1}
     assert {slot: exited.returncode for slot, exited in context.exits.items()} == {1: 1}
     assert reported(context, 1).summary("n2") == "worker n2/1 exited with code 1: RuntimeError: boom"
     contexts.stop(context)

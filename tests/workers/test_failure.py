@@ -1,4 +1,4 @@
-"""Checks the messages about a failed worker."""
+"""The description of a failed worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ any_text = st.text(st.characters(codec=None), max_size=100)
 
 
 def recorded(message: str, stack: str = "") -> str:
-    """Return the file that torch's `@record` writes."""
+    """Return the content of the file that torch's `@record` writes."""
     return json.dumps(
         {"message": {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": "1"}}}
     )

@@ -1,4 +1,4 @@
-"""Checks that output is on the console as without the guard, and in a bounded file for each worker."""
+"""The output of workers is on the console as it would be without the guard, and in a bounded file for each of them."""
 
 from __future__ import annotations
 

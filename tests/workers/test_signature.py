@@ -1,4 +1,4 @@
-"""Checks which failures are the same one again, and which another attempt may cure."""
+"""Signatures: the same for the same failure, none for failures that another attempt may cure."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from elastic_agent.diagnosis.records import WorkerReport
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Announce, Cause, Depart, Failure, Grace, Notice, Outcome
 from elastic_agent.rendezvous.events import SessionEvent
-from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import GuardEvent
 
 
@@ -171,24 +170,16 @@ class WorkersStopping(AgentEvent, frozen=True):
     grace: Grace
 
 
-class WorkerEnd(Struct, frozen=True):
-    """How one worker ended."""
-
-    report: WorkerReport
-    """Its rank is counted from that of the node's first worker."""
-    failure: WorkerFailure | None
-    """What it wrote about its end; None if that was in order."""
-    is_shown: bool = False
-    """It wrote to the agent's own standard error."""
-
-
 class GenerationEnded(AgentEvent, frozen=True):
     """How all workers of this node ended in a generation; comes some time after the last of them."""
 
     generation: int
-    workers: tuple[WorkerEnd, ...]
+    workers: tuple[WorkerReport, ...]
+    """Ranks are counted from that of the node's first worker."""
     facts: Mapping[str, str] = {}
     """Observations of the machine, if a worker failed; see :mod:`elastic_agent.workers.facts`."""
+    shown: frozenset[int] = frozenset()
+    """Slots of the workers that wrote to the agent's own standard error."""
 
 
 class WorkersSucceeded(AgentEvent, frozen=True):

@@ -22,7 +22,7 @@ Moment = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class WorkerState(enum.StrEnum):
-    """The state of a worker of a generation, or its end."""
+    """The state of a worker of a generation."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -48,7 +48,7 @@ class Collective(Struct, frozen=True, omit_defaults=True):
 
 
 class GroupProgress(Struct, frozen=True, omit_defaults=True):
-    """The progress of a worker in a process group: sequence numbers of its last collectives, -1 if there was none."""
+    """The progress of a worker in one process group: sequence numbers of its last collectives, -1 if there was none."""
 
     group: Text
     """The group's name; the same on all its ranks."""
@@ -64,12 +64,12 @@ class GroupProgress(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_waiting(self) -> bool:
-        """The last one enqueued has not completed."""
+        """Return whether the last one enqueued has not completed."""
         return self.enqueued > max(self.completed, 0)
 
 
 class Place(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The place of a worker's main thread in the code."""
+    """The activity of the main thread of a worker."""
 
     line: Text = ""
     """Where it is in the script, such as ``train.py:88``."""
@@ -137,19 +137,19 @@ class WorkerReport(Place, frozen=True, omit_defaults=True):
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
-    """The resources that a worker's process takes, without processes that it started."""
+    """The resources that a worker's process uses, without processes that it started."""
 
     cpu: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     """The number of processors that it kept busy in the last seconds."""
     memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
     """Resident, shared pages included."""
     gpu: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """The utilisation of the GPUs on which it runs: of the busiest, whoever uses it."""
+    """The utilisation of the busiest GPU on which it runs, whoever uses that."""
     gpu_memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
 
 
 class NodeReport(Struct, frozen=True, omit_defaults=True):
-    """A node's observations of its workers in a generation, and of its machine."""
+    """The observations of a node about its workers in one generation, and about its machine."""
 
     node_id: Name
     incarnation: Name
@@ -168,7 +168,7 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
     stalled_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     """For how long no worker of the node has made progress; None: for a short time at most, or that is not known."""
     steps_per_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
-    """The speed at which the steps that its workers report increase; None: not known."""
+    """The rate at which the steps that its workers report increase; None: not known."""
     log_dir: Text = ""
     """Where the output of the run's workers is on this machine; empty: nowhere."""
     has_read: bool = False
@@ -178,7 +178,7 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
 
 
 class Bulletin(Struct, frozen=True):
-    """A node's record in the store: its newest reports, one for each of the last generations, the newest last."""
+    """The newest reports of a node in the store, one for each of the last generations, the newest last."""
 
     version: int
     reports: tuple[NodeReport, ...]
@@ -188,7 +188,7 @@ _DECODER = msgspec.json.Decoder(Bulletin)
 """Made now, by the one thread that imports, as in :mod:`elastic_agent.protocol.codec`."""
 
 KEPT_REPORTS = 3
-"""Of how many generations: the other nodes may read a report when the next generation has ended already."""
+"""The number of generations: the other nodes may read a report when the next generation has ended already."""
 
 LONGEST_BULLETIN = 256 * 1024
 """Bytes; tails, stacks and recent collectives are left out of a bulletin that would be longer."""

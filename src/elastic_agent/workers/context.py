@@ -6,7 +6,6 @@ which waits for the readers of `--tee`, is left to a `BackgroundCloser`.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import os
 import stat
@@ -14,11 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from elastic_agent import linux
-from elastic_agent.workers import facts, failure
+from elastic_agent.logs import get_logger
+from elastic_agent.workers import facts
+from elastic_agent.workers.end import WorkerEnd
 from elastic_agent.workers.guard.client import (
     Exited,
     Guard,
@@ -26,7 +28,6 @@ from elastic_agent.workers.guard.client import (
     Launch,
     Spawned,
 )
-from elastic_agent.workers.output.final_output import FinalOutput, read_final_output
 from elastic_agent.workers.output.tee import Tee
 
 if TYPE_CHECKING:  # torch's are those of a plug-in (--logs-specs)
@@ -49,10 +50,10 @@ class BackgroundCloser:
         self._threads.append(thread)
 
     def drain_closing(self, timeout_s: float) -> bool:
-        """Wait until all are closed, so that no output is lost; False when `timeout_s` did not do."""
-        ends = time.monotonic() + timeout_s
+        """Wait until all are closed, so that no output is lost; return False when they are not after `timeout_s`."""
+        until_s = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(max(0.0, ends - time.monotonic()))
+            thread.join(max(0.0, until_s - time.monotonic()))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return not self._threads
 
@@ -72,11 +73,11 @@ class WorkerContext:
         duplicate_stdout_filters: Shown lines that contain one of these also go to a file for all workers.
         duplicate_stderr_filters: The same for standard error.
         warm: Fork them from the guard's spawner, if it has one; not together with `numa_options`.
-        warm_patience_s: How long they wait for a spawner that still imports.
-        ignored_signals: Which signals they begin with ignored.
-        startup_hook: Whether cold workers adapt frameworks, too (`guard.cold.with_startup_hook`).
-        started: How they are started, for explanations.
-        kept_bytes: What the file may take in which output to the console is kept; 0: there is no limit.
+        warm_patience_s: The longest time that they wait for a spawner that still imports.
+        ignored_signals: Signals that they begin with ignored.
+        startup_hook: Adapt frameworks in cold workers, too (`guard.cold.with_startup_hook`).
+        started: The way in which they are started, for explanations.
+        kept_bytes: The most that the file with kept output to the console may take; 0: there is no limit.
     """
 
     def __init__(
@@ -114,8 +115,10 @@ class WorkerContext:
         self._startup_hook = startup_hook
         self._how = started
         self._before: facts.Baseline | None = None
-        self._spawned_pids: dict[int, int] = {}
-        self._exits: dict[int, Exited] = {}
+        self.pids: Mapping[int, int] = {}
+        """The process ids by local rank; empty until all are started."""
+        self.exits: dict[int, WorkerEnd] = {}
+        """The ends of workers as far as they are known, by local rank, in the order in which they ended."""
         logs = logs_specs.reify(self._envs)
         self.stdouts, self.stderrs = logs.stdouts, logs.stderrs
         self.kept: Mapping[int, str] = getattr(logs, "kept", {})  # not in torch's
@@ -145,11 +148,6 @@ class WorkerContext:
                 tees.append(Tee(files, self._filtered[-1], header, _contains_one_of(filters)))
         return tees
 
-    @property
-    def exits(self) -> Mapping[int, Exited]:
-        """The ends of workers, by local rank."""
-        return self._exits
-
     def shows_stderr(self, slot: int) -> bool:
         """Return whether this worker writes to the agent's own standard error."""
         return not self.stderrs[slot]
@@ -168,38 +166,30 @@ class WorkerContext:
                 return path
         return None
 
-    def final_output(self, slot: int) -> FinalOutput:
-        """Return what is known of the end of a worker: its files, and facts. May block as long as a file system
-        hangs."""
-        streams = {"stdout": self.stdouts[slot], "stderr": self.stderrs[slot]}
-        files = {name: path for name, path in streams.items() if path not in ("", os.devnull)}
-        known = facts.worker_facts(self._before) if self._before is not None else {}
-        return dataclasses.replace(read_final_output(self._error_files[slot], files), facts=known)
+    def with_files(self, end: WorkerEnd) -> WorkerEnd:
+        """Return the end of a worker with what is in its files and with facts, if it failed.
+
+        A package decides where the files are, so any error can occur; it is logged. May block as long as a file system
+        hangs.
+        """
+        if end.is_read or end.returncode == 0:
+            return end
+        try:
+            streams = {"stdout": self.stdouts[end.slot], "stderr": self.stderrs[end.slot]}
+            files = {name: path for name, path in streams.items() if path not in ("", os.devnull)}
+            known = facts.worker_facts(self._before) if self._before is not None else {}
+            return replace(end.with_files(self._error_files[end.slot], files), facts=known)
+        except Exception:
+            get_logger().exception(f"cannot read the files of worker {end.slot}; the run continues")
+            return replace(end, is_read=True)
 
     def machine_facts(self) -> dict[str, str]:
         """Return facts about the machine, compared with when the workers were started. Takes two seconds at most."""
         if self._before is None:
             return {}
-        killed = [exited.pid for exited in self._exits.values() if exited.returncode < 0]
+        killed = [exited.pid for exited in self.exits.values() if exited.returncode < 0]
         folders = {os.path.dirname(path) for path in self._error_files.values()}
         return facts.machine_facts(self._before, killed, sorted(folders))
-
-    def failure(self, event: Exited, output: FinalOutput, noted: str = "") -> failure.WorkerFailure:
-        """Describe how a worker failed, by its exit, by the content of its files, and by the error that it noted
-        itself."""
-        return failure.describe(
-            event.slot,
-            event.returncode,
-            output.error_file,
-            output.stderr or event.stderr_tail,
-            output.no_room,
-            output.facts,
-            noted,
-        )
-
-    def pids(self) -> dict[int, int]:
-        """Return the process ids by local rank; empty until all are started."""
-        return dict(self._spawned_pids)
 
     def start(self) -> None:
         """Have the guard start the workers; it refuses while its last generation is not stopped yet."""
@@ -225,23 +215,23 @@ class WorkerContext:
         )
 
     def handle(self, event: GuardEvent) -> None:
-        """Take note of an event; those of other generations are ignored."""
+        """Note the start or the end of workers; events of other generations are ignored."""
         match event:
             case Spawned(generation=self.generation, pids=pids):
-                self._spawned_pids = pids
+                self.pids = pids
             case Exited(generation=self.generation, slot=slot):
-                self._exits[slot] = event
+                self.exits[slot] = WorkerEnd(**vars(event))
 
     @property
     def shows_output(self) -> bool:
-        """True if files of the workers are shown while they grow (`--tee`)."""
+        """Return whether files of the workers are shown while they grow (`--tee`)."""
         return any(tee.is_running for tee in self._tees)
 
     def show_output(self, timeout_s: float) -> None:
         """Show the output until now; waits for it, but not for longer than `timeout_s`."""
-        ends = time.monotonic() + timeout_s
+        until_s = time.monotonic() + timeout_s
         for shown in [tee.show_now() for tee in self._tees]:
-            shown.wait(max(0.0, ends - time.monotonic()))
+            shown.wait(max(0.0, until_s - time.monotonic()))
 
     def close_later(self, closed: Callable[[], object] = lambda: None) -> None:
         """Show the rest of the output and close the log files, in the background; then call `closed` there.

@@ -20,8 +20,8 @@ from elastic_agent.diagnosis.known_errors import (
     known_error,
     possible_error,
     readable,
+    signal_name,
 )
-from elastic_agent.diagnosis.known_errors import signal_name as name_of_signal
 from elastic_agent.printable import one_line, plain
 from elastic_agent.workers.signature import mismatch_signature, signature
 from elastic_agent.workers.tracebacks import (
@@ -83,20 +83,20 @@ class WorkerFailure:
     signature: str = ""
     """The same for the same error; see :func:`.signature.signature`."""
     recognised: Recognised | None = None
-    """What is known of the error, or of what may have led to the end."""
+    """The known error, or what may have led to the end."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Observations of the machine; see :mod:`.facts`."""
     line: str = ""
     """The position of the script, such as ``train.py:88``, if the tail tells."""
 
     @property
-    def words(self) -> str:
-        """The error, or else the last line of its output."""
-        return self.message or self.last_line
+    def error(self) -> str:
+        """Return the error that was raised; if that is missing because the disk of its output is full, say that."""
+        return self.message or _no_space(self.no_room)
 
     @property
     def was_out_of_memory(self) -> bool:
-        """True if the kernel killed it, or a process of its DataLoader, because the memory was used up."""
+        """Return whether the kernel killed it, or a process of its DataLoader, because the memory was used up."""
         loader = self.recognised is not None and self.recognised.name == "loader-killed"
         return (self.signal_name == "SIGKILL" or loader) and self.facts.get("oom_kills", "0") not in ("", "0")
 
@@ -106,7 +106,7 @@ class WorkerFailure:
         if self.signal_name and self.line:
             head = f"{head} at {self.line}"
         if self.no_room:
-            head = f"{head} (no space for its output: {self.no_room})"
+            head = f"{head} ({_no_space(self.no_room)})"
         hint = "" if self.no_room else self._hint()
         known = f"{head}: {readable(self.message)}" if self.message else head
         if not self.message and self.last_line:
@@ -162,10 +162,12 @@ def describe(
         tail = trace.text.removesuffix(f"\n{_ABORTED_AFTER_EXCEPTION}") if trace is not None else ""
     if fatal is not None and trace is None:
         tail = fatal.with_stack(_last_lines(stderr))
-    name = signal_name(returncode)
+    name = signal_name(returncode) if returncode < 0 else ""
     facts = facts or {}
     recognised = known_error(raised, stderr, facts) if raised else None
-    if not raised and name not in _SENT:
+    if not raised and no_room:
+        recognised = known_error(_no_space(no_room))
+    elif not raised and name not in _SENT:
         recognised = possible_error(stderr, facts)
     last_line = one_line(_last_line(stderr), MESSAGE_CHARACTERS) if not message and returncode > 0 else ""
     line = script_line(tail or (stderr if message.startswith(_SYNTAX) else ""))
@@ -194,9 +196,8 @@ def _is_mismatch(returncode: int, recognised: Recognised | None) -> bool:
     return returncode == -signal.SIGABRT and recognised is not None and recognised.name == _MISMATCH
 
 
-def signal_name(returncode: int) -> str:
-    """Return the name of the signal that ended a process with this (negative) code; empty if none did."""
-    return name_of_signal(returncode) if returncode < 0 else ""
+def _no_space(no_room: str) -> str:
+    return f"no space for its output: {no_room}" if no_room else ""
 
 
 def _final_traceback(returncode: int, stderr: str) -> Traceback | None:

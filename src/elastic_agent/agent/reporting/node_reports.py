@@ -112,8 +112,8 @@ class NodeReports:
         world = self._log.world(event.generation)
         if world is None:
             return
-        first_rank, reports = self._first_rank(world), (end.report for end in event.workers)
-        workers = tuple(msgspec.structs.replace(end, rank=first_rank + end.rank) for end in reports)
+        first_rank = self._first_rank(world)
+        workers = tuple(msgspec.structs.replace(end, rank=first_rank + end.rank) for end in event.workers)
         report = self._report(event.generation, workers)
         self._keep(msgspec.structs.replace(report, facts={**self._facts, **event.facts}, is_final=True))
 

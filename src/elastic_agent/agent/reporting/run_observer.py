@@ -157,8 +157,8 @@ class RunObserver:
             case events.Stalled():
                 self._reports.on_progress()
                 self._tasks.start(self._judge.judge(event))
-            case events.GenerationEnded(generation=generation, workers=workers):
-                shown = [f"{self._node_id}/{end.report.slot}" for end in workers if end.is_shown]
+            case events.GenerationEnded(generation=generation, shown=slots):
+                shown = [f"{self._node_id}/{slot}" for slot in slots]
                 self._shown = generation, frozenset(shown if is_console() else ())
                 self._reports.on_ended(event)
 

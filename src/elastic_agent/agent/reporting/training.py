@@ -70,7 +70,7 @@ class Training:
                 self._ended()
             case events.GenerationEnded(workers=workers):
                 if self._timer is None or self._awaits_report:  # else: of workers before the present ones
-                    step = max((end.report.step or 0 for end in workers), default=0)
+                    step = max((report.step or 0 for report in workers), default=0)
                     self._last_step = step or self._last_step
             case events.WorkersSucceeded(trained=trained):
                 self._ended(trained=trained)

@@ -22,6 +22,7 @@ import msgspec
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.diagnosis.known_errors import signal_name
 from elastic_agent.files import with_remedy
 from elastic_agent.linux import boottime_s, catches, is_frozen
 from elastic_agent.logs import get_logger
@@ -29,12 +30,11 @@ from elastic_agent.protocol import PROMPT, Failure, FailureKind, Grace, Notice
 from elastic_agent.transport import StoreLostError, run_abandonable
 from elastic_agent.workers.cleanup import CLEANUP_LIMIT_S, Cleanup, SweepReport
 from elastic_agent.workers.context import WorkerContext
-from elastic_agent.workers.failure import signal_name
+from elastic_agent.workers.end import WorkerEnd
 from elastic_agent.workers.guard import client as guard_events
-from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 from .collectives import Collectives
-from .endings import Remains, log_cleanup, protocol_failure, read_ends, read_output, warn_of_unsaved
+from .endings import log_cleanup, protocol_failure, read_ends, warn_of_unsaved, with_memory
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 from .stalls import Progress, StallWatch
 from .warm_start import Guards
@@ -164,8 +164,6 @@ class Generation:
             group.rules.hang_timeout_s,
             group.report,
         )
-        self.outputs: dict[int, FinalOutput] = {}
-        """The files of failed workers that were read, by slot."""
         self._interruptions = Interruptions(group.stop_signals, context.ignored_signals)
         self._notice_sent: set[int] = set()
         self.news = asyncio.Event()
@@ -224,14 +222,14 @@ class Generation:
     # -- what is known ------------------------------------------------------------------------------
 
     @property
-    def exits(self) -> Mapping[int, guard_events.Exited]:
+    def exits(self) -> Mapping[int, WorkerEnd]:
         """How workers ended, by slot, in this order."""
         return self.context.exits
 
     @property
     def pids(self) -> Mapping[int, int]:
         """The workers' processes by slot; empty until all are started."""
-        return self.context.pids()
+        return self.context.pids
 
     @property
     def unkillable(self) -> tuple[int, ...]:
@@ -343,7 +341,7 @@ class Generation:
 
     # -- how they end -------------------------------------------------------------------------------
 
-    async def ended_in_order(self, exited: guard_events.Exited) -> bool:
+    async def ended_in_order(self, exited: WorkerEnd) -> bool:
         """Return whether a worker has succeeded, has saved and left, or was ended by a signal to all processes."""
         slot, code = exited.slot, exited.returncode
         if self.heartbeats.left(slot):
@@ -364,7 +362,7 @@ class Generation:
             return True
         return code == 0
 
-    def _report_interrupted(self, exited: guard_events.Exited, signum: int) -> None:
+    def _report_interrupted(self, exited: WorkerEnd, signum: int) -> None:
         """Report a worker that ended because its node is to stop: neither a failure nor a success."""
         name, code, slot = signal_name(-signum), exited.returncode, exited.slot
         how = f"was terminated by {name}" if code < 0 else f"exited with code {code} after {name}"
@@ -382,7 +380,7 @@ class Generation:
                 self._report_interrupted(exited, min(suspects))
                 return
 
-    async def describe(self, exited: guard_events.Exited) -> Failure:
+    async def describe(self, exited: WorkerEnd) -> Failure:
         """Return how a worker failed, by its files if they can be read in time; a file server may hang."""
         loop, slot = asyncio.get_running_loop(), exited.slot
         answered_s = loop.time()
@@ -391,24 +389,18 @@ class Generation:
             answered_s += ANSWERED_S
 
         def read() -> None:
-            self.outputs[slot] = read_output(self.context, slot)
+            self.context.exits[slot] = self.context.with_files(exited)
             self.context.show_output(SHOWN_S)
 
         with contextlib.suppress(StoreLostError):  # the time is over
             await run_abandonable(read, FINAL_OUTPUT_S)
         await asyncio.sleep(max(0.0, answered_s - loop.time()))
-        output, note = self.outputs.get(slot, NOTHING_READ), self.heartbeats.note(slot)
-        return protocol_failure(self.context, exited, output, note, self.group.node_id)
+        return protocol_failure(self._end(slot), self.group.node_id)
 
-    def remains(self) -> dict[int, Remains]:
-        """Return what the workers left in memory, by slot."""
-        cells, last_of = self.heartbeats, self.group.collectives.last_of
-        return {
-            slot: Remains(
-                cells.read(slot)[1], cells.note(slot), last_of(slot, exited.pid), has_left=cells.left(slot)
-            )
-            for slot, exited in self.exits.items()
-        }
+    def _end(self, slot: int) -> WorkerEnd:
+        """Return the end of a worker with what it left in memory."""
+        end = self.exits[slot]
+        return with_memory(end, self.heartbeats, self.group.collectives.last_of(slot, end.pid))
 
     async def clear(self, in_order: bool) -> None:
         """Remove what the workers left, but do not delay the next generation by much."""
@@ -440,16 +432,17 @@ class Generation:
 
     def explain(self, after_s: float) -> asyncio.Task[None]:
         """Report soon how each worker ended, and log which has not saved; ``after_s``: let others run first."""
-        return self.group.explanations.start(self._explain(self.remains(), after_s))
+        ends = [self._end(slot) for slot in sorted(self.exits)]
+        return self.group.explanations.start(self._explain(ends, after_s))
 
-    async def _explain(self, remains: Mapping[int, Remains], after_s: float) -> None:
+    async def _explain(self, ends: list[WorkerEnd], after_s: float) -> None:
         await asyncio.sleep(after_s)
         with contextlib.suppress(StoreLostError):  # a file server hangs: nothing is known of their ends
-            read = partial(read_ends, self.context, remains, self.outputs, self.stopped_s)
+            read = partial(read_ends, self.context, ends, self.stopped_s)
             event = await run_abandonable(read, EXPLAINED_S)
             self.group.report(event)
-            ends = [end for end in event.workers if not remains[end.report.slot].has_left]
-            warn_of_unsaved(self.group.node_id, ends, self.saves_on)
+            stayed = (report for end, report in zip(ends, event.workers, strict=True) if not end.has_left)
+            warn_of_unsaved(self.group.node_id, stayed, self.saves_on)
 
     async def poll_notice_handling(self) -> None:
         """Check from time to time whether a worker has begun to handle notices: then growth need not cost a step."""
@@ -505,7 +498,7 @@ async def _watched(workers: Generation) -> AsyncIterator[None]:
             watcher.cancel()
 
 
-async def _first_failed(workers: Generation) -> guard_events.Exited | None:
+async def _first_failed(workers: Generation) -> WorkerEnd | None:
     """Return the first worker that fails; None when all have ended in order, or are to be stopped in any case."""
     judged = known = 0
 

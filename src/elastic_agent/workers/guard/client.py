@@ -364,7 +364,7 @@ class Guard:
     # --- events -----------------------------------------------------------------------------------
 
     def read_events(self) -> list[GuardEvent]:
-        """Return what happened since the last call, in order; may be nothing. `GuardLost` is the last ever."""
+        """Return the events since the last call, in order; may be none. `GuardLost` is the last ever."""
         events: list[GuardEvent] = []
         if self._lost:
             return events

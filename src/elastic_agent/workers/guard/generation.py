@@ -127,7 +127,7 @@ class Generation:
             del self._to_start[0]
 
     def _start(self, launch: SimpleNamespace) -> bool:
-        """Start it if that is possible now, and return whether it was; if not, a standby is on its way."""
+        """Start a worker if that is possible now, and return whether it was; if not, a standby is being started."""
         pool = self._pool
         if not launch.warm or pool is None or not pool.usable or self._cold_at is None:
             self._fork(launch)
@@ -208,7 +208,7 @@ class Generation:
     # --- reports ----------------------------------------------------------------------------------
 
     def _report(self, message: Message) -> None:
-        """Report it, exits only after the start: the agent receives a worker's events in order."""
+        """Report an event, exits only after the start: the agent receives a worker's events in order."""
         if self._starting:
             self._held_reports.append(message)
         else:

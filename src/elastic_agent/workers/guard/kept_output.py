@@ -19,9 +19,9 @@ PARTS = 3
 CUT_HERE = b"\n[elastic-agent: output was removed here, see --log-limit]\n"
 
 _WAITING_BYTES = 768 * 1024
-"""So much of a worker's output may wait for the thread."""
+"""The most output of a worker that may wait for the thread."""
 _ENTRY_BYTES = 256
-"""What Python needs for an entry of the queue, at most."""
+"""The most that Python needs for an entry of the queue."""
 _CHUNK_BYTES = 64 * 1024
 _TOO_SLOW = "the disk was too slow"
 _MISSING = "\n[elastic-agent: {} bytes of output are missing here: {}]\n"
@@ -39,7 +39,7 @@ class KeptOutput:
         self._queue = queue
         self._queued_bytes = self._done_bytes = 0
         self._left_out = 0
-        """Since the last entry."""
+        """Bytes since the last entry."""
         self._fd: int | None = None
         self._size = self._cut_end = 0
         self._missing = 0

@@ -72,7 +72,7 @@ class Loop:
             self._epoll.unregister(fd)
 
     def wait(self, timeout_s: float | None) -> list[int]:
-        """Wait until something is ready, at most `timeout_s`; returns the ready descriptors in order."""
+        """Wait until something is ready, at most `timeout_s`; return the ready descriptors in order."""
         return [fd for fd, _ in self._epoll.poll(timeout_s)]
 
     def dispatch(self, fd: int) -> None:
