@@ -11,13 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .figures import Options, Result, circumstances, print_figures
-from .scene import become_subreaper
 from .stages import RECOVERY_STAGES, START_STAGES, print_stages
 
 RESULTS = Path(__file__).with_name("results")
@@ -33,41 +31,29 @@ ISOLATED = "BENCH_ISOLATED"
 UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child=TERM", "--mount-proc")
 
 
-@dataclass(frozen=True)
-class Suite:
-    """What the command line offers: the modules of a package that have a function ``run``."""
-
-    package: str
-    modules: Mapping[str, str]
-    """What each of them does."""
-
-
-def main(suite: Suite) -> int:
-    options, names, json_file = parse(suite)
+def main() -> int:
+    options, names, json_file = parse()
     if not options.isolated and can_isolate():
-        return isolate(suite)
-    become_subreaper()
+        return isolate()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what runs is ended first
     facts = circumstances(options.isolated)
     print_circumstances(facts)
     results = []
     for name in names:
-        print(f"\n{name}: {suite.modules[name]}", flush=True)
-        result: Result = importlib.import_module(f"{suite.package}.{name}").run(options)
+        print(f"\n{name}: {BENCHMARKS[name]}", flush=True)
+        result: Result = importlib.import_module(f"benchmarks.{name}").run(options)
         print_result(result)
         results.append(result)
-        write_json(
-            json_file, as_json(suite, facts, results)
-        )  # after each, so that an interruption loses little
+        write_json(json_file, as_json(facts, results))  # after each, so that an interruption loses little
     print(f"\nEvery sample: {json_file}")
     return 0
 
 
-def parse(suite: Suite) -> tuple[Options, list[str], Path]:
-    width = 1 + max(map(len, suite.modules))
-    listed = "\n".join(f"  {name:{width}}{what}" for name, what in suite.modules.items())
+def parse() -> tuple[Options, list[str], Path]:
+    width = 1 + max(map(len, BENCHMARKS))
+    listed = "\n".join(f"  {name:{width}}{what}" for name, what in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
-        prog=f"python -m {suite.package}",
+        prog="python -m benchmarks",
         description=f"All of these, if none is named:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -78,7 +64,6 @@ def parse(suite: Suite) -> tuple[Options, list[str], Path]:
         help="most things once, leaving out what takes minutes",
     )
     parser.add_argument("--runs", type=int, default=5, help="how often each thing is measured (default: 5)")
-    parser.add_argument("--seed", type=int, default=1, help="of the first run of causes (default: 1)")
     parser.add_argument(
         "--json",
         metavar="FILE",
@@ -86,13 +71,13 @@ def parse(suite: Suite) -> tuple[Options, list[str], Path]:
         help="where everything is written (default: a file named after the time in benchmarks/results)",
     )
     given = parser.parse_args()
-    unknown = [name for name in given.names if name not in suite.modules]
+    unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:
-        parser.error(f"{unknown[0]}: not known; there are {', '.join(suite.modules)}")
+        parser.error(f"{unknown[0]}: not known; there are {', '.join(BENCHMARKS)}")
     if given.runs < 1:
         parser.error(f"--runs {given.runs}: expected at least 1")
-    options = Options(given.runs, given.quick, os.environ.get(ISOLATED) == "1", given.seed)
-    return options, given.names or list(suite.modules), given.json or _usual_json_file()
+    options = Options(given.runs, given.quick, os.environ.get(ISOLATED) == "1")
+    return options, given.names or list(BENCHMARKS), given.json or _usual_json_file()
 
 
 def _usual_json_file() -> Path:
@@ -106,9 +91,9 @@ def can_isolate() -> bool:
     return subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
 
 
-def isolate(suite: Suite) -> int:
+def isolate() -> int:
     """The same again, in a network namespace that has nothing but a loopback, and with which all processes end."""
-    again = [sys.executable, "-m", suite.package, *sys.argv[1:]]
+    again = [sys.executable, "-m", "benchmarks", *sys.argv[1:]]
     up = 'ip link set lo up && exec "$@"'
     os.execvpe(UNSHARE[0], [*UNSHARE, "sh", "-c", up, "sh", *again], {**os.environ, ISOLATED: "1"})
 
@@ -142,21 +127,21 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def as_json(suite: Suite, facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
+def as_json(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
     return {
         **facts,
-        "command": " ".join([f"python -m {suite.package}", *sys.argv[1:]]),
+        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "benchmarks": {
-            one.benchmark: {
-                "figures": [each.as_json() for each in one.figures],
-                "ratios": [asdict(ratio) for ratio in one.ratios],
-                "notes": one.notes,
-                **one.tables,
+            result.benchmark: {
+                "figures": [each.as_json() for each in result.figures],
+                "ratios": [asdict(ratio) for ratio in result.ratios],
+                "notes": result.notes,
+                **result.tables,
             }
-            for one in results
+            for result in results
         },
     }
 
 
 if __name__ == "__main__":
-    sys.exit(main(Suite("benchmarks", BENCHMARKS)))
+    sys.exit(main())

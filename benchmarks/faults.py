@@ -67,7 +67,7 @@ def kill_and_restart_host(scene: Scene, world: World) -> float:
 
 def terminate_agent(scene: Scene, world: World) -> float:
     at_s = boottime_s()
-    scene.agents[PEER].send_signal(signal.SIGTERM)
+    scene.agents[PEER].signal(signal.SIGTERM)
     return at_s
 
 

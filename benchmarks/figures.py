@@ -79,9 +79,9 @@ class Figures:
         self._all: dict[tuple[str, str], Figure] = {}
 
     def __iter__(self) -> Iterator[Figure]:
-        measured = [one for one in self._all.values() if one.samples or one.misses]
-        order = list(dict.fromkeys(one.what for one in measured))
-        return iter(sorted(measured, key=lambda one: order.index(one.what)))
+        measured = [figure for figure in self._all.values() if figure.samples or figure.misses]
+        order = list(dict.fromkeys(figure.what for figure in measured))
+        return iter(sorted(measured, key=lambda figure: order.index(figure.what)))
 
     def of(self, what: str, who: str, unit: str = "s", target: float | None = None) -> Figure:
         """The figure of that name; made of the rest when it is new."""
@@ -108,8 +108,6 @@ class Options:
     quick: bool = False
     isolated: bool = False
     """In a network namespace of our own, where every look-up of a name fails at once."""
-    seed: int = 1
-    """Of the first run of a benchmark that draws what happens; each further run has the next one."""
 
     @property
     def times(self) -> int:
@@ -132,7 +130,7 @@ def show(number: float, unit: str) -> str:
 def print_figures(figures: Iterable[Figure]) -> None:
     """A table: the median, the fastest and slowest beside it, how many runs, and the target."""
     head = ("", "", "median", "least", "most", "runs", "target")
-    print_table([head, *(_row(one) for one in figures)])
+    print_table([head, *(_row(figure) for figure in figures)])
 
 
 def print_table(rows: Sequence[tuple[str, ...]]) -> None:
@@ -144,16 +142,16 @@ def print_table(rows: Sequence[tuple[str, ...]]) -> None:
         print("  ".join([*words, *numbers]).rstrip(), flush=True)
 
 
-def _row(one: Figure) -> tuple[str, ...]:
-    runs = len(one.samples) + len(one.misses)
-    target = f"≤ {show(one.target, one.unit)}" if one.target is not None else ""
-    words = "; ".join(dict.fromkeys(one.misses))
-    if one.median is None:
-        return (one.what, one.who, words or "not measured", "", "", str(runs), target)
-    count = f"{len(one.samples)} of {runs} ({words})" if one.misses else str(runs)
-    spread = (show(min(one.samples), one.unit), show(max(one.samples), one.unit))
-    missed = " MISSED" if one.target is not None and one.median > one.target else ""
-    return (one.what, one.who, show(one.median, one.unit), *spread, count, target + missed)
+def _row(figure: Figure) -> tuple[str, ...]:
+    runs = len(figure.samples) + len(figure.misses)
+    target = f"≤ {show(figure.target, figure.unit)}" if figure.target is not None else ""
+    words = "; ".join(dict.fromkeys(figure.misses))
+    if figure.median is None:
+        return (figure.what, figure.who, words or "not measured", "", "", str(runs), target)
+    count = f"{len(figure.samples)} of {runs} ({words})" if figure.misses else str(runs)
+    spread = (show(min(figure.samples), figure.unit), show(max(figure.samples), figure.unit))
+    missed = " MISSED" if figure.target is not None and figure.median > figure.target else ""
+    return (figure.what, figure.who, show(figure.median, figure.unit), *spread, count, target + missed)
 
 
 def circumstances(isolated: bool) -> dict[str, Any]:
@@ -176,7 +174,7 @@ def circumstances(isolated: bool) -> dict[str, Any]:
 
 
 def import_torch_s() -> float:
-    """How long a process takes that imports torch: what every start and restart contains, so it dates the machine."""
+    """Return how long an import of torch takes, which every start and restart contains: it dates the machine."""
     began_s = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     return time.monotonic() - began_s

@@ -56,7 +56,7 @@ def run(options: Options) -> Result:
 def _ratios(figures: Figures) -> list[Ratio]:
     found = []
     for subject in SUBJECTS:
-        ours, theirs = (figures.of(_kill_of(subject), one.name) for one in (OURS, TORCHRUN_TUNED))
+        ours, theirs = (figures.of(_kill_of(subject), launcher.name) for launcher in (OURS, TORCHRUN_TUNED))
         found += ratio(ours, theirs, FASTER_AT_LEAST)
     return found
 

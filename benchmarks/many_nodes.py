@@ -28,14 +28,14 @@ from elastic_agent.protocol import (
     Failure,
     FailureKind,
     Member,
-    Node,
     Policy,
     State,
     StopRequest,
+    World,
 )
-from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends import open_backend
+from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import Secret
 from elastic_agent.values import Endpoint, new_incarnation
@@ -48,39 +48,26 @@ class Crowd:
     """The nodes of this process."""
 
     def __init__(self, numbers: range, total: int, options: argparse.Namespace) -> None:
-        self.nodes = [OneNode(self, number, total, options) for number in numbers]
         self.changed = asyncio.Event()
+        self.nodes = [InstantNode(self, number, total, options) for number in numbers]
 
-    async def all_in(self, generation: int) -> float:
-        """When the last node had a world of this generation or a later one (CLOCK_BOOTTIME)."""
+    async def all_reached(self, moment: str, generation: int) -> float:
+        """Return when the last node came to this moment of this generation or a later one (CLOCK_BOOTTIME)."""
         while True:
-            if all(node.sealed_generation >= generation for node in self.nodes):
-                return max(node.sealed_s for node in self.nodes)
-            self.changed.clear()
-            await self.changed.wait()
-
-    async def all_started(self, generation: int) -> float:
-        while True:
-            if all(node.started_generation >= generation for node in self.nodes):
-                return max(node.started_s for node in self.nodes)
-            self.changed.clear()
-            await self.changed.wait()
-
-    async def all_told(self) -> float:
-        """When the last node gave its workers the notice."""
-        while True:
-            if all(node.told_s for node in self.nodes):
-                return max(node.told_s for node in self.nodes)
+            reached = [node.reached.get(moment, (0, 0.0)) for node in self.nodes]
+            if all(newest >= generation for newest, _ in reached):
+                return max(at_s for _, at_s in reached)
             self.changed.clear()
             await self.changed.wait()
 
 
-class OneNode:
-    """A session and the node's state machine; carries out the actions as if workers were instant."""
+class InstantNode:
+    """A node of the run whose workers start and stop at once."""
 
     def __init__(self, crowd: Crowd, number: int, total: int, options: argparse.Namespace) -> None:
-        self.crowd = crowd
-        self.node = Node(new_incarnation())
+        self.reached: dict[str, tuple[int, float]] = {}
+        """What happened to it (``sealed``, ``started``, ``told``): the newest generation in which, and when."""
+        self._crowd = crowd
         policy = Policy(min_nodes=total, max_nodes=total)
         backend = open_backend(
             Endpoint("127.0.0.1", options.port),
@@ -91,11 +78,10 @@ class OneNode:
             secret=SECRET if options.secret else None,
         )
         backend.run_id = "benchmark"
-        self.backend = backend
         member = Member(
             version=RECORD_VERSION,
             node_id=f"n{number}",
-            incarnation=self.node.incarnation,
+            incarnation=new_incarnation(),
             address="127.0.0.1",
             slots=1,
             state=State.READY,
@@ -103,65 +89,52 @@ class OneNode:
             policy=policy,
         )
         self.session = Session(backend, member, policy.lease_ttl_s)
-        self.session.listen(self.event)
-        self.sealed_generation = self.started_generation = 0
-        self.sealed_s = self.started_s = self.told_s = 0.0
+        self.session.listen(self._hear)
+        self._part = Participant(
+            self.session,
+            Workers(
+                set_deadline=lambda deadline_s: None,
+                start=self._start,
+                stop=lambda action: self._part.perform(self.node.stopped()),
+                notify=lambda notice: self._reach("told", self.node.generation),
+            ),
+            Reporter(
+                announced=lambda announced: None,
+                rejoins=lambda incarnation, reason: None,
+                departs=lambda ending: tell("trouble", what=f"departed: {ending.reason}"),
+            ),
+            new_incarnation,
+        )
+        self.node = self._part.node
 
-    def event(self, event: events.SessionEvent) -> None:
+    def _hear(self, event: events.SessionEvent) -> None:
         match event:
-            case events.PlanSeen(plan=plan):
-                seated = plan.world is not None and plan.phase.value == "running"
-                if seated and plan.generation > self.sealed_generation:
-                    self.sealed_generation, self.sealed_s = plan.generation, now_s()
-                    self.crowd.changed.set()
-                self.perform(self.node.plan_changed(plan))
-            case events.Prepared(generation=generation):
-                self.perform(self.node.prepared(generation))
-            case events.PrepareFailed(generation=generation, failure=failure):
+            case events.PlanSeen(plan=plan) if plan.world is not None and plan.phase.value == "running":
+                self._reach("sealed", plan.generation)
+            case events.PrepareFailed(failure=failure):
                 tell("trouble", what=failure.summary)
-                self.perform(self.node.prepare_failed(generation, failure))
-            case events.LeaseLost(reason=reason):
-                tell("trouble", what=reason)
-                self.perform(self.node.lease_lost(reason))
-            case events.Disconnected(reason=reason) | events.Unusable(reason=reason):
-                tell("trouble", what=reason)
-            case _:
-                pass
+            case events.LeaseLost() | events.Disconnected() | events.Unusable():
+                tell("trouble", what=event.reason)
+        self._part.take_in(event)
 
-    def perform(self, actions: list[machine.Action]) -> None:
-        for action in actions:
-            match action:
-                case machine.Announce():
-                    self.session.announce(action)
-                case machine.Prepare(world=world):
-                    self.session.prepare(world)
-                case machine.StartWorkers(world=world):
-                    self.started_generation, self.started_s = world.generation, now_s()
-                    self.crowd.changed.set()
-                    self.perform(self.node.started(world.generation))
-                case machine.RequestStop(stop_request=stop_request):
-                    self.session.request_stop(stop_request)
-                case machine.Notify():
-                    self.told_s = now_s()
-                    self.crowd.changed.set()
-                case machine.StopWorkers():
-                    self.perform(self.node.stopped())
-                case machine.Rejoin():
-                    incarnation = new_incarnation()
-                    self.session.rejoin(incarnation)
-                    self.perform(self.node.rejoined(incarnation))
-                case machine.Depart(reason=reason):
-                    tell("trouble", what=f"departed: {reason}")
+    def _start(self, world: World) -> None:
+        self._reach("started", world.generation)
+        self._part.perform(self.node.started(world.generation))
+
+    def _reach(self, moment: str, generation: int) -> None:
+        if generation > self.reached.get(moment, (0, 0.0))[0]:
+            self.reached[moment] = generation, now_s()
+            self._crowd.changed.set()
 
     def fail(self) -> None:
         failure = Failure(FailureKind.WORKER, "a failure for the benchmark")
-        self.perform(self.node.failed(self.node.generation, failure))
+        self._part.perform(self.node.failed(self.node.generation, failure))
 
     def request_stop(self) -> None:
         stop_request = StopRequest(
             self.node.next_stop_request, Cause.WALLTIME, IN_GOOD_TIME_S, "a notice for the benchmark"
         )
-        self.perform(self.node.request_stop(stop_request))
+        self._part.perform(self.node.request_stop(stop_request))
 
 
 def now_s() -> float:
@@ -179,19 +152,19 @@ async def live(options: argparse.Namespace) -> None:
     tell("here")
     await line_of_stdin()
     sessions = [asyncio.create_task(node.session.run()) for node in crowd.nodes]
-    for what, wait in (("sealed", crowd.all_in), ("started", crowd.all_started)):
-        tell(what, moment=await wait(1))
-    before = max(node.started_generation for node in crowd.nodes)
+    for what in ("sealed", "started"):
+        tell(what, moment=await crowd.all_reached(what, 1))
+    before = max(node.node.generation for node in crowd.nodes)
     tell("calm")
     if await line_of_stdin() == "fail":
         tell("failing")
         crowd.nodes[0].fail()
-    for what, wait in (("sealed", crowd.all_in), ("started", crowd.all_started)):
-        tell(what, moment=await wait(before + 1))
+    for what in ("sealed", "started"):
+        tell(what, moment=await crowd.all_reached(what, before + 1))
     tell("done")
     if await line_of_stdin() == "ask":
         crowd.nodes[0].request_stop()
-    tell("told", moment=await crowd.all_told())
+    tell("told", moment=await crowd.all_reached("told", 1))
     await line_of_stdin()
     del sessions
     os._exit(

@@ -173,5 +173,5 @@ def _measure(
             time.sleep(CALM_S)
             begun_s = boottime_s()
             crowd.say("ask", "listen")
-            found["all told"] = round(max(one["moment"] for one in crowd.hear("told")) - begun_s, 3)
+            found["all told"] = round(max(answer["moment"] for answer in crowd.hear("told")) - begun_s, 3)
     return found

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
-import signal
 import struct
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
-from elastic_agent.testing.processes import Lines, free_port
+from elastic_agent.testing.processes import Agents, Line, Lines, free_port
 
 from .launchers import Launcher, Place
 
@@ -31,9 +26,6 @@ HEAD_START_S = 0.4
 LOOK_EVERY_S = 0.02
 """How often files are looked at; what is measured is what the workers wrote, so this adds nothing to it."""
 SCENE_LIMIT_S = 90.0
-PR_SET_CHILD_SUBREAPER = 36
-
-Event = dict[str, Any]
 
 
 class NoWorldError(Exception):
@@ -48,11 +40,6 @@ def boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def become_subreaper() -> None:
-    """Have everything that a launcher leaves behind fall to this process, which ends it."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 @dataclass
 class World:
     """All ranks of a world have had their first collective; the stages of each, by name."""
@@ -64,7 +51,7 @@ class World:
     """By node and rank."""
 
     def latest_s(self, stage: str, nodes: Iterable[str] | None = None) -> float:
-        """When the last of its workers (of these nodes) got there (CLOCK_BOOTTIME)."""
+        """Return when the last of its workers (of these nodes) got there (CLOCK_BOOTTIME)."""
         pids = self.workers if nodes is None else self.pids_of(nodes)
         return max(self.workers[pid][stage] for pid in pids)
 
@@ -73,34 +60,22 @@ class World:
         return [pid for (node, _), pid in self.pids.items() if node in wanted]
 
 
-class Scene:
+class Scene(Agents):
     """Start nodes, wait for worlds, do harm. Leaves no process behind."""
 
     def __init__(self, launcher: Launcher, pause_s: float = 0.01, slots: Mapping[str, int] = SLOTS) -> None:
+        self._own = tempfile.TemporaryDirectory(prefix="elastic-agent-benchmark-")
+        super().__init__(Path(self._own.name))
         self.launcher = launcher
         self.slots = slots
         self._pause_s = pause_s
-        self._own = tempfile.TemporaryDirectory(prefix="elastic-agent-benchmark-")
-        self.folder = Path(self._own.name)
         self._cells = self.folder / "cells"
         self._cells.mkdir()
         self.port = free_port()
         self._lines = Lines(self.folder / "events.jsonl")
-        self._journal = Lines(self.folder / "journal.jsonl")
-        self.agents: dict[str, psutil.Popen] = {}
-        self._strays: list[psutil.Process] = []
-        self._others = {one.pid for one in psutil.Process().children(recursive=True)}
-        """Processes of the benchmark that are not the scene's."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _kill([one for node in self.agents for one in self.processes(node)] + self._strays)
-        left = psutil.Process().children(recursive=True)  # what was left to us
-        _kill([one for one in left if one.pid not in self._others])
+    def __exit__(self, *how: object) -> None:
+        super().__exit__(*how)
         self._own.cleanup()
 
     # -- starting -------------------------------------------------------------------------------
@@ -109,32 +84,20 @@ class Scene:
         """Start a node's agent; when that was (CLOCK_BOOTTIME)."""
         place = Place(node, self.slots[node], self.port, self.folder)
         environment = {
-            **os.environ,
             **self.launcher.environment,
-            "OMP_NUM_THREADS": "1",
             "BENCH_EVENTS": str(self.folder / "events.jsonl"),
             "BENCH_CELLS": str(self._cells),
             "BENCH_NODE": node,
             "BENCH_PAUSE_S": str(self._pause_s),
         }
-        with (self.folder / f"{node}.log").open("ab") as log:
-            at_s = boottime_s()
-            self.agents[node] = psutil.Popen(
-                self.launcher.command(place),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+        at_s = boottime_s()
+        self.agents[node] = self.launch(node, self.launcher.command(place), environment)
         return at_s
 
     def settle_down(self, nodes: Iterable[str]) -> World:
         """Start these nodes, ``HOST`` a little ahead so that it hosts the store, and let them run for a while."""
         if self.launcher.store is not None:
-            with (self.folder / "store.log").open("wb") as log:
-                command = self.launcher.store(self.port, self.folder)
-                self._strays.append(psutil.Popen(command, stdout=log, stderr=log))
+            self.servers["store"] = self.launch("store", self.launcher.store(self.port, self.folder), {})
         for node in nodes:
             self.start(node)
             time.sleep(HEAD_START_S)
@@ -147,21 +110,21 @@ class Scene:
         return world
 
     def size(self, nodes: Iterable[str]) -> int:
-        """How many workers these nodes have."""
+        """Return how many workers these nodes have."""
         return sum(self.slots[node] for node in nodes)
 
     def _hosts(self, node: str) -> bool:
         """Return whether a process of this node, such as that of the stores, listens at the scene's port."""
-        connections: list[Any] = []
-        for process in self.processes(node):
+        agent, connections = psutil.Process(self.agents[node].pid), list[Any]()
+        for process in (agent, *agent.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 connections += process.net_connections("tcp")
-        return any(one.status == "LISTEN" and one.laddr.port == self.port for one in connections)
+        return any(found.status == "LISTEN" and found.laddr.port == self.port for found in connections)
 
     # -- what comes of it -----------------------------------------------------------------------
 
     def await_world(self, size: int, after_s: float, limit_s: float, stage: str = "collective") -> World:
-        """The first world of this size whose workers all started after ``after_s`` and got to ``stage``.
+        """Return the first world of this size whose workers all started after ``after_s`` and got to ``stage``.
 
         Raises:
             NoWorldError: every agent ended, or the time is up.
@@ -171,7 +134,7 @@ class Scene:
             world = self._find_world(size, after_s, stage)
             if world is not None:
                 return world
-            if all(agent.poll() is not None for agent in self.agents.values()):
+            if not any(agent.runs for agent in self.agents.values()):
                 raise NoWorldError("job failed")
             if time.monotonic() >= ends_s:
                 raise NoWorldError(f"not in {limit_s:.0f} s")
@@ -179,7 +142,7 @@ class Scene:
 
     def _find_world(self, size: int, after_s: float, stage: str) -> World | None:
         stages: dict[int, dict[str, float]] = {}
-        worlds: dict[str, list[Event]] = {}
+        worlds: dict[str, list[Line]] = {}
         for event in self._lines.all():
             if event["boottime_s"] <= after_s:
                 continue
@@ -187,15 +150,15 @@ class Scene:
             if event["event"] == stage and event["world_size"] == size:
                 worlds.setdefault(event["world"], []).append(event)
         for met in worlds.values():
-            workers = {one["pid"]: stages[one["pid"]] for one in met}
-            new = all("first_line" in one for one in workers.values())
+            workers = {worker["pid"]: stages[worker["pid"]] for worker in met}
+            new = all("first_line" in reached for reached in workers.values())
             if len(workers) == size and new:
-                pids = {(one["node"], one["rank"]): one["pid"] for one in met}
+                pids = {(worker["node"], worker["rank"]): worker["pid"] for worker in met}
                 return World(met[0]["generation"], workers, pids)
         return None
 
     def interruption_s(self, old: World, new: World, nodes: Iterable[str]) -> float:
-        """How long these nodes' workers had no collective: from the old world's last to all their first of the new.
+        """Return how long these nodes' workers had no collective: from the last of the old world to all first ones.
 
         The first worker to stop and the last to go on count, so no single worker was interrupted for longer.
         """
@@ -204,48 +167,21 @@ class Scene:
         return new.latest_s("collective", nodes) - last_s
 
     def _last_round_s(self, pid: int) -> float:
-        """When this worker, which may have ended, had its last collective."""
+        """Return when this worker, which may have ended, had its last collective."""
         (at_s,) = CELL.unpack((self._cells / str(pid)).read_bytes())
         return float(at_s)
 
-    def journal(self) -> list[Event]:
-        """What our agents wrote down (none under other launchers)."""
-        return self._journal.all()
-
     # -- harm -----------------------------------------------------------------------------------
 
-    def processes(self, node: str) -> list[psutil.Process]:
-        """A node's agent and everything below it."""
-        agent = self.agents[node]
-        try:
-            return [agent, *agent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-
     def kill_node(self, node: str) -> float:
-        """SIGKILL to all of a node's processes at once, as far as that is possible; when it began."""
-        processes = self.processes(node)
-        self._strays += processes
+        """Kill all of a node's processes at once; returns when it began."""
         at_s = boottime_s()
-        _signal(processes, signal.SIGKILL)
-        self.agents[node].wait()
+        self.agents[node].kill_node()
+        self.agents[node].process.wait()
         return at_s
 
     def freeze_node(self, node: str) -> float:
-        """SIGSTOP to all of a node's processes; when it began."""
-        processes = self.processes(node)
-        self._strays += processes
+        """Stop all of a node's processes; returns when it began."""
         at_s = boottime_s()
-        _signal(processes, signal.SIGSTOP)
+        self.agents[node].freeze_node()
         return at_s
-
-
-def _signal(processes: Iterable[psutil.Process], signum: signal.Signals) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signum)
-
-
-def _kill(processes: list[psutil.Process]) -> None:
-    _signal(processes, signal.SIGKILL)
-    psutil.wait_procs(processes, timeout=10.0)

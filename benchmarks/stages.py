@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
+from elastic_agent.testing.processes import Line
+
 from .figures import print_table, show
-from .scene import Event, World
+from .scene import World
 
 _FROM_THE_PLAN_ON = (
     "plan running seen",
@@ -23,13 +25,13 @@ Stages = dict[str, float]
 """Seconds from the launch or fault until the last process got there; a stage that did not occur is missing."""
 
 
-def breakdown(names: Iterable[str], journal: list[Event], world: World, since_s: float) -> Stages:
-    """When the last one reached each stage on the way to this world."""
+def breakdown(names: Iterable[str], journal: list[Line], world: World, since_s: float) -> Stages:
+    """Return when the last one reached each stage on the way to this world."""
     found = {**_of_agents(journal, world.generation, since_s), **_of_workers(world)}
     return {name: round(found[name] - since_s, 5) for name in names if name in found}
 
 
-def _of_agents(journal: list[Event], generation: int, since_s: float) -> Stages:
+def _of_agents(journal: list[Line], generation: int, since_s: float) -> Stages:
     new = [event for event in journal if event["boottime_s"] >= since_s]
 
     def named(name: str, **wanted: object) -> list[float]:
@@ -66,9 +68,9 @@ def _of_workers(world: World) -> Stages:
 def median_stages(names: Iterable[str], samples: list[Stages]) -> Stages:
     """The median of each stage over those runs in which it occurred."""
     return {
-        name: statistics.median(one[name] for one in samples if name in one)
+        name: statistics.median(sample[name] for sample in samples if name in sample)
         for name in names
-        if any(name in one for one in samples)
+        if any(name in sample for sample in samples)
     }
 
 

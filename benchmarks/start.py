@@ -28,7 +28,7 @@ def run(options: Options) -> Result:
             progress(f"start, {launcher.name}: {outcome}")
             figures.of("start", launcher.name).add(outcome)
         figures.of("import torch, alone", "python").add(import_torch_s())
-    ours, theirs = (figures.of("start", one.name) for one in (OURS_FIXED, TORCHRUN_FIXED))
+    ours, theirs = (figures.of("start", launcher.name) for launcher in (OURS_FIXED, TORCHRUN_FIXED))
     if theirs.median is not None:
         ours.target = theirs.median / FASTER_AT_LEAST
     ratios = [*ratio(ours, theirs, FASTER_AT_LEAST)]

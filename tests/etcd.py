@@ -101,7 +101,7 @@ class EtcdServer:
             self.process.wait()
 
     def listens(self) -> bool:
-        """Whether it takes connections of clients, as far as can be seen from here."""
+        """Return whether it takes connections of clients, as far as can be seen from here."""
         if self.within:
             return True
         with socket.socket() as probe:
@@ -201,7 +201,7 @@ class EtcdCluster:
         return ",".join(member.endpoint for member in self.members)
 
     def ctl(self, *words: str, timeout_s: float = ANSWERS_WITHIN_S) -> str:
-        """What etcdctl says."""
+        """Return what etcdctl says."""
         return self._run(*words, timeout_s=timeout_s).stdout
 
     def _run(self, *words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:

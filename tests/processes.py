@@ -10,13 +10,54 @@ import resource
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from elastic_agent.testing.processes import Agents, freeze, thaw
+
+from .waiting import GUARD_S
+
+T = TypeVar("T")
+
+
+class Processes(Agents):
+    """Processes that a test starts in a folder of its own; its waits end only when something hangs."""
+
+    def wait(self, awaited: str, look: Callable[[], T | None], timeout_s: float = GUARD_S) -> T:
+        """Wait until ``look`` finds something; the limit is a guard against hangs."""
+        return super().wait(awaited, look, max(timeout_s, GUARD_S))
+
+    def wait_gone(self, pids: Iterable[int], timeout_s: float = GUARD_S) -> list[int]:
+        """Wait for these processes to end; returns those which did not."""
+        return super().wait_gone(pids, timeout_s)
+
+
+class Forked:
+    """A process of multiprocessing that a test stops and kills."""
+
+    process: BaseProcess
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def freeze(self) -> None:
+        freeze(self.pid)
+
+    def thaw(self) -> None:
+        thaw(self.pid)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(GUARD_S)
+        assert not self.process.is_alive()
 
 
 def name_of(pid: int) -> str:
-    """What `ps -o comm` prints. Raises OSError for one that is gone."""
+    """Return what `ps -o comm` prints. Raises OSError for one that is gone."""
     return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
 
 

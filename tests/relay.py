@@ -84,9 +84,9 @@ class Relay:
         answers.start()
         self._pump(client, server, can_hold=True)
         answers.join()
-        for one in (client, server):
-            self._sockets.discard(one)
-            one.close()
+        for sock in (client, server):
+            self._sockets.discard(sock)
+            sock.close()
 
     def _pump(self, source: socket.socket, sink: socket.socket, can_hold: bool) -> None:
         try:
@@ -99,6 +99,6 @@ class Relay:
                     self.passed += data
             sink.shutdown(socket.SHUT_WR)
         except OSError:  # one side is gone: so is the other
-            for one in (source, sink):
+            for sock in (source, sink):
                 with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
+                    sock.shutdown(socket.SHUT_RDWR)

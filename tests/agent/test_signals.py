@@ -2,8 +2,8 @@
 
 The other rows of that table: `tests/faults/test_notices.py` (notices, and signals to all processes of a job),
 `tests/workers/test_guard_progress.py` (a restart), `tests/workers/test_guard_fence.py` (a lost lease, an agent that is
-gone), `tests/faults/test_worker_faults.py` (a hang, what exited workers leave), `tests/launcher/test_launch.py` (an
-interrupted launch).
+gone), `tests/faults/test_stories_of_workers.py` (a hang, what exited workers leave), `tests/launcher/test_launch.py`
+(an interrupted launch).
 """
 
 from __future__ import annotations

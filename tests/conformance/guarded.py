@@ -65,7 +65,9 @@ def main() -> None:
     codes: list[dict[int, int]] = []
     for number, launches in enumerate(plan["attempts"], 1):
         codes.append(
-            codes_of(guard, number, [Launch(**{**one, "argv": tuple(one["argv"])}) for one in launches])
+            codes_of(
+                guard, number, [Launch(**{**launch, "argv": tuple(launch["argv"])}) for launch in launches]
+            )
         )
         if not any(codes[-1].values()):
             break

@@ -58,11 +58,11 @@ class Job:
 
     @property
     def command(self) -> list[Argument]:
-        """What comes after the launcher's own options."""
+        """Return what comes after the launcher's own options."""
         return [*(["-m"] if self.module else []), self.script, *self.args]
 
     def command_of(self, slot: int) -> list[Argument]:
-        """What Python is to run in this slot."""
+        """Return what Python is to run in this slot."""
         return [*self.commands[slot]] if self.commands else self.command
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -155,9 +155,9 @@ class Agent:
         assert (folder / "journal").exists(), said
         events = [json.loads(line) for line in (folder / "journal").read_text().splitlines()]
         codes = {
-            (one["generation"] - 1, one["slot"]): one["returncode"]
-            for one in events
-            if one["event"] == "worker_exited"
+            (event["generation"] - 1, event["slot"]): event["returncode"]
+            for event in events
+            if event["event"] == "worker_exited"
         }
         workers = {}
         for (attempt, slot), code in codes.items():
@@ -247,7 +247,7 @@ def run_everywhere(
         return launcher.run(dataclasses.replace(job, variables=variables), own)
 
     with ThreadPoolExecutor(2) as pool:
-        pending = {one.name: pool.submit(run, one) for one in launchers}
+        pending = {launcher.name: pool.submit(run, launcher) for launcher in launchers}
         return {name: outcome.result() for name, outcome in pending.items()}
 
 

@@ -40,7 +40,7 @@ ATTEMPTS = (
 
 
 def run(launcher: Launcher, folder: Path) -> list[str]:
-    """What became of each attempt."""
+    """Return what became of each attempt."""
     here = folder / f"script of {launcher.name}"
     here.mkdir()
     for attempt, files in enumerate(ATTEMPTS):
@@ -63,7 +63,7 @@ def test_each_attempt_runs_the_current_script_and_modules(launcher: Launcher, tm
 
 
 def shown(outcome: Outcome, here: Path, attempt: int) -> str:
-    """How it ended, without the folder's name."""
+    """Return how it ended, without the folder's name."""
     worker = outcome.worker(attempt, 0)
     told = f"code {worker.code}\nstdout: {worker.stdout.decode()}\nstderr: {worker.stderr.decode()}"
     return told.replace(str(here), "(folder)")

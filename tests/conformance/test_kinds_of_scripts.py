@@ -130,7 +130,7 @@ def test_scripts_of_one_spawner_run_as_under_plain_python(tmp_path: Path) -> Non
     job = Job("0/train.py", cwd=here, slots=len(commands), commands=[*commands.values()])
     outcomes = run_everywhere(job, tmp_path, [BARE, GUARDED_WARM])
     for slot, name in enumerate(commands):
-        seen, expected = (shown(outcomes[one.name], slot) for one in (GUARDED_WARM, BARE))
+        seen, expected = (shown(outcomes[launcher.name], slot) for launcher in (GUARDED_WARM, BARE))
         assert seen == expected, f"{name}:\n{seen}\nunder python -u:\n{expected}"
 
 
@@ -149,5 +149,5 @@ def test_scripts_run_as_under_plain_python(name: str, tmp_path: Path) -> None:
 
 def shown(outcome: Outcome, slot: int = 0) -> str:
     worker = outcome.worker(0, slot)
-    out, err = (one.decode(errors="backslashreplace") for one in (worker.stdout, worker.stderr))
+    out, err = (output.decode(errors="backslashreplace") for output in (worker.stdout, worker.stderr))
     return f"code {worker.code}\nstdout: {out}\nstderr: {err}"

@@ -22,7 +22,7 @@ FINDERS_OF_WORKERS = {"Preloaded", "_Finder"}
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Report]:
-    """What was found after the import, by launcher and package."""
+    """Return what was found after the import, by launcher and package."""
     folder = tmp_path_factory.mktemp("packages")
     installed = [package for package in SHOWN_FOR if find_spec(package) is not None]
     installed.sort(key=lambda package: package not in ("numpy", "torch"))  # the others find these imported

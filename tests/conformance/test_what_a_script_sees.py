@@ -153,7 +153,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     once = [BARE] if by_name else [BARE, COLD]
 
     def run_all(folder: Path) -> None:
-        outcomes = run_everywhere(job, folder, [one for one in LAUNCHERS if one not in once])
+        outcomes = run_everywhere(job, folder, [launcher for launcher in LAUNCHERS if launcher not in once])
         outcomes |= run_everywhere(dataclasses.replace(job, restarts=0), folder, once)
         found = Reports(request.param, folder)
         for name, outcome in outcomes.items():
@@ -161,7 +161,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             told = {
                 key: worker.stderr.decode(errors="replace")[-2000:] for key, worker in outcome.workers.items()
             }
-            attempts = (0,) if name in [one.name for one in once] else (0, 1)
+            attempts = (0,) if name in [worker.name for worker in once] else (0, 1)
             expected = [(at, rank) for at in attempts for rank in (0, 1)]
             assert there == expected, f"{name}: {told} {outcome.said}"
 

@@ -6,9 +6,9 @@ import json
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from elastic_agent import linux
 from elastic_agent.testing.processes import JOURNAL, Agents, Line, Lines, NodeProcess
@@ -16,9 +16,7 @@ from tests.cli.support import elastic_agent
 from tests.etcd import set_up_long_ago
 from tests.names import unique
 from tests.ports import free_port
-from tests.waiting import GUARD_S
-
-T = TypeVar("T")
+from tests.processes import Processes
 
 TRAIN = Path(__file__).parent / "train.py"
 HANDLING_NOTICES = Path(__file__).parent / "handling_notices.py"
@@ -33,7 +31,7 @@ UNIQUE = ""
 
 
 def worlds_of(agents: Agents) -> dict[int, list[Line]]:
-    """What every agent saw of each running generation."""
+    """Return what every agent saw of each running generation."""
     seen: dict[int, list[Line]] = {}
     for line in agents.journal("plan"):
         if line["phase"] == "running":
@@ -41,7 +39,7 @@ def worlds_of(agents: Agents) -> dict[int, list[Line]]:
     return seen
 
 
-class Cluster(Agents):
+class Cluster(Processes):
     """Starts agents, orders faults, keeps the story of their training."""
 
     mark_variable = "ELASTIC_TEST_MARK"
@@ -174,7 +172,7 @@ class Cluster(Agents):
         return server
 
     def _meeting(self) -> tuple[str, ...]:
-        """Where the agents meet, as options."""
+        """Return where the agents meet, as options."""
         if self.etcd is None:
             hosts = self.hosts or (self.endpoint_host,)
             return "--rdzv-endpoint", ",".join(f"{host}:{self.port}" for host in hosts)
@@ -206,7 +204,7 @@ class Cluster(Agents):
             start(node, script=SAVING, arguments=(str(self.folder), json.dumps(save_s)))
         for node in save_s:
             self.wait_event("state", node, state="running")
-        self.wait("all workers", lambda: {one["node_id"] for one in self.born()} == {*save_s} or None)
+        self.wait("all workers", lambda: {worker["node_id"] for worker in self.born()} == {*save_s} or None)
 
     def order(self, worker_id: str, what: str) -> None:
         """Have a worker misbehave at the end of its next step (see train.py)."""
@@ -240,7 +238,7 @@ class Cluster(Agents):
         return self.notes("born")
 
     def worlds(self) -> dict[int, list[Line]]:
-        """What every agent saw of each running generation."""
+        """Return what every agent saw of each running generation."""
         return worlds_of(self)
 
     def world(self, generation: int) -> dict[str, tuple[int, int]]:
@@ -250,7 +248,7 @@ class Cluster(Agents):
 
     def pid_of(self, worker_id: str) -> int:
         """The newest process of this worker."""
-        return int([one["pid"] for one in self.born() if one["worker_id"] == worker_id][-1])
+        return int([worker["pid"] for worker in self.born() if worker["worker_id"] == worker_id][-1])
 
     # -- waiting --------------------------------------------------------------------------------
 
@@ -263,24 +261,16 @@ class Cluster(Agents):
 
         return self.wait(f"{event} of {node or 'any node'} {values or ''}", look)
 
-    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = GUARD_S) -> T:
-        """Wait until ``look`` finds something; the limit is a guard against hangs."""
-        return super().wait(what, look, max(timeout_s, GUARD_S))
-
-    def wait_gone(self, pids: Iterable[int], timeout_s: float = GUARD_S) -> list[int]:
-        """Wait for these processes to end; those which did not."""
-        return super().wait_gone(pids, timeout_s)
-
     def wait_training(self, *nodes: str, after: int = 0, steps: int = 5) -> int:
         """Until exactly these nodes took ``steps`` steps together in a generation above ``after``; which one."""
 
         def look() -> int | None:
-            newest = max((one["generation"] for one in self.steps()), default=0)
-            taken = [one for one in self.steps() if one["generation"] == newest]
-            enough = len({one["step"] for one in taken}) >= steps
+            newest = max((step["generation"] for step in self.steps()), default=0)
+            taken = [step for step in self.steps() if step["generation"] == newest]
+            enough = len({step["step"] for step in taken}) >= steps
             return (
                 newest
-                if newest > after and enough and {one["node_id"] for one in taken} == {*nodes}
+                if newest > after and enough and {step["node_id"] for step in taken} == {*nodes}
                 else None
             )
 
@@ -296,7 +286,7 @@ class Cluster(Agents):
         return self.wait(f"a worker's {kind}", lambda: next(iter(self._steps.of(kind)), None))
 
     def notes(self, kind: str) -> list[Line]:
-        """What workers wrote down of this kind (see handling_notices.py), in order of time."""
+        """Return what workers wrote down of this kind (see handling_notices.py), in order of time."""
         return [*self._steps.of(kind)]
 
     def wait_daemon(self) -> int:
@@ -309,6 +299,6 @@ class Cluster(Agents):
     def _last_steps(self) -> list[Line]:
         """First and last step of each worker in each generation; all would drown the story."""
         ends: dict[tuple[Any, ...], list[Line]] = {}
-        for one in self.steps():
-            ends.setdefault((one["generation"], one["pid"]), []).append(one)
+        for step in self.steps():
+            ends.setdefault((step["generation"], step["pid"]), []).append(step)
         return [line for ones in ends.values() for line in (ones[0], ones[-1])]

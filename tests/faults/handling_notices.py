@@ -31,7 +31,7 @@ def note(folder: Path, **line: object) -> None:
 
 
 def agreed(seen_here: bool) -> bool:
-    """Whether a rank has seen it: the same on all of them."""
+    """Return whether a rank has seen it: the same on all of them."""
     seen = torch.tensor([int(seen_here)])
     dist.all_reduce(seen, op=dist.ReduceOp.MAX)
     return bool(seen)

@@ -21,7 +21,7 @@ def secret_file(folder: Path, name: str) -> str:
 
 
 def is_in_memory_of(pid: int, word: bytes) -> bool:
-    """Whether a core dump of this process would have it."""
+    """Return whether a core dump of this process would have it."""
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             place, access, *_ = line.split()

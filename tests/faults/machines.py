@@ -62,17 +62,6 @@ class Machines:
     def address(self, node: str) -> str:
         return f"{SUBNET}.{self.names.index(node) + 1}"
 
-    def hide(self, hidden: str, node: str) -> None:
-        """What this node sends to the hidden one is dropped; all others are reached."""
-        ip(
-            f"-n {self._tag}-{node} neigh replace {self.address(hidden)} "
-            "lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
-        )
-
-    def show(self, hidden: str, node: str) -> None:
-        """The node reaches it again."""
-        ip(f"-n {self._tag}-{node} neigh del {self.address(hidden)} dev eth0")
-
     def block_port(self, node: str, port: int) -> None:
         """A firewall there drops what comes in for this port, and what goes out to it."""
         rules = "".join(

@@ -39,7 +39,7 @@ def check_safety(cluster: Cluster, *, paused: Collection[str] = ()) -> None:
 
 
 def safety_problems(recorded: Recorded, *, paused: Collection[str] = ()) -> list[str]:
-    """What violates a rule, other than the course of training; see :func:`check_safety`."""
+    """Return what violates a rule, other than the course of training; see :func:`check_safety`."""
     return [
         *_one_world_per_generation(recorded),
         *_no_two_generations_at_once(recorded, paused),
@@ -64,14 +64,14 @@ def assert_order(cluster: Cluster, *events: tuple[str, str, int]) -> None:
     before_s = 0.0
     for name, node, generation in events:
         lines = [
-            *(one for one in cluster.journal(name, node) if one.get("generation") == generation),
+            *(line for line in cluster.journal(name, node) if line.get("generation") == generation),
             *(
-                one
-                for one in cluster.notes(name)
-                if (one["node_id"], one["generation"]) == (node, generation)
+                line
+                for line in cluster.notes(name)
+                if (line["node_id"], line["generation"]) == (node, generation)
             ),
         ]
-        times = [one.get("exited_boottime_s", one["boottime_s"]) for one in lines]
+        times = [line.get("exited_boottime_s", line["boottime_s"]) for line in lines]
         assert times, f"no {name} of {node} in generation {generation}\n{cluster.story()}"
         assert min(times) > before_s, (
             f"{name} of {node} in generation {generation} came too early\n{cluster.story()}"
@@ -80,7 +80,7 @@ def assert_order(cluster: Cluster, *events: tuple[str, str, int]) -> None:
 
 
 def charged(cluster: Cluster) -> int:
-    """How many restarts were charged by the end, by the newest plan that any node read."""
+    """Return how many restarts were charged by the end, by the newest plan that any node read."""
     return max((int(line["charged"]) for line in cluster.journal("plan")), default=0)
 
 
@@ -104,18 +104,18 @@ def see_it_end(cluster: Cluster, *, restarts: int, paused: Collection[str] = (),
 
 def check_all_told_and_left(cluster: Cluster, generation: int, reason: str) -> None:
     """Every worker of the generation was told why, and all left after the same step."""
-    workers = {one["worker_id"] for one in cluster.born() if one["generation"] == generation}
-    left = [one for one in cluster.notes("left") if one["generation"] == generation]
-    assert {one["worker_id"] for one in left} == workers, cluster.story()
-    assert {one["reason"] for one in left} == {reason}
-    assert len({one["step"] for one in left}) == 1, cluster.story()
+    workers = {worker["worker_id"] for worker in cluster.born() if worker["generation"] == generation}
+    left = [note for note in cluster.notes("left") if note["generation"] == generation]
+    assert {note["worker_id"] for note in left} == workers, cluster.story()
+    assert {note["reason"] for note in left} == {reason}
+    assert len({note["step"] for note in left}) == 1, cluster.story()
 
 
 def check_saved_and_gone(cluster: Cluster, *nodes: str) -> None:
     """Each of these nodes' workers saved, and its process is gone, now that the command has returned."""
-    saved = {one["node_id"] for one in cluster.notes("saved")}
+    saved = {note["node_id"] for note in cluster.notes("saved")}
     assert saved >= {*nodes}, cluster.story()
-    workers = {one["pid"] for one in cluster.born() if one["node_id"] in nodes}
+    workers = {worker["pid"] for worker in cluster.born() if worker["node_id"] in nodes}
     assert not workers & {*cluster.marked_processes()}, cluster.story()
 
 
@@ -125,7 +125,7 @@ def undisturbed(cluster: Cluster, generation: int) -> None:
     cluster.wait(
         "training to go on", lambda: cluster.steps()[-1]["boottime_s"] > now_s + 1.5 * cluster.lease_s
     )
-    assert {one["generation"] for one in cluster.steps()} == {generation}
+    assert {step["generation"] for step in cluster.steps()} == {generation}
 
 
 def check_one_error(cluster: Cluster, *words: str) -> None:
@@ -191,14 +191,14 @@ def _ranks_of_workers(cluster: Recorded, generation: int, world: list[list[objec
     """The workers saw just the ranks that the world gives them."""
     place = {str(node): (index, int(str(first))) for index, (node, _, _, first) in enumerate(world)}
     problems = []
-    for one in cluster.born():
-        if one["generation"] == generation:
-            node_rank, first = place[one["node_id"]]
-            wanted = (node_rank, first + one["local_rank"], size)
-            if (one["node_rank"], one["rank"], one["world_size"]) != wanted:
-                problems.append(f"rule 3: node rank, rank, world size should be {wanted}: {one}")
-            if one["worker_id"] != f"{one['node_id']}/{one['local_rank']}":
-                problems.append(f"worker id, node id and local rank do not fit: {one}")
+    for worker in cluster.born():
+        if worker["generation"] == generation:
+            node_rank, first = place[worker["node_id"]]
+            wanted = (node_rank, first + worker["local_rank"], size)
+            if (worker["node_rank"], worker["rank"], worker["world_size"]) != wanted:
+                problems.append(f"rule 3: node rank, rank, world size should be {wanted}: {worker}")
+            if worker["worker_id"] != f"{worker['node_id']}/{worker['local_rank']}":
+                problems.append(f"worker id, node id and local rank do not fit: {worker}")
     return problems
 
 
@@ -237,11 +237,11 @@ def _steps_go_on(cluster: Cluster, paused: Collection[str]) -> list[str]:
 
 
 def _stable_names(cluster: Recorded) -> list[str]:
-    runs = {one["run_id"] for one in cluster.born()}
+    runs = {worker["run_id"] for worker in cluster.born()}
     problems = [f"the run id changed: {runs}"] if len(runs) > 1 else []
     places: dict[str, set[int]] = defaultdict(set)
-    for one in cluster.born():
-        places[one["worker_id"]].add(one["local_rank"])
+    for worker in cluster.born():
+        places[worker["worker_id"]].add(worker["local_rank"])
     problems += [
         f"{worker} had several local ranks: {seen}" for worker, seen in places.items() if len(seen) > 1
     ]

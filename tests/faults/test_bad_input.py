@@ -1,4 +1,4 @@
-"""Invalid input from the network or the user: reported clearly, without effect on others."""
+"""Invalid input from the network or the user, and names that are taken: reported clearly, without effect on others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from .conftest import MakeCluster
-from .rules import check_one_error
+from .conftest import MakeCluster, on_both
+from .rules import check_one_error, see_it_end
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
 
@@ -46,3 +46,24 @@ def test_a_machine_without_a_loopback_network_is_told_at_once(make_cluster: Make
         check_one_error(
             cluster, "the loopback interface of this machine is down (as root: ip link set lo up)"
         )
+
+
+@on_both
+def test_a_second_agent_with_a_live_nodes_id_is_refused_without_effect_on_the_run(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster("2:3")
+    first = cluster.start_training("a", "b")
+
+    here = cluster.start("same-machine", node_id="b")
+    elsewhere = cluster.start("other-machine", node_id="b", state="state-of-another-machine")
+    assert cluster.wait_end("same-machine", "other-machine") == {"same-machine": 5, "other-machine": 5}
+    assert len(here.lines("node id b is in use by another agent on this machine")) == 1
+    assert len(elsewhere.lines('"level": "error"')) == 1
+    assert elsewhere.lines('"level": "error"', "node id b is held by a living agent")
+    for refused in (here, elsewhere):
+        assert "Traceback" not in refused.said()
+
+    cluster.wait_steps(5)
+    assert {step["generation"] for step in cluster.steps()} == {first}
+    see_it_end(cluster, restarts=0, **{"same-machine": 5, "other-machine": 5})

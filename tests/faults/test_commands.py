@@ -34,10 +34,10 @@ def test_drain_of_the_store_host_on_another_node_says_that_its_machine_must_stay
 ) -> None:
     cluster = make_cluster("1:2")
     cluster.start_training("a", "b")
-    b = next(one for one in agents_here() if one.pid == cluster.agents["b"].pid)
+    b = next(agent for agent in agents_here() if agent.pid == cluster.agents["b"].pid)
 
     async def answers() -> list[str]:
-        return [one.text async for one in command(b, Command("drain", "a"))]
+        return [answer.text async for answer in command(b, Command("drain", "a"))]
 
     stays, left = asyncio.run(answers())[1:]
     assert "the machine of a hosts the store; keep it up until the run ends" in stays
@@ -56,7 +56,7 @@ def test_a_failure_on_another_node_does_not_complete_a_drain(make_cluster: MakeC
     cluster.wait("b to save", lambda: cluster.notes("saving") or None)
     os.kill(cluster.pid_of("a/0"), signal.SIGKILL)
     stdout, _ = asked.communicate(timeout=60)
-    workers = {one["pid"] for one in cluster.born() if one["node_id"] == "b"}
+    workers = {worker["pid"] for worker in cluster.born() if worker["node_id"] == "b"}
     assert not workers & {*cluster.marked_processes()}, cluster.story()
     assert b"b has left" in stdout
 
@@ -195,7 +195,7 @@ def test_invalid_answers_confirm_nothing(answer: str) -> None:
 def test_the_agent_refuses_a_command_with_invalid_values(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1")
     cluster.start_saving(a=0.0)
-    (agent,) = (one for one in agents_here() if one.pid == cluster.agents["a"].pid)
+    (agent,) = (agent for agent in agents_here() if agent.pid == cluster.agents["a"].pid)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(f"\0{agent.name}")
         sock.sendall(b'{"do":"drain","left_s":-5}\n')

@@ -28,12 +28,12 @@ def train(cluster: Cluster, *nodes: str, after: int = 0, arguments: tuple[str, .
 
 def check_every_step_once(cluster: Cluster) -> None:
     """Rank 0 took every step exactly once, whichever generation it was in."""
-    taken = [one["step"] for one in cluster.steps() if one["rank"] == 0]
+    taken = [step["step"] for step in cluster.steps() if step["rank"] == 0]
     assert taken == list(range(1, len(taken) + 1)), cluster.story()
 
 
 def check_restarts(cluster: Cluster, restarts: int = 0) -> None:
-    assert {one["restarts"] for one in cluster.born()} == {restarts}
+    assert {worker["restarts"] for worker in cluster.born()} == {restarts}
 
 
 # -- the run ends -------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_training_that_completes_during_a_stop_is_finished(make_cluster: MakeClu
 
 
 def hears(agent: NodeProcess, signum: signal.Signals) -> bool:
-    """Whether the signal has a handler there."""
+    """Return whether the signal has a handler there."""
     return bool(int(status_field(agent.pid, "SigCgt"), 16) >> (signum - 1) & 1)
 
 
@@ -151,6 +151,6 @@ def test_a_drained_node_that_returns_is_let_in_with_a_notice(make_cluster: MakeC
 
 
 def heeded(cluster: Cluster, generation: int) -> bool:
-    """Whether an agent said that workers of this generation look at notices (its second word that they run)."""
-    said = [one for one in cluster.journal("state") if one["generation"] == generation]
-    return any(one.get("handles_notices") for one in said)
+    """Return whether an agent said that workers of this generation look at notices (its second word that they run)."""
+    said = [line for line in cluster.journal("state") if line["generation"] == generation]
+    return any(line.get("handles_notices") for line in said)

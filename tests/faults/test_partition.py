@@ -123,7 +123,7 @@ def test_an_interrupted_host_is_said_to_serve_the_store_and_its_end_to_be_awaite
 
 
 def said(machines: Machines, cluster: Cluster, node: str, command: str) -> str:
-    """What the command of a user says there."""
+    """Return what the command of a user says there."""
     words = [sys.executable, "-m", "elastic_agent", command, str(cluster.run_id)]
     state_dir = cluster.folder / f"state-{node}"
     asked = [*machines.within(node), *words, "--state-dir", str(state_dir)]

@@ -30,11 +30,11 @@ def connections(cluster: Cluster) -> int:
 def wait_for_steps_after(cluster: Cluster, generation: int, reconnected: int) -> None:
     """Until both nodes found the new store, and took three more steps in the same generation."""
     cluster.wait("both to be back", lambda: connections(cluster) >= reconnected)
-    seen = max(one["step"] for one in cluster.steps())
+    seen = max(step["step"] for step in cluster.steps())
     cluster.wait(
         "steps to go on",
         lambda: any(
-            one["step"] >= seen + 3 and one["generation"] == generation for one in cluster.steps()[-8:]
+            step["step"] >= seen + 3 and step["generation"] == generation for step in cluster.steps()[-8:]
         ),
     )
 
@@ -47,7 +47,7 @@ def test_workers_continue_while_the_server_is_killed_or_upgraded(
     for node in ("a", "b"):
         machines.start(cluster, node)
     generation = cluster.wait_training("a", "b")
-    workers = {one["pid"] for one in cluster.born()}
+    workers = {worker["pid"] for worker in cluster.born()}
     cluster.wait_said("head", "run started")
     reconnected = connections(cluster)
 
@@ -65,7 +65,7 @@ def test_workers_continue_while_the_server_is_killed_or_upgraded(
     wait_for_steps_after(cluster, generation, reconnected + 2)
     cluster.wait_said("head", "run resumed", "continues without a restart")
 
-    assert {one["pid"] for one in cluster.born()} == workers, "no worker was touched"
+    assert {worker["pid"] for worker in cluster.born()} == workers, "no worker was touched"
     assert {*cluster.worlds()} == {generation}
     assert not cluster.journal("lease_lost")
     see_it_end(cluster, restarts=0)

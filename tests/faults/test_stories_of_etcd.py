@@ -24,7 +24,7 @@ def etcd(three: EtcdCluster) -> str:
 
 
 def is_cut_off(agent: NodeProcess) -> bool:
-    """Whether the agent said that it lost etcd, and did not say since that etcd answers again."""
+    """Return whether the agent said that it lost etcd, and did not say since that etcd answers again."""
     return len(agent.lines("lost the connection to the store")) > len(agent.lines("answers again"))
 
 
@@ -63,7 +63,7 @@ def test_an_outage_of_etcd_that_lasts_stops_all_workers_until_it_is_back(
     a = cluster.agents["a"]
     for member in three.members:
         member.kill()
-    cluster.wait_gone([one["pid"] for one in cluster.born()])
+    cluster.wait_gone([worker["pid"] for worker in cluster.born()])
     for node in "ab":
         cluster.wait_event("lease_lost", node)
     for member in three.members:

@@ -71,7 +71,8 @@ def test_a_run_whose_processes_were_all_killed_resumes_above_its_generation(
     second = cluster.wait_training(node, after=first)
     records, cause = cluster.folder / "state" / "status", f"root cause: worker {node}/0"
     cluster.wait(
-        "the record of it", lambda: any(cause in one.read_text() for one in records.glob("*/*.json")) or None
+        "the record of it",
+        lambda: any(cause in file.read_text() for file in records.glob("*/*.json")) or None,
     )
     cluster.agents["some"].kill_node()
     assert cluster.wait_end() == {"some": -signal.SIGKILL}
@@ -80,7 +81,7 @@ def test_a_run_whose_processes_were_all_killed_resumes_above_its_generation(
     told = elastic_agent("why", str(cluster.born()[0]["run_id"])).stdout
     assert f"generation {first}: {cause}" in told, f"{told}\n{cluster.story()}"
     assert cluster.world(first) == cluster.world(third)
-    assert len({one["run_id"] for one in cluster.born()}) == 1
+    assert len({worker["run_id"] for worker in cluster.born()}) == 1
     see_it_end(cluster, restarts=1)
 
 
@@ -161,7 +162,7 @@ def test_agents_without_the_secret_of_a_run_are_refused_and_others_let_in(
     )
     assert told == 1, f"both are on this machine: {cluster.story()}"
     cluster.wait_steps(10)
-    assert {one["generation"] for one in cluster.steps()} == {first}
+    assert {step["generation"] for step in cluster.steps()} == {first}
     cluster.start("c", 1, *ours)
     cluster.wait_training("a", "c", after=first)
     see_it_end(cluster, restarts=0, without=ends["without"], other=ends["other"])

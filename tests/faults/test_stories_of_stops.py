@@ -82,9 +82,9 @@ def test_no_step_is_lost_or_repeated_when_a_node_leaves_and_when_the_run_stops_a
     cluster.wait_training("a", after=second)
     cluster.let_finish()
     assert cluster.wait_end("a") == {"a": ExitCode.FINISHED}, cluster.story()
-    taken = [one["step"] for one in cluster.steps() if one["rank"] == 0]
+    taken = [step["step"] for step in cluster.steps() if step["rank"] == 0]
     assert taken == [*range(1, len(taken) + 1)], cluster.story()
-    assert {one["run_id"] for one in cluster.born()} == {cluster.run_id}
+    assert {worker["run_id"] for worker in cluster.born()} == {cluster.run_id}
     check_nothing_left(cluster)
 
 
@@ -115,4 +115,4 @@ def test_each_sample_is_used_once_though_a_node_joins_in_the_middle_of_the_epoch
     assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.FINISHED), cluster.story()
     used = Counter(sample for line in cluster.steps() for sample in line["samples"])
     assert used == dict.fromkeys(range(samples), 1), cluster.story()
-    assert {one["generation"] for one in cluster.steps()} == {first, second}
+    assert {step["generation"] for step in cluster.steps()} == {first, second}

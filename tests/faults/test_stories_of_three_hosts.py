@@ -41,7 +41,7 @@ def member_of(cluster: Cluster, node: str) -> int:
 
 
 def roles_in_status(run_id: str) -> tuple[int, int]:
-    """How many members lead, and how many follow."""
+    """Return how many members lead, and how many follow."""
     (shown,) = [line for line in elastic_agent("status", run_id).stdout.splitlines() if "store: " in line]
     return shown.count("leads"), shown.count("follows")
 

@@ -42,7 +42,7 @@ def test_all_workers_restart_from_the_checkpoint_after_one_is_killed_or_raises(
 
     cluster.wait("the root cause on both nodes", is_explained)
     assert cluster.world(first) == cluster.world(second) == cluster.world(third)
-    assert [one["restarts"] for one in cluster.born()] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [worker["restarts"] for worker in cluster.born()] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     see_it_end(cluster, restarts=2)
 
 
@@ -108,7 +108,7 @@ def test_a_crash_loop_ends_the_run_on_all_nodes_when_the_restarts_are_used(make_
     cluster.start("b")
     assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.FAILED), cluster.story()
     assert charged(cluster) == 1
-    assert sorted({one["generation"] for one in cluster.born()}) == [1, 2]
+    assert sorted({worker["generation"] for worker in cluster.born()}) == [1, 2]
     for agent in cluster.agents.values():
         assert agent.lines(
             '"level": "error"',

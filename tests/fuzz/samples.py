@@ -99,7 +99,7 @@ def plans() -> tuple[Plan, ...]:
 @cache
 def record_samples() -> dict[type, tuple[bytes, ...]]:
     """Valid records of each kind, as they are stored."""
-    histories = [one.history for one in members() if one.history is not None]
+    histories = [member.history for member in members() if member.history is not None]
     worlds: list[World] = [world(1), world(5, 9)]
     return {
         Member: tuple(map(encode, members())),

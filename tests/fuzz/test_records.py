@@ -57,7 +57,7 @@ def test_record(kind: type[Any]) -> None:
 
 @fuzzed(BULLETIN)
 def test_report(data: bytes) -> None:
-    """What ``status``, ``why`` and the metrics make of it."""
+    """Show it as ``status``, ``why`` and the metrics do."""
     decode_bulletin(data)
     read = run_reports(RunView(reports={"n0": data})).reports
     running = plans()[1]

@@ -109,7 +109,7 @@ async def converse(data: bytes) -> None:
     lines_of(Answer("draining", done=False)), lines_of(Answer(run_id="run", node="n0", status=statuses()[1]))
 )
 def test_answer_to_a_command(data: bytes) -> None:
-    """What ``elastic-agent status`` and others read."""
+    """Read it as ``elastic-agent status`` and others do."""
 
     async def connected(*_: object, **__: object) -> tuple[asyncio.StreamReader, Writer]:
         return reader_of(data, control.LONGEST_ANSWER), Writer()

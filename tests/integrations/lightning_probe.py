@@ -25,7 +25,7 @@ PATCHES = {**dict.fromkeys(FABRICS, FABRIC), **dict.fromkeys(PYTORCHES, PYTORCH)
 
 
 def adapted() -> list[str]:
-    """Which features' replacements are in place, in whichever of Lightning's packages."""
+    """Return which features' replacements are in place, in whichever of Lightning's packages."""
     found: set[str] = set()
     for root, patches in PATCHES.items():
         for patch in patches.all:
@@ -40,11 +40,11 @@ def adapted() -> list[str]:
 def callbacks() -> list[str]:
     options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
     trainers = [lightning.Trainer(**options), pytorch_lightning.Trainer(**options)]
-    return [type(one).__name__ for trainer in trainers for one in trainer.callbacks]
+    return [type(callback).__name__ for trainer in trainers for callback in trainer.callbacks]
 
 
 def environment_of_a_slurm_script(folder: str) -> dict[str, Any]:
-    """What a script for plain ``srun`` gets in a Slurm job, whose folder has a checkpoint of Lightning's requeueing."""
+    """Return what a script for ``srun`` gets in a Slurm job whose folder has a checkpoint of Lightning's requeueing."""
     os.environ.update(
         SLURM_JOB_ID="7", SLURM_NTASKS="1", SLURM_PROCID="3", SLURM_LOCALID="2", SLURM_NODEID="3"
     )

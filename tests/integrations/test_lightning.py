@@ -36,9 +36,9 @@ def check_each_sample_once(cluster: Cluster, samples: int = SAMPLES) -> None:
     """In every complete epoch, in steps of the same size whatever the world."""
     used: dict[int, Counter[int]] = {}
     for ranks in history(cluster):
-        assert sum(len(one["ids"]) for one in ranks) == SAMPLES_PER_STEP
-        for one in ranks:
-            used.setdefault(one["epoch"], Counter()).update(one["ids"])
+        assert sum(len(line["ids"]) for line in ranks) == SAMPLES_PER_STEP
+        for line in ranks:
+            used.setdefault(line["epoch"], Counter()).update(line["ids"])
     for epoch in range(max(used)):
         assert used[epoch] == Counter(range(samples)), f"epoch {epoch}"
 
@@ -50,8 +50,8 @@ def check_same_as_one_process(cluster: Cluster, samples: int = SAMPLES) -> None:
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
     for ranks in history(cluster):
         losses = []
-        for one in ranks:
-            values = torch.tensor(one["ids"]).unsqueeze(1) / samples
+        for line in ranks:
+            values = torch.tensor(line["ids"]).unsqueeze(1) / samples
             losses.append((layer(values) - 2 * values).square().mean())
         optimizer.zero_grad()
         torch.stack(losses).mean().backward()
@@ -87,7 +87,7 @@ def test_training_continues_through_every_change_of_the_world(cluster: Cluster) 
     start(cluster, "a", 2)
     start(cluster, "b", 1)
     unequal = cluster.wait_training("a", "b")
-    assert {one["rank"] for one in steps_of(cluster, unequal)} == {0, 1, 2}
+    assert {step["rank"] for step in steps_of(cluster, unequal)} == {0, 1, 2}
 
     start(cluster, "c", 1)
     joined = cluster.wait_training("a", "b", "c", after=unequal)

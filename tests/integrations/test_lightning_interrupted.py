@@ -55,7 +55,7 @@ def test_every_batch_is_used_once(training: Any) -> None:
 
 def test_one_worker_uses_samples_that_are_not_shuffled_in_their_order(trainings: Any) -> None:
     batches = trainings["in-order"]["whole"]["batches"]
-    assert [one for _, _, ids in batches for one in ids] == 2 * [*range(50)]
+    assert [sample for _, _, ids in batches for sample in ids] == 2 * [*range(50)]
 
 
 def test_training_is_left_within_an_epoch_and_between_two(trainings: Any) -> None:

@@ -84,7 +84,7 @@ class Results:
         self.folder, self.output = folder, output
 
     def of(self, script: str) -> dict[str, Any]:
-        """Of each training, the final weights."""
+        """Return of each training, the final weights."""
         found = {path.name: json.loads(path.read_text()) for path in (self.folder / script).glob("*.json")}
         assert "finished.json" in found, self.output
         return found

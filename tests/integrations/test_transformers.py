@@ -41,7 +41,7 @@ def ids(lines: list[Line]) -> list[int]:
 
 
 def losses(cluster: Cluster) -> dict[tuple[int, int], list[float]]:
-    """Of each step and rank, the last time that it was taken."""
+    """Return of each step and rank, the last time that it was taken."""
     return {(line["step"], line["rank"]): line["losses"] for line in cluster.steps()}
 
 
@@ -72,17 +72,17 @@ def test_an_epoch_with_five_membership_changes_uses_each_sample_once_with_the_lo
 
     # All ranks left after the same step, and the next generation took the next one.
     for before, after in itertools.pairwise(generations):
-        last = {one["rank"]: one["step"] for one in steps_of(cluster, before)}
+        last = {step["rank"]: step["step"] for step in steps_of(cluster, before)}
         assert len({*last.values()}) == 1, cluster.story()
-        assert {one["step"] for one in steps_of(cluster, after)} >= {last[0] + 1}
-        assert min(one["step"] for one in steps_of(cluster, after)) == last[0] + 1
+        assert {step["step"] for step in steps_of(cluster, after)} >= {last[0] + 1}
+        assert min(step["step"] for step in steps_of(cluster, after)) == last[0] + 1
     # The last generation has one worker: no padding at the end of the epoch.
     times = Counter(ids(cluster.steps()))
     assert set(times) == set(range(SAMPLES))
     assert set(times.values()) == {1}
     final = cluster.steps()[-1]
     assert (final["epoch"], final["step"]) == (1, final["of"])
-    assert {one["restarts"] for one in cluster.born()} == {0}
+    assert {worker["restarts"] for worker in cluster.born()} == {0}
 
     (tmp_path / "undisturbed").mkdir()
     with Cluster(tmp_path / "undisturbed", "1", OPTIONS) as undisturbed:
@@ -117,19 +117,19 @@ def test_stopped_and_crashed_training_continues_with_the_same_losses_and_samples
     assert set(cluster.wait_end().values()) == {ExitCode.STOPPED}, cluster.story()
     same_world = losses(cluster)
     assert same_world == {key: expected[key] for key in same_world}
-    saved = max(one["step"] for one in steps_of(cluster, third))
+    saved = max(step["step"] for step in steps_of(cluster, third))
 
     cluster.let_finish()
     start(cluster, "a", 1)
     start(cluster, "b", 1)
     assert set(cluster.wait_end().values()) == {ExitCode.FINISHED}, cluster.story()
     fourth = cluster.steps()[-1]["generation"]
-    assert {one["rank"] for one in steps_of(cluster, fourth)} == {0, 1}
-    assert min(one["step"] for one in steps_of(cluster, fourth)) == saved + 1
+    assert {step["rank"] for step in steps_of(cluster, fourth)} == {0, 1}
+    assert min(step["step"] for step in steps_of(cluster, fourth)) == saved + 1
 
-    restored = min(one["step"] for one in steps_of(cluster, third)) - 1
+    restored = min(step["step"] for step in steps_of(cluster, third)) - 1
     assert restored % EVERY == 0
-    lost = ids([one for one in steps_of(cluster, second) if one["step"] > restored])
+    lost = ids([step for step in steps_of(cluster, second) if step["step"] > restored])
     assert lost
     times = Counter(ids(cluster.steps()))
     times.subtract(lost)

@@ -68,8 +68,8 @@ def member(node: str, incarnation: str | None = None, **fields: object) -> Membe
 def world(generation: int, *incarnations: str) -> World:
     """A world with one worker for each of these incarnations (``a-1`` is the first life of node ``a``)."""
     seats = tuple(
-        Seat(one.split("-")[0], one, f"{one.split('-')[0]}.example", 1, rank)
-        for rank, one in enumerate(incarnations)
+        Seat(incarnation.split("-")[0], incarnation, f"{incarnation.split('-')[0]}.example", 1, rank)
+        for rank, incarnation in enumerate(incarnations)
     )
     return World(generation, seats, Address(seats[0].address, 29500), seats[0].node_id)
 

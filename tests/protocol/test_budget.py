@@ -50,7 +50,7 @@ def fail_and_restart(table: Table, failure: Failure = CRASH) -> None:
 
 
 def spent(table: Table) -> int:
-    """How many failures count against the budget, by what the plan says."""
+    """Return how many failures count against the budget, by what the plan says."""
     return table.plan.charged - table.plan.budget.forgiven
 
 

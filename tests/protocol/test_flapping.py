@@ -157,8 +157,8 @@ def test_records_of_many_dead_agents_are_removed_a_few_at_a_time() -> None:
         decisions.append(decision)
         for incarnation in decision.forget:
             coordinator.forgotten(incarnation)
-    assert sum(len(one.forget) for one in decisions) == 100
-    assert max(len(one.forget) for one in decisions) <= 20
-    assert all(one.wake_s == gone_s for one in decisions[:-1]), (
+    assert sum(len(decision.forget) for decision in decisions) == 100
+    assert max(len(decision.forget) for decision in decisions) <= 20
+    assert all(decision.wake_s == gone_s for decision in decisions[:-1]), (
         "it goes on at once, after looking at what is new"
     )

@@ -38,7 +38,7 @@ def test_a_history_ranks_by_generation_then_world_then_outcome() -> None:
     over = on_disk(8, SEALED.world, 1, ("a", "b", "c"), Phase.FINISHED)
     acknowledged = on_disk(8, SEALED.world, 1, ("a", "b", "c"), Phase.FINISHED, settled=True)
     later = on_disk(9, SEALED.world)
-    assert sorted([later, acknowledged, over, FORMING, SEALED], key=lambda one: one.rank) == [
+    assert sorted([later, acknowledged, over, FORMING, SEALED], key=lambda history: history.rank) == [
         FORMING,
         SEALED,
         over,

@@ -16,7 +16,7 @@ names = st.text("abzAZ0129._:@+-", min_size=1, max_size=20)
 
 
 def ids(members: list[Member]) -> list[str]:
-    return [one.node_id for one in members]
+    return [member.node_id for member in members]
 
 
 @light

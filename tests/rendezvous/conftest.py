@@ -10,12 +10,12 @@ import pytest
 
 from elastic_agent.logs import setup
 
-from .torchruns import Stage, open_stage
+from .torchruns import Stage
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with open_stage(tmp_path) as opened:
+    with Stage(tmp_path) as opened:
         yield opened
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from multiprocessing.connection import Connection
@@ -29,9 +28,9 @@ from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
 from elastic_agent.rendezvous.bootstrap_offers import StoreDialer
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.testing.processes import freeze, thaw
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
+from tests.processes import Forked
 
 E = TypeVar("E")
 
@@ -49,42 +48,28 @@ _processes.set_forkserver_preload(
 )
 
 
-class HostProcess:
+class HostProcess(Forked):
     """A store and its coordinator, without a node."""
 
     def __init__(self, endpoint: Endpoint, state_dir: Path) -> None:
         self._pipe, theirs = _processes.Pipe()
-        self._process = _processes.Process(target=_host, args=(theirs, endpoint, state_dir), daemon=True)
-        self._process.start()
+        self.process = _processes.Process(target=_host, args=(theirs, endpoint, state_dir), daemon=True)
+        self.process.start()
         theirs.close()
         assert self._pipe.poll(PATIENCE_S), "no store was hosted"
         assert self._pipe.recv() == "hosting"
 
-    def freeze(self) -> None:
-        assert self._process.pid is not None
-        freeze(self._process.pid)
-
-    def thaw(self) -> None:
-        assert self._process.pid is not None
-        thaw(self._process.pid)
-
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-        self._process.join(PATIENCE_S)
+        super().kill()
         self._pipe.close()
-
-    def _signal(self, signum: signal.Signals) -> None:
-        assert self._process.pid is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signum)
 
 
 def _host(pipe: Connection, endpoint: Endpoint, state_dir: Path) -> None:
     async def host() -> None:
         hosted = await c10d.find_or_host(endpoint, PATIENCE_S)
         assert hosted is not None
-        one = StoreCoordinator(hosted.inbox, RunHistoryStore(state_dir))
-        coordination = asyncio.create_task(one.run())
+        coordinator = StoreCoordinator(hosted.inbox, RunHistoryStore(state_dir))
+        coordination = asyncio.create_task(coordinator.run())
         pipe.send("hosting")
         with contextlib.suppress(EOFError):
             await asyncio.to_thread(pipe.recv)
@@ -181,21 +166,23 @@ class Participant:
     # -- what happened --------------------------------------------------------------------------
 
     def of(self, kind: type[E]) -> list[E]:
-        """What was told of this kind, in order."""
-        return [one for one in self.told if isinstance(one, kind)]
+        """Return what was told of this kind, in order."""
+        return [event for event in self.told if isinstance(event, kind)]
 
     async def hear(self, kind: type[E], test: Callable[[E], bool] = lambda event: True, after: int = 0) -> E:
         """The first event of this kind that passes, among those after the first ``after`` events."""
 
         def found() -> E | None:
-            return next((one for one in self.told[after:] if isinstance(one, kind) and test(one)), None)
+            return next(
+                (event for event in self.told[after:] if isinstance(event, kind) and test(event)), None
+            )
 
         async def wait() -> E:
             async with self._news:
                 await self._news.wait_for(lambda: found() is not None)
-            one = found()
-            assert one is not None
-            return one
+            event = found()
+            assert event is not None
+            return event
 
         try:
             return await asyncio.wait_for(wait(), PATIENCE_S)

@@ -84,10 +84,10 @@ async def coordinated(
         inbox.records = partial(open_records, inbox)  # type: ignore[method-assign]
         return inbox
 
-    one = StoreCoordinator(open_inbox, history_store, **patience)
-    task = asyncio.create_task(one.run())
+    coordinator = StoreCoordinator(open_inbox, history_store, **patience)
+    task = asyncio.create_task(coordinator.run())
     try:
-        yield one
+        yield coordinator
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -177,7 +177,7 @@ def test_an_error_with_one_run_does_not_affect_another(
                 raise OSError("too many open files")
             return await c10d.C10dInbox.records(inbox, run_id)
 
-        async with coordinated(endpoint, RunHistoryStore(tmp_path / "state"), open_records) as one:
+        async with coordinated(endpoint, RunHistoryStore(tmp_path / "state"), open_records) as coordinator:
             rules = policy(1, 1)
             async with (
                 Participant("t", endpoint, rules, tmp_path / "t", "troubled") as troubled,
@@ -188,11 +188,11 @@ def test_an_error_with_one_run_does_not_affect_another(
                 sound.fail()
                 await sound.running("s", above=generation)
                 assert not troubled.of(events.PlanSeen)
-                assert one.busy_with == ["sound", "troubled"], "the store is still needed for it"
+                assert coordinator.busy_with == ["sound", "troubled"], "the store is still needed for it"
                 assert any("too many open files" in line for line in notes.lines)
                 trouble = False
                 await troubled.running("t")
-                assert not one.failed
+                assert not coordinator.failed
 
     run(story())
 

@@ -135,7 +135,7 @@ class Run(Store):
         return f"{name}-1"
 
     def calls(self) -> list[str]:
-        """What was asked for, in order."""
+        """Return what was asked for, in order."""
         return [name for name, *_ in self.asked]
 
 

@@ -57,16 +57,16 @@ def members_of(cluster: EtcdCluster) -> Members:
 @contextmanager
 def election(members: Members, history_store: RunHistoryStore) -> Iterator[Election]:
     async def begin() -> tuple[Election, asyncio.Task[None]]:
-        one = Election(RUN, members.root, members.dial, history_store, LEASE_S)
-        return one, asyncio.create_task(one.live())
+        candidate = Election(RUN, members.root, members.dial, history_store, LEASE_S)
+        return candidate, asyncio.create_task(candidate.live())
 
     async def end() -> None:
         taking_part.cancel()
         await asyncio.wait([taking_part])
 
-    one, taking_part = in_loop(begin())
+    candidate, taking_part = in_loop(begin())
     try:
-        yield one
+        yield candidate
     finally:
         in_loop(end())
 
@@ -129,18 +129,18 @@ def test_a_coordinator_that_waits_in_etcd_ends_when_its_leader_key_is_gone(
     leader = f"{members.root}r/{RUN}/leader".encode()
     client = Blocking(in_loop(members.dial()))
     node(members, "a")
-    with election(members, RunHistoryStore(tmp_path / "state")) as one:
+    with election(members, RunHistoryStore(tmp_path / "state")) as candidate:
         assert is_waiting.wait(PATIENCE_S)
         first = client.get(leader)
         client.transact([], [delete(leader)])
-        in_loop(mark(one))
+        in_loop(mark(candidate))
         assert was_ended.wait(PATIENCE_S)
         second = wait_for("the next leader", lambda: client.get(leader))
     assert second.create_revision > first.create_revision
 
 
-async def mark(one: Election) -> None:
-    one.mark()
+async def mark(candidate: Election) -> None:
+    candidate.mark()
 
 
 class UnreadableHistory(RunHistoryStore):
@@ -153,7 +153,7 @@ def test_an_agent_that_ends_while_it_resigns_still_gives_the_leader_key_back(
 ) -> None:
     async def story() -> None:
         history_store = UnreadableHistory(tmp_path / "state")
-        one = Election(
+        candidate = Election(
             RUN,
             members.root,
             members.dial,
@@ -161,7 +161,7 @@ def test_an_agent_that_ends_while_it_resigns_still_gives_the_leader_key_back(
             LEASE_S,
             on_resigned=lambda: taking_part.cancelling() or taking_part.cancel(),
         )
-        taking_part = asyncio.create_task(one.live())
+        taking_part = asyncio.create_task(candidate.live())
         await asyncio.wait([taking_part])
 
     node(members, "a")

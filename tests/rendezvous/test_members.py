@@ -6,9 +6,9 @@ import asyncio
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from elastic_agent.transport import Secret
 from elastic_agent.values import Endpoint
 from tests.etcd import need_etcd, set_up_long_ago
 from tests.ports import free_port
+from tests.processes import Processes
 from tests.rendezvous.member_host import SUPERVISING
 from tests.waiting import wait_for
 
@@ -27,36 +28,24 @@ LOST = "has lost its data, and cannot join again yet"
 SECRET = b"s" * 32
 
 
-class Machines:
+class Machines(Processes):
     """Machines, each with a process that hosts its member."""
 
     def __init__(self, folder: Path, hosts: tuple[str, ...] = HOSTS, secret: bytes = b"") -> None:
         need_etcd()
+        super().__init__(folder)
         port = free_port()
         self.hosts = hosts
         self.endpoint = Endpoint(hosts[0], port, tuple(Endpoint(host, port) for host in hosts[1:]))
-        self.folder = folder
         self.secret = secret
-        self.agents: dict[str, subprocess.Popen[bytes]] = {}
         known = Secret((secret,)) if secret else None
         self._observer = Hosting(self.endpoint, folder, known, None)
-        self._all: list[subprocess.Popen[bytes]] = []
-        self._last: dict[str, Path] = {}
 
     def start(self, *hosts: str) -> None:
         for host in hosts:
             command = [sys.executable, "-m", "tests.rendezvous.member_host", str(self.endpoint), host]
-            with self._log_of(host, len(self._all)).open("wb") as log:
-                self.agents[host] = subprocess.Popen(
-                    [*command, str(self.folder / host), self.secret.hex()],
-                    stdout=log,
-                    stderr=log,
-                )
-            self._all.append(self.agents[host])
-            self._last[host] = self._log_of(host, len(self._all) - 1)
-
-    def _log_of(self, host: str, number: int) -> Path:
-        return self.folder / f"{host}-{number}.log"
+            command += [str(self.folder / host), self.secret.hex()]
+            self.agents[host] = self.launch(host, command, {})
 
     def wait_roles(self, *roles: str) -> None:
         """Until the members have these roles, in any order; by default one leads, and all others follow it."""
@@ -71,26 +60,22 @@ class Machines:
         self.start(*self.hosts)
         self.wait_roles()
 
-    def wait_said(self, host: str, text: str) -> None:
-        wait_for(f"{text} from {host}", lambda: text in self.said(host))
-
     def said(self, host: str) -> str:
-        """By its last agent."""
-        return self._last[host].read_text()
+        """Return what its last agent wrote."""
+        return self.agents[host].said()
 
     def pid(self, host: str) -> int:
         return int(self._file(host, "pid").read_text())
 
     def stop(self, host: str) -> None:
         self.wait_said(host, SUPERVISING)
-        self.agents[host].terminate()
-        assert self.agents.pop(host).wait() == 0
+        self.agents[host].signal(signal.SIGTERM)
+        assert self.wait_end(host) == {host: 0}
 
     def crash(self, host: str) -> None:
         """The agent is gone, without a chance to end its member."""
-        agent = self.agents.pop(host)
-        agent.kill()
-        agent.wait()
+        self.agents[host].signal(signal.SIGKILL)
+        self.wait_end(host)
 
     def power_off(self, host: str) -> None:
         """The member is gone, too."""
@@ -108,30 +93,14 @@ class Machines:
         (found,) = (self.folder / host).glob(f"members/*/{name}")
         return found
 
-    def end(self) -> None:
-        for agent in self._all:
-            agent.kill()
-            agent.wait()
-        for file in self.folder.glob("*/members/*/pid"):
-            send_signal(int(file.read_text()), signal.SIGKILL)
-
 
 MakeMachines = Callable[..., Machines]
 
 
 @pytest.fixture
 def make_machines(tmp_path: Path) -> Iterator[MakeMachines]:
-    made: list[Machines] = []
-
-    def make(hosts: tuple[str, ...] = HOSTS, secret: bytes = b"") -> Machines:
-        made.append(Machines(tmp_path, hosts, secret))
-        return made[-1]
-
-    try:
-        yield make
-    finally:
-        for machines in made:
-            machines.end()
+    with ExitStack() as made:
+        yield lambda **how: made.enter_context(Machines(tmp_path, **how))
 
 
 @pytest.fixture
@@ -181,8 +150,8 @@ def test_of_two_agents_with_one_state_directory_the_second_takes_over(machines: 
     machines.begin()
     first, member = machines.agents[HOSTS[0]], machines.pid(HOSTS[0])
     machines.start(HOSTS[0])
-    first.terminate()
-    assert first.wait() == 0
+    first.signal(signal.SIGTERM)
+    assert first.process.wait() == 0
     machines.wait_roles()
     assert machines.pid(HOSTS[0]) != member
 
@@ -219,18 +188,15 @@ def test_a_port_that_is_taken_is_named(machines: Machines) -> None:
 
 
 def test_a_member_that_was_left_by_an_agent_of_another_list_is_named(
-    tmp_path: Path, machines: Machines
+    make_machines: MakeMachines, machines: Machines
 ) -> None:
     machines.begin()
     machines.crash(HOSTS[0])
-    other = Machines(tmp_path, (HOSTS[0], "127.0.0.4", "127.0.0.5"))
+    other = make_machines(hosts=(HOSTS[0], "127.0.0.4", "127.0.0.5"))
     other.endpoint = Endpoint(HOSTS[0], machines.endpoint.port, other.endpoint.others)
-    try:
-        left = machines.pid(HOSTS[0])
-        other.start(HOSTS[0])
-        other.wait_said(HOSTS[0], f"unless an agent there uses it, end it: kill {left}")
-    finally:
-        other.end()
+    left = machines.pid(HOSTS[0])
+    other.start(HOSTS[0])
+    other.wait_said(HOSTS[0], f"unless an agent there uses it, end it: kill {left}")
 
 
 def test_what_etcd_says_when_it_ends_is_quoted(machines: Machines) -> None:

@@ -155,7 +155,7 @@ class Node(SimulatedWaits):
             await never(self.kernel)
 
     def renew(self, expected: Lease, renewed: Lease) -> bool:
-        """What the store does with a renewal."""
+        """Return what the store does with a renewal."""
         if self.refusal:
             raise StoreLostError(self.refusal)
         self.lease = renewed if self.lease == expected else self.lease
@@ -163,7 +163,7 @@ class Node(SimulatedWaits):
 
 
 def is_request(what: str) -> bool:
-    """Whether it is one to the store, over a connection."""
+    """Return whether it is one to the store, over a connection."""
     return what not in ("connect", "offer", "dial")
 
 

@@ -23,7 +23,7 @@ create_handler, create_etcd_handler = elastic_handler(), elastic_etcd_handler()
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
-    """What the nodes of handlers are made of; none of them takes part in a run."""
+    """Return what the nodes of handlers are made of; none of them takes part in a run."""
     nodes: list[SimpleNamespace] = []
 
     def node(backend: Any, member: Member, *_: object) -> None:

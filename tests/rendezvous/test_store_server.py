@@ -68,7 +68,7 @@ class Served:
 
     @property
     def keys(self) -> int:
-        """How many keys the store has."""
+        """Return how many keys the store has."""
         return int(self._counter.num_keys())
 
     @property

@@ -30,14 +30,14 @@ def test_two_nodes_with_unequal_workers_train_and_end(stage: Stage) -> None:
     a = stage.start("a", 2, "2", script_args=("gloo",))
     b = stage.start("b", 1, "2", script_args=("gloo",))
     workers = stage.workers(3)
-    assert [one.rank for one in workers] == [0, 1, 2]
-    assert {one.total for one in workers} == {7.0}
-    by_node = {node: [one.rank for one in workers if one.node == node] for node in "ab"}
+    assert [worker.rank for worker in workers] == [0, 1, 2]
+    assert {worker.total for worker in workers} == {7.0}
+    by_node = {node: [worker.rank for worker in workers if worker.node == node] for node in "ab"}
     assert by_node in ({"a": [0, 1], "b": [2]}, {"a": [1, 2], "b": [0]}), "ranks of a node are neighbours"
-    assert {one.env["TORCHELASTIC_USE_AGENT_STORE"] for one in workers} == {"True"}
-    for one in workers:
-        one.exit(0)
-    assert (a.end(), b.end()) == (0, 0), stage.story()
+    assert {worker.env["TORCHELASTIC_USE_AGENT_STORE"] for worker in workers} == {"True"}
+    for worker in workers:
+        worker.exit(0)
+    assert (stage.end(a), stage.end(b)) == (0, 0), stage.story()
     assert a.said() + b.said() == ""
 
 
@@ -60,13 +60,15 @@ def test_one_of_two_nodes_in_etcd_continues_when_the_other_is_lost(stage: Stage,
         b = stage.start("b", 1, "1:2", ELASTIC_AGENT_ETCD_PASSWORD="no worker's business")
         grown = stage.workers(3)
         assert places(grown) == [("a", 0, 0, 0, 3), ("a", 1, 0, 1, 3), ("b", 2, 1, 0, 3)]
-        assert not [name for one in grown for name in one.env if "ETCD" in name or name == "GRPC_VERBOSITY"]
+        assert not [
+            name for worker in grown for name in worker.env if "ETCD" in name or name == "GRPC_VERBOSITY"
+        ]
         b.kill_node()
         left = stage.workers(2)
         assert places(left) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
-        for one in left:
-            one.exit(0)
-        assert a.end() == 0, stage.story()
+        for worker in left:
+            worker.exit(0)
+        assert stage.end(a) == 0, stage.story()
         (ended,) = etcd.keys("/elastic-agent/1/r/")
         assert ended.endswith("/ended"), "the rest of a finished run is removed"
 
@@ -80,22 +82,24 @@ def test_a_run_grows_and_continues_after_a_failure_and_without_a_node_that_left(
     grown = stage.workers(3)
     both = [("a", 0, 0, 0, 3), ("a", 1, 0, 1, 3), ("b", 2, 1, 0, 3)]
     assert places(grown) == both, "a came first and stays first"
-    assert {one.env["TORCHELASTIC_RESTART_COUNT"] for one in grown} == {"0"}, "growing costs no restart"
+    assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in grown} == {"0"}, "growing costs no restart"
 
     grown[1].exit(1)
     again = stage.workers(3)
     assert places(again) == both
-    assert [one.env["TORCHELASTIC_RESTART_COUNT"] for one in again] == ["1", "1", "0"], "a counts, b does not"
-    stores = {(one.env["MASTER_ADDR"], one.env["MASTER_PORT"]) for one in (grown[0], again[0])}
+    assert [worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in again] == ["1", "1", "0"], (
+        "a counts, b does not"
+    )
+    stores = {(worker.env["MASTER_ADDR"], worker.env["MASTER_PORT"]) for worker in (grown[0], again[0])}
     assert len(stores) == 2, "each world has a store of its own"
 
     os.kill(b.process.pid, signal.SIGTERM)
     alone = stage.workers(2)  # with a lease of a minute: b was heard to leave
     assert places(alone) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
-    assert b.end() != 0
+    assert stage.end(b) != 0
     for worker in alone:
         worker.exit(0)
-    assert a.end() == 0, stage.story()
+    assert stage.end(a) == 0, stage.story()
     assert "Traceback" not in a.said()
     assert "elastic_agent" not in a.said()
 
@@ -121,9 +125,9 @@ def test_a_run_recovers_from_a_frozen_and_a_lost_node(stage: Stage) -> None:
     assert places(alone) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
     took_s = alone[0].came_s - killed_s
     assert LEASE_S * 0.6 < took_s < LEASE_S + MARGIN_S + 10.0, took_s
-    for one in alone:
-        one.exit(0)
-    assert a.end() == 0, stage.story()
+    for worker in alone:
+        worker.exit(0)
+    assert stage.end(a) == 0, stage.story()
     assert "this agent was paused for" in b.said()
 
 
@@ -142,7 +146,7 @@ def test_another_torchrun_of_the_machine_hosts_the_store_of_a_frozen_one(stage: 
     assert {worker.node for worker in after} == {"a", "b"}
     for worker in after:
         worker.exit(0)
-    assert (a.end(), b.end()) == (0, 0), stage.story()
+    assert (stage.end(a), stage.end(b)) == (0, 0), stage.story()
 
 
 @pytest.mark.system
@@ -156,18 +160,18 @@ def test_a_terminated_torchrun_leaves_at_once_and_so_does_one_that_gives_up(stag
     os.kill(b.process.pid, signal.SIGTERM)
     (alone,) = stage.workers(1)  # with a lease of a minute: b was heard to leave
     assert places([alone]) == [("a", 0, 0, 0, 1)]
-    assert b.end() not in (0, -signal.SIGABRT), stage.story()
+    assert stage.end(b) not in (0, -signal.SIGABRT), stage.story()
     assert "SignalException" in b.said()
 
     c = stage.start("c", 1, "1:3", "--rdzv-conf", "lease_ttl=60,settle=0.3")
     pair = stage.workers(2)
-    assert [one.node for one in pair] == ["a", "c"]
+    assert [worker.node for worker in pair] == ["a", "c"]
     pair[1].exit(3)
     (alone,) = stage.workers(1)
-    assert c.end() == 1
+    assert stage.end(c) == 1
     assert "exitcode  : 3" in c.said()
     alone.exit(0)
-    assert a.end() == 0, stage.story()
+    assert stage.end(a) == 0, stage.story()
 
 
 LAUNCHING = """
@@ -240,7 +244,7 @@ def test_repeating_a_command_starts_a_new_run_also_with_unusual_names(stage: Sta
         (worker,) = stage.workers(1)
         assert worker.env["TORCHELASTIC_RUN_ID"] == "my job, no. 7 (ü)"
         worker.exit(0)
-        assert a.end() == 0, stage.story()
+        assert stage.end(a) == 0, stage.story()
         assert a.said() == ""
 
 

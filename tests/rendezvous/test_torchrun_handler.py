@@ -56,14 +56,14 @@ def test_news_of_the_last_world_that_was_not_read_does_not_end_the_next_one(
     """torchrun asks whether its world is over only while its workers are healthy."""
     with handlers(2, tmp_path, monkeypatch) as (a, b), ThreadPoolExecutor(2) as threads:
         first = [threads.submit(handler.next_rendezvous) for handler in (a, b)]
-        assert {one.result().rank for one in first} == {0, 1}
+        assert {future.result().rank for future in first} == {0, 1}
 
         of_b = threads.submit(b.next_rendezvous)  # its workers failed
         wait_for("a's torchrun is told that the world is over", lambda: a.num_nodes_waiting() > 0)
         of_a = threads.submit(a.next_rendezvous)  # its workers failed as well
         second: list[RendezvousInfo] = [of_a.result(), of_b.result()]
 
-        assert {one.rank for one in second} == {0, 1}
+        assert {info.rank for info in second} == {0, 1}
         assert [a.num_nodes_waiting(), b.num_nodes_waiting()] == [0, 0]
 
 
@@ -71,7 +71,9 @@ def test_the_thread_leaves_no_connection_open(tmp_path: Path, monkeypatch: pytes
     """The bootstrap store of another node outlasts it."""
     left: list[Callable[[], None]] = []
     for kind in (BootstrapStore, StoreServers):
-        monkeypatch.setattr(kind, "close", lambda one, close=kind.close: left.append(partial(close, one)))
+        monkeypatch.setattr(
+            kind, "close", lambda opened, close=kind.close: left.append(partial(close, opened))
+        )
     gc.collect()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
@@ -81,7 +83,7 @@ def test_the_thread_leaves_no_connection_open(tmp_path: Path, monkeypatch: pytes
             gc.collect()
     for close in left:
         close()
-    assert [str(one.message) for one in caught if one.category is ResourceWarning] == []
+    assert [str(warning.message) for warning in caught if warning.category is ResourceWarning] == []
 
 
 def test_bootstrap_stores_are_on_the_ports_of_rdzv_conf(

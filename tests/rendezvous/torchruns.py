@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastic_agent.testing.processes import NodeProcess
 from tests.ports import free_port
+from tests.processes import Processes
 
 PATIENCE_S = 300.0
 """A guard against hangs."""
@@ -76,36 +72,11 @@ class Worker:
             self._lines.flush()
 
 
-@dataclass
-class Torchrun:
-    """One running torchrun."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def said(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def kill_node(self) -> None:
-        """SIGKILL to torchrun and its workers."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def end(self) -> int:
-        """Wait for its end; its exit code."""
-        try:
-            return self.process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} does not end; it wrote:\n{self.said()}") from None
-
-
-class Stage:
-    """Where the workers of all torchruns of a test show up."""
+class Stage(Processes):
+    """The torchruns of a test, and where all their workers show up."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.backend = "elastic"
         self.lease_s = 60.0
         self.address = ("127.0.0.1", free_port())
@@ -117,7 +88,6 @@ class Stage:
         self._listener.bind(self._address)
         self._listener.listen(64)
         self._listener.settimeout(PATIENCE_S)
-        self.torchruns: list[Torchrun] = []
         self._kept: list[Worker] = []
         """A worker whose end of the line is dropped here would end."""
 
@@ -129,9 +99,8 @@ class Stage:
         *options: str,
         script_args: tuple[str, ...] = (),
         **env: str,
-    ) -> Torchrun:
+    ) -> NodeProcess:
         """Start a torchrun with our rendezvous."""
-        log = self.folder / f"{name}.log"
         conf = f"lease_ttl={self.lease_s},fence_margin={MARGIN_S},settle={SETTLE_S},start_timeout=120"
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", self.backend),
@@ -142,25 +111,16 @@ class Stage:
         ]
         said = {
             "TEST_NODE": name,
-            "OMP_NUM_THREADS": "1",
             "XDG_STATE_HOME": str(self.folder / "state"),
+            "RES_OPTIONS": "timeout:1 attempts:1",  # torchrun looks names up; a lost packet costs 5 s
             **env,
         }
-        said.setdefault(
-            "RES_OPTIONS", "timeout:1 attempts:1"
-        )  # torchrun looks names up; a lost packet costs 5 s
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-                env={**os.environ, **said},
-            )
-        torchrun = Torchrun(name, process, log)
-        self.torchruns.append(torchrun)
-        return torchrun
+        self.agents[name] = self.launch(name, command, said)
+        return self.agents[name]
+
+    def end(self, torchrun: NodeProcess) -> int:
+        """Wait for the end of a torchrun; returns its exit code."""
+        return self.wait_end(torchrun.name)[torchrun.name]
 
     def workers(self, count: int) -> list[Worker]:
         """The next workers that come on stage, by rank."""
@@ -174,27 +134,14 @@ class Stage:
             with contextlib.suppress(ValueError):  # one that was stopped before it could speak
                 came.append(Worker(connection))
         self._kept += came
-        return sorted(came, key=lambda one: one.rank)
+        return sorted(came, key=lambda worker: worker.rank)
 
-    def story(self) -> str:
-        return "\n".join(f"--- {one.name}\n{one.said()[-4000:]}" for one in self.torchruns)
-
-    def close(self) -> None:
+    def __exit__(self, *how: object) -> None:
         self._listener.close()
-        for torchrun in self.torchruns:
-            torchrun.kill_node()
-
-
-@contextmanager
-def open_stage(folder: Path) -> Iterator[Stage]:
-    stage = Stage(folder)
-    try:
-        yield stage
-    finally:
-        stage.close()
+        super().__exit__(*how)
 
 
 def places(workers: list[Worker]) -> list[tuple[str, int, int, int, int]]:
-    """Of each worker: node, rank, node rank, local rank, world size."""
+    """Return of each worker: node, rank, node rank, local rank, world size."""
     names = ("RANK", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE")
-    return [(one.node, *(int(one.env[name]) for name in names)) for one in workers]  # type: ignore[misc]
+    return [(worker.node, *(int(worker.env[name]) for name in names)) for worker in workers]  # type: ignore[misc]

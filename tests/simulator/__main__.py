@@ -59,7 +59,7 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def _flags(draw: Draw) -> str:
-    """What the command line needs beside the seed to run the same universe again."""
+    """Return what the command line needs beside the seed to run the same universe again."""
     given = {"--focus": ",".join(draw.focus), "--hosting": draw.hosting or ""}
     return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given.items() if value)
 

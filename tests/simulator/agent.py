@@ -232,12 +232,12 @@ class Agent:
 
     @property
     def registered(self) -> bool:
-        """Whether it holds a lease."""
+        """Return whether it holds a lease."""
         return self.session.deadline_s is not None
 
     @property
     def stopping(self) -> bool:
-        """Whether it stops its workers, however long that takes."""
+        """Return whether it stops its workers, however long that takes."""
         return self._stopping is not None
 
     # -- the main loop --------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class BudgetRules:
             self._sealed.append((plan.generation, charged))
 
     def _is_told(self, before: Plan, plan: Plan) -> bool:
-        """Whether this plan goes by what a node reported of a later generation."""
+        """Return whether this plan goes by what a node reported of a later generation."""
         return plan.generation > before.generation + 1
 
     def _in_a_row(self, before: Plan, plan: Plan, *, charges: bool) -> None:
@@ -104,7 +104,7 @@ class BudgetRules:
     # -- progress -------------------------------------------------------------------------------
 
     def _ran_s(self, generation: int) -> float:
-        """For how long the whole world was there until now, at most, by what its nodes reported.
+        """Return for how long the whole world was there until now, at most, by what its nodes reported.
 
         A node whose failure the coordinator has not read yet counts as running, even if another one started later.
         """
@@ -152,7 +152,7 @@ class BudgetRules:
         )
 
     def pause_s(self, plan: Plan | None) -> float:
-        """How long the generation that this plan forms may pause, beyond what forming takes."""
+        """Return how long the generation that this plan forms may pause, beyond what forming takes."""
         if plan is None or plan.phase is not Phase.FORMING or plan.failure is None or plan.free:
             return 0.0
         if not plan.budget.in_a_row or plan.notice is not None:
@@ -163,7 +163,7 @@ class BudgetRules:
         """The run failed for a failure that repeated: by its truth, it may be the one of the generation before."""
         (previous, _), (ended, charged) = self._sealed[-2:] if len(self._sealed) > 1 else [(0, False)] * 2
         job = self.cluster.job
-        first, second = ({one.signature for one in job.of(g).failures} for g in (previous, ended))
+        first, second = ({failure.signature for failure in job.of(g).failures} for g in (previous, ended))
         is_known = before.world is not None and ended == before.world.generation and charged
         self.checker.require(
             is_known and bool((first & second) - {""}),
@@ -173,12 +173,12 @@ class BudgetRules:
 
 
 def least_s(policy: Policy) -> float:
-    """How long a world has to run until that counts as progress."""
+    """Return how long a world has to run until that counts as progress."""
     return min(PROGRESS_S, policy.restart_window_s) if policy.restart_window_s > 0 else PROGRESS_S
 
 
 def _forgiven(plan: Plan) -> int:
-    """How many failures are forgiven when the next one is charged."""
+    """Return how many failures are forgiven when the next one is charged."""
     if plan.policy.restart_window_s <= 0:
         return 0
     windows = int(plan.budget.progress_s // plan.policy.restart_window_s)
@@ -186,5 +186,5 @@ def _forgiven(plan: Plan) -> int:
 
 
 def counting(plan: Plan) -> int:
-    """How many failures count against the budget when another one is to be charged."""
+    """Return how many failures count against the budget when another one is to be charged."""
     return plan.charged - plan.budget.forgiven - _forgiven(plan)

@@ -25,6 +25,7 @@ from .notice_rules import NoticeRules
 if TYPE_CHECKING:
     from .agent import Agent
     from .cluster import Cluster
+    from .machine import Machine
     from .store import Store
 
 EPSILON_S = 1e-6
@@ -135,7 +136,7 @@ class Checker:
             self.broken("safety 7 (no worker outlives its agent)", f"workers on {group.agent.name} still run")
 
     def being_killed_after_thaw(self, group: Group) -> bool:
-        """Whether its machine was paused past the deadline, and its guard is killing it now."""
+        """Return whether its machine was paused past the deadline, and its guard is killing it now."""
         machine = group.agent.machine
         just_thawed = (
             self.cluster.kernel.now <= machine.last_thaw_s + self.cluster.scenario.kill_max_s + EPSILON_S
@@ -172,7 +173,7 @@ class Checker:
 
     def misses_bootstrap_store(self, world: World) -> None:
         """Workers find no bootstrap store: only if the node that served it does not take part any more."""
-        seat = next(one for one in world.seats if one.node_id == world.bootstrap_node)
+        seat = next(seat for seat in world.seats if seat.node_id == world.bootstrap_node)
         host = self.cluster.agents[seat.incarnation]
         takes_part = host.process.alive and host.outcome is None and host.incarnation == seat.incarnation
         busy = host.node.activity in (Activity.PREPARING, Activity.STARTING, Activity.RUNNING)
@@ -240,7 +241,7 @@ class Checker:
         """A lease was revoked in the store: not of a running node that renewed it within its time."""
         self.cluster.story("store", "lease of {} condemned", lease.incarnation)
         plan = store.plan
-        replaced = any(lease.incarnation in one.replaces for one in store.members().values())
+        replaced = any(lease.incarnation in member.replaces for member in store.members().values())
         if replaced or plan is None or plan.phase is not Phase.RUNNING:
             return
         if self._seen_running.get(lease.incarnation) == plan.generation:
@@ -261,6 +262,15 @@ class Checker:
         self._intended_charge[plan.generation] = max(known, plan.charged)
         self.budget.intends(plan)
 
+    def publishes(self, machine: Machine, plan: Plan) -> None:
+        """A coordinator on this machine is about to publish a plan: its disk has it, unless that is full or slow."""
+        kept = machine.disk
+        self.require(
+            machine.disk_is_behind or (kept is not None and kept.rank >= plan.rank),
+            "safety 1 (what is published is on disk)",
+            f"generation {plan.generation} is about to be published, and on disk is {kept}",
+        )
+
     def saved(self, history: Plan, kept: Plan | None) -> None:
         """A coordinator is told that this, or what is newer, is on disk."""
         self.require(
@@ -270,7 +280,7 @@ class Checker:
         )
 
     def seen_by(self, plan: Plan) -> Seen:
-        """What the coordinator knew of the nodes that made this plan."""
+        """Return what the coordinator knew of the nodes that made this plan."""
         return self._intents.get(encode(plan), {})
 
     def published(self, store: Store, before: Plan | None, plan: Plan) -> None:
@@ -312,7 +322,7 @@ class Checker:
             self.forming_since_s = self.cluster.kernel.now
 
     def _knows_less(self, told: Plan) -> bool:
-        """Whether a new store begins with less than was known before, or with another run of that name."""
+        """Return whether a new store begins with less than was known before, or with another run of that name."""
         known = self.newest_history
         if not self.cluster.endpoint.may_forget or known is None:
             return False
@@ -326,7 +336,7 @@ class Checker:
         return ended or poorer or misses_world or told.rank < known.rank or told.life != known.life
 
     def _forget(self, plan: Plan) -> None:
-        """What was counted before means nothing any more, save for a world that runs or has ended."""
+        """Discard what was counted before, save for a world that runs or has ended."""
         self.cluster.story("checker", "the run begins anew for a coordinator that knows less")
         self.forgot = True
         self.final = None
@@ -361,7 +371,7 @@ class Checker:
 
     @property
     def _lost_since_begun_again(self) -> bool:
-        """Whether etcd lost its data after everything was started again, perhaps before the first plan."""
+        """Return whether etcd lost its data after everything was started again, perhaps before the first plan."""
         cluster = self.cluster
         return cluster.scenario.hosting == "etcd" and self._opened_s > cluster.began_again_s > 0
 
@@ -398,13 +408,13 @@ class Checker:
             )
 
     def _next_life(self, before: Plan, plan: Plan, seen: Seen) -> bool:
-        """Whether a stopped run is resumed, by an agent that was started for that."""
+        """Return whether a stopped run is resumed, by an agent that was started for that."""
         if before.phase is not Phase.STOPPED or plan.phase is not Phase.FORMING:
             return False
         came = [
             key
-            for key, (one, _) in seen.items()
-            if (one.state, one.generation) == (State.READY, before.generation + 1)
+            for key, (member, _) in seen.items()
+            if (member.state, member.generation) == (State.READY, before.generation + 1)
             and not self.cluster.agents[key].node.has_participated
         ]
         self.require(bool(came), "the outcome stands", "no agent was started to resume the stopped run")
@@ -469,7 +479,10 @@ class Checker:
             world.generation == plan.generation, "safety 1", "the plan's world is another generation's"
         )
         self._same_world(world)
-        self._ranks(world)
+        served_by = {seat.node_id for seat in world.seats}
+        self.require(
+            world.bootstrap_node in served_by, "bootstrap store", f"{world.bootstrap_node} has no seat"
+        )
         low, high = policy.min_nodes, policy.max_nodes
         self.require(low <= len(world.seats) <= high, "safety 3", f"{len(world.seats)} nodes")
         adopted = before is None
@@ -493,20 +506,10 @@ class Checker:
 
     @property
     def _may_overlap(self) -> bool:
-        """Whether workers may still run of which a store that knows less than they was not told."""
+        """Return whether workers may still run of which a store that knows less than they was not told."""
         policy, since_s = self.cluster.policy, self.cluster.kernel.now - self._opened_s
         alone_s = (policy.lease_ttl_s + policy.fence_margin_s) * (1.0 + 2.0 * self.cluster.scenario.max_skew)
         return self.cluster.scenario.hosting != "etcd" and since_s < alone_s
-
-    def _ranks(self, world: World) -> None:
-        rank = 0
-        for seat in world.seats:
-            self.require(seat.first_rank == rank and seat.slots > 0, "safety 3 (ranks)", str(world.seats))
-            rank += seat.slots
-        self.require(rank == world.world_size, "safety 3 (ranks)", "the sum of slots")
-        ids = [seat.node_id for seat in world.seats]
-        self.require(len(set(ids)) == len(ids), "a seat per node", f"{ids}")
-        self.require(world.bootstrap_node in ids, "bootstrap store", f"{world.bootstrap_node} has no seat")
 
     def _nobody_runs(self, generation: int) -> None:
         for group in self.live:
@@ -534,7 +537,7 @@ class Checker:
             self.require(truth.failed, rule, f"charged, but no worker failed in generation {previous}")
 
     def _charge_due(self, before: Plan, seen: Seen) -> int | None:
-        """What this sealing is to charge; None where that depends on who can be spared (failed starts)."""
+        """Return what this sealing is to charge; None where that depends on who can be spared (failed starts)."""
         failure = before.failure
         if failure is None or before.free:
             return 0
@@ -593,7 +596,7 @@ class Checker:
             self.forming_since_s or 0.0, cluster.scenario.quiet_s, cluster.stop_hung_s, self._too_few_s
         )
         bound_s = cluster.scenario.bound_s + self.revocations_s() + self.budget.pause_s(self.newest)
-        if any(one.stop_hangs for one in cluster.holders):
+        if any(holder.stop_hangs for holder in cluster.holders):
             bound_s += STOP_SLACK_S
         late = cluster.kernel.now - since_s > bound_s
         if enough and late and self.forming_since_s is not None:
@@ -604,11 +607,11 @@ class Checker:
         cluster.kernel.after(0.2, self.watch_liveness)
 
     def revocations_s(self) -> float:
-        """How long it takes to end the leases of incarnations that died: a round trip to the store for each.
+        """Return how long it takes to end the leases of incarnations that died: a round trip to the store for each.
 
         Faults may leave hundreds within a few lease times, more than any cluster would.
         """
-        dead = sum(not one.process.alive for one in self.cluster.agents.values())
+        dead = sum(not agent.process.alive for agent in self.cluster.agents.values())
         return 4 * self.cluster.scenario.latency_s * dead
 
     def losses_were_noticed(self) -> None:
@@ -638,14 +641,14 @@ class Checker:
             return  # nothing is served any more
         settled_s = self.cluster.kernel.now - self.cluster.scenario.bound_s
         going_on = [
-            one.node_id
-            for one in self.cluster.holders
-            if one.agent is not None
-            and one.agent.process.alive
-            and one.agent.outcome is None
-            and (one.agent.registered or self.cluster.endpoint.serving)
-            and not one.agent.stop_hangs
-            and one.agent.began_s < settled_s
+            holder.node_id
+            for holder in self.cluster.holders
+            if holder.agent is not None
+            and holder.agent.process.alive
+            and holder.agent.outcome is None
+            and (holder.agent.registered or self.cluster.endpoint.serving)
+            and not holder.agent.stop_hangs
+            and holder.agent.began_s < settled_s
         ]
         for node_id in set(going_on):
             self.require(
@@ -655,7 +658,9 @@ class Checker:
     def all_is_over(self) -> None:
         """In the end the run has an outcome, and every agent departed with it."""
         cluster = self.cluster
-        all_gone = not any(one.agent is not None and one.agent.process.alive for one in cluster.holders)
+        all_gone = not any(
+            holder.agent is not None and holder.agent.process.alive for holder in cluster.holders
+        )
         if self.final is None and not all_gone:
             self.broken("liveness (every run ends)", "the run has no outcome")
         for holder in cluster.holders:
@@ -684,12 +689,12 @@ class Checker:
 
 
 def interrupted(member: Member) -> bool:
-    """Whether a signal that its agent received, too, has terminated workers of this node."""
+    """Return whether a signal that its agent received, too, has terminated workers of this node."""
     return member.failure is not None and member.failure.kind is FailureKind.INTERRUPTED
 
 
 def departed(incarnation: str, seen: Seen) -> bool:
-    """Whether, by what is written, this participant was lost, restarted, fenced or is leaving."""
+    """Return whether, by what is written, this participant was lost, restarted, fenced or is leaving."""
     if incarnation not in seen:
         return True
     member, lease = seen[incarnation]

@@ -57,27 +57,27 @@ class Seatholder:
         return "'" if self.impostor else ""
 
     def slots(self) -> int:
-        """How many workers it offers for the next generation."""
+        """Return how many workers it offers for the next generation."""
         return self.cluster.kernel.random.randint(1, 4)
 
     def fails_at_start(self) -> bool:
-        """Whether this start fails."""
+        """Return whether this start fails."""
         self.failing_starts -= self.failing_starts > 0
         return self.failing_starts > 0
 
     @property
     def stop_hangs(self) -> bool:
-        """Whether its agent does not get on with a stop, or will not."""
+        """Return whether its agent does not get on with a stop, or will not."""
         agent = self.agent
         return self.hanging_stops > 0 or (agent is not None and agent.process.alive and agent.stop_hangs)
 
     def hangs_at_stop(self) -> bool:
-        """Whether the agent does not get on with this stop, while its lease is renewed."""
+        """Return whether the agent does not get on with this stop, while its lease is renewed."""
         self.hanging_stops -= self.hanging_stops > 0
         return self.hanging_stops > 0
 
     def hangs_at_start(self) -> bool:
-        """Whether this start never ends."""
+        """Return whether this start never ends."""
         self.hanging_starts -= self.hanging_starts > 0
         return self.hanging_starts > 0
 
@@ -102,7 +102,7 @@ class Endpoint:
 
     @property
     def serving(self) -> bool:
-        """Whether there is a store."""
+        """Return whether there is a store."""
         return self.host is not None and self.host.alive
 
     def connect(self, agent: Agent) -> Connection | None:
@@ -254,7 +254,7 @@ class Cluster:
         return name
 
     def policy_for(self, holder: Seatholder) -> Policy:
-        """What this agent is started with: perhaps a shorter lease, unless it is of those that begin the run."""
+        """Return what this agent is started with: perhaps a shorter lease, unless it is of those that begin the run."""
         share = self.scenario.least_lease
         if share == 1.0 or (holder.lives == 1 and self.holders.index(holder) < self.scenario.nodes):
             return self.policy
@@ -269,7 +269,7 @@ class Cluster:
         """The operator, systemd or Slurm starts the agent of this node."""
         if not holder.machine.up or (holder.agent is not None and holder.agent.process.alive) or self.over:
             return
-        if not any(one is holder for one in self.holders):
+        if not any(known is holder for known in self.holders):
             return  # it is not started again with the others (see begin_again)
         self.trouble()
         workers_gone = not any(group.agent.holder is holder for group in self.checker.live)
@@ -294,7 +294,7 @@ class Cluster:
             self.kernel.after(restart_after_s, self.start, holder)
 
     def serves(self, agent: Agent) -> bool:
-        """Whether this agent's process must go on: to host the store, or to remove the records of the run."""
+        """Return whether this agent's process must go on: to host the store, or to remove the records of the run."""
         winding_up = agent.election is not None and agent.election.winding_up
         return winding_up or (self.endpoint.host is agent.process and not self.over)
 
@@ -307,8 +307,11 @@ class Cluster:
             self.kernel.after(wait_s, self.start, agent.holder)
 
     def may_go_on(self, plan: Plan) -> bool:
-        """Whether an agent is about to join a stopped run, and its coordinator is no agent that waits to depart."""
-        present = any(one.agent and one.agent.process.alive and not one.agent.outcome for one in self.holders)
+        """Return whether an agent is about to join a stopped run whose coordinator does not wait to depart."""
+        present = any(
+            holder.agent and holder.agent.process.alive and not holder.agent.outcome
+            for holder in self.holders
+        )
         return plan.phase is Phase.STOPPED and self.scenario.hosting == "serve" and present
 
     def run_over(self, coordination: Coordination) -> None:
@@ -318,13 +321,13 @@ class Cluster:
 
     @property
     def goes_on_here(self) -> bool:
-        """Whether everything is started once more in the store in which the run has ended."""
+        """Return whether everything is started once more in the store in which the run has ended."""
         hosting, again = self.scenario.hosting, self.scenario.again and not self.checker.forgot
         return again and (hosting == "etcd" or (hosting == "serve" and self.scenario.same_store))
 
     @property
     def is_removed(self) -> bool:
-        """Whether the store holds nothing of the run any more but how it ended."""
+        """Return whether the store holds nothing of the run any more but how it ended."""
         store = self.endpoint.store
         kept = (KEYS.ended, KEYS.reports)
         return store is not None and not any(not key.startswith(kept) for key in store.values)
@@ -340,7 +343,7 @@ class Cluster:
         self.checker.begin_again()
         for machine in self.machines:
             machine.boot()
-        self.holders = [one for one in self.holders if not one.impostor]
+        self.holders = [holder for holder in self.holders if not holder.impostor]
         for holder in self.holders:
             holder.wanted, holder.portless = True, False
             holder.recover()
@@ -374,23 +377,23 @@ class Cluster:
         return offer
 
     def bootstrap_reachable(self, machine: Machine, address: Address) -> bool:
-        """Whether this machine reaches the bootstrap store at this address."""
+        """Return whether this machine reaches the bootstrap store at this address."""
         pair = machine.name, self.offers[address].node_id
         return self.is_served(address) and pair not in self.unreachable
 
     def is_served(self, address: Address) -> bool:
-        """Whether there is a bootstrap store at this address."""
+        """Return whether there is a bootstrap store at this address."""
         offer = self.offers[address]
         return offer.open and offer.process.alive
 
     # -- durations ------------------------------------------------------------------------------
 
     def call_s(self) -> float:
-        """How long a lane waits for the store's answer."""
+        """Return how long a lane waits for the store's answer."""
         return self.policy.lease_ttl_s * self.scenario.patience
 
     def watch_s(self) -> float:
-        """How long one blocking wait for the leader key to vanish lasts."""
+        """Return how long one blocking wait for the leader key to vanish lasts."""
         return self.policy.lease_ttl_s / 2
 
     def kill_takes_s(self) -> float:
@@ -411,7 +414,7 @@ class Cluster:
         return of[grace]
 
     def reacts_to_sigterm_s(self) -> float:
-        """How long workers take to end by themselves after SIGTERM."""
+        """Return how long workers take to end by themselves after SIGTERM."""
         if self.scenario.prompt_workers:
             return 0.01
         return self.kernel.random.choice((0.01, 0.1, 1.0, 100.0)) * self.kernel.random.random()
@@ -421,15 +424,15 @@ class Cluster:
         return self.scenario.stop_s
 
     def looks_after_s(self) -> float:
-        """How long workers run until they begin to look at notices."""
+        """Return how long workers run until they begin to look at notices."""
         return self.scenario.looks_after_s * self.kernel.random.random()
 
     def save_takes_s(self) -> float:
-        """How long it takes all ranks to save."""
+        """Return how long it takes all ranks to save."""
         return self.scenario.save_s * self.kernel.random.uniform(0.2, 1.0)
 
     def work_s(self) -> float:
-        """How long a world runs until its work is done."""
+        """Return how long a world runs until its work is done."""
         if self.calm and self.scenario.last_ask is not None and self.checker.notices.stopped is None:
             return self.kernel.random.uniform(8.0, 14.0)  # time to ask while it runs
         if self.calm:
@@ -487,7 +490,7 @@ class Cluster:
         ]
 
     def enough_healthy(self, but: int = 0) -> bool:
-        """Whether the nodes that are well make a world that is allowed, ``but`` so many of them."""
+        """Return whether the nodes that are well make a world that is allowed, ``but`` so many of them."""
         return self.policy.fit(len(self.healthy()) - but) > 0
 
     def has_host(self) -> bool:
@@ -507,11 +510,15 @@ class Cluster:
         self.stop_hung_s = self.kernel.now
 
     def well_for_s(self) -> float:
-        """For how long nothing has gone wrong, and nothing is about to; 0 if that cannot be told."""
+        """Return for how long nothing has gone wrong, and nothing is about to; 0 if that cannot be told."""
         lurking = self.traps or self.armed or self.unreachable or self.network.loss
         hampered = any(
-            one.failing_starts or one.hanging_starts or one.unkillable_stops or one.stop_hangs or one.impostor
-            for one in self.holders
+            holder.failing_starts
+            or holder.hanging_starts
+            or holder.unkillable_stops
+            or holder.stop_hangs
+            or holder.impostor
+            for holder in self.holders
         )
         if self.ongoing or lurking or hampered or not self.endpoint.serving or self.network.stray:
             return 0.0
@@ -558,13 +565,13 @@ class Cluster:
         return lambda problem: self.story(who, "reads what is no record: {}", problem)
 
     def all_gone(self) -> bool:
-        """Whether no agent is left."""
+        """Return whether no agent is left."""
         return self.over and not any(
             holder.agent is not None and holder.agent.process.alive for holder in self.holders
         )
 
     def outcome_expected(self, agent: Agent) -> bool:
-        """Whether this agent departed with what it should have departed with."""
+        """Return whether this agent departed with what it should have departed with."""
         assert agent.outcome is not None  # it departed
         plans = [self.checker.final]
         if agent.began_s < self.began_again_s:

@@ -56,6 +56,7 @@ class Coordination:
         """Call a method of the records."""
         if name == "publish":
             self.cluster.checker.intends(args[0], self.seen)
+            self.cluster.checker.publishes(self.machine, args[0])
         yield from self._comes_to(name)
         match name:
             case "publish":
@@ -92,7 +93,7 @@ class Coordination:
         yield from self._comes_to("wait")
         self._calls = 0
         hint = yield self._hints, self.machine.real_s(timeout_s) + HAIR_S
-        hints = dict.fromkeys(one for one in (hint, *self._hints.items) if one is not None)
+        hints = dict.fromkeys(heard for heard in (hint, *self._hints.items) if heard is not None)
         self._hints.items.clear()
         return tuple(hints)
 

@@ -119,7 +119,7 @@ class Script(Faults):
 
     def node(self, name: str) -> Seatholder:
         """The node with this id that came last."""
-        return next(one for one in reversed(self.cluster.holders) if one.node_id == name)
+        return next(holder for holder in reversed(self.cluster.holders) if holder.node_id == name)
 
     def agent(self, name: str) -> Agent:
         """The present agent of this node."""
@@ -136,7 +136,7 @@ class Script(Faults):
     def machine(self, name: str) -> Machine:
         """The machine of this name."""
         machines = (*self.cluster.machines, self.cluster.endpoint.machine)
-        return next(one for one in machines if one.name == name)
+        return next(machine for machine in machines if machine.name == name)
 
     # -- agents and machines --------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class Script(Faults):
     def without_leader(self, fault: str, **options: Any) -> None:
         """Have a fault happen to the first node whose agent does not coordinate."""
         leader = self.leader().holder
-        other = next(one for one in self.cluster.holders if one is not leader)
+        other = next(holder for holder in self.cluster.holders if holder is not leader)
         getattr(self, fault)(other.node_id, **options)
 
     def crash_at(self, point: str) -> None:

@@ -61,7 +61,7 @@ class SimulatedElection(Election):
 
     @property
     def leads(self) -> bool:
-        """Whether this agent is the coordinator, as far as it knows."""
+        """Return whether this agent is the coordinator, as far as it knows."""
         return self._leadership is not None
 
     # -- the simulated etcd ---------------------------------------------------------------------

@@ -107,7 +107,7 @@ class Etcd(Store):
     def _let_go(self) -> None:
         if self.leader_key is not None and self.now_s >= self.leader_key.ends_s:
             self.vacate("ran out")
-        for process in [one for one, ends_s in self._kept.items() if self.now_s >= ends_s]:
+        for process in [process for process, ends_s in self._kept.items() if self.now_s >= ends_s]:
             del self._kept[process]
             gone = [key for key, owner in self._hangs_on.items() if owner == process]
             self.cluster.story("etcd", "what {} wrote goes by itself: {}", process, ", ".join(gone))
@@ -149,7 +149,9 @@ class Etcd(Store):
         elif self._writer is not None and key != KEYS.life:
             self._hangs_on[key] = self._writer
         random = self.process.kernel.random
-        self._waits[key] = [one for one in self._waits.get(key, ()) if random.random() >= self.hint_loss]
+        self._waits[key] = [
+            answer for answer in self._waits.get(key, ()) if random.random() >= self.hint_loss
+        ]
         super()._set(key, value)
 
     def _remove(self, key: str) -> None:
@@ -165,7 +167,7 @@ class Etcd(Store):
         self._listeners.append((inbox, machine))
 
     def unlisten(self, inbox: Inbox) -> None:
-        self._listeners = [one for one in self._listeners if one[0] is not inbox]
+        self._listeners = [listener for listener in self._listeners if listener[0] is not inbox]
 
     def _wrote(self, keys: LifeKeys, key: str, value: bytes) -> None:
         super()._wrote(keys, key, value)
@@ -227,7 +229,7 @@ class Etcd(Store):
         return self._terms
 
     def age_s(self) -> float:
-        """How long ago its data were lost; the first one of a run was set up long before."""
+        """Return how long ago its data were lost; the first one of a run was set up long before."""
         return self.now_s if self.cluster.endpoint.lives > 1 else float("inf")
 
     def watch_leader(self, candidate: SimulatedElection) -> None:
@@ -239,7 +241,7 @@ class Etcd(Store):
         """The leader key is written anew by its holder."""
         self.revision += 1
         network, kernel = self.network, self.process.kernel
-        self._leader_watchers = [one for one in self._leader_watchers if one.agent.process.alive]
+        self._leader_watchers = [watcher for watcher in self._leader_watchers if watcher.agent.process.alive]
         for candidate in self._leader_watchers:
             name = candidate.agent.machine.name
             lost = kernel.random.random() < self.hint_loss

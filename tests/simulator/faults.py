@@ -119,7 +119,7 @@ class Faults:
         self._victim = None
 
     def _present(self) -> Agent | None:
-        agents = [one.agent for one in self.cluster.healthy() if one.agent is not None]
+        agents = [holder.agent for holder in self.cluster.healthy() if holder.agent is not None]
         return self.random.choice(agents) if agents else None
 
     def _bring_back(self) -> None:
@@ -344,9 +344,8 @@ class Faults:
         if asker is None:
             return
         self.cluster.story(asker.name, "is to drain {}", holder.node_id)
-        for one in self.cluster.holders:
-            if one.node_id == holder.node_id:
-                one.wanted = False
+        for other in self.cluster.holders:
+            other.wanted &= other.node_id != holder.node_id
         self.cluster.told_to_leave.add(holder.node_id)
         left_s = self.random.choice((0.3, 2.0, 10.0))
         asker.process.do(asker.asking.drain_other, holder.node_id, left_s)

@@ -72,7 +72,7 @@ class Guard:
         self._changed.put(None)
 
     def may_launch(self) -> bool:
-        """Whether the lease allows to start workers now."""
+        """Return whether the lease allows to start workers now."""
         return self.machine.clock() < self.deadline_s
 
     def launch(self, world: World) -> Group | None:

@@ -54,25 +54,25 @@ class Generation:
 
     @property
     def failed(self) -> bool:
-        """Whether a worker failed or hung."""
+        """Return whether a worker failed or hung."""
         return bool(self.failures)
 
     @property
     def complete(self) -> bool:
-        """Whether the whole world was started."""
+        """Return whether the whole world was started."""
         groups = self.groups.values()
         seats = len(next(iter(groups)).world.seats) if groups else 0
-        return seats > 0 and len(groups) == seats and all(one.started for one in groups)
+        return seats > 0 and len(groups) == seats and all(group.started for group in groups)
 
     @property
     def all_left(self) -> bool:
-        """Whether all saved and left, with none lost, failed or stopped over it."""
-        ends = [one.exited for one in self.groups.values()]
+        """Return whether all saved and left, with none lost, failed or stopped over it."""
+        ends = [group.exited for group in self.groups.values()]
         saved = self.complete and self.saved is not None and not self.failed
         return saved and set(ends) <= {"left", "success"}
 
     def step_at(self, now_s: float) -> int:
-        """How far it is trained."""
+        """Return how far it is trained."""
         if self.trained is not None or self.began_s is None:
             return self.base if self.trained is None else self.trained
         return self.base + int((now_s - self.began_s) / STEP_S)
@@ -98,7 +98,7 @@ class Job:
         return self.generations.setdefault(number, Generation())
 
     def _counts(self, group: Group) -> bool:
-        """Whether it is of the generation that has this number now; see :attr:`Checker.forgot`."""
+        """Return whether it is of the generation that has this number now; see :attr:`Checker.forgot`."""
         return self.of(group.generation).groups.get(group.agent.incarnation) is group
 
     def starting(self, agent: Agent, group: Group) -> Routine:
@@ -254,10 +254,12 @@ class Job:
 
     def _save(self, generation: Generation) -> None:
         """Begin to save as soon as all ranks are at the same step, and look."""
-        working = [one for one in generation.groups.values() if one.exited != "success"]
-        if generation.spoilt or not any(one.alive for one in working):
+        working = [group for group in generation.groups.values() if group.exited != "success"]
+        if generation.spoilt or not any(group.alive for group in working):
             return
-        if not generation.complete or not all(one.handles_notices and self._moves(one) for one in working):
+        if not generation.complete or not all(
+            group.handles_notices and self._moves(group) for group in working
+        ):
             self.kernel.after(LOOK_AGAIN_S, self._save, generation)
             return
         generation.saving = True
@@ -270,10 +272,10 @@ class Job:
 
     def _saved(self, generation: Generation) -> None:
         """Only what all have written is a checkpoint; then all leave."""
-        working = [one for one in generation.groups.values() if one.exited != "success"]
-        if generation.spoilt or not all(one.alive for one in working):
+        working = [group for group in generation.groups.values() if group.exited != "success"]
+        if generation.spoilt or not all(group.alive for group in working):
             return
-        if not all(self._moves(one) for one in working):
+        if not all(self._moves(group) for group in working):
             self.kernel.after(LOOK_AGAIN_S, self._saved, generation)
             return
         assert generation.trained is not None  # since it began to save

@@ -74,7 +74,7 @@ class Process:
 
     @property
     def frozen(self) -> bool:
-        """Whether it stands still."""
+        """Return whether it stands still."""
         return self._frozen > 0
 
     def spawn(self, routine: Routine) -> Task:
@@ -117,7 +117,7 @@ class Process:
 
 
 def _is_timer(missed: tuple[Callable[..., None], tuple[Any, ...]]) -> bool:
-    """Whether a task that missed this waited for time to pass, and for nothing that has come meanwhile."""
+    """Return whether a task that missed this waited for time to pass, and for nothing that has come meanwhile."""
     action, args = missed
     return getattr(action, "__func__", None) is Task.wake and (args[1] is None or not args[1].items)
 

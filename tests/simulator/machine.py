@@ -80,7 +80,7 @@ class Machine:
         return self._offset_s + self.kernel.now * self._rate
 
     def real_s(self, duration_s: float) -> float:
-        """How long a wait of ``duration_s`` by this machine's clock takes in truth."""
+        """Return how long a wait of ``duration_s`` by this machine's clock takes in truth."""
         return max(0.0, duration_s / self._rate)
 
     def process(self, name: str) -> Process:
@@ -124,7 +124,7 @@ class Machine:
 
     @property
     def disk_is_behind(self) -> bool:
-        """Whether a coordinator goes on although it could not write what it published."""
+        """Return whether a coordinator goes on although it could not write what it published."""
         known = self.not_on_disk
         return known is not None and (self.disk is None or self.disk.rank < known.rank)
 

@@ -42,7 +42,7 @@ class Network:
     held: dict[str, list[tuple[Callable[..., None], tuple[Any, ...]]]] = field(default_factory=dict)
 
     def delay_s(self, machine: str, way: str = "requests") -> float:
-        """How long one message takes."""
+        """Return how long one message takes."""
         random = self.kernel.random.random()
         extra_s = self.slow_s.get((machine, way), 0.0) if self.slow_s else 0.0
         return self.latency_s * (0.3 + random) + extra_s * random

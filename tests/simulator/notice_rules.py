@@ -109,7 +109,7 @@ class NoticeRules:
             self._reaches_all(plan, plan.notice)
 
     def _freshly_heard(self, store: Store, before: Plan, plan: Plan) -> set[str]:
-        """Whose ask is heard with this plan: each once only."""
+        """Return whose ask is heard with this plan: each once only."""
         fresh = {
             key for key, serial in plan.acknowledged.items() if before.acknowledged.get(key, 0) != serial
         }
@@ -149,7 +149,7 @@ class NoticeRules:
             member, lease = seen.get(incarnation, (None, None))
             gone = member is None or lease is None or lease.revoked
             left = member is not None and member.state is State.LEFT
-            replaced = any(incarnation in one.replaces for one, _ in seen.values())
+            replaced = any(incarnation in member.replaces for member, _ in seen.values())
             self._require(gone or left or replaced, "a leaving node is not forgotten", incarnation)
 
     def _have_exited(self, before: Plan, plan: Plan) -> None:
@@ -176,25 +176,25 @@ class NoticeRules:
         if notice is None or world is None or not ended or self._ended_otherwise(before, plan, seen):
             return
         states = [seen[seat.incarnation][0] for seat in world.seats if seat.incarnation in seen]
-        own = [one for one in states if one.generation == before.generation]
-        left = [one for one in own if one.state in (State.SAVED, State.SUCCEEDED)]
-        done = {one.incarnation for one in left} | set(before.succeeded)
+        own = [member for member in states if member.generation == before.generation]
+        left = [member for member in own if member.state in (State.SAVED, State.SUCCEEDED)]
+        done = {member.incarnation for member in left} | set(before.succeeded)
         if all(seat.incarnation in done for seat in world.seats):
             self._truly_left(before, world)
-        elif notice.cause not in PROMPT or any(one.handles_notices for one in states):
+        elif notice.cause not in PROMPT or any(member.handles_notices for member in states):
             had_s = self.cluster.kernel.now - self._since_s[store.store_id, notice.serial]
             least_s = notice.left_s * (1.0 - 2.0 * self.cluster.scenario.max_skew) - EPSILON_S
             why = f"generation {before.generation} had {had_s:.3f} s of {notice.left_s:g} s"
             self._require(had_s >= least_s, "workers have the time of their notice", why)
 
     def _ended_otherwise(self, before: Plan, plan: Plan, seen: Seen) -> bool:
-        """Whether a failure, a loss or a later generation ended it, by what the coordinator knew."""
+        """Return whether a failure, a loss or a later generation ended it, by what the coordinator knew."""
         assert before.world is not None  # the caller looked
         if plan.failure is not None or plan.generation > before.generation + 1:
             return True
         ends = before.notice is not None and before.notice.ends
         kept = set(before.succeeded)
-        replaced = {old for one, _ in seen.values() for old in one.replaces}
+        replaced = {old for member, _ in seen.values() for old in member.replaces}
         for seat in before.world.seats:
             if seat.incarnation in kept:
                 continue
@@ -209,7 +209,7 @@ class NoticeRules:
         return False
 
     def _truly_left(self, before: Plan, world: World) -> None:
-        """Where all say that they saved and left, they did, at one step, unless a signal has terminated some."""
+        """Check that all who say that they saved and left did, at one step, unless a signal has terminated some."""
         truth = self.cluster.job.of(before.generation)
         ends: set[str | None] = set()
         for seat in world.seats:
@@ -227,7 +227,9 @@ class NoticeRules:
     def trains(self, number: int) -> None:
         """A world begins to train: if the one before left in good order, at the very step at which it did."""
         generations = self.cluster.job.generations
-        earlier = [key for key, one in generations.items() if key < number and one.began_s is not None]
+        earlier = [
+            key for key, generation in generations.items() if key < number and generation.began_s is not None
+        ]
         if not earlier:
             return
         previous, present = generations[max(earlier)], generations[number]
@@ -332,16 +334,16 @@ class NoticeRules:
             for key, (member, lease) in seen.items()
             if counts(member, lease) and key not in plan.refused
         ]
-        asked = {one.node_id for one in taking_part if agents[one.incarnation].asked_to_leave}
-        return {one.node_id for one in taking_part} <= asked | self.cluster.told_to_leave
+        asked = {member.node_id for member in taking_part if agents[member.incarnation].asked_to_leave}
+        return {member.node_id for member in taking_part} <= asked | self.cluster.told_to_leave
 
     def _requeuer(self, plan: Plan, seen: Seen) -> None:
         """One node that is there speaks for the run outside of it; none only if no node is there."""
         if plan.requeuer is None:
             there = [
                 key
-                for key, one in seen.items()
-                if counts(*one) and key not in plan.refused and key in self._known()
+                for key, known in seen.items()
+                if counts(*known) and key not in plan.refused and key in self._known()
             ]
             self._require(not there, "a delegate", f"no node speaks for the run, though {there} are there")
             return
@@ -397,10 +399,16 @@ class NoticeRules:
         if plan.notice is not None and plan.notice.ends:  # it is, when the workers of others have saved
             return
         asked_before_s = now_s - ANSWER_PATIENCE_S / 2
-        agents = [one.agent for one in cluster.holders if one.agent is not None and one.agent is not agent]
-        others = [one for one in agents if one.process.alive and one.outcome is None]
+        agents = [
+            holder.agent
+            for holder in cluster.holders
+            if holder.agent is not None and holder.agent is not agent
+        ]
+        others = [agent for agent in agents if agent.process.alive and agent.outcome is None]
         continuing = [
-            one for one in others if one.asked_to_leave_s is None or one.asked_to_leave_s > asked_before_s
+            agent
+            for agent in others
+            if agent.asked_to_leave_s is None or agent.asked_to_leave_s > asked_before_s
         ]
         self._require(bool(continuing), "a run that all nodes are asked to leave is stopped", agent.name)
 
@@ -425,8 +433,14 @@ class NoticeRules:
     def drains_other(self, asker: Agent, stop_request: StopRequest) -> None:
         """Another node was asked to leave: it does in time, while all is well."""
         cluster, leaver = self.cluster, stop_request.leaver
-        agents = [one.agent for one in cluster.holders if one.node_id == leaver and one.agent is not None]
-        here = [one for one in agents if one.process.alive and one.outcome is None and one.registered]
+        agents = [
+            holder.agent
+            for holder in cluster.holders
+            if holder.node_id == leaver and holder.agent is not None
+        ]
+        here = [
+            agent for agent in agents if agent.process.alive and agent.outcome is None and agent.registered
+        ]
 
         def look() -> None:
             over = cluster.over or self.checker.final is not None
@@ -444,8 +458,8 @@ class NoticeRules:
         def look() -> None:
             over = cluster.over or self.checker.final is not None
             again = self.stopped is not None and self.stopped is not stopped_then
-            agents = [one.agent for one in cluster.holders if one.agent is not None]
-            all_left = not any(one.process.alive and one.outcome is None for one in agents)
+            agents = [holder.agent for holder in cluster.holders if holder.agent is not None]
+            all_left = not any(agent.process.alive and agent.outcome is None for agent in agents)
             self._require(over or again or all_left, "a stop request stops the run", stop_request.words)
 
         stopped_then = self.stopped
@@ -477,5 +491,5 @@ class NoticeRules:
 
 
 def counts(member: Member, lease: Lease) -> bool:
-    """Whether this incarnation takes part, by its records."""
+    """Return whether this incarnation takes part, by its records."""
     return not lease.revoked and member.state is not State.LEFT

@@ -133,7 +133,7 @@ class Scenario:
 
     @property
     def store_survives(self) -> bool:
-        """Whether the store outlives its coordinator."""
+        """Return whether the store outlives its coordinator."""
         return self.hosting == "etcd"
 
     @property
@@ -171,7 +171,7 @@ def _kinds(random: Random, hosting: str | None) -> list[str]:
 
 
 def _kinds_with_etcd(random: Random) -> list[str]:
-    """What happens to etcd and the office, alone or with one family more."""
+    """Return what happens to etcd and the office, alone or with one family more."""
     kinds = random.sample(ETCD, random.choice((1, 2, 4, len(ETCD))))
     others = random.choice((None, FENCE, FENCE, WORK, CHURN, NOTICES, MISCHIEF, FAULTS))
     if others is not None:

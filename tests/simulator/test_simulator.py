@@ -22,7 +22,7 @@ SLICES = [
 
 
 def story(seed: int) -> str:
-    """What to read when a seed fails, and how to see it again."""
+    """Return what to read when a seed fails, and how to see it again."""
     told = run_seed(seed, tell=True)
     return f"{told.what}\n{story_of(told)}\nreplay: python -m tests.simulator --seed {seed} --story"
 
@@ -38,7 +38,7 @@ def test_every_pair_of_faults_occurs_in_turn() -> None:
     drawn = [pair_of(seed) for seed in range(len(PAIRS))]
     assert len(set(drawn)) == len(PAIRS)
     for kind in {*FAULTS, *ETCD}:
-        assert any(kind in one.focus for one in drawn), kind
+        assert any(kind in draw.focus for draw in drawn), kind
 
 
 @pytest.mark.prove
@@ -85,7 +85,7 @@ def replays() -> list[list[str]]:
         ).stdout
         for hash_seed in ("1", "2")
     ]
-    return [one.split("end of the story\n") for one in told]
+    return [stories.split("end of the story\n") for stories in told]
 
 
 @pytest.mark.prove

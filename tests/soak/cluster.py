@@ -194,6 +194,6 @@ class ThreeMembersCluster(SoakCluster):
     def stored(self) -> dict[str, int]:
         found = json.loads(self._etcd.ctl("get", "--prefix", ETCD_PREFIX, "--write-out", "json"))
         return {
-            base64.b64decode(one["key"]).decode(): len(base64.b64decode(one.get("value", "")))
-            for one in found["kvs"]
+            base64.b64decode(record["key"]).decode(): len(base64.b64decode(record.get("value", "")))
+            for record in found["kvs"]
         }

@@ -41,7 +41,7 @@ class Counts:
     """In the store."""
 
     def numbers(self) -> dict[str, int]:
-        """How many of each."""
+        """Return how many of each."""
         return {name: value if isinstance(value, int) else len(value) for name, value in vars(self).items()}
 
 
@@ -74,8 +74,8 @@ def counts(cluster: SoakCluster) -> Counts:
     state = cluster.folder / "state"
     return Counts(
         processes=len(cluster.marked_processes()),
-        descriptors=sum(one.descriptors for one in agents),
-        threads=sum(one.threads for one in agents),
+        descriptors=sum(agent.descriptors for agent in agents),
+        threads=sum(agent.threads for agent in agents),
         files=[str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()],
         keys=cluster.keys(),
     )

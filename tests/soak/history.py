@@ -32,30 +32,32 @@ class RecordedRun:
         self._pauses = pauses
 
     def problems(self) -> list[str]:
-        """What violates a safety rule."""
+        """Return what violates a safety rule."""
         return safety_problems(self)
 
     def journal(self, event: str) -> list[Line]:
         lines = self._cluster.journal(event)
         if event != "worker_exited":
             return lines
-        return [one for one in lines if not self._was_paused(one["node"], one["exited_boottime_s"])]
+        return [line for line in lines if not self._was_paused(line["node"], line["exited_boottime_s"])]
 
     def worlds(self) -> dict[int, list[Line]]:
         return worlds_of(self._cluster)
 
     def steps(self) -> list[Line]:
         return [
-            {**self._names(one), "step": one["taken"]}
-            for one in self._cluster.records("step")
-            if not self._was_paused(one["node"], one["boottime_s"])
+            {**self._names(line), "step": line["taken"]}
+            for line in self._cluster.records("step")
+            if not self._was_paused(line["node"], line["boottime_s"])
         ]
 
     def born(self) -> list[Line]:
-        return [{**self._names(one), "run_id": one["run"]} for one in self._cluster.records("born")]
+        return [{**self._names(line), "run_id": line["run"]} for line in self._cluster.records("born")]
 
     def _names(self, line: Line) -> Line:
         return {**line, "node_id": line["node"], "worker_id": line["worker"], "world_size": line["world"]}
 
     def _was_paused(self, node: str, at_s: float) -> bool:
-        return any(one.node == node and one.from_s <= at_s <= one.to_s + THAWING_S for one in self._pauses)
+        return any(
+            pause.node == node and pause.from_s <= at_s <= pause.to_s + THAWING_S for pause in self._pauses
+        )

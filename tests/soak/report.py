@@ -17,13 +17,13 @@ def memory(witness: list[Agent]) -> tuple[float, float] | None:
     """Bytes in the third quarter and in the last one (medians); None if there are too few samples."""
     if len(witness) < 8:
         return None
-    used = [one.memory for one in witness]
+    used = [sample.memory for sample in witness]
     quarter = len(used) // 4
     return median(used[2 * quarter : 3 * quarter]), median(used[-quarter:])
 
 
 def memory_problem(witness: list[Agent]) -> str | None:
-    """What is wrong with the memory of the agent that was watched."""
+    """Return what is wrong with the memory of the agent that was watched."""
     found = memory(witness)
     if found is None or found[1] - found[0] <= FLAT:
         return None
@@ -58,7 +58,7 @@ def table(result: Result) -> str:
                 f"{found[0] / MIB:.1f} → {found[1] / MIB:.1f} MiB, watched for {ages / 60:.0f} min",
             )
         )
-        spread = [one.descriptors for one in result.witness]
+        spread = [sample.descriptors for sample in result.witness]
         rows.append(("its descriptors, smallest and largest", f"{min(spread)}, {max(spread)}"))
     rows.append(("problems", "; ".join(result.problems) or "none"))
     return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)])

@@ -34,8 +34,8 @@ def differences(records: list[Line], course: Course, wanted: dict[int, tuple[str
     """Steps that led elsewhere, and generations whose first state is none of the undisturbed run's."""
     found = [
         f"generation {number} began with a state that no step had led to"
-        for number, one in course.generations.items()
-        if one.is_under_way and one.start is None
+        for number, generation in course.generations.items()
+        if generation.is_under_way and generation.start is None
     ]
     for line in records:
         position = course.generations[line["generation"]].base + line["taken"]

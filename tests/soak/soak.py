@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,12 +14,11 @@ from pathlib import Path
 
 from elastic_agent import linux
 from elastic_agent.testing import ClusterError, LocalCluster
-from elastic_agent.testing.faults import Fault, Injected
+from elastic_agent.testing.faults import FAULTS, Fault, Injected, choose_node, restart_node
 from elastic_agent.testing.mistakes import check_leftovers
 
 from .cluster import C10dCluster, SoakCluster, ThreeMembersCluster
 from .counts import Agent, Counts, agent_of, counts, exceeding
-from .faults import SOAK_FAULTS
 from .history import Pause, RecordedRun
 
 BACKENDS: dict[str, type[SoakCluster]] = {"c10d": C10dCluster, "etcd": ThreeMembersCluster}
@@ -55,6 +55,40 @@ WEIGHTS = {
 }
 QUICK = ("worker-killed", "store-lost", "node-killed")
 """Faults that need not wait for anything: those that hit second."""
+
+
+def _node_frozen(cluster: LocalCluster, rng: random.Random) -> Injected:
+    name = choose_node(cluster, rng)
+    at_s = linux.boottime_s()
+    cluster.agents[name].freeze_node()
+    what = f"all processes of {name} stopped, later continued"
+    return Injected(what, at_s, name, cluster.agents[name].thaw)
+
+
+def _partition(cluster: LocalCluster, rng: random.Random) -> Injected:
+    assert isinstance(cluster, SoakCluster)
+    name = choose_node(cluster, rng)
+    at_s = linux.boottime_s()
+    cluster.cut_off(name)
+    what = f"{name} cut off from the store, later reconnected"
+    return Injected(what, at_s, name, lambda: cluster.reconnect(name))
+
+
+def _preempted(cluster: LocalCluster, rng: random.Random) -> Injected:
+    name = choose_node(cluster, rng)
+    at_s = linux.boottime_s()
+    cluster.agents[name].signal(signal.SIGTERM)
+    what = f"SIGTERM to the agent of {name}, later replaced"
+    return Injected(what, at_s, name, lambda: restart_node(cluster, name))
+
+
+SOAK_FAULTS: dict[str, Fault] = {
+    **FAULTS,
+    "node-frozen": Fault("SIGSTOP to all processes of a node; later continued", _node_frozen),
+    "partition": Fault("a node is cut off from the store; later reconnected", _partition),
+    "preempted": Fault("SIGTERM to the agent of a node; later replaced", _preempted),
+}
+"""By name: those of ``elastic-agent chaos``, and others, which only agents can tell from them."""
 
 
 @dataclass
@@ -139,13 +173,13 @@ class SoakTest:
         faults = self._inject_one_or_two(name)
         hit = Hit(
             [*faults],
-            "; ".join(one.what for one in faults.values()),
-            min(one.at_s for one in faults.values()),
+            "; ".join(fault.what for fault in faults.values()),
+            min(fault.at_s for fault in faults.values()),
         )
         if "store-lost" in faults:  # without a store, nothing else can be repaired
             self._repair(faults["store-lost"])
-        restarts = any(one.restarts for one in faults.values())
-        last_s = max(one.at_s for one in faults.values())
+        restarts = any(fault.restarts for fault in faults.values())
+        last_s = max(fault.at_s for fault in faults.values())
         hit.recovery_s = self._wait_step(last_s, generation if restarts else -1) - hit.at_s
         for name in reversed(faults):
             if name != "store-lost":
@@ -154,7 +188,7 @@ class SoakTest:
         self._wait_whole()
         hit.whole_s = linux.boottime_s() - repaired_s
         self.result.hits.append(hit)
-        count = sum(len(one.names) for one in self.result.hits)
+        count = sum(len(earlier.names) for earlier in self.result.hits)
         self._show(
             f"fault {count}: {', '.join(hit.names)}: {hit.what}; next training step after {hit.recovery_s:.1f} s, "
             f"all nodes {hit.whole_s:.1f} s after repair"
@@ -169,7 +203,7 @@ class SoakTest:
             faults = {name: self._inject(name)}
         if name != "stop" and self._rng.random() < SECOND_FAULT:
             time.sleep(self._rng.uniform(0, 1))
-            second = self._rng.choice([one for one in QUICK if one != name])
+            second = self._rng.choice([fault for fault in QUICK if fault != name])
             self.cluster.lost = {faults[name].without or GUEST, GUEST}  # a guest may not have joined yet
             with contextlib.suppress(ClusterError):  # there is no worker to be killed just now
                 faults[second] = self._inject(second)
@@ -257,7 +291,7 @@ class SoakTest:
             self.result.witness.append(agent_of(self.cluster, self.cluster.witness, now_s))
 
     def _settled(self, wanted: Counts | None) -> Counts:
-        """What is used, when that does not shrink any more, or is not more than ``wanted``."""
+        """Return what is used, when that does not shrink any more, or is not more than ``wanted``."""
         ends_s = time.monotonic() + SETTLED_S
         found = counts(self.cluster)
         while time.monotonic() < ends_s:

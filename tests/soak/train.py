@@ -29,7 +29,7 @@ torch.set_default_dtype(torch.float64)
 model = torch.nn.Sequential(torch.nn.Linear(FEATURES, HIDDEN), torch.nn.Tanh(), torch.nn.Linear(HIDDEN, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
 parameters = [*model.parameters()]
-sizes = [one.numel() for one in parameters]
+sizes = [parameter.numel() for parameter in parameters]
 path = os.path.join(folder, "model.pt")
 done = 0
 if os.path.exists(path):
@@ -53,7 +53,7 @@ def gradients_and_loss(step):
     for sample in range(rank, BATCH, world):
         inputs = batch[sample : sample + 1]
         loss = (model(inputs) - inputs.sin().sum()).square().mean()
-        found = [one.reshape(-1) for one in torch.autograd.grad(loss, parameters)]
+        found = [gradient.reshape(-1) for gradient in torch.autograd.grad(loss, parameters)]
         total[:-1] += (torch.cat([*found, loss.reshape(1)]) * SCALE).round().to(torch.int64)
     return total
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import socket
 import threading
 from abc import ABC, abstractmethod
@@ -30,7 +29,6 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
-from elastic_agent.testing.processes import freeze, thaw
 from elastic_agent.transport import (
     CoordinatorRecords,
     LifeKeys,
@@ -46,6 +44,7 @@ from elastic_agent.transport.c10d import dialling
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
+from tests.processes import Forked
 
 PATIENCE_S = 100.0
 """A time that nothing takes unless something is broken."""
@@ -332,7 +331,7 @@ def in_another_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwar
         return pool.submit(function, *args, **kwargs).result(PATIENCE_S)
 
 
-class Peer:
+class Peer(Forked):
     """A process that takes part in elections at an endpoint when told to."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -355,24 +354,6 @@ class Peer:
         self.ask()
         hosts, store_id = self.hear()
         return hosts, store_id
-
-    def freeze(self) -> None:
-        assert self.process.pid is not None
-        freeze(self.process.pid)
-
-    def thaw(self) -> None:
-        assert self.process.pid is not None
-        thaw(self.process.pid)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-        self.process.join(PATIENCE_S)
-        assert not self.process.is_alive()
-
-    def _signal(self, signum: signal.Signals) -> None:
-        assert self.process.pid is not None
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid, signum)
 
 
 @contextmanager

@@ -74,6 +74,19 @@ def noise(count: int) -> Iterator[bytes]:
         yield b"".join(words) + dice.randbytes(dice.randrange(40))
 
 
+def no_greeting() -> Iterator[bytes]:
+    """What is no message of a store's client from its first byte on, or ends halfway."""
+    dice = random.Random(7)
+    yield from (dice.randbytes(dice.randrange(1, 5000)) for _ in range(40))
+    yield from (
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        b"",
+        b"\x00" * 10_000,
+        HELLO[:3],
+    )
+
+
 def test_hostile_bytes_neither_crash_nor_block_the_store() -> None:
     endpoint = free_endpoint()
     with peers(1, endpoint) as (host,), ExitStack() as lingering:
@@ -81,9 +94,9 @@ def test_hostile_bytes_neither_crash_nor_block_the_store() -> None:
         node = Blocking(in_loop(c10d.dial(endpoint, "run", PATIENCE_S)))
         held = node.register(member("a"), lease("a"))
         assert held is not None
-        messages = [*wrong_lengths(), *wrong_use(), *noise(300)]
-        for number, message in enumerate(messages):
-            sock = say(endpoint, HELLO + message)
+        messages = [HELLO + message for message in (*wrong_lengths(), *wrong_use(), *noise(300))]
+        for number, message in enumerate((*no_greeting(), *messages)):
+            sock = say(endpoint, message)
             if number % 4:
                 sock.close()
             else:

@@ -143,7 +143,7 @@ def multiprocessing_with_forkserver():
 
 def batches(**options):
     loader = torch.utils.data.DataLoader(Squares(), batch_size=4, **options)
-    return [[one.tolist() for one in batch] for batch in loader]
+    return [[tensor.tolist() for tensor in batch] for batch in loader]
 
 
 @thing

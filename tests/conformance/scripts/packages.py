@@ -27,7 +27,7 @@ if len(sys.argv) == 1:  # never; what a script imports is read from its source
 
 
 def modules():
-    """Where each module comes from, the names in it, and whether it computes names when they are first used.
+    """Return where each module comes from, the names in it, and whether it computes names when they are first used.
 
     And the functions and classes in it, with the places where they are defined: other modules may replace them.
     """
@@ -54,7 +54,7 @@ def defined(space):
 
 
 def random_numbers():
-    """What the generators draw next; they were seeded before the import."""
+    """Return what the generators draw next; they were seeded before the import."""
     drawn = {"random": sys.modules["random"].random()}
     if "numpy.random" in sys.modules:
         drawn["numpy"] = sys.modules["numpy.random"].random()
@@ -72,18 +72,18 @@ def loggers():
     found = {"": logging.getLogger(), **logging.Logger.manager.loggerDict}
     return {
         name: [
-            one.level,
-            one.disabled,
-            one.propagate,
-            one.parent and one.parent.name,
+            logger.level,
+            logger.disabled,
+            logger.propagate,
+            logger.parent and logger.parent.name,
             [
                 [type(handler).__name__, getattr(handler, "stream", None) is sys.stderr]
-                for handler in one.handlers
+                for handler in logger.handlers
             ],
         ]
-        if isinstance(one, logging.Logger)
-        else type(one).__name__
-        for name, one in found.items()
+        if isinstance(logger, logging.Logger)
+        else type(logger).__name__
+        for name, logger in found.items()
     }
 
 
@@ -93,23 +93,23 @@ def state():
     import warnings
 
     files = {
-        os.readlink(f"/proc/self/fd/{one}")
-        for one in os.listdir("/proc/self/fd")
-        if os.path.exists(f"/proc/self/fd/{one}")
+        os.readlink(f"/proc/self/fd/{number}")
+        for number in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{number}")
     }
     return {
         "environment": {
             name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)
         },
-        "warning filters": [str(one) for one in warnings.filters],
+        "warning filters": [str(entry) for entry in warnings.filters],
         "loggers": loggers(),
         "exit functions": atexit._ncallbacks() - agents_functions(),
-        "signals": {one.name: str(signal.getsignal(one)) for one in signal.Signals},
-        "finders": [type(one).__name__ for one in sys.meta_path],
+        "signals": {signum.name: str(signal.getsignal(signum)) for signum in signal.Signals},
+        "finders": [type(finder).__name__ for finder in sys.meta_path],
         "path hooks": len(sys.path_hooks),
         "sys.path": sys.path,
         "kinds of files": sorted(
-            os.path.basename(one) for one in files if not one.startswith(("pipe:", "socket:", "/proc/"))
+            os.path.basename(file) for file in files if not file.startswith(("pipe:", "socket:", "/proc/"))
         ),
         "start method": __import__("multiprocessing").get_start_method(allow_none=True),
     }

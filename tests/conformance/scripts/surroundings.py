@@ -69,7 +69,7 @@ def patched_classes():
     import captures
     import transformers.pytorch_utils as utilities
 
-    return [captures.CAPTURED.__name__, [one.__name__ for one in utilities.ALL_LAYERNORM_LAYERS]]
+    return [captures.CAPTURED.__name__, [layer.__name__ for layer in utilities.ALL_LAYERNORM_LAYERS]]
 
 
 def functions_that_packages_replace():
@@ -131,7 +131,7 @@ def a_module_that_is_removed_and_imported_again():
     import omegaconf
 
     before, classes = omegaconf, omegaconf.DictConfig
-    for name in [one for one in sys.modules if one.partition(".")[0] == "omegaconf"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "omegaconf"]:
         del sys.modules[name]
     import omegaconf
 

@@ -17,7 +17,7 @@ threads_at_start = len(os.listdir("/proc/self/task"))
 
 
 def open_files():
-    """What each open descriptor leads to, by its number."""
+    """Return what each open descriptor leads to, by its number."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -32,19 +32,19 @@ files_at_start = open_files()
 
 
 def fields_of_status():
-    """What the kernel says of this process, by name."""
+    """Return what the kernel says of this process, by name."""
     with open("/proc/self/status") as file:
         return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
 
 
 def signal_masks():
-    """What the kernel knows of this process's signals.
+    """Return what the kernel knows of this process's signals.
 
     But for those of the agent, and for 32 and 33, which the C library keeps for its threads.
     """
     kernels, left_out = fields_of_status(), 0
-    for one in (32, 33, *signals_of_the_agent()):
-        left_out |= 1 << (one - 1)
+    for signum in (32, 33, *signals_of_the_agent()):
+        left_out |= 1 << (signum - 1)
     names = ("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")
     return {name: f"{int(kernels[name], 16) & ~left_out:016x}" for name in names}
 
@@ -126,9 +126,9 @@ def handler_name(signum):
 
 def handlers():
     return {
-        signal.strsignal(one) + f" {int(one)}": handler_name(one)
-        for one in signal.valid_signals()
-        if one not in signals_of_the_agent()
+        signal.strsignal(signum) + f" {int(signum)}": handler_name(signum)
+        for signum in signal.valid_signals()
+        if signum not in signals_of_the_agent()
     }
 
 
@@ -152,7 +152,7 @@ def environment():
 
 def kernels_environment():
     with open("/proc/self/environ", "rb") as file:
-        pairs = [one.partition(b"=") for one in file.read().split(b"\0") if one]
+        pairs = [word.partition(b"=") for word in file.read().split(b"\0") if word]
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
@@ -196,12 +196,17 @@ def warn_above():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.warn("from the module", stacklevel=2)
-    return [str(one.message) for one in caught]
+    return [str(warning.message) for warning in caught]
 
 
 def loggers():
     root = logging.getLogger()
-    return [root.level, root.disabled, [repr(one) for one in root.handlers], logging.root.manager.disable]
+    return [
+        root.level,
+        root.disabled,
+        [repr(handler) for handler in root.handlers],
+        logging.root.manager.disable,
+    ]
 
 
 def names_for_temporary_files():
@@ -263,7 +268,7 @@ def code_of_a_fork(works):
 
 
 def depth_of_the_module():
-    """How many frames there are from the module's own outwards."""
+    """Return how many frames there are from the module's own outwards."""
     frame, depth = sys._getframe(), 0
     while frame.f_code.co_name != "<module>" or frame.f_globals is not globals():
         frame = frame.f_back
@@ -274,7 +279,8 @@ def depth_of_the_module():
 
 def outermost_frames():
     return [
-        [os.path.basename(one.filename), one.function] for one in inspect.stack()[-depth_of_the_module() :]
+        [os.path.basename(frame.filename), frame.function]
+        for frame in inspect.stack()[-depth_of_the_module() :]
     ]
 
 
@@ -298,8 +304,8 @@ AT_START = {
     "sys.argv": lambda: sys.argv,
     "sys.orig_argv": lambda: sys.orig_argv,
     "sys.path": lambda: sys.path,
-    "sys.meta_path": lambda: [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path],
-    "sys.path_hooks": lambda: [getattr(one, "__qualname__", str(one)) for one in sys.path_hooks],
+    "sys.meta_path": lambda: [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
+    "sys.path_hooks": lambda: [getattr(hook, "__qualname__", str(hook)) for hook in sys.path_hooks],
     "sys.flags": lambda: str(sys.flags),
     "sys.executable": lambda: sys.executable,
     "sys.prefix and the like": lambda: [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix],
@@ -372,10 +378,10 @@ AT_START = {
     "signal masks in /proc": lambda: masks_at_start,
     "signal mask of the thread": lambda: sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     "wake-up descriptor of signals": lambda: signal.set_wakeup_fd(-1),
-    "timers": lambda: [signal.getitimer(one) for one in (0, 1, 2)],
+    "timers": lambda: [signal.getitimer(timer) for timer in (0, 1, 2)],
     "open descriptors": lambda: files_at_start,
     "threads in /proc": lambda: threads_at_start,
-    "threads of Python": lambda: [one.name for one in threading.enumerate()],
+    "threads of Python": lambda: [thread.name for thread in threading.enumerate()],
     "main thread": lambda: [
         threading.current_thread() is threading.main_thread(),
         threading.main_thread().name,
@@ -423,10 +429,12 @@ AFTER_TORCH = {
     "torch: signal handlers": handlers,
     "torch: signal masks in /proc": signal_masks,
     "torch: threads in /proc": lambda: len(os.listdir("/proc/self/task")),
-    "torch: threads of Python": lambda: [one.name for one in threading.enumerate()],
+    "torch: threads of Python": lambda: [thread.name for thread in threading.enumerate()],
     "torch: warnings.filters": filters,
     "torch: sys.path": lambda: sys.path,
-    "torch: sys.meta_path": lambda: [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path],
+    "torch: sys.meta_path": lambda: [
+        getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path
+    ],
     "torch: logging": loggers,
     "torch: functions to run at exit": lambda: (
         __import__("atexit")._ncallbacks() - agents_functions() - ("ELASTIC_AGENT_PROGRESS" in os.environ)
