@@ -113,7 +113,7 @@ class InstantNode:
                 self._reach("sealed", plan.generation)
             case events.PrepareFailed(failure=failure):
                 tell("trouble", what=failure.summary)
-            case events.LeaseLost() | events.Disconnected() | events.Unusable():
+            case events.LeaseLost() | events.Disconnected():
                 tell("trouble", what=event.reason)
         self._part.take_in(event)
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from elastic_agent import survive
-from elastic_agent.agent.worker_group.state_memory import StateMemory
+from elastic_agent.agent.worker_group.factory import StateMemory
 from elastic_agent.survive._memory import Memory
 from elastic_agent.survive._packing import pack, unpack
 

@@ -25,7 +25,6 @@ from elastic_agent.rendezvous.events import (
     PlanSeen,
     Registered,
     Renewed,
-    Unusable,
 )
 from elastic_agent.transport import Obstacle, how_to_reach
 from tests import virtual_time
@@ -323,7 +322,7 @@ REMEDIES = {
         ([DROPPED, 6.0, UNREACHABLE, 6.0, DROPPED, 6.0, UNREACHABLE], {"dropped", "unreachable"}),
         ([NO_ROUTE], {"network"}),
         ([FULL], set()),
-        ([Unusable("used by another program")], set()),
+        ([Disconnected("used by another program", Obstacle.EXPLAINED)], set()),
     ],
     ids=["not started", "down", "own network", "full", "another program"],
 )

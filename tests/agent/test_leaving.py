@@ -15,9 +15,10 @@ import structlog
 from elastic_agent.agent import events
 from elastic_agent.agent.events import Notified
 from elastic_agent.agent.reporting.log_lines import log_event
-from elastic_agent.agent.signals import Meanings, SignalDesk
+from elastic_agent.agent.signals import SignalDesk
 from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.worker_group.interruptions import StopSignals
+from elastic_agent.config.settings import Settings
 from elastic_agent.protocol import Cause, Notice
 
 ALL_SAVE = "all workers have 60 s to save and exit, then the run ends"
@@ -65,7 +66,7 @@ def test_an_interrupted_agent_says_which_nodes_cannot_go_on_without_its_store(
 ) -> None:
     async def interrupt() -> None:
         desk = SignalDesk(
-            Meanings(("SIGTERM",), "none", 60.0),
+            Settings(signals_to_handle=("SIGTERM",), notice_signal="none"),
             None,
             StopSignals(),
             publish=lambda _: None,
@@ -87,8 +88,9 @@ def test_an_interrupted_agent_says_which_nodes_cannot_go_on_without_its_store(
 
 CLOSING = """
 import asyncio, os, signal
-from elastic_agent.agent.signals import Meanings, SignalDesk
+from elastic_agent.agent.signals import SignalDesk
 from elastic_agent.agent.worker_group.interruptions import StopSignals
+from elastic_agent.config.settings import Settings
 
 class Loop(asyncio.SelectorEventLoop):
     def _close_self_pipe(self):
@@ -96,8 +98,8 @@ class Loop(asyncio.SelectorEventLoop):
         os.kill(os.getpid(), signal.SIGINT)
 
 async def main():
-    meanings = Meanings(("SIGINT",), "none", 0.0)
-    desk = SignalDesk(meanings, None, StopSignals(), publish=print)
+    settings = Settings(signals_to_handle=("SIGINT",), notice_signal="none")
+    desk = SignalDesk(settings, None, StopSignals(), publish=print)
     desk.open()
     desk.close()
 

@@ -146,4 +146,8 @@ def test_job_facts_are_read_from_the_first_component() -> None:
         "JobId=4 HetJobId=4 JobName=a Restarts=1 EndTime=1795265604 PreemptTime=None Comment=x EndTime=7\n"
         "JobId=5 HetJobId=4 JobName=a Restarts=0 EndTime=9 PreemptTime=9\n"
     )
-    assert parse_facts(text) == {"Restarts": "1", "EndTime": "1795265604", "PreemptTime": "None"}
+    assert parse_facts(text, "Restarts", "EndTime", "PreemptTime") == {
+        "Restarts": "1",
+        "EndTime": "1795265604",
+        "PreemptTime": "None",
+    }

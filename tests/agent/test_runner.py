@@ -19,11 +19,11 @@ from elastic_agent.agent import events
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.worker_group import generation
 from elastic_agent.agent.worker_group.collectives import Collectives
-from elastic_agent.agent.worker_group.generation import WorkerRules
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.agent.worker_group.warm_start import Guards
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.config.settings import Settings
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Grace
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
@@ -61,12 +61,11 @@ class Bench:
         self.runner = Runner(
             Guards(guard, Guard.start),
             "n1",
-            WorkerRules(1.0, 1.0, 1.0, 0.0, int(signal.SIGUSR1)),
+            Settings(shutdown_timeout=1.0, restart_idle=1.0, hang_timeout=0.0),
             self.stop_signals,
             collectives or Collectives(),
-            report=self._report,
-            start_task=asyncio.create_task,
         )
+        self.runner.listen(self._report, asyncio.create_task)
 
     def _report(self, event: events.Event) -> None:
         match event:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.slurm.nodes import reachable_endpoint, with_missing_nodes
+from elastic_agent.agent.slurm.job import reachable_endpoint, with_missing_nodes
 from elastic_agent.protocol import Waiting
 from elastic_agent.values import Endpoint
 from tests.agent.support import started

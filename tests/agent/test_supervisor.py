@@ -26,14 +26,14 @@ from elastic_agent.agent.events import (
 from elastic_agent.agent.local_node import LocalNode
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.run_observer import RunObserver
-from elastic_agent.agent.supervisor import Report, StartTask, Supervisor
+from elastic_agent.agent.supervisor import Supervisor
 from elastic_agent.agent.worker_group.collectives import Collectives
-from elastic_agent.agent.worker_group.generation import WorkerRules
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.agent.worker_group.warm_start import Guards
 from elastic_agent.client._cells import HeartbeatFile, claim_cell
 from elastic_agent.client._notice import DEADLINE_NS, NOTICE
+from elastic_agent.config.settings import Settings
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Activity, Cause, Depart
 from elastic_agent.protocol.records import RECORD_VERSION, Member, Phase, Plan, State, World
@@ -97,20 +97,14 @@ class Scene:
         self._thread = DiskThread("node-record")
         self.rules = policy(*(nodes or ((1, 1) if program else (2, 2))), lease_s=lease_s)
         member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, self.rules)
+        settings = Settings(shutdown_timeout=0.1, hang_timeout=0.0)
         self.supervisor = Supervisor(
             Session(backend, member, lease_s),
-            self._make_runner,
+            Runner(self._guards, "a", settings, StopSignals(), Collectives()),
             self._make_workers,
             publish=Publisher(log_event, self._take_in),
             remember=backend.remember,
             write_down=self._write_down,
-            join_timeout_s=GUARD_S,
-        )
-
-    def _make_runner(self, report: Report, start_task: StartTask) -> Runner:
-        rules, collectives = WorkerRules(0.1, 0.1, 0.05, 0.0), Collectives()
-        return Runner(
-            self._guards, "a", rules, StopSignals(), collectives, report=report, start_task=start_task
         )
 
     @property

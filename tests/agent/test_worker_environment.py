@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_agent.agent.worker_group.command import RunFacts, worker_environment
+from elastic_agent.config.settings import Settings
 from elastic_agent.protocol import Address, Seat, World
 
 SEATS = (
@@ -12,6 +13,7 @@ SEATS = (
     Seat("b", "b-1", "10.0.0.2", 1, 2, "reader"),
     Seat("c", "c-1", "10.0.0.3", 2, 3, "trainer"),
 )
+FACTS = RunFacts("run", 0, "/dev/shm/x")
 WORLD = World(4, SEATS, Address("10.0.0.1", 29500), "a")
 
 
@@ -19,9 +21,8 @@ def test_ranks_count_over_the_nodes_and_over_those_with_the_same_role() -> None:
     names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")
     seen = []
     for seat in SEATS:
-        facts = RunFacts("run", seat.role, 0, 3, False, "/dev/shm/x", 40)
         for slot in range(seat.slots):
-            env = worker_environment({}, facts, WORLD, seat, slot)
+            env = worker_environment({}, Settings(), FACTS, WORLD, seat, slot)
             seen.append([int(env[name]) for name in names])
             assert (env["WORLD_SIZE"], env["GROUP_WORLD_SIZE"]) == ("5", "3")
             assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.1", "29500")
@@ -42,7 +43,6 @@ def test_ranks_count_over_the_nodes_and_over_those_with_the_same_role() -> None:
 def test_the_workers_of_a_slurm_task_share_its_processors(
     inherited: dict[str, str], share: str | None
 ) -> None:
-    facts = RunFacts("run", "trainer", 0, 3, False, "/dev/shm/x", 40)
     for slot in range(2):
-        env = worker_environment(inherited, facts, WORLD, SEATS[0], slot)
+        env = worker_environment(inherited, Settings(), FACTS, WORLD, SEATS[0], slot)
         assert env.get("SLURM_CPUS_PER_TASK") == share

@@ -16,7 +16,7 @@ from elastic_agent.agent.worker_group.command import RunFacts, worker_environmen
 from elastic_agent.cli.help import help_page
 from elastic_agent.cli.main import COMMANDS, load_command, main
 from elastic_agent.config.errors import HelpRequested
-from elastic_agent.config.settings import specs
+from elastic_agent.config.settings import Settings, specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from elastic_agent.protocol.records import Address, Seat, World
 from elastic_agent.worker_variables import PREFIX, WORKER_VARIABLES
@@ -269,21 +269,10 @@ def test_variables_of_workers_are_those_that_the_agent_sets() -> None:
     }
     seat = Seat("n1", "abc", "10.0.0.1", 2, 0)
     world = World(1, (seat,), Address("10.0.0.1", 29500), "n1")
-    facts = RunFacts(
-        "run",
-        "default",
-        0,
-        3,
-        True,
-        "/dev/shm/x",
-        40,
-        "eth0",
-        virtual_local_rank=True,
-        asked_by="agent",
-        state_memory=["/proc/1/fd/3:/proc/1/fd/4"] * 2,
-    )
+    facts = RunFacts("run", 0, "/dev/shm/x", "eth0", "agent", ["/proc/1/fd/3:/proc/1/fd/4"] * 2)
+    settings = Settings(virtual_local_rank=True)
     inherited = {"SLURM_STEP_ID": "0", "SLURM_CPUS_PER_TASK": "16"}
-    given = worker_environment(inherited, facts, world, seat, 0).keys() | {
+    given = worker_environment(inherited, settings, facts, world, seat, 0).keys() | {
         "TORCHELASTIC_ERROR_FILE"
     }  # GenerationLogs
     assert named == given

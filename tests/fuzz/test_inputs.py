@@ -16,7 +16,7 @@ from elastic_agent import linux
 from elastic_agent.agent.identity import acquire_node_id
 from elastic_agent.agent.reporting.status_files import saved_statuses
 from elastic_agent.agent.run_claim import Claim, OtherRunError
-from elastic_agent.agent.slurm.nodes import parse_node
+from elastic_agent.agent.slurm.job import parse_facts
 from elastic_agent.agent.worker_group.script_scan import curated_imports, needs_own_python
 from elastic_agent.client._cells import SLOT_BYTES, HeartbeatFile
 from elastic_agent.client._environment import MalformedEnvironmentError, read_worker
@@ -163,7 +163,7 @@ def test_hosts_of_slurm(data: bytes) -> None:
 
 @fuzzed(b"NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=n1 State=IDLE+DRAIN Comment=x\n")
 def test_node_of_slurm(data: bytes) -> None:
-    parse_node(data.decode(errors="replace"))
+    parse_facts(data.decode(errors="replace"), "NodeAddr", "NodeHostName")
 
 
 @fuzzed(b"a" * 64 + b"\n", b"a" * 64 + b"\n" + b"b" * 64 + b"\n")

@@ -16,7 +16,7 @@ from elastic_agent.protocol.records import RECORD_VERSION, Address, Lease, Membe
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.bootstrap_offers import StoreDialer
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.transport.base import StoreLostError, TransportError
+from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
 from tests.protocol.support import plan, world
 from tests.simulator.kernel import Inbox, Kernel
 from tests.simulator.machine import Machine
@@ -26,6 +26,7 @@ from .support import policy
 
 LEASE_S = 6.0
 WORLD = world(1, "a-1")
+JOIN_S = 30.0
 LATE_S = 1e-6
 MOST_EVENTS = 10_000
 """More than happen in a few leases."""
@@ -100,6 +101,8 @@ class Node(SimulatedWaits):
         self.loses: Callable[[Connection, str, tuple[Any, ...]], bool] = lambda *request: False
         """Which requests are answered by their time-out."""
         self.answer_takes_s = 0.0
+        self.obstacle: TransportError | None = None
+        """The error with which dialling fails."""
         self.refusal = ""
         """The error with which the store refuses renewals; empty: it takes them."""
         self.lease: Lease | None = None
@@ -114,7 +117,14 @@ class Node(SimulatedWaits):
         self.requests: list[tuple[Any, ...]] = []
         rules = policy(1, 1, lease_s=LEASE_S)
         member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, rules)
-        self.session = Session(cast(StoreDialer, self), member, LEASE_S, clock=machine.clock, waits=self)
+        self.session = Session(
+            cast(StoreDialer, self),
+            member,
+            LEASE_S,
+            join_timeout_s=JOIN_S,
+            clock=machine.clock,
+            waits=self,
+        )
         self.session.listen(lambda event: self.told.append((machine.clock(), event)))
         self.life = self.spawn(self.session.run)
 
@@ -137,6 +147,8 @@ class Node(SimulatedWaits):
 
     async def connect(self) -> Connection:
         await self.asked_for("connect")
+        if self.obstacle is not None:
+            raise self.obstacle
         connection = Connection(self)
         self.handles.append(connection)
         return connection
@@ -239,6 +251,58 @@ def test_a_silently_dead_connection_does_not_cost_the_lease() -> None:
     assert all(handle.closed for handle in dead)
     assert len(node.of(events.Renewed)) >= 2 * RENEWALS_PER_LEASE
     assert not node.of(events.LeaseLost)
+
+
+NO_ROUTE, NOT_A_STORE = UnreachableError("no route to host"), NotAStoreError("used by another program")
+DIALS = 2.0
+"""More than the longest pause between two dials."""
+
+
+def lose(node: Node, obstacle: TransportError) -> None:
+    """Break the connections to the store, and have dialling fail from now on."""
+    node.obstacle, dead = obstacle, node.handles[:]
+    node.loses = lambda connection, what, args: connection in dead
+    node.go_on(LEASE_S)
+
+
+def reasons(node: Node) -> list[str]:
+    """Return the reasons for giving the store up, each once."""
+    return [*dict.fromkeys(event.reason for event in node.of(events.GivenUp))]
+
+
+def test_a_store_is_given_up_after_the_join_timeout_with_the_newest_reason() -> None:
+    node = Node()
+    node.obstacle = UnreachableError("refused")
+    node.go_on(JOIN_S - DIALS)
+    node.obstacle = NO_ROUTE
+    assert not reasons(node)
+    node.go_on(2 * DIALS)
+    assert reasons(node) == ["the store did not answer for 30 s: no route to host"]
+
+
+@pytest.mark.parametrize("obstacle", [NO_ROUTE, NOT_A_STORE], ids=["no route", "another program"])
+def test_the_join_timeout_begins_anew_with_each_loss_of_the_store(obstacle: TransportError) -> None:
+    """The machine of a store that has answered may have been restarted, and listens with other programs first."""
+    node = Node()
+    node.go_on(0.1)
+    for incarnation in ("a-2", "a-3"):
+        lose(node, obstacle)
+        node.go_on(JOIN_S - LEASE_S - DIALS)
+        node.obstacle = None
+        node.session.rejoin(incarnation)
+        node.go_on(DIALS)
+    assert len(node.of(events.Connected)) == 3
+    assert not reasons(node)
+    lose(node, obstacle)
+    node.go_on(JOIN_S + DIALS)
+    assert reasons(node) == [f"the store did not answer for 30 s: {obstacle}"]
+
+
+def test_a_store_that_is_of_no_use_from_the_beginning_is_given_up_at_once() -> None:
+    node = Node()
+    node.obstacle = NOT_A_STORE
+    node.go_on(0.0)
+    assert reasons(node) == ["used by another program"]
 
 
 def test_a_lease_survives_two_lost_renewals_in_a_row() -> None:

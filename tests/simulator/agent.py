@@ -43,7 +43,6 @@ from elastic_agent.rendezvous.participant import (
     Participant,
     Reporter,
     StopRequests,
-    StoreTimeout,
     Workers,
 )
 from elastic_agent.rendezvous.session import Session
@@ -187,12 +186,12 @@ class Agent:
         self.stop_hangs = False
         """Whether it does not get on with a stop, while it renews its lease."""
         self._hasten = Inbox(cluster.kernel)
-        self._store_timeout = StoreTimeout(self.policy.join_timeout_s, self.call_later, self._give_up)
         waits = SimulatedWaits(self.machine, self.process)
         self.session = Session(
             Dialer(self, waits),
             self._first_record(proven_gone),
             self.policy.lease_ttl_s,
+            join_timeout_s=self.policy.join_timeout_s,
             clock=self.machine.clock,
             waits=waits,
         )
@@ -276,7 +275,8 @@ class Agent:
                 self.cluster.story(self.name, "{}", reason)
             case events.PlanSeen(plan=plan):
                 self._plan_read(plan)
-        self._store_timeout.take_in(event)
+            case events.GivenUp(reason=reason):
+                self._give_up(reason)
         self.participant.take_in(event)
 
     def lease_written(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore
 
 from elastic_agent import survive
-from elastic_agent.agent.worker_group.state_memory import StateMemory
+from elastic_agent.agent.worker_group.factory import StateMemory
 from elastic_agent.client._cells import HeartbeatFile
 from tests.names import unique
 from tests.waiting import GUARD_S

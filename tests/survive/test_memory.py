@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from elastic_agent import linux
-from elastic_agent.agent.worker_group.state_memory import StateMemory
+from elastic_agent.agent.worker_group.factory import StateMemory
 from elastic_agent.survive._memory import Memory, available_bytes
 from elastic_agent.survive._packing import pack, unpack
 

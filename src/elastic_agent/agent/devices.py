@@ -1,4 +1,4 @@
-"""How many workers ``--nproc-per-node`` means here, and whether this user's limit of open files lets them run."""
+"""The number of workers that ``--nproc-per-node`` means here, and the limit of open files that they need."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import resource
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -17,6 +19,9 @@ from elastic_agent.printable import plain
 
 AGENT_FILES, FILES_PER_WORKER = 80, 8
 """Descriptors that an agent opens at most, and more for each worker, in it or in its guard (measured)."""
+
+IMPORT_PATIENCE_S = 5.0
+"""A shorter import of torch is not reported."""
 
 _COUNT = """
 import os, signal
@@ -66,7 +71,7 @@ def _cpus() -> int:
 
 
 class _Accelerators(NamedTuple):
-    """How many devices of a kind torch may use here, by its own rules (CUDA_VISIBLE_DEVICES, MIG, ROCm)."""
+    """The devices of each kind that torch may use here, by its own rules (CUDA_VISIBLE_DEVICES, MIG, ROCm)."""
 
     gpus: int
     xpus: int
@@ -98,9 +103,7 @@ def _accelerators() -> _Accelerators:
             encoding="utf-8",
             errors="replace",
         )
-    from elastic_agent.logs import get_logger  # late: the guard is to be started before
-
-    from .import_wait import telling_of_import
+    from elastic_agent.logs import get_logger  # late, too
 
     with process, telling_of_import() as tick:
         try:
@@ -124,6 +127,30 @@ def _accelerators() -> _Accelerators:
         f"expected that {sys.executable} can import torch and use the GPUs; repair that, or give --nproc-per-node a "
         "number and leave out --numa-binding",
     )
+
+
+@contextlib.contextmanager
+def telling_of_import() -> Iterator[Callable[[], None]]:
+    """Give what is to be called about once a second while another process imports torch.
+
+    The live line is removed when the wait is over: workers, and packages that the spawner imports after torch, write to
+    the same terminal.
+    """
+    from elastic_agent.logs import waiting_reporter  # late: the guard is to be started before
+
+    reporter = waiting_reporter()
+    began_s = time.monotonic()
+
+    def tick() -> None:
+        waited_s = time.monotonic() - began_s
+        if waited_s >= IMPORT_PATIENCE_S:
+            slow = "the first time on a machine, or from a file server, it may take minutes"
+            reporter.update(f"importing torch with {sys.executable}: {slow}", already_s=waited_s)
+
+    try:
+        yield tick
+    finally:
+        reporter.clear()
 
 
 def check_numa_binding(wanted: str | None) -> None:

@@ -70,7 +70,7 @@ class Hosting(AgentEvent, frozen=True):
 
 
 class Requeued(AgentEvent, frozen=True):
-    """What became of the attempt to return the Slurm job to the queue."""
+    """The result of the attempt to return the Slurm job to the queue."""
 
     failed: bool
     words: str
@@ -101,17 +101,17 @@ class StopRequested(AgentEvent, frozen=True):
 
 
 class Notified(Struct, frozen=True):
-    """What is known of the workers of this node when they get a notice."""
+    """Facts about the workers of this node when they get a notice."""
 
     is_delivered: bool
     """Workers run here."""
     told: int | None = None
-    """How many of them handle notices, or the notice signal; None: not known, as they are being started or have
-    exited."""
+    """The number of those that handle notices, or the notice signal; None: not known, as they are being started or
+    have exited."""
     stop: signal.Signals = signal.SIGTERM
     """The signal by which they are stopped if this node leaves; if it stays, they get SIGTERM."""
     catching: int = 0
-    """How many of them handle it. Python handles SIGINT in each: it raises KeyboardInterrupt."""
+    """The number of those that handle it. Python handles SIGINT in each: it raises KeyboardInterrupt."""
 
 
 class NoticeGiven(AgentEvent, frozen=True):
@@ -171,7 +171,7 @@ class WorkersStopping(AgentEvent, frozen=True):
 
 
 class GenerationEnded(AgentEvent, frozen=True):
-    """How all workers of this node ended in a generation; comes some time after the last of them."""
+    """The ends of all workers of this node in a generation; comes some time after the last of them."""
 
     generation: int
     workers: tuple[WorkerReport, ...]

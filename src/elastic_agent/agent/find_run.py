@@ -6,13 +6,12 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from elastic_agent.agent.events import RunAgreed
 from elastic_agent.agent.worker_group.command import command_on_this_machine, job_fingerprint
 from elastic_agent.config.errors import UsageError
-from elastic_agent.logs import get_logger
+from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import FINISHED_BEFORE, Outcome, Plan
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
 from elastic_agent.rendezvous.events import Disconnected
@@ -27,53 +26,48 @@ from .supervisor import Ending
 REDIAL_S = 0.5
 
 PATIENCE_S = 10.0
-"""How long to wait for agents of another endpoint, which may just be ending (a requeued job)."""
+"""The time to wait for agents of another endpoint, which may just be ending (a requeued job)."""
 
 PAUSE_S, LONG_PAUSE_S = 0.1, 1.0
 """Between the attempts, and those of a longer wait: each is some calls to a file server."""
 
 
-@dataclass(frozen=True)
-class FoundRun:
-    """The run that this node takes part in."""
+async def find_run(node: LocalNode, waits: Callable[[], None]) -> int | Ending:
+    """Find the run, whose name the backend has then, and become one of its agents.
 
-    id: str
-    claim: int
-    """The descriptor that holds its lock."""
+    Args:
+        node: this node.
+        waits: called when an earlier life of the job is waited for.
 
-
-async def find_run(node: LocalNode, waits: Callable[[], None]) -> FoundRun | Ending:
-    """Find the run, and become one of its agents; return why this node takes no part if it does not.
-
-    ``waits`` is called when an earlier life of the job is waited for.
+    Returns:
+        The descriptor that holds the run's lock; or why this node takes no part.
 
     Raises:
         UsageError: the state directory cannot be used, or the run is another one than this agent was started for.
     """
     while True:
-        run_id = await _agree_on_run(node)
-        if isinstance(run_id, Ending):
-            return run_id
-        node.takes_part_in(run_id)
-        if await _has_finished_before(node, run_id):
+        if (unreachable := await _agree_on_run(node)) is not None:
+            return unreachable
+        bind_context(run=node.run_id)
+        node.event_log.bind(run=node.run_id)
+        if await _has_finished_before(node):
             get_logger().info(f"the run finished: {FINISHED_BEFORE}")
             return Ending(Outcome.FINISHED, FINISHED_BEFORE)
-        claim, has_waited = await _claim_run(node, run_id, waits)
+        claim, has_waited = await _claim_run(node, waits)
         if node.settings.rdzv_id is not None or not has_waited:
-            return FoundRun(run_id, claim)
+            return claim
         os.close(claim)  # the run that was in the way has ended, and its generated id with it
 
 
-async def _agree_on_run(node: LocalNode) -> str | Ending:
-    """Return the run's id: given, or agreed with the other agents at the endpoint."""
+async def _agree_on_run(node: LocalNode) -> Ending | None:
+    """Have the backend know the run's id: given, or agreed with the other agents; return why that is not possible."""
     settings, backend = node.settings, node.backend
     if settings.rdzv_id is not None:
         backend.run_id = settings.rdzv_id
-        return settings.rdzv_id
-    agreeing = _agree(node)
+        return None
     with using_state_dir(settings.state_dir):
         try:
-            return await asyncio.wait_for(agreeing, settings.join_timeout)
+            await asyncio.wait_for(_agree(node), settings.join_timeout)
         except TimeoutError:
             reason = (
                 f"no store answered at {backend.shown} within {settings.join_timeout:g} s: "
@@ -82,10 +76,11 @@ async def _agree_on_run(node: LocalNode) -> str | Ending:
             return Ending(Outcome.UNREACHABLE, reason).with_remedy(node.console.remedy)
         except NotAStoreError as error:
             return Ending(Outcome.UNREACHABLE, str(error))
+    return None
 
 
-async def _agree(node: LocalNode) -> str:
-    """Return the id of this job's run at the endpoint; dial until the store answers.
+async def _agree(node: LocalNode) -> None:
+    """Agree on the id of this job's run at the endpoint; dial until the store answers.
 
     Raises:
         NotAStoreError: something else answers there.
@@ -93,31 +88,31 @@ async def _agree(node: LocalNode) -> str:
     fingerprint = job_fingerprint(node.settings)
     while True:
         try:
-            run_id = await in_time(node.backend.agree(fingerprint), 6 * DIAL_TIMEOUT_S)
+            await in_time(node.backend.agree(fingerprint), 6 * DIAL_TIMEOUT_S)
         except (UnreachableError, StoreLostError) as error:
             node.publish(Disconnected.by(error))
             await asyncio.sleep(REDIAL_S)
         else:
-            node.publish(RunAgreed(run_id))
-            return run_id
+            node.publish(RunAgreed(node.run_id))
+            return
 
 
-async def recall(node: LocalNode, run_id: str) -> Plan | None:
+async def recall(node: LocalNode) -> Plan | None:
     """Return the history of the run on this machine's disk."""
     with using_state_dir(node.settings.state_dir):
-        return await node.backend.history_store.load(run_id)
+        return await node.backend.history_store.load(node.run_id)
 
 
-async def _has_finished_before(node: LocalNode, run_id: str) -> bool:
+async def _has_finished_before(node: LocalNode) -> bool:
     """Return whether the run has finished and is not run again, by the local run history, without a store.
 
     The agent that would host the store reads the same history, and may have ended before this one dials.
     """
-    history = await recall(node, run_id)
+    history = await recall(node)
     return history is not None and history.settled and node.policy.skips(history)
 
 
-async def _claim_run(node: LocalNode, run_id: str, waits: Callable[[], None]) -> tuple[int, bool]:
+async def _claim_run(node: LocalNode, waits: Callable[[], None]) -> tuple[int, bool]:
     """Return the descriptor of the claim, and whether agents of another run had to end before."""
     settings, job, asked_s = node.settings, node.job, time.monotonic()
     command = command_on_this_machine(settings)
@@ -129,14 +124,14 @@ async def _claim_run(node: LocalNode, run_id: str, waits: Callable[[], None]) ->
     claim, has_waited, is_told = await asyncio.wrap_future(disk.submit("endpoint", claimed)), False, False
     while True:
         try:
-            take = partial(claim.take, node.folder(run_id))
+            take = partial(claim.take, node.folder)
             with using_state_dir(settings.state_dir):
                 return await asyncio.wrap_future(disk.submit("claim", take)), has_waited
         except OtherRunError as refusal:
             waited_s = time.monotonic() - asked_s
             patience_s = settings.join_timeout if refusal.is_earlier_life else PATIENCE_S
             if waited_s >= patience_s:
-                raise _refused(node, run_id, refusal, command) from None
+                raise _refused(node, refusal, command) from None
             if refusal.is_earlier_life and not is_told:
                 waits()  # it is known why the run does not start
                 get_logger().info(
@@ -148,9 +143,9 @@ async def _claim_run(node: LocalNode, run_id: str, waits: Callable[[], None]) ->
         await asyncio.sleep(PAUSE_S if waited_s < PATIENCE_S else LONG_PAUSE_S)
 
 
-def _refused(node: LocalNode, run_id: str, refusal: OtherRunError, command: str) -> UsageError:
+def _refused(node: LocalNode, refusal: OtherRunError, command: str) -> UsageError:
     settings = node.settings
-    if_dead = f"if that machine is dead, remove {node.folder(run_id) / CLAIM_FILE}"
+    if_dead = f"if that machine is dead, remove {node.folder / CLAIM_FILE}"
     if refusal.is_earlier_life:
         return UsageError(
             f"an earlier start of job {node.job.scheduled} still runs at {refusal} after {settings.join_timeout:g} s "
@@ -158,10 +153,10 @@ def _refused(node: LocalNode, run_id: str, refusal: OtherRunError, command: str)
         )
     if isinstance(refusal, OtherCommandError):
         return UsageError(
-            f"this agent was given `{command}`, but run {run_id} at {settings.rdzv_endpoint} runs `{refusal}` on "
+            f"this agent was given `{command}`, but run {node.run_id} at {settings.rdzv_endpoint} runs `{refusal}` on "
             "this machine; give this one another --rdzv-id, or wait until that run has ended"
         )
     return UsageError(
-        f"run {run_id} is already running at {refusal}, and its agents use the same state directory, "
+        f"run {node.run_id} is already running at {refusal}, and its agents use the same state directory, "
         f"{settings.state_dir}; give this run another --rdzv-id, or its agents another --state-dir; {if_dead}"
     )

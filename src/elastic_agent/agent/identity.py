@@ -1,4 +1,4 @@
-"""Which node this agent is, and whether its predecessor's workers are gone.
+"""Determines the id of this agent's node, and whether the workers of its predecessor are gone.
 
 A node id must be the same after the agent or the machine restarts. So each id of a machine's agents has a lock file
 on its disk, one per run and id, held with ``flock`` for the agent's life (the kernel releases it however the agent
@@ -56,7 +56,7 @@ def host_name() -> str:
 
 
 class Holder(msgspec.Struct):
-    """What the holder of a node id writes into its lock file."""
+    """The record that the holder of a node id writes into its lock file."""
 
     incarnation: str
     boot: str
@@ -77,7 +77,7 @@ class NodeIdLock:
     predecessor: str | None
     """The previous incarnation under this id whose workers are proven gone, if there was one."""
     warning: str = ""
-    """What to know about another agent of this machine in the same run; empty: there is none."""
+    """A line about another agent of this machine in the same run; empty: there is none."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Keeps a late record from being written to a descriptor that was closed and given to another file."""
 

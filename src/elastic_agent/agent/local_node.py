@@ -1,4 +1,4 @@
-"""What all steps of this node's part in a run work with."""
+"""The parts of this node that all steps of its part in a run work with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LocalNode:
 
     settings: Settings
     slots: int
-    """How many workers it runs."""
+    """The number of workers that it runs."""
     scheduled: SlurmJob | None
     """The Slurm job that this agent is a task of, if it is."""
     backend: RendezvousBackend
@@ -45,7 +45,7 @@ class LocalNode:
 
     @property
     def job(self) -> Job:
-        """What the run is started for."""
+        """The job that the run is started for."""
         return job_of(self.settings, self.scheduled)
 
     @property
@@ -53,14 +53,15 @@ class LocalNode:
         """The rules of a run that this node begins."""
         return msgspec.structs.replace(self.settings.policy(), job=self.job)
 
-    def folder(self, run_id: str) -> Path:
-        """Return where the locks of this machine's agents in a run are."""
-        return self.settings.state_dir / "nodes" / run_id
+    @property
+    def run_id(self) -> str:
+        """The run that this node takes part in; empty before it is known."""
+        return self.backend.run_id
 
-    def takes_part_in(self, run_id: str) -> None:
-        """Name the run in what is logged and recorded from now on."""
-        bind_context(run=run_id)
-        self.event_log.bind(run=run_id)
+    @property
+    def folder(self) -> Path:
+        """Where the locks of this machine's agents in the run are."""
+        return self.settings.state_dir / "nodes" / self.run_id
 
     def is_called(self, node_id: str) -> None:
         """Name the node in what is logged and recorded from now on."""

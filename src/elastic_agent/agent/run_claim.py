@@ -53,9 +53,9 @@ class Claim(msgspec.Struct, frozen=True):
     processes: str
     """The namespace in which its process id is valid."""
     command: str = ""
-    """What it runs; empty: not known."""
+    """The command of its workers; empty: not known."""
     job: Job = UNKNOWN_JOB
-    """What it takes part for."""
+    """The job for which it takes part."""
 
     @classmethod
     def of(cls, endpoint: Endpoint | None, backend: str, command: str = "", job: Job = UNKNOWN_JOB) -> Claim:

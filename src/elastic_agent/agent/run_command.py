@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 CLOSE_S = 2.0
-"""How long the pipes of a command that has ended may take to close."""
+"""The time in which the pipes of a command that has ended are to close."""
 
 
 class CommandError(Exception):

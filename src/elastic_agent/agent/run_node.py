@@ -18,7 +18,7 @@ from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.outcome_file import OutcomeFile
 from elastic_agent.agent.reporting.start_check import DOCTORS_PROBE, StartCheck
 from elastic_agent.agent.reporting.systemd import SystemdReporter
-from elastic_agent.agent.slurm.job import SlurmJob
+from elastic_agent.agent.slurm.job import SlurmJob, reachable_endpoint
 from elastic_agent.agent.slurm.requeue import decide, how_to_join_again, how_to_resume, requeue
 from elastic_agent.agent.worker_group.factory import WorkerFactory
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
@@ -32,35 +32,35 @@ from elastic_agent.agent.worker_group.warm_start import (
     why_cold,
 )
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.secrets import SecretVariables
+from elastic_agent.config.secrets import SecretVariables, etcd_access, run_secret
 from elastic_agent.config.settings import Settings
+from elastic_agent.config.value_types import ETCD
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.name_lookups import shorten_lookups
 from elastic_agent.protocol import FailureKind, Outcome
-from elastic_agent.rendezvous.backends import RendezvousBackend
+from elastic_agent.rendezvous.backends import RendezvousBackend, open_backend
 from elastic_agent.rendezvous.waits import in_time
 from elastic_agent.sd_notify import SystemdNotifier
-from elastic_agent.transport import StoreLostError, TransportError
-from elastic_agent.transport.c10d import StoreServers
+from elastic_agent.transport import Secret, StoreLostError, TransportError
+from elastic_agent.transport.c10d import ServeStore, StoreServers
+from elastic_agent.values import Endpoint
 from elastic_agent.worker_variables import LAUNCH_FOLDER
 from elastic_agent.workers.guard.client import Guard, kill_orphans
 
-from .backend import configured_backend
-from .devices import check_numa_binding, count_slots, likely_slots
-from .find_run import FoundRun, find_run
+from .devices import check_numa_binding, count_slots, likely_slots, telling_of_import
+from .find_run import find_run
 from .identity import IdentityError
-from .import_wait import telling_of_import
 from .local_node import LocalNode
-from .signals import EndedAtOnceError, Meanings, SignalDesk
+from .signals import EndedAtOnceError, SignalDesk
 from .supervisor import Ending
 from .take_part import take_part
 
 RELEASE_S = 5.0
-"""How long to try to remove a finished run's name from the store, if it was agreed for the job."""
+"""The time for removing a finished run's name from the store, if it was agreed for the job."""
 
 OUTPUT_PATIENCE_S = 5.0
-"""How long writing the last lines of workers' output may take at the end."""
+"""The time for writing the last lines of workers' output at the end."""
 
 
 def launch(
@@ -142,7 +142,7 @@ def _run_node(
     guards = Guards(guard, lambda: start_next_guard(settings, slots, [stores.pid, *backend.processes]))
     with ExitStack() as closing:  # in reverse order, when the loop has ended
         try:
-            backend = configured_backend(settings, variables, stores.serve)
+            backend = _backend(settings, variables, stores.serve)
             event_log = EventLog(settings.event_journal)
             workers = WorkerFactory(settings, slots)
             with telling_of_import() as tick:
@@ -162,6 +162,28 @@ def _run_node(
         in_order = ending.outcome in (Outcome.FINISHED, Outcome.DRAINED, Outcome.STOPPED)
         systemd.ended(f"{ending.outcome.value}: {ending.reason}", in_order=in_order)
         return ending
+
+
+def _backend(settings: Settings, variables: SecretVariables, serve: ServeStore) -> RendezvousBackend:
+    """Return the rendezvous backend that the settings name, with the secret of the run.
+
+    Raises:
+        UsageError: the password for etcd or the run's secret cannot be read.
+        ValueError: this machine is to host a member of etcd, which is not installed.
+    """
+    is_etcd = settings.rdzv_backend == ETCD
+    secret = run_secret(settings.secret_file, os.environ, variables.secret)
+    return open_backend(
+        reachable_endpoint(settings.rdzv_endpoint or Endpoint("127.0.0.1", 0), os.environ),
+        etcd_access(settings, variables.etcd_password) if is_etcd else None,
+        settings.state_dir,
+        lease_ttl_s=settings.lease_ttl,
+        fence_margin_s=settings.fence_margin,
+        port_range=settings.port_range,
+        secret=Secret(secret) if secret else None,
+        serve=serve,
+        local_addr=settings.local_addr,
+    )
 
 
 def _count_workers(settings: Settings, guard: Guard) -> int:
@@ -191,7 +213,6 @@ def _local_node(
     if folder := os.environ.get(LAUNCH_FOLDER):
         publish.subscribe(OutcomeFile(Path(folder)).on_event)
     depending = backend.depending if scheduled is None else lambda node_id: ()
-    meanings = Meanings(settings.signals_to_handle, settings.notice_signal, settings.notice_time)
     return LocalNode(
         settings,
         slots,
@@ -202,7 +223,7 @@ def _local_node(
         publish,
         event_log,
         ConsoleReporter(lambda: backend.shown, how_to_reach=backend.how_to_reach, are_warm=is_warm(settings)),
-        SignalDesk(meanings, scheduled, stop_signals, publish=publish, depending=depending),
+        SignalDesk(settings, scheduled, stop_signals, publish=publish, depending=depending),
         depending,
     )
 
@@ -219,15 +240,15 @@ async def _live(node: LocalNode, systemd: SystemdReporter, held: ExitStack) -> E
             node.publish.subscribe(start_check.on_event)
             closing.callback(start_check.close)
             systemd.start()
-            run = await find_run(node, start_check.close)
-            if isinstance(run, Ending):
-                node.publish(events.NotStarted(run.reason))
-                return run
-            held.callback(os.close, run.claim)
-            command = EventCommand(node.settings.on_event, run.id, lambda: node.console.node_id)
+            claim = await find_run(node, start_check.close)
+            if isinstance(claim, Ending):
+                node.publish(events.NotStarted(claim.reason))
+                return claim
+            held.callback(os.close, claim)
+            command = EventCommand(node.settings.on_event, node.run_id, lambda: node.console.node_id)
             node.publish.subscribe(command.on_event)
-            ending = (await take_part(node, run, held)).with_remedy(node.console.remedy)
-            await _end(node, run, ending)
+            ending = (await take_part(node, held)).with_remedy(node.console.remedy)
+            await _end(node, ending)
             await command.close()  # not before a job is requeued, for which there may be little time
             return ending
     except IdentityError as error:
@@ -242,7 +263,7 @@ async def _live(node: LocalNode, systemd: SystemdReporter, held: ExitStack) -> E
 # -- the end of its part -------------------------------------------------------------------------
 
 
-async def _end(node: LocalNode, run: FoundRun, ending: Ending) -> None:
+async def _end(node: LocalNode, ending: Ending) -> None:
     """Serve the store to others as long as they need it, and requeue the job."""
     node.workers.forget_states()
     if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
@@ -253,7 +274,7 @@ async def _end(node: LocalNode, run: FoundRun, ending: Ending) -> None:
         get_logger().info(f"this node has left the run: {ending.reason}{follows}")
     await _host_on(node)
     node.backend.run_ended()
-    await _requeue(node, run, ending)
+    await _requeue(node, ending)
 
 
 async def _host_on(node: LocalNode) -> None:
@@ -271,10 +292,10 @@ def _dependents(node: LocalNode) -> tuple[str, ...]:
     """Return the runs for which to stay; the doctor's member of etcd goes when it is done, as it came."""
     settings, runs = node.settings, node.backend.busy_with
     is_guest = settings.script == DOCTORS_PROBE and settings.rdzv_endpoint and settings.rdzv_endpoint.others
-    return tuple(run for run in runs if run == node.backend.run_id or not is_guest)
+    return tuple(run for run in runs if run == node.run_id or not is_guest)
 
 
-async def _requeue(node: LocalNode, run: FoundRun, ending: Ending) -> None:
+async def _requeue(node: LocalNode, ending: Ending) -> None:
     """Requeue the job, if it is to be requeued and this agent is the one to do it; else say how to resume the run."""
     plan = ending.plan if ending.outcome is Outcome.STOPPED else None
     reason = plan.notice.cause.value if plan is not None and plan.notice is not None else ""
@@ -286,5 +307,5 @@ async def _requeue(node: LocalNode, run: FoundRun, ending: Ending) -> None:
     if plan is None or (plan.world is None and plan.generation < 2):
         return
     if not decision.requeued:
-        how = how_to_resume(node.settings, run.id, node.scheduled)
+        how = how_to_resume(node.settings, node.run_id, node.scheduled)
         get_logger().info(f"{how}: it goes on from the last checkpoint that the script has written")

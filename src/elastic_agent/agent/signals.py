@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from elastic_agent.agent.events import LeaveSignalled
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.worker_group.interruptions import StopSignals
-from elastic_agent.config.value_types import NO_SIGNAL
+from elastic_agent.config.settings import Settings
 from elastic_agent.diagnosis.known_errors import signal_name
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Cause, Plan, names
@@ -23,7 +22,7 @@ from .tasks import BackgroundTasks
 _AGAIN = "the same command is started here again"
 
 FIRST_ONE_S = 2.0
-"""How long the first agent of a Slurm step may take to publish what a signal means."""
+"""The time in which the first agent of a Slurm step is to publish the meaning of a signal."""
 
 
 def _is_ending(plan: Plan | None) -> bool:
@@ -38,23 +37,12 @@ class EndedAtOnceError(Exception):
         self.signum = signum
 
 
-@dataclass(frozen=True)
-class Meanings:
-    """The meaning of each signal, from the settings."""
-
-    leave: Sequence[str]
-    notice: str
-    """The run saves and ends; ``none``: no signal does."""
-    notice_s: float
-    """How long workers have then, outside of Slurm."""
-
-
 class SignalDesk:
     """Receives the agent's signals and passes them to the supervisor, as soon as there is one."""
 
     def __init__(
         self,
-        meanings: Meanings,
+        settings: Settings,
         job: SlurmJob | None,
         stop_signals: StopSignals,
         *,
@@ -64,7 +52,7 @@ class SignalDesk:
         """Prepare; no signal is handled before :meth:`open`.
 
         Args:
-            meanings: which signal means what.
+            settings: say which signal means what.
             job: the Slurm job that this agent is a task of, if it is.
             stop_signals: those received, among them a notice that came before.
             publish: called when a signal makes this agent leave.
@@ -76,7 +64,7 @@ class SignalDesk:
         """The agent's own part is over; it only serves the store to others."""
         self.stop_signals = stop_signals
         """Those that are handled here, and those that have come."""
-        self._meanings = meanings
+        self._settings = settings
         self._job = job
         self._publish = publish
         self._main: asyncio.Task[Any] | None = None
@@ -93,15 +81,16 @@ class SignalDesk:
         """Handle signals from now on, in the running loop; a second signal to leave cancels the present task."""
         loop = asyncio.get_running_loop()
         self._main = asyncio.current_task()
-        wanted = [(name, self._leave_signalled) for name in self._meanings.leave]
-        if self._meanings.notice != NO_SIGNAL:
-            wanted.append((self._meanings.notice, self._notice_signalled))
-        for name, act in wanted:
+        notice = self._settings.notice_signum
+        wanted = {signal.Signals[name]: self._leave_signalled for name in self._settings.signals_to_handle}
+        if notice is not None:
+            wanted[notice] = self._notice_signalled
+        for signum, act in wanted.items():
             with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: the caller's business
-                loop.add_signal_handler(signal.Signals[name], act, signal.Signals[name])
-                self.stop_signals.handled.add(signal.Signals[name])
-            if act == self._notice_signalled and self.stop_signals.received([signal.Signals[name]]):
-                act(signal.Signals[name])  # it came before
+                loop.add_signal_handler(signum, act, signum)
+                self.stop_signals.handled.add(signum)
+        if notice is not None and self.stop_signals.received([notice]):
+            self._notice_signalled(notice)  # it came before
 
     def close(self) -> None:
         """Take no more signals: a loop that is closed first closes the descriptor that they are written to."""
@@ -160,7 +149,7 @@ class SignalDesk:
 
     def _give_notice(self, supervisor: Supervisor) -> None:
         if self._job is None:
-            supervisor.stop(Cause.PREEMPTED, self._meanings.notice_s, self._notice)
+            supervisor.stop(Cause.PREEMPTED, self._settings.notice_time, self._notice)
         else:
             self._tasks.start(self._ask_slurm(supervisor, self._job))
 
@@ -185,4 +174,4 @@ class SignalDesk:
         if end.unknown_because:
             self._log.warning("cannot determine when the job ends", reason=end.unknown_because)
         cause = Cause.PREEMPTED if end.preempted else Cause.WALLTIME
-        supervisor.stop(cause, end.time_to_save_s(self._meanings.notice_s), self._notice)
+        supervisor.stop(cause, end.time_to_save_s(self._settings.notice_time), self._notice)

@@ -23,19 +23,19 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Cause, Failure, Grace, Notice, Outcome, Plan, Seat, World
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events as session_events
-from elastic_agent.rendezvous.participant import Participant, Reporter, StopRequests, StoreTimeout, Workers
+from elastic_agent.rendezvous.participant import Participant, Reporter, StopRequests, Workers
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import new_incarnation
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard.client import Fenced, Guard, GuardLost, Spawned
 
 LAST_WORD_S = 5.0
-"""How long a departing agent tries to publish that it left."""
+"""The time in which a departing agent tries to publish that it left."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How this agent's part ended."""
+    """The end of this agent's part."""
 
     outcome: Outcome
     reason: str
@@ -51,9 +51,6 @@ class Ending:
         return replace(self, reason=f"{self.reason}; {remedy}") if is_lacking else self
 
 
-Report: TypeAlias = Callable[[events.Event], None]
-StartTask: TypeAlias = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
-MakeRunner: TypeAlias = Callable[[Report, StartTask], Runner]
 MakeWorkers: TypeAlias = Callable[[Guard, World, str, int], tuple[WorkerContext, HeartbeatFile]]
 
 
@@ -63,30 +60,28 @@ class Supervisor:
     def __init__(
         self,
         session: Session,
-        make_runner: MakeRunner,
+        runner: Runner,
         make_workers: MakeWorkers,
         *,
-        publish: Report,
+        publish: Callable[[events.Event], None],
         remember: Callable[[Plan], None],
         write_down: Callable[[str], Awaitable[None]],
-        join_timeout_s: float,
     ) -> None:
         """Prepare; in the event loop.
 
         Args:
             session: with the store.
-            make_runner: makes what runs the workers of this node, reports events and starts tasks.
+            runner: of the workers of this node; its settings hold for all of it.
             make_workers: makes the workers of an incarnation in a world after so many charged restarts; raises OSError
                 if it cannot.
             publish: publishes events to the reporters; never raises.
             remember: writes the run history to disk, for a new store; returns at once.
             write_down: keeps on disk the present incarnation and the processes it has; raises OSError if that cannot be
                 done soon.
-            join_timeout_s: for how long the store is dialled at most.
         """
         self.world: World | None = None
         """The world whose workers this node runs or ran last."""
-        self._session, self._make_workers = session, make_workers
+        self._session, self._runner, self._make_workers = session, runner, make_workers
         self._publish, self._remember, self._write_record = publish, remember, write_down
         self._node_id = session.member.node_id
         loop = asyncio.get_running_loop()
@@ -97,9 +92,9 @@ class Supervisor:
         self._noticed: int | None = None
         """The generation whose workers last got a notice to save and exit."""
         self._last_failure: Failure | None = None
-        self._runner = make_runner(self._worker_event, self._start_task)
+        runner.listen(self._worker_event, self._start_task)
         workers = Workers(
-            set_deadline=self._runner.set_deadline,
+            set_deadline=runner.set_deadline,
             start=self._start_workers,
             stop=self._stop_workers,
             notify=self._notify,
@@ -108,13 +103,9 @@ class Supervisor:
         self._participant = Participant(session, workers, reporter, new_incarnation)
         self.node, self._perform = self._participant.node, self._participant.perform
         self._requests = StopRequests(
-            self._participant, self._node_id, lambda: self._runner.handles_notices, loop.call_later
+            self._participant, self._node_id, lambda: runner.handles_notices, loop.call_later
         )
-        self._store_timeout = StoreTimeout(join_timeout_s, loop.call_later, self._give_up)
         session.listen(self.session_event)
-
-    def _give_up(self, reason: str) -> None:
-        self._end(Ending(Outcome.UNREACHABLE, reason))
 
     @property
     def seat(self) -> Seat | None:
@@ -123,7 +114,7 @@ class Supervisor:
 
     @property
     def progress(self) -> Progress | None:
-        """What the workers of this node do; None while none runs."""
+        """The progress of the workers of this node; None while none runs."""
         return self._runner.progress
 
     # -- life -----------------------------------------------------------------------------------
@@ -166,9 +157,11 @@ class Supervisor:
     def session_event(self, event: session_events.SessionEvent) -> None:
         """Handle an event of the session."""
         self._publish(event)
-        if isinstance(event, session_events.PlanSeen):
-            self._plan_seen(event.plan)
-        self._store_timeout.take_in(event)
+        match event:
+            case session_events.PlanSeen(plan=plan):
+                self._plan_seen(plan)
+            case session_events.GivenUp(reason=reason):
+                self._end(Ending(Outcome.UNREACHABLE, reason))
         self._participant.take_in(event)
 
     def _plan_seen(self, plan: Plan) -> None:
@@ -188,7 +181,7 @@ class Supervisor:
     def drain(self, reason: str, left_s: float | None = None) -> None:
         """Have this node leave after its workers and all others have saved, for which they get this much time."""
         self._publish(events.DrainRequested(None, reason))
-        self._requests.leave(reason, self._runner.rules.drain_s if left_s is None else left_s)
+        self._requests.leave(reason, self._runner.settings.shutdown_timeout if left_s is None else left_s)
 
     def drain_other(self, node_id: str, left_s: float, reason: str) -> None:
         """Have another node leave."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 
@@ -11,33 +10,31 @@ from elastic_agent.agent import events
 from elastic_agent.agent.control.commands import Commands
 from elastic_agent.agent.control.socket import ControlSocket
 from elastic_agent.agent.reporting.run_observer import RunObserver
-from elastic_agent.agent.slurm.nodes import with_missing_nodes
+from elastic_agent.agent.slurm.job import with_missing_nodes
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.command import fingerprint
-from elastic_agent.agent.worker_group.generation import WorkerRules
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.runner import Runner
-from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import RECORD_VERSION, Member, Outcome, Plan, State, Waiting
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import DiskThread
 from elastic_agent.values import new_incarnation
 
-from .find_run import FoundRun, recall
+from .find_run import recall
 from .identity import NodeIdLock, acquire_node_id, prune_node_ids, using_state_dir
 from .local_node import LocalNode
-from .supervisor import Ending, Report, StartTask, Supervisor
+from .supervisor import Ending, Supervisor
 from .tasks import BackgroundTasks
 
 RECORD_TIMEOUT_S = 1.0
-"""How long the disk may take to take the record of this node's processes."""
+"""The time that the disk has to take the record of this node's processes."""
 
 LAST_ANSWERS_S = 2.0
-"""How long sending the last answers to ``drain`` and ``stop`` may take."""
+"""The time for sending the last answers to ``drain`` and ``stop``."""
 
 
-async def take_part(node: LocalNode, run: FoundRun, held: ExitStack) -> Ending:
+async def take_part(node: LocalNode, held: ExitStack) -> Ending:
     """Take part until that is over; with a derived node id that turns out to be taken elsewhere, try the next one.
 
     What other agents may have when nothing of this one is left is given back by ``held``; the node id of a node that
@@ -52,12 +49,12 @@ async def take_part(node: LocalNode, run: FoundRun, held: ExitStack) -> Ending:
     held.callback(prune_node_ids, node.settings.state_dir / "nodes")
     while True:
         with using_state_dir(node.settings.state_dir):
-            lock = acquire_node_id(node.folder(run.id), node.settings.node_id, refused)
+            lock = acquire_node_id(node.folder, node.settings.node_id, refused)
         held.callback(lock.release)
         node.is_called(lock.node_id)
         if lock.warning and not refused:
             get_logger().warning(lock.warning)
-        ending = await _take_part_as(node, run, lock)
+        ending = await _take_part_as(node, lock)
         if ending.outcome is Outcome.DRAINED:
             lock.release()  # another agent may be started under it, also while this one hosts on
         if lock.explicit or ending.outcome is not Outcome.NODE_ID_HELD:
@@ -67,28 +64,29 @@ async def take_part(node: LocalNode, run: FoundRun, held: ExitStack) -> Ending:
         lock.release()
 
 
-async def _take_part_as(node: LocalNode, run: FoundRun, lock: NodeIdLock) -> Ending:
+async def _take_part_as(node: LocalNode, lock: NodeIdLock) -> Ending:
     """Take part under this node id."""
-    history = await recall(node, run.id)
+    history = await recall(node)
     incarnation = new_incarnation()
     session = Session(
         node.backend,
         _member_record(node, lock, incarnation),
         node.settings.lease_ttl,
         node.settings.local_addr,
+        join_timeout_s=node.settings.join_timeout,
     )
     session.history = history.as_history if history is not None else None
     async with AsyncExitStack() as closing:
         collectives = Collectives(lambda slots: observer.training.warn_of_copies(slots))
         collectives.open()
-        supervisor = _supervisor(node, run, lock, session, collectives)
+        supervisor = _supervisor(node, lock, session, collectives)
         goes_on = history is not None and node.job.continues(history)
-        observer = RunObserver(node, run.id, lock.node_id, supervisor, collectives, goes_on=goes_on)
+        observer = RunObserver(node, node.run_id, lock.node_id, supervisor, collectives, goes_on=goes_on)
         node.publish(events.AgentStarted(incarnation, os.getpid(), node.slots))
         node.console.read_status = partial(_status, session)
         node.console.newest_step = partial(_newest_step, supervisor)
         node.signals.attend(supervisor, lock.node_id)
-        control = await _listen(Commands(node, run.id, lock.node_id, supervisor, observer))
+        control = await _listen(Commands(node, node.run_id, lock.node_id, supervisor, observer))
         if control is not None:
             closing.push_async_callback(control.close, LAST_ANSWERS_S)
         closing.callback(collectives.close)
@@ -127,25 +125,16 @@ def _member_record(node: LocalNode, lock: NodeIdLock, incarnation: str) -> Membe
     )
 
 
-def _supervisor(
-    node: LocalNode, run: FoundRun, lock: NodeIdLock, session: Session, collectives: Collectives
-) -> Supervisor:
-    settings, disk = node.settings, DiskThread("node-record")
-    name = settings.notice_signal
-    rules = WorkerRules(
-        settings.shutdown_timeout,
-        settings.shutdown_timeout,
-        settings.restart_idle,
-        settings.hang_timeout,
-        None if name == NO_SIGNAL else int(signal.Signals[name]),
+def _supervisor(node: LocalNode, lock: NodeIdLock, session: Session, collectives: Collectives) -> Supervisor:
+    disk = DiskThread("node-record")
+    runner = Runner(
+        node.guards,
+        lock.node_id,
+        node.settings,
+        node.signals.stop_signals,
+        collectives,
         sends_notice_signal=node.scheduled is None,
     )
-
-    def make_runner(report: Report, start_task: StartTask) -> Runner:
-        signals = node.signals.stop_signals
-        return Runner(
-            node.guards, lock.node_id, rules, signals, collectives, report=report, start_task=start_task
-        )
 
     async def write_down(incarnation: str) -> None:
         record = partial(lock.record, incarnation, node.guards.processes)
@@ -153,12 +142,11 @@ def _supervisor(
 
     return Supervisor(
         session,
-        make_runner,
-        partial(node.workers.make, run_id=run.id, asked_by=collectives.address),
+        runner,
+        partial(node.workers.make, run_id=node.run_id, asked_by=collectives.address),
         publish=node.publish,
         remember=node.backend.remember,
         write_down=write_down,
-        join_timeout_s=settings.join_timeout,
     )
 
 

@@ -73,13 +73,12 @@ def _check_port(resolved: Resolved) -> None:
 
 def _serve(resolved: Resolved) -> int:
     # Imported late: a mistake must be answered before that.
-    from elastic_agent.agent.backend import configured_secret
     from elastic_agent.agent.devices import check_open_files
-    from elastic_agent.config.secrets import take_secret_variables
+    from elastic_agent.config.secrets import run_secret, take_secret_variables
     from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
     from elastic_agent.name_lookups import shorten_lookups
     from elastic_agent.rendezvous.backends.c10d import store_server
-    from elastic_agent.transport import TransportError
+    from elastic_agent.transport import Secret, TransportError
 
     settings = resolved.settings
     check_open_files(slots=0)
@@ -88,11 +87,11 @@ def _serve(resolved: Resolved) -> int:
     for note in resolved.notes:
         (log.warning if note.level == "warning" else log.info)(note.text)
     variables = take_secret_variables()
-    secret = configured_secret(settings, os.environ, variables.secret)
+    secret = run_secret(settings.secret_file, os.environ, variables.secret)
     adopt_library_loggers()
     shorten_lookups()
     try:
-        as_asked = _host(settings, secret)
+        as_asked = _host(settings, Secret(secret) if secret else None)
     except ValueError as error:
         raise UsageError(f"serve: {error}") from None
     except (store_server.CannotServeError, TransportError) as error:

@@ -16,7 +16,7 @@ from elastic_agent.agent import preflight
 from elastic_agent.agent.devices import check_numa_binding, check_open_files, count_slots, likely_slots
 from elastic_agent.agent.identity import try_state_dir
 from elastic_agent.agent.preflight import Finding, error, warning
-from elastic_agent.agent.slurm.nodes import reachable_endpoint
+from elastic_agent.agent.slurm.job import reachable_endpoint
 from elastic_agent.agent.worker_group.command import fingerprint
 from elastic_agent.config.directories import make_state_dir, problem_with_folder
 from elastic_agent.config.errors import UsageError

@@ -1,4 +1,4 @@
-"""What a node's session needs of a backend: connections to the store of its run, and bootstrap stores to offer."""
+"""The part of a backend that a node's session needs: connections to the store of its run, and bootstrap stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class BootstrapOffer(Protocol):
     """A fresh store that this node offers for one generation."""
 
     rests: bool
-    """Whether its port is not used again for a while, as workers of other machines may know it; True at first."""
+    """Its port is not used again for a while, as workers of other machines may know it; True at first."""
 
     @property
     def address(self) -> Address:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, Protocol
 
 import msgspec
+from structlog.stdlib import BoundLogger
 
 from elastic_agent.files import with_remedy
 from elastic_agent.protocol import (
@@ -27,7 +27,7 @@ from elastic_agent.transport import CoordinatorRecords, Snapshot
 from .run_history import RunHistoryStore
 
 LEASE_READS_PER_TTL, LEASE_READS_OF_MANY = 50, 10
-"""How often the leases are read, at most, of a node or two and of many: a renewal, and so the loss of a node, is
+"""The most reads of the leases, of a node or two and of many nodes: a renewal, and so the loss of a node, is
 noticed that part of a lease late at most."""
 
 MANY_NODES = 50
@@ -40,23 +40,13 @@ PAUSE_LEASES, PAUSE_S = 1 / 3, 1.0
 """A coordinator that comes this much of a lease, or this long, too late was paused, or its whole machine was."""
 
 KEEP_OVER_S = 60.0
-"""How long the records of a run that is over stay in the store once no node of it is left."""
+"""The time for which the records of a run that is over stay in the store once no node of it is left."""
 
 IDLE_S = 60.0
-"""How often a run is checked that has no live node and is not over."""
+"""The pause between checks of a run that has no live node and is not over."""
 
 LEAST_WAIT_S = 0.001
 """For which hints are waited for at least: a time that is over by a rounding error must not make the driver spin."""
-
-
-class Log(Protocol):
-    """The log that a driver writes to."""
-
-    def debug(self, event: str, **fields: Any) -> Any: ...
-    def info(self, event: str, **fields: Any) -> Any: ...
-    def warning(self, event: str, **fields: Any) -> Any: ...
-    def error(self, event: str, **fields: Any) -> Any: ...
-    def exception(self, event: str, **fields: Any) -> Any: ...
 
 
 class RunDriver:
@@ -69,7 +59,7 @@ class RunDriver:
         history_store: RunHistoryStore,
         wait_for_hints: Callable[[float], Awaitable[Collection[str]]],
         clock: Callable[[], float],
-        log: Log,
+        log: BoundLogger,
         *,
         store_born_s: float = -math.inf,
         keep_over_s: float = KEEP_OVER_S,
@@ -90,11 +80,11 @@ class RunDriver:
             idle_s: how often a run without live nodes is checked.
         """
         self.needed = True
-        """Whether a live node still depends on the store for this run."""
+        """A live node still depends on the store for this run."""
         self.over = False
-        """Whether the run has its outcome and every live node knows it."""
+        """The run has its outcome, and every live node knows it."""
         self.winding_up = False
-        """Whether the run has its outcome, or is about to, and its records are still there."""
+        """The run has its outcome, or is about to, and its records are still there."""
         self._run_id = run_id
         self._records = records
         self._history_store = history_store

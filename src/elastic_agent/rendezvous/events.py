@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_agent.protocol import Failure, Plan
-from elastic_agent.transport import Obstacle, TransportError
+from elastic_agent.transport import NotAStoreError, Obstacle, TransportError
 
 
 class SessionEvent:
-    """What a session tells its owner."""
+    """An event of a session, for its owner."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Disconnected(SessionEvent):
     @classmethod
     def by(cls, error: TransportError) -> Disconnected:
         """Return a disconnection because of this error."""
-        return cls(str(error), error.obstacle)
+        is_other = isinstance(error, NotAStoreError)
+        return cls(str(error), Obstacle.EXPLAINED if is_other else error.obstacle)
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,10 @@ class PrepareFailed(SessionEvent):
 
 
 @dataclass(frozen=True)
-class Unusable(SessionEvent):
-    """The endpoint will never work (another program answers there)."""
+class GivenUp(SessionEvent):
+    """The store has not answered for the join time-out, or is of no use: this node cannot take part.
 
-    reason: str
-
-
-@dataclass(frozen=True)
-class OtherVersion(SessionEvent):
-    """Another version of elastic-agent coordinates the run, so this node cannot take part."""
+    Of no use: another program answers at the endpoint, or another version of elastic-agent coordinates the run.
+    """
 
     reason: str

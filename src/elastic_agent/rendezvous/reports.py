@@ -26,7 +26,7 @@ CALL_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class RunReports:
-    """What the store holds about the run, and the reports of its nodes."""
+    """The records that the store holds about the run, and the reports of its nodes."""
 
     view: RunView = field(default_factory=RunView)
     reports: tuple[NodeReport, ...] = ()
@@ -95,7 +95,7 @@ class Reports:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the last call was answered."""
+        """True if the last call was answered."""
         return self._records is not None
 
     def close(self) -> None:

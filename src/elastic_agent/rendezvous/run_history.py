@@ -1,4 +1,4 @@
-"""What an agent's disk keeps of runs.
+"""The records of runs on an agent's disk.
 
 Their histories, so that generations never repeat when the store is lost; and which run a job without a given run id was
 part of when its agent was killed.
@@ -22,10 +22,10 @@ from elastic_agent.protocol import Name, Plan, RecordError, decode, encode
 from elastic_agent.transport import DiskThread
 
 KEPT_RUNS = 400
-"""How many runs without an agent on this machine are kept, those that were written last."""
+"""The number of runs without an agent on this machine that are kept, those that were written last."""
 
 SAVE_TIMEOUT_S = 1.0
-"""How long a write is waited for. What it records is less urgent than the leases that go on meanwhile."""
+"""The time for which a write is waited for. What it records is less urgent than the leases that go on meanwhile."""
 
 LOAD_TIMEOUT_S = 5.0
 """The same of a read, without whose result a run cannot be resumed."""
@@ -65,7 +65,7 @@ class RunHistoryStore:
         """
         self._runs = state_dir / "runs" if state_dir is not None else None
         self._in_memory: dict[str, Plan] = {}
-        """What is kept without a state directory."""
+        """The histories, if there is no state directory."""
         self._suffix = f"={hashlib.sha256(store.encode()).hexdigest()[:12]}" if store is not None else ""
         self._disk = disk if disk is not None else DiskThread("state-directory")
         self._lock = threading.Lock()

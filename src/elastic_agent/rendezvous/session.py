@@ -80,6 +80,7 @@ class Session:
         lease_ttl_s: float,
         address: str | None = None,
         *,
+        join_timeout_s: float = math.inf,
         clock: Callable[[], float] = boottime_s,
         waits: Waits | None = None,
     ) -> None:
@@ -90,6 +91,7 @@ class Session:
             member: the node's record, in its first state.
             lease_ttl_s: how long a lease lasts, seconds.
             address: under which the other nodes reach this one; None: the one it reaches the store from.
+            join_timeout_s: after so many seconds without an answer the store is given up; see ``GivenUp``.
             clock: CLOCK_BOOTTIME, seconds.
             waits: how to wait; None: in asyncio.
         """
@@ -100,7 +102,7 @@ class Session:
         self._dialer = dialer
         self._clock = clock
         self._waits = waits = waits or Waits()
-        self._ttl_s = lease_ttl_s
+        self._ttl_s, self._join_timeout_s = lease_ttl_s, join_timeout_s
         self._patience_s = lease_ttl_s / ANSWERS_PER_LEASE
         """An answer that takes longer is not waited for: a fresh connection may save the lease."""
         self._callback: Callable[[events.SessionEvent], None] = lambda event: None
@@ -132,7 +134,8 @@ class Session:
         self._own_address, self._local_address = address, ""
         self._all_written = waits.signal()
         self._commands: NodeRecords | None = None
-        self._problem = ""  # what went wrong with the store since the lease was renewed last
+        # What went wrong with the store since the lease was renewed last, and since when it has not answered:
+        self._problem, self._silent_since_s = "", math.inf
 
     def listen(self, callback: Callable[[events.SessionEvent], None]) -> None:
         """Call ``callback`` with every event, in the loop."""
@@ -292,7 +295,7 @@ class Session:
                     self._problem = str(error)
                     self._callback(events.Disconnected(self._problem, Obstacle.EXPLAINED))
                 else:
-                    self._callback(events.OtherVersion(str(error)))
+                    self._callback(events.GivenUp(str(error)))
                 await self._waits.sleep(REDIAL_MAX_S)
             except TransportError as error:  # also: no port is free for an offer, or none of ours answers
                 self._lost_store(error)
@@ -314,15 +317,24 @@ class Session:
         while True:
             try:
                 return await self._connect()
-            except NotAStoreError as error:
-                self._callback(events.Unusable(str(error)))
-            except UnreachableError as error:
+            except (NotAStoreError, UnreachableError) as error:
                 self._lost_store(error)
             await self._waits.back_off(next(pauses_s))
 
     def _lost_store(self, error: TransportError) -> None:
+        """Report an attempt to reach the store that failed, and give the store up if it is of no use, or in time.
+
+        A store that has answered may be of no use only for now: its machine restarts other things first.
+        """
         self._problem = str(error)
         self._callback(events.Disconnected.by(error))
+        now_s = self._clock()
+        self._silent_since_s = min(self._silent_since_s, now_s)
+        if isinstance(error, NotAStoreError) and self.store_id is None:
+            self._callback(events.GivenUp(str(error)))
+        elif now_s - self._silent_since_s >= self._join_timeout_s:
+            reason = f"the store did not answer for {self._join_timeout_s:g} s: {error}"
+            self._callback(events.GivenUp(reason))
 
     def _connected(self, commands: NodeRecords) -> None:
         replaced = self.store_id is not None and commands.store_id != self.store_id
@@ -331,6 +343,7 @@ class Session:
         self.store_id = commands.store_id
         self._local_address = self._own_address or commands.local_address
         self._commands = commands
+        self._silent_since_s = math.inf
         self._written = None
         self._renew_due = True  # the last renewal may have been lost with the connection
         self._callback(events.Connected(commands.store_id, replaced))
@@ -384,35 +397,20 @@ class Session:
     # -- the pump -------------------------------------------------------------------------------
 
     async def _pump(self, store: NodeRecords) -> None:
-        """Do what is due, in this order, and wait until anything is."""
+        """Do what is due, the first in this order, and wait until anything is."""
         while True:
-            if self._unregistered(store):
+            is_over = self._over == self.member.incarnation
+            if not is_over and self._registered_in != (store.store_id, self.member.incarnation):
                 await self._register(store)
-            if self._renew_due and self._lease is not None:
+            elif self._renew_due and self._lease is not None:
                 await self._renew(store)
-            if self._unwritten() or self._offer_due:
+            elif self._offer_due or not (is_over or self._written is self.member):
                 await self._write(store)  # leaves a hint, at which the coordinator sees the renewal too
-            if self._prepare is not None and self._lease is not None:
+            elif self._prepare is not None and self._lease is not None:
                 await self._get_ready(store, self._prepare)
-            if not self._pending(store):
+            else:
                 self._all_written.set()
                 await self._work.wait()
-
-    def _unregistered(self, store: NodeRecords) -> bool:
-        key = (store.store_id, self.member.incarnation)
-        return self._over != self.member.incarnation and self._registered_in != key
-
-    def _unwritten(self) -> bool:
-        return self._over != self.member.incarnation and self._written is not self.member
-
-    def _pending(self, store: NodeRecords) -> bool:
-        due = self._renew_due or self._prepare is not None
-        return (
-            self._unregistered(store)
-            or self._unwritten()
-            or self._offer_due
-            or (due and self._lease is not None)
-        )
 
     async def _register(self, store: NodeRecords) -> None:
         history = self.history if self._knows_more_than(self.plan) else None

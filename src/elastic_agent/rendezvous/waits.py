@@ -1,4 +1,4 @@
-"""How drivers wait: in asyncio, as an agent does; the simulator runs the same drivers in virtual time.
+"""Means by which drivers wait: in asyncio, as an agent does; the simulator runs the same drivers in virtual time.
 
 A driver (a node's session, the coordinator of a run, an election) is coroutines over connections that it is given.
 Where it lets time pass in any other way than by calling one of these, it asks its :class:`Waits`. So the simulator can

@@ -89,7 +89,6 @@ class TorchrunNode:
         )
         self._node, self._perform = self._participant.node, self._participant.perform
         self._gathering: Gathering | None = None
-        self._was_connected = False
         self._warning: asyncio.TimerHandle | None = None
         """That the store does not answer, to be given or given."""
         self._finishing = self._succeeded = False
@@ -165,7 +164,7 @@ class TorchrunNode:
     def _event(self, event: events.SessionEvent) -> None:
         match event:
             case events.Connected():
-                self._was_connected, self.trouble = True, ""
+                self.trouble = ""
                 if self._warning is not None:
                     self._warning.cancel()
                 self._warning = None
@@ -176,11 +175,7 @@ class TorchrunNode:
                     text = f"the store at {self.shown} does not answer, still trying: {reason}"
                     wait_s = 0.0 if obstacle is Obstacle.UNKNOWN_NAME else UNREACHABLE_S
                     self._warning = asyncio.get_running_loop().call_later(wait_s, get_logger().warning, text)
-            case events.Unusable(reason=reason):
-                self.trouble = reason
-                if not self._was_connected:
-                    self._departs(Depart(Outcome.UNREACHABLE, reason))
-            case events.OtherVersion(reason=reason):
+            case events.GivenUp(reason=reason):
                 self._departs(Depart(Outcome.UNREACHABLE, reason))
             case events.PlanSeen(plan=plan) if self._finishing:
                 self._settle_by(plan)

@@ -30,14 +30,14 @@ LONGEST_ANSWER = 16 * 1024 * 1024
 """Bytes; the status of a run with many nodes and generations is long."""
 
 ANSWER_S = 2.0
-"""How long an agent may take to describe itself, before it counts as unable to."""
+"""The time that an agent has to describe itself, before it counts as unable to."""
 
 _NAME = re.compile(rb" @(elastic-agent/([0-9]{1,10})/([0-9]{1,10})-[0-9a-f]{1,32})$", re.MULTILINE)
 """Our sockets in /proc/net/unix. Other programs' names may hold any bytes."""
 
 
 class Question(Struct, frozen=True, omit_defaults=True):
-    """What a user wants to know of workers; also the record by which another agent is asked."""
+    """A user's question about workers; also the record by which another agent is asked."""
 
     do: Annotated[str, Meta(max_length=32)]
     """logs or stacks."""
@@ -61,7 +61,7 @@ class Command(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     node: Name | None = None
     """drain: the node that is to leave; None: that of the agent that receives this. ask: which one; None: all."""
     left_s: Seconds | None = None
-    """How long workers have to save; None: by the agent's settings."""
+    """Seconds that workers have to save; None: by the agent's settings."""
     words: Annotated[str, Meta(max_length=256)] = ""
     """The origin of the command, in words."""
     question: Question | None = None

@@ -33,7 +33,6 @@ from elastic_agent.rendezvous.events import (
     PlanSeen,
     Registered,
     Renewed,
-    Unusable,
 )
 from elastic_agent.transport import Obstacle
 from elastic_agent.workers.guard.client import Spawned
@@ -179,8 +178,6 @@ class ConsoleReporter:
                 self._connected(False)
             case Disconnected(reason=reason, obstacle=obstacle):
                 self._disconnected(reason, obstacle)
-            case Unusable(reason=reason):
-                self._disconnected(reason, Obstacle.EXPLAINED)
             case LeaseLost():
                 self._lease_lost(event)
 

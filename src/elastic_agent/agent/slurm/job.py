@@ -1,4 +1,4 @@
-"""The Slurm job that this agent is a task of: when it ends, and how it is put back into the queue.
+"""The Slurm job that this agent is a task of: when it ends, how it is put back into the queue, and its nodes.
 
 Slurm's environment variables are read by ``config/sources/slurm.py``. This module uses what only its controller
 knows or does, through ``scontrol``.
@@ -6,14 +6,22 @@ knows or does, through ``scontrol``.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from elastic_agent.agent.run_command import CommandError, run_command
-from elastic_agent.config.sources.slurm import is_step
+from elastic_agent.config.sources.slurm import is_step, step_hosts
+from elastic_agent.logs import get_logger
+from elastic_agent.printable import listed
+from elastic_agent.protocol import Waiting
+from elastic_agent.transport import UnreachableError, resolve
+from elastic_agent.values import Endpoint
 
 ASK_TIMEOUT_S = 10.0
 """A busy controller takes long to answer."""
@@ -23,7 +31,10 @@ REQUEUE_TIMEOUT_S = 60.0
 
 
 RESERVE_S = 10.0
-"""What is kept of a job's last seconds, for stopping workers that have not left and for requeueing."""
+"""The part of a job's last seconds kept for stopping workers that have not left and for requeueing."""
+
+SHOWN_NODES = 8
+"""So many missing nodes are named."""
 
 NEAR_S = 3600.0
 """A signal that comes earlier before the job's end was sent by a user, and is unrelated to that end."""
@@ -57,7 +68,7 @@ class SlurmJob:
     """In the form that ``scontrol`` accepts."""
 
     requeues: int
-    """How often it was requeued before this life, by the agent or others."""
+    """The number of times that it was requeued before this life, by the agent or others."""
 
     end_s: float | None = None
     """Its end as seconds since 1970, as the environment has it (from Slurm 23.02 on)."""
@@ -117,7 +128,8 @@ class SlurmJob:
 
     async def _facts(self) -> dict[str, str]:
         """Return the controller's record of the job, or its first component, with times as seconds since 1970."""
-        return parse_facts(await scontrol("show", "job", "-o", self.id, SLURM_TIME_FORMAT="%s"))
+        text = await scontrol("show", "job", "-o", self.id, SLURM_TIME_FORMAT="%s")
+        return parse_facts(text, "Restarts", "EndTime", "PreemptTime")
 
 
 def _id_for_scontrol(environ: Mapping[str, str]) -> str:
@@ -142,12 +154,63 @@ async def run_requeue_command(command: str) -> str:
     return command
 
 
-def parse_facts(text: str) -> dict[str, str]:
-    """Return the fields that are used from the first line of ``scontrol show job -o``.
+def parse_facts(text: str, *names: str) -> dict[str, str]:
+    """Return the fields of these names from the first line of ``scontrol show job -o`` or ``scontrol show node -o``.
 
     The first of each name counts: a comment or a path, which may hold anything, comes later in the line.
     """
     line = text.lstrip().split("\n")[0]
-    names = "Restarts|EndTime|PreemptTime"
-    pairs = re.findall(rf" ({names})=(\S*)", line)
+    pairs = re.findall(rf" ({'|'.join(names)})=(\S*)", line)
     return dict(reversed(pairs))
+
+
+# -- the nodes of its step ------------------------------------------------------------------------
+
+
+def reachable_endpoint(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
+    """Return the endpoint by the addresses that Slurm has for it, if a host is a node's name that only Slurm knows.
+
+    Names of nodes need not be host names. Of several hosts all are replaced: each node may know its own name, and the
+    list has to be the same on all. Blocks while the controller is queried; unchanged if it does not answer.
+    """
+    hosts = step_hosts(environ) if is_step(environ) else []
+    named = [member.host for member in endpoint.members if member.host in hosts]
+    unknown = next((host for host in named if not _resolves(host)), None)
+    if unknown is None:
+        return endpoint
+    log = get_logger()
+    problem = f"the host name {unknown} does not resolve on this node"
+    try:
+        found = {host: _address_of(host) for host in named}
+    except CommandError as error:
+        log.warning(f"{problem}, and Slurm does not report its address", reason=str(error))
+        return endpoint
+    log.info(f"{problem}; using what Slurm reports: {', '.join(found.values())}")
+    first, *others = (
+        replace(each, host=found.get(each.host, each.host), others=()) for each in endpoint.members
+    )
+    return replace(first, others=tuple(others))
+
+
+def _address_of(host: str) -> str:
+    """Return what Slurm has for this node that resolves; else its name. Raises CommandError."""
+    keys = "NodeAddr", "NodeHostName"  # where Slurm reaches the node, and what the machine calls itself
+    node = parse_facts(asyncio.run(scontrol("show", "node", "-o", host)), *keys)
+    return next((name for key in keys if _resolves(name := node.get(key, ""))), host)
+
+
+def with_missing_nodes(waiting: Waiting, environ: Mapping[str, str]) -> Waiting:
+    """Add the names of this step's nodes whose agents have not joined; unchanged if node ids are not Slurm's names."""
+    hosts = step_hosts(environ) if waiting.joined and is_step(environ) else []
+    missing = [host for host in hosts if host not in waiting.joined]
+    if not missing or len(hosts) - len(missing) != len(waiting.joined):
+        return waiting
+    reason = f"{waiting.reason}; not joined: {listed(missing, SHOWN_NODES)} (nodes of this Slurm step)"
+    return msgspec.structs.replace(waiting, reason=reason)
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(resolve(host))
+    except UnreachableError:
+        return False

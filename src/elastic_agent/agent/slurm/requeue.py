@@ -21,12 +21,12 @@ REASONS = frozenset({Cause.PREEMPTED, Cause.WALLTIME})
 
 
 MOST_REQUEUES = 100
-"""How often a job is requeued at most, requeues by others included."""
+"""The limit on requeues of a job, those by others included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, and the sentence for the log; empty: nothing to log."""
+    """A decision on requeueing, and the sentence for the log; empty: nothing to log."""
 
     act: bool
     why: str = ""

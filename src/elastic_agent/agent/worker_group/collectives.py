@@ -70,7 +70,7 @@ _DECODER = msgspec.json.Decoder(_Answer)
 
 
 class WorkerCollectives(Place, frozen=True):
-    """What a worker has answered."""
+    """The last answer of a worker."""
 
     pid: int
     groups: tuple[GroupProgress, ...] = ()
@@ -79,7 +79,7 @@ class WorkerCollectives(Place, frozen=True):
     since_s: float = 0.0
     """When it was first known to be where it is, by the loop's clock."""
     asked: int = 0
-    """How many questions it has been asked since its last answer."""
+    """The number of questions that it has been asked since its last answer."""
     is_last: bool = False
     """It sent this when an exception ended its script, or when it was asked because another worker had ended."""
     samples: tuple[bool, ...] = ()
@@ -87,7 +87,7 @@ class WorkerCollectives(Place, frozen=True):
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has not answered for a while."""
+        """True if it has not answered for a while."""
         return self.asked > 1
 
     @property
@@ -97,12 +97,12 @@ class WorkerCollectives(Place, frozen=True):
 
     @property
     def position(self) -> tuple[tuple[str, int, int, int], ...]:
-        """What changes with every step of training."""
+        """The counts that change with every step of training."""
         return tuple((group.group, group.enqueued, group.started, group.completed) for group in self.groups)
 
 
 class Collectives:
-    """What the workers of the present generation have answered. To be opened and closed in the agent's loop."""
+    """The answers of the workers of the present generation. To be opened and closed in the agent's loop."""
 
     def __init__(self, report_alone: Callable[[Set[int]], None] = lambda _: None) -> None:
         """Listen to nothing yet.

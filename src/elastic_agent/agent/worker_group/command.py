@@ -19,6 +19,7 @@ from elastic_agent.config.settings import Settings
 from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Fingerprint, Job, Seat, World
 
+from .generation import STACKS_SIGNAL
 from .warm_start import libraries_environment
 
 LONGEST_COMMAND = 500
@@ -92,18 +93,13 @@ def fingerprint(settings: Settings) -> Fingerprint:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is the same for every worker of a node in one generation."""
+    """Facts that are the same for every worker of a node in one generation, beside the settings."""
 
     run_id: str
-    role: str
     restarts: int
-    max_restarts: int
-    first_generation: bool
     heartbeat_file: str
-    stacks_signal: int
     gloo_interface: str | None = None
     """The interface under whose address the other nodes reach this one; None if that is loopback."""
-    virtual_local_rank: bool = False
     asked_by: str | None = None
     """The agent's socket to which workers introduce themselves; None: they are not asked for their progress."""
     state_memory: Sequence[str] = ()
@@ -111,7 +107,7 @@ class RunFacts:
 
 
 def worker_environment(
-    inherited: Mapping[str, str], facts: RunFacts, world: World, seat: Seat, slot: int
+    inherited: Mapping[str, str], settings: Settings, facts: RunFacts, world: World, seat: Seat, slot: int
 ) -> dict[str, str]:
     """Return the variables the agent sets for the worker in ``slot`` (to be laid over the inherited ones)."""
     first_role_rank, role_size = role_ranks(world, seat)
@@ -122,13 +118,13 @@ def worker_environment(
         "LOCAL_WORLD_SIZE": str(seat.slots),
         "GROUP_RANK": str(world.node_rank(seat.incarnation)),
         "GROUP_WORLD_SIZE": str(len(world.seats)),
-        "ROLE_NAME": facts.role,
+        "ROLE_NAME": seat.role,
         "ROLE_RANK": str(first_role_rank + slot),
         "ROLE_WORLD_SIZE": str(role_size),
         "MASTER_ADDR": world.bootstrap.host,
         "MASTER_PORT": str(world.bootstrap.port),
         "TORCHELASTIC_RESTART_COUNT": str(facts.restarts),
-        "TORCHELASTIC_MAX_RESTARTS": str(facts.max_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(settings.max_restarts),
         "TORCHELASTIC_RUN_ID": facts.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         **libraries_environment(inherited, seat.slots),
@@ -140,9 +136,9 @@ def worker_environment(
         variables.INCARNATION: seat.incarnation,
         variables.GENERATION: str(world.generation),
         variables.RESTARTS: str(facts.restarts),
-        variables.FIRST_GENERATION: "1" if facts.first_generation else "0",
+        variables.FIRST_GENERATION: "1" if world.generation == 1 else "0",
         variables.HEARTBEAT: facts.heartbeat_file,
-        variables.STACKS_SIGNAL: str(facts.stacks_signal),
+        variables.STACKS_SIGNAL: str(STACKS_SIGNAL),
         variables.STORE_PORT: str(world.bootstrap.port),
     }
     if facts.asked_by is not None:
@@ -151,7 +147,7 @@ def worker_environment(
         env[variables.STATE_MEMORY] = facts.state_memory[slot]
     if facts.gloo_interface is not None and "GLOO_SOCKET_IFNAME" not in inherited:
         env["GLOO_SOCKET_IFNAME"] = facts.gloo_interface
-    if facts.virtual_local_rank:
+    if settings.virtual_local_rank:
         env.update(_virtual_local_rank(inherited, slot))
     return env
 

@@ -26,7 +26,7 @@ BLOCKED_S = 4.0
 the kernel of a machine that is only busy answers."""
 
 WATCH_S = 180.0
-"""How long into a generation connections are watched."""
+"""The time from the start of a generation in which connections are watched."""
 
 RETRANSMITS = 4
 """Data that were sent again so often in a row are reported."""

@@ -1,7 +1,8 @@
-"""One generation's workers, ready to be started: their environment, heartbeat file and log files."""
+"""One generation's workers, ready to be started: their environment, their files in memory and log files."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.directories import default_log_dir
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.slurm import is_step
-from elastic_agent.config.value_types import NO_SIGNAL, StreamChoice
+from elastic_agent.config.value_types import StreamChoice
 from elastic_agent.logs import adopt_library_loggers
 from elastic_agent.protocol import World
 from elastic_agent.transport import interface_of
@@ -25,9 +26,7 @@ from elastic_agent.workers.output.generation_logs import KEPT_BYTES, GenerationL
 from elastic_agent.workers.spawner.curated import current_folder
 
 from .command import RunFacts, worker_command, worker_environment
-from .generation import STACKS_SIGNAL
 from .heartbeat_files import make_heartbeat_file
-from .state_memory import StateMemory
 from .warm_start import PATIENCE_SHARE, is_warm
 
 if TYPE_CHECKING:  # it is imported late, for the options that need it
@@ -37,6 +36,9 @@ if TYPE_CHECKING:  # it is imported late, for the options that need it
 
 REDIRECTED_BYTES = 1024**3
 """The space for a worker's files of --redirects and --tee without --log-limit."""
+
+_COPIES = 2
+"""Of each worker's state: while it writes one, the other is complete."""
 
 
 def line_prefixes(settings: Settings, envs: dict[int, dict[str, str]]) -> dict[int, str] | None:
@@ -119,9 +121,46 @@ def signals_to_ignore(settings: Settings, environ: Mapping[str, str]) -> tuple[i
     parents (proctrack/linuxproc). A worker that died of it could not save. SIGTERM is not among them: it is also what
     ends workers, and what they end their own children with.
     """
-    if not is_step(environ) or settings.notice_signal in (NO_SIGNAL, "SIGTERM"):
-        return ()
-    return (int(signal.Signals[settings.notice_signal]),)
+    signum = settings.notice_signum
+    return (signum,) if is_step(environ) and signum not in (None, signal.SIGTERM) else ()
+
+
+class StateMemory:
+    """The memory in which workers keep their state over restarts: two files (memfd) for each worker of this node.
+
+    They are empty until a worker uses :mod:`elastic_agent.survive`, end with this process, and are accounted to the
+    cgroup of the workers that fill them.
+    """
+
+    def __init__(self, slots: int) -> None:
+        """Make the files.
+
+        Raises:
+            OSError: this process may not have more open files.
+        """
+        self._files: list[list[int]] = []
+        try:
+            for _ in range(slots):
+                self._files.append([])
+                for _ in range(_COPIES):
+                    self._files[-1].append(os.memfd_create("elastic-agent-state", os.MFD_CLOEXEC))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def paths(self) -> list[str]:
+        """For each slot, its files as its worker can open them, with a colon between."""
+        folder = f"/proc/{os.getpid()}/fd"
+        return [":".join(f"{folder}/{file}" for file in files) for files in self._files]
+
+    def close(self) -> None:
+        """Give the memory back. Repeatable; only when no worker runs."""
+        for files in self._files:
+            for file in files:
+                with contextlib.suppress(OSError):
+                    os.close(file)
+        self._files = []
 
 
 class WorkerFactory:
@@ -161,21 +200,11 @@ class WorkerFactory:
         assert seat is not None  # only seated nodes start
         heartbeats = make_heartbeat_file(seat.slots)
         try:
-            facts = RunFacts(
-                run_id=run_id,
-                role=self._settings.role,
-                restarts=restarts,
-                max_restarts=self._settings.max_restarts,
-                first_generation=world.generation == 1,
-                heartbeat_file=heartbeats.path,
-                stacks_signal=STACKS_SIGNAL,
-                asked_by=asked_by,
-                gloo_interface=interface_of(seat.address),
-                virtual_local_rank=self._settings.virtual_local_rank,
-                state_memory=self._state_memory.paths,
-            )
+            interface, memory = interface_of(seat.address), self._state_memory.paths
+            facts = RunFacts(run_id, restarts, heartbeats.path, interface, asked_by, memory)
             envs = {
-                slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)
+                slot: worker_environment(os.environ, self._settings, facts, world, seat, slot)
+                for slot in range(seat.slots)
             }
             return self._context(guard, world, envs), heartbeats
         except BaseException:

@@ -22,6 +22,7 @@ import msgspec
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.config.settings import Settings
 from elastic_agent.diagnosis.known_errors import signal_name
 from elastic_agent.files import with_remedy
 from elastic_agent.linux import boottime_s, catches, is_frozen
@@ -48,60 +49,41 @@ NOTICE_POLL_EVERY_S = (0.05, 5.0)
 """The shortest and longest pause between checks whether workers handle notices; it grows."""
 
 FINAL_OUTPUT_S = 2.0
-"""How long reading a failed worker's files may take."""
+"""The time for reading a failed worker's files."""
 
 SHOWN_S = 1.0
-"""How much later the end of workers is reported if a terminal has not taken their last lines yet."""
+"""The delay of the report of workers' ends if a terminal has not taken their last lines yet."""
 
 ANSWERED_S = 0.02
-"""How long the other workers may send their last collectives when one has aborted, before they are stopped."""
+"""The time that the other workers have to send their last collectives when one has aborted."""
 
 STACKS_TIME_S = 0.3
-"""How long workers get to write their stacks before they are stopped."""
+"""The time that workers have to write their stacks before they are stopped."""
 
 EXPLAINED_S = 60.0
-"""How long reading how the workers ended may take; nothing waits for so long."""
+"""The time for reading how the workers ended; nothing waits for so long."""
 
 EXPLAIN_AFTER_S = 0.2
 """After a failure the next workers start first: reading how the last ones ended takes tens of milliseconds."""
 
 
-@dataclass(frozen=True)
-class WorkerRules:
-    """How the workers of this node are treated, from the settings."""
-
-    restart_s: float
-    drain_s: float
-    """Seconds between SIGTERM and SIGKILL, before a restart and when this node leaves."""
-    restart_idle_s: float
-    """Before a restart, workers that make no progress for so long are killed earlier."""
-    hang_timeout_s: float | None
-    """How long they may make no progress; 0: for ever; None: by the collectives' own time-outs."""
-    notice_signal: int | None = None
-    """By which workers that handle it, and no notices, are told to save."""
-    sends_notice_signal: bool = True
-    """They get it from this agent, and not from Slurm."""
-
-    def grace_s(self, grace: Grace) -> float:
-        """Return the time between SIGTERM and SIGKILL for this kind of stop."""
-        return {Grace.RESTART: self.restart_s, Grace.DRAIN: self.drain_s, Grace.NONE: 0.0}[grace]
-
-
 @dataclass
 class WorkerGroup:
-    """What the generations of workers of a node have in common."""
+    """The part that the generations of workers of a node have in common."""
 
     guards: Guards
     """The present guard starts and stops the workers."""
     node_id: str
-    rules: WorkerRules
+    settings: Settings
     stop_signals: StopSignals
     """The signals that make this agent stop, and which of them it has received."""
     collectives: Collectives
-    """What workers answer about their collectives."""
-    report: Callable[[events.Event], None]
+    """The workers' answers about their collectives."""
+    sends_notice_signal: bool = True
+    """Workers get the notice signal from this agent, and not from Slurm."""
+    report: Callable[[events.Event], None] = field(init=False)
     """Takes each event."""
-    start_task: Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
+    start_task: Callable[[Coroutine[None, None, None]], asyncio.Task[None]] = field(init=False)
     """Starts a coroutine whose error ends the agent."""
     may_start: bool = True
     """The present guard is on record on the disk; before that it starts no workers."""
@@ -111,7 +93,7 @@ class WorkerGroup:
     explanations: BackgroundTasks = field(default_factory=BackgroundTasks)
     reached_step: int = 0
     reached_optimizer_steps: int = 0
-    """How far the workers of earlier generations got, on this node, by their heartbeats."""
+    """The highest counts of workers of earlier generations, on this node, by their heartbeats."""
 
     def take_in_steps(self, workers: Generation) -> None:
         """Count these workers among the earlier ones; they have ended."""
@@ -135,7 +117,7 @@ class WorkerGroup:
 
 
 class Generation:
-    """What is known of the workers of one generation, and what is done to them; see :func:`run_generation`."""
+    """The workers of one generation: facts known of them, and means to stop them; see :func:`run_generation`."""
 
     def __init__(self, group: WorkerGroup, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         self.group, self.context, self.heartbeats = group, context, heartbeats
@@ -161,7 +143,7 @@ class Generation:
             self.alive,
             heartbeats,
             group.collectives,
-            group.rules.hang_timeout_s,
+            group.settings.hang_timeout,
             group.report,
         )
         self._interruptions = Interruptions(group.stop_signals, context.ignored_signals)
@@ -223,7 +205,7 @@ class Generation:
 
     @property
     def exits(self) -> Mapping[int, WorkerEnd]:
-        """How workers ended, by slot, in this order."""
+        """The ends of workers, by slot, in this order."""
         return self.context.exits
 
     @property
@@ -250,7 +232,7 @@ class Generation:
 
     @property
     def progress(self) -> Progress:
-        """What the workers do."""
+        """The progress of the workers."""
         pids, cells = self.alive(), self.heartbeats
         steps = {slot: cells.read(slot)[1] for slot in pids}
         answers = {slot: answer for slot, answer in self.group.collectives.workers.items() if slot in pids}
@@ -270,10 +252,10 @@ class Generation:
 
     def stop(self, grace: Grace, dump_stacks: bool, may_save: bool) -> None:
         """Stop the workers; see :meth:`Runner.stop`. A guard that is frozen itself is killed: then its end follows."""
-        rules, stop_signals = self.group.rules, self.group.stop_signals
-        grace_s = rules.grace_s(grace)
-        idle_s = rules.restart_idle_s if grace is Grace.RESTART else None
-        signum = stop_signals.for_workers if grace is Grace.DRAIN else signal.SIGTERM
+        settings = self.group.settings
+        grace_s = 0.0 if grace is Grace.NONE else settings.shutdown_timeout
+        idle_s = settings.restart_idle if grace is Grace.RESTART else None
+        signum = self.group.stop_signals.for_workers if grace is Grace.DRAIN else signal.SIGTERM
         self.restarts = grace is Grace.RESTART
         if self.stopped_s is None:
             if may_save and grace_s > 0 and self.pids and not (self.has_failed or self.failure):
@@ -330,10 +312,10 @@ class Generation:
         """Return whether a worker handles notices or the notice signal; in the latter case send it the signal."""
         if self.heartbeats.handles_notices(slot):
             return True
-        signum = self.group.rules.notice_signal
+        signum = self.group.settings.notice_signum
         if signum is None or notice.cause in PROMPT or not catches(pid, signum):
             return False
-        if self.group.rules.sends_notice_signal:
+        if self.group.sends_notice_signal:
             self._notice_sent.add(slot)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
@@ -351,8 +333,8 @@ class Generation:
                     f"{who} saved and left, then exited with {code}; treated as a clean exit"
                 )
             return True
-        if slot in self._notice_sent and self.group.rules.notice_signal is not None:
-            self._report_interrupted(exited, self.group.rules.notice_signal)
+        if slot in self._notice_sent:
+            self._report_interrupted(exited, signal.Signals[self.group.settings.notice_signal])
             return True
         suspects = self._interruptions.suspects(slot, code)
         if suspects and not self.group.stop_signals.received(suspects):

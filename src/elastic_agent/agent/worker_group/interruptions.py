@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from elastic_agent.linux import ignores
 
 SPREAD_S = 0.1
-"""How long such a signal may take to reach all processes of a node."""
+"""The time in which such a signal reaches all processes of a node."""
 
 
 class StopSignals:
@@ -53,7 +53,7 @@ class StopSignals:
 
 
 class Interruptions:
-    """Which of the workers of one generation were reached by such signals."""
+    """The workers of one generation that were reached by such signals."""
 
     def __init__(self, signals: StopSignals, ignored: Collection[int]) -> None:
         """Begin with no signals; ``ignored``: those that the workers began with ignored."""

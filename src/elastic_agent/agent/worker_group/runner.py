@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from elastic_agent.agent import events
@@ -24,9 +25,19 @@ class Runner(WorkerGroup):
     _deadline_s: float | None = None
     _starts_cold: bool = False
 
-    def __post_init__(self) -> None:
-        """Listen to the guard, in the event loop."""
-        asyncio.get_running_loop().add_reader(self.guards.present.fileno(), self._guard_readable)
+    def listen(
+        self,
+        report: Callable[[events.Event], None],
+        start_task: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
+    ) -> None:
+        """Listen to the guard from now on, in the event loop.
+
+        Args:
+            report: takes each event.
+            start_task: starts a coroutine whose error ends the agent.
+        """
+        self.report, self.start_task = report, start_task
+        self._listen_to_guard()
 
     # -- what the node's state machine decides ------------------------------------------------------
 
@@ -87,16 +98,19 @@ class Runner(WorkerGroup):
 
     @property
     def progress(self) -> Progress | None:
-        """What the present workers do; None while none runs."""
+        """The progress of the present workers; None while none runs."""
         generation = self.present
         return generation.progress if generation is not None and generation.gone is None else None
 
     @property
     def handles_notices(self) -> bool:
-        """Whether a running worker handles notices."""
+        """True if a running worker handles notices."""
         return self.present is not None and self.present.handles_notices
 
     # -- the guard ----------------------------------------------------------------------------------
+
+    def _listen_to_guard(self) -> None:
+        asyncio.get_running_loop().add_reader(self.guards.present.fileno(), self._guard_readable)
 
     def close(self) -> None:
         """Listen to the guard no more."""
@@ -120,7 +134,7 @@ class Runner(WorkerGroup):
         self.close()
         self.may_start = False
         self.guards.replace()
-        self.__post_init__()
+        self._listen_to_guard()
         self.guards.present.set_deadline(self._deadline_s)
         self.report(lost)
         if self.present is not None:

@@ -23,11 +23,11 @@ from .generation import STACKS_SIGNAL
 from .stalls import Progress
 
 LOOK_S, ANSWER_LOOKS, DUMP_LOOKS, QUIET_LOOKS = 0.02, 25, 50, 5
-"""How often it is looked whether workers have answered, and then whether they have written their stacks, which are
+"""The pause between looks, and the number of looks for answers of workers and then for their stacks, which are
 complete when no more follows. Looks are counted: they take longer on a slow machine."""
 
 DISK_S = 3.0
-"""How long the disk with the output of a worker may take beyond the time of the looks."""
+"""The time that the disk with the output of a worker has beyond the time of the looks."""
 
 LONGEST_DUMP = 128 * 1024
 

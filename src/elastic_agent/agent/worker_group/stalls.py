@@ -18,7 +18,7 @@ from elastic_agent.workers.guard.client import Exited
 from .collectives import Collectives, WorkerCollectives
 
 LOOKS_PER_TIMEOUT = 20
-"""How often progress is checked per hang time-out."""
+"""The number of checks of progress per hang time-out."""
 
 LOOK_AT_LEAST_EVERY_S = 5.0
 
@@ -35,18 +35,18 @@ TELL_AFTER_S = 8.0
 """A stall is first reported after this time; then again whenever it has become twice as long."""
 
 OVER_AGAIN_S = 10.0
-"""How often a stall that has lasted for the time-out is compared with the other nodes."""
+"""The pause between comparisons with the other nodes of a stall that has lasted for the time-out."""
 
 STALLED_LOOK_EVERY_S = 1.0
-"""How often progress is checked when there was none since the last look: the workers wait anyway."""
+"""The pause between checks of progress when there was none since the last one: the workers wait anyway."""
 
 ANSWER_S = 1.0
-"""How long workers get to answer in detail where they are."""
+"""The time that workers have to answer in detail where they are."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What the running workers of this node do."""
+    """The progress of the running workers of this node."""
 
     generation: int
     pids: Mapping[int, int]
@@ -56,7 +56,7 @@ class Progress:
     exited: Mapping[int, Exited] = field(default_factory=dict)
     """Those that have ended."""
     collectives: Mapping[int, WorkerCollectives] = field(default_factory=dict)
-    """How far those are that have made a process group."""
+    """The answers of those that have made a process group."""
     stalled_s: float | None = None
     """For how long none has made progress; None: not long."""
     optimizer_steps: Mapping[int, int] = field(default_factory=dict)

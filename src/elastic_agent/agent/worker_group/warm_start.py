@@ -20,7 +20,7 @@ PATIENCE_SHARE = 2 / 3
 """Of the start time-out: how long a generation waits for a spawner that still imports, before it starts cold."""
 
 ORPHANS_S = 2.0
-"""How long processes may take to end whose guard has died."""
+"""The time in which processes are to end whose guard has died."""
 
 
 def libraries_environment(inherited: Mapping[str, str], slots: int) -> dict[str, str]:
@@ -106,7 +106,7 @@ class Guards:
 
     @property
     def processes(self) -> list[tuple[int, int]]:
-        """What must be gone before a successor of this agent starts workers: the guard, which all workers end with."""
+        """The process to be gone before a successor of this agent starts workers: the guard, whose end kills all."""
         ticks = start_ticks(self.present.pid)
         return [(self.present.pid, ticks)] if ticks is not None else []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from elastic_agent.config import value_types
@@ -129,3 +130,8 @@ class NoticeSettings:
         "code means failure. Also works outside of Slurm.",
         shown_default="in a Slurm job: scontrol requeue and the job's id",
     )
+
+    @property
+    def notice_signum(self) -> signal.Signals | None:
+        """The notice signal; None: no signal gives a notice."""
+        return None if self.notice_signal == value_types.NO_SIGNAL else signal.Signals[self.notice_signal]

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 from elastic_agent.files import with_remedy
 from elastic_agent.logs import get_logger
@@ -21,6 +21,19 @@ from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 BOOTSTRAP_TIMEOUT_S = 5.0
 
 
+class BackendOptions(TypedDict, total=False):
+    """The options that all backends have."""
+
+    port_range: PortRange | None
+    """The ports for bootstrap stores; None: any."""
+    port_rest_s: float
+    """For how long no bootstrap store's port is used again, seconds."""
+    secret: Secret | None
+    """The secret that all agents of the run share; None: they share none."""
+    serve: ServeStore
+    """Serves stores."""
+
+
 class RendezvousBackend(abc.ABC):
     """One endpoint, one run; a ``StoreDialer``. Used in one event loop; only what blocks is called in threads."""
 
@@ -29,27 +42,21 @@ class RendezvousBackend(abc.ABC):
         endpoint: Endpoint,
         state_dir: Path,
         *,
-        port_range: PortRange | None,
-        port_rest_s: float,
-        secret: Secret | None,
-        serve: ServeStore,
+        port_range: PortRange | None = None,
+        port_rest_s: float = 0.0,
+        secret: Secret | None = None,
+        serve: ServeStore = serve_here,
     ) -> None:
         """Prepare; connects to nothing.
 
-        Args:
-            endpoint: of the store.
-            state_dir: this agent's.
-            port_range: the ports for bootstrap stores; None: any.
-            port_rest_s: for how long no bootstrap store's port is used again, seconds.
-            secret: what all agents of the run share; None: they share none.
-            serve: serves stores.
+        ``endpoint``: of the store; ``state_dir``: this agent's; the rest: see :class:`BackendOptions`.
         """
-        self.run_id: str | None = None
-        """The run's name: set by the owner, or agreed at the endpoint."""
+        self.run_id = ""
+        """The run's name: set by the owner, or agreed at the endpoint; empty before that."""
         self.history_store = RunHistoryStore(state_dir)
         self._endpoint = endpoint
         self.secret = secret
-        """What all agents of the run share; None: they share none."""
+        """The secret that all agents of the run share; None: they share none."""
         self._serve = serve
         self._ports = PortPicker(port_range, port_rest_s)
         self._changed = asyncio.Event()
@@ -86,12 +93,12 @@ class RendezvousBackend(abc.ABC):
         Only the coordinator knows whether all nodes acknowledged the outcome; but any machine may coordinate next
         time.
         """
-        if self.run_id is not None:
+        if self.run_id:
             self.history_store.settle(self.run_id)
 
     @property
     def is_host(self) -> bool:
-        """Whether this process hosts the store."""
+        """True if this process hosts the store."""
         return False
 
     # -- dialling -------------------------------------------------------------------------------
@@ -170,7 +177,7 @@ class RendezvousBackend(abc.ABC):
 
         Nothing waits for it: what has to be on disk before a node may act on a plan is the coordinator's to write.
         """
-        if self.run_id is not None:
+        if self.run_id:
             self.history_store.save_soon(self.run_id, plan).add_done_callback(self._log_if_not_saved)
 
     def _log_if_not_saved(self, outcome: Future[None]) -> None:
@@ -194,31 +201,23 @@ def open_backend(
     *,
     lease_ttl_s: float,
     fence_margin_s: float,
-    port_range: PortRange | None = None,
-    secret: Secret | None = None,
-    serve: ServeStore = serve_here,
     local_addr: str | None = None,
+    **options: Unpack[BackendOptions],
 ) -> RendezvousBackend:
     """Return the rendezvous backend for the endpoint, which does not connect yet.
 
     It is etcd if ``access`` is given, an etcd of the agents' own if the endpoint lists several machines, else c10d.
-    ``secret``: what the agents of the run share. ``serve``: serves stores. ``local_addr``: this machine's, if given.
+    ``local_addr``: this machine's, if given.
     """
-    options: dict[str, Any] = {
-        "port_range": port_range,
-        "port_rest_s": 2 * (lease_ttl_s + fence_margin_s),
-        "secret": secret,
-        "serve": serve,
-    }
+    options["port_rest_s"] = 2 * (lease_ttl_s + fence_margin_s)
     if access is None and not endpoint.others:
         from .c10d.backend import C10dBackend
 
         return C10dBackend(endpoint, state_dir, **options)
-    options["lease_ttl_s"] = lease_ttl_s
     if access is None:
         from .members.backend import MembersBackend
 
-        return MembersBackend(endpoint, state_dir, local_addr, **options)
+        return MembersBackend(endpoint, state_dir, lease_ttl_s, local_addr, **options)
     from .etcd.backend import EtcdBackend  # gRPC takes a quarter of a second
 
-    return EtcdBackend(endpoint, access, state_dir, **options)
+    return EtcdBackend(endpoint, access, state_dir, lease_ttl_s, **options)

@@ -12,15 +12,15 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 from elastic_agent.protocol import Plan, Seat
-from elastic_agent.rendezvous.backends import RendezvousBackend
+from elastic_agent.rendezvous.backends import BackendOptions, RendezvousBackend
 from elastic_agent.rendezvous.run_history import JobFiles, RunHistoryStore, new_run_id
 from elastic_agent.transport import (
     NodeRecords,
     Obstacle,
     ReportRecords,
-    Secret,
     UnreachableError,
     c10d,
     how_to_reach,
@@ -30,7 +30,7 @@ from elastic_agent.transport import (
     resolve,
     run_abandonable,
 )
-from elastic_agent.values import Endpoint, PortRange
+from elastic_agent.values import Endpoint
 
 from .coordinator import CoordinatorThread, StoreCoordinator
 
@@ -40,42 +40,19 @@ DIAL_TIMEOUT_S = 5.0
 class C10dBackend(RendezvousBackend):
     """A c10d store at the endpoint, hosted by one of the agents there."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        state_dir: Path,
-        *,
-        port_range: PortRange | None,
-        port_rest_s: float,
-        secret: Secret | None = None,
-        serve: c10d.ServeStore = c10d.serve_here,
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, state_dir: Path, **options: Unpack[BackendOptions]) -> None:
         """Prepare; connects to nothing yet.
 
-        Args:
-            endpoint: of the store; with port 0, it is on any free port, and known to this agent alone.
-            state_dir: this agent's.
-            port_range: the ports for bootstrap stores; None: any.
-            port_rest_s: for how long no bootstrap store's port is used again, seconds.
-            secret: what all agents of the run share, with which they connect; None: they share none. Without effect
-                where no other agent can use the store.
-            serve: serves stores.
+        With port 0, the store is on any free port, and known to this agent alone: the secret has no effect.
         """
         self._alone = endpoint.port == 0
         """Any port will do: no other agent can know it, nor can a restart of this one."""
-        super().__init__(
-            endpoint,
-            state_dir,
-            port_range=port_range,
-            port_rest_s=port_rest_s,
-            secret=secret,
-            serve=serve,
-        )
-        self._store_secret = None if self._alone else secret
-        """What clients of the store need."""
+        super().__init__(endpoint, state_dir, **options)
+        self._store_secret = None if self._alone else self.secret
+        """The secret that clients of the store need."""
         self._jobs = JobFiles(state_dir)
         self._forgets = False
-        """What is remembered ends with this process."""
+        """The run history ends with this process."""
         self._host: c10d.C10dHost | None = None
         self._hosting: asyncio.Task[None] | None = None
         """Finds out whether to host the store."""
@@ -87,7 +64,7 @@ class C10dBackend(RendezvousBackend):
         self._store_addresses: list[tuple[int, str]] = []
         """Of the store's machine, as last dialled."""
         self._is_store_here = False
-        """Whether that is this one: its next host reads the same run history."""
+        """That machine is this one: its next host reads the same run history."""
 
     # -- which run ------------------------------------------------------------------------------
 
@@ -109,7 +86,7 @@ class C10dBackend(RendezvousBackend):
 
     async def release(self) -> None:
         """Remove the agreed name from the store; see :class:`RendezvousBackend`."""
-        if self._fingerprint is not None and self.run_id is not None:
+        if self._fingerprint is not None:
             await c10d.release_run_id(
                 self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S, self._store_secret
             )
@@ -129,7 +106,6 @@ class C10dBackend(RendezvousBackend):
 
     async def connect(self) -> NodeRecords:
         """Return a new connection to the run's store; hosts it first if nothing answers and the endpoint is local."""
-        assert self.run_id is not None  # agreed before
         if self._endpoint.port != 0:
             try:
                 return await self._dial(self.run_id)
@@ -149,7 +125,6 @@ class C10dBackend(RendezvousBackend):
 
     async def connect_reports(self) -> ReportRecords:
         """Return a new connection to the store."""
-        assert self.run_id is not None  # agreed before
         return await c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S, self._store_secret)
 
     def is_at_store(self, seat: Seat) -> bool:
@@ -222,7 +197,7 @@ class C10dBackend(RendezvousBackend):
 
     @property
     def is_host(self) -> bool:
-        """Whether this process hosts the store."""
+        """True if this process hosts the store."""
         return self._host is not None
 
     # -- the end --------------------------------------------------------------------------------

@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Plan
-from elastic_agent.rendezvous.coordinator_driver import IDLE_S, KEEP_OVER_S, LEAST_WAIT_S, RunDriver
+from elastic_agent.rendezvous.coordinator_driver import KEEP_OVER_S, LEAST_WAIT_S, RunDriver
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.waits import back_offs
 from elastic_agent.transport import StoreLostError, TransportError
 from elastic_agent.transport.c10d import C10dInbox
 
 RUNS_READ_EVERY_S = 5.0
-"""How often the list of runs is read, for runs without a hint."""
+"""The pause between reads of the list of runs, for runs without a hint."""
 
 READ_PAUSE = 4
 """For so many times as long as that took it is not read again: hints that name no run are to delay none."""
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
-"""How long a run is left alone after an internal error with it."""
+"""The time for which a run is left alone after an internal error with it."""
 
 
 class StoreCoordinator:
@@ -41,7 +41,6 @@ class StoreCoordinator:
         *,
         on_plan: Callable[[str, Plan], None] = lambda run_id, plan: None,
         keep_over_s: float = KEEP_OVER_S,
-        idle_s: float = IDLE_S,
     ) -> None:
         """Prepare; :meth:`run` begins.
 
@@ -51,19 +50,17 @@ class StoreCoordinator:
             on_change: called whenever ``busy_with`` changed, and when the store was lost.
             on_plan: called with the newest plan of each run, when it has changed.
             keep_over_s: how long a run that is over stays in the store when no node of it is left.
-            idle_s: how often a run without live nodes is checked.
         """
         self._open_inbox = open_inbox
         self._history_store = history_store
         self._on_change = on_change
         self._on_plan = on_plan
         self._keep_over_s = keep_over_s
-        self._idle_s = idle_s
         self._runs: dict[str, _Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = get_logger()
         self.failed = False
-        """Whether it ended without having been cancelled: the store must be closed."""
+        """It ended without having been cancelled: the store must be closed."""
         self.busy_with: list[str] = []
         """Runs that still depend on the store."""
 
@@ -160,7 +157,6 @@ class StoreCoordinator:
             time.monotonic,
             get_logger(run=run.run_id),
             keep_over_s=self._keep_over_s,
-            idle_s=self._idle_s,
         )
         await driver.coordinate()
         show()
@@ -215,11 +211,11 @@ class _Run:
     hints: _Hints = field(default_factory=_Hints)
     pauses_s: Iterator[float] = field(default_factory=_pauses_s)
     is_needed: bool = False
-    """Whether it depends on the store."""
+    """It depends on the store."""
 
 
 JOIN_S = 1.0
-"""How long the thread is waited for when it is to end."""
+"""The time for which the thread is waited for when it is to end."""
 
 
 class CoordinatorThread:

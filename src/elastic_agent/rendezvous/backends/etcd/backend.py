@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 from elastic_agent.protocol import RevisionTimes, Seat
-from elastic_agent.rendezvous.backends import RendezvousBackend
+from elastic_agent.rendezvous.backends import BackendOptions, RendezvousBackend
 from elastic_agent.transport import (
     NodeRecords,
     NotAStoreError,
@@ -19,7 +20,6 @@ from elastic_agent.transport import (
     WrongKeyError,
     how_to_reach,
 )
-from elastic_agent.transport.c10d import ServeStore, serve_here
 from elastic_agent.transport.etcd import (
     CALL_TIMEOUT_S,
     EtcdClient,
@@ -28,7 +28,7 @@ from elastic_agent.transport.etcd import (
     root_of,
     store_id,
 )
-from elastic_agent.values import Endpoint, EtcdAccess, PortRange
+from elastic_agent.values import Endpoint, EtcdAccess
 
 from .election import Election
 
@@ -117,24 +117,13 @@ class EtcdBackend(RendezvousBackend):
         endpoint: Endpoint,
         access: EtcdAccess,
         state_dir: Path,
-        *,
         lease_ttl_s: float,
-        port_range: PortRange | None,
-        port_rest_s: float,
-        secret: Secret | None = None,
-        serve: ServeStore = serve_here,
+        **options: Unpack[BackendOptions],
     ) -> None:
-        """``lease_ttl_s``: of the run's nodes, seconds; ``secret``: of the run; the rest as for every backend."""
-        super().__init__(
-            endpoint,
-            state_dir,
-            port_range=port_range,
-            port_rest_s=port_rest_s,
-            secret=secret,
-            serve=serve,
-        )
+        """``lease_ttl_s``: of the run's nodes, seconds; the rest as for every backend."""
+        super().__init__(endpoint, state_dir, **options)
         timeout_s = min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES)
-        self._members = Members(endpoint, access, timeout_s, secret)
+        self._members = Members(endpoint, access, timeout_s, self.secret)
         self._lease_ttl_s = lease_ttl_s
         self._kept = KeptLease.of_node(lease_ttl_s)
         self._kept_reports = KeptLease.of_node(lease_ttl_s)
@@ -151,7 +140,6 @@ class EtcdBackend(RendezvousBackend):
 
     async def connect(self) -> NodeRecords:
         """Return a connection to one member; this agent takes part in the election from the first one on."""
-        assert self.run_id is not None  # set before
         client = await self._members.dial()
         table = EtcdTable(
             client,
@@ -178,7 +166,6 @@ class EtcdBackend(RendezvousBackend):
 
     async def connect_reports(self) -> ReportRecords:
         """Return a connection to one member."""
-        assert self.run_id is not None  # set before
         client = await self._members.dial()
         return ReportRecords(EtcdTable(client, self._members.root, lease=self._kept_reports), self.run_id)
 
@@ -197,7 +184,7 @@ class EtcdBackend(RendezvousBackend):
     def busy_with(self) -> list[str]:
         """The run, while this agent coordinates it and not every node knows its outcome."""
         election = self._election
-        return [self.run_id] if self.run_id and election is not None and election.winding_up else []
+        return [self.run_id] if election is not None and election.winding_up else []
 
     async def leave(self) -> None:
         """Resign as the coordinator, and close; see :class:`RendezvousBackend`."""

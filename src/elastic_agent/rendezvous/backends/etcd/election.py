@@ -15,8 +15,10 @@ import platform
 import time
 from collections.abc import Awaitable, Callable, Collection
 
+from structlog.stdlib import BoundLogger
+
 from elastic_agent.logs import get_logger
-from elastic_agent.rendezvous.coordinator_driver import LEAST_WAIT_S, Log, RunDriver
+from elastic_agent.rendezvous.coordinator_driver import LEAST_WAIT_S, RunDriver
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.waits import Signal, Waits, back_offs
 from elastic_agent.transport import LifeKeys, RunKeys, TransportError, UnknownPlanError
@@ -29,14 +31,14 @@ from elastic_agent.transport.etcd import (
 )
 
 PATIENCE_S = 10.0
-"""How often it is read again whether there is a leader, beside waiting for its key to go."""
+"""The pause between reads of the leader key, beside waiting for it to go."""
 
 RENEWALS_PER_LEADERSHIP = 4
-"""How often the leader key is kept alive in its time to live."""
+"""The number of times that the leader key is kept alive in its time to live."""
 
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
 REST_S = 5.0
-"""How long nothing is tried after an internal error."""
+"""The pause after an internal error."""
 
 
 class Election:
@@ -52,7 +54,7 @@ class Election:
         *,
         clock: Callable[[], float] = time.monotonic,
         waits: Waits | None = None,
-        log: Log | None = None,
+        log: BoundLogger | None = None,
         on_resigned: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare; :meth:`live` begins.
@@ -92,7 +94,7 @@ class Election:
 
     @property
     def winding_up(self) -> bool:
-        """Whether this agent coordinates a run that has its outcome, and whose records it is still to remove."""
+        """True if this agent coordinates a run that has its outcome, and whose records it is still to remove."""
         return self._driver is not None and self._driver.winding_up
 
     def mark(self) -> None:

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from elastic_agent.protocol import Seat
+from elastic_agent.rendezvous.backends import BackendOptions
 from elastic_agent.rendezvous.backends.etcd.backend import EtcdBackend
 from elastic_agent.rendezvous.run_history import JobFiles, new_run_id
 from elastic_agent.transport import (
@@ -35,9 +36,16 @@ NEW_RUN_S = 3600
 class MembersBackend(EtcdBackend):
     """One run in the etcd of these machines."""
 
-    def __init__(self, endpoint: Endpoint, state_dir: Path, local_addr: str | None, **options: Any) -> None:
-        """``local_addr``: this machine's, if given; ``options``: see :class:`EtcdBackend`; ValueError: no etcd here."""
-        super().__init__(endpoint, EtcdAccess(), state_dir, **options)
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        state_dir: Path,
+        lease_ttl_s: float,
+        local_addr: str | None,
+        **options: Unpack[BackendOptions],
+    ) -> None:
+        """``local_addr``: this machine's, if given; the rest: see :class:`EtcdBackend`; ValueError: no etcd here."""
+        super().__init__(endpoint, EtcdAccess(), state_dir, lease_ttl_s, **options)
         self._jobs = JobFiles(state_dir)
         self._fingerprint: str | None = None
         self._hosting = Hosting(endpoint, state_dir, self.secret, local_addr)
@@ -69,7 +77,7 @@ class MembersBackend(EtcdBackend):
 
     async def release(self) -> None:
         """Give the agreed name back; see :class:`RendezvousBackend`."""
-        if self._fingerprint is not None and self.run_id is not None:
+        if self._fingerprint is not None:
             with contextlib.closing(await self._table()) as table:
                 await table.swap(f"{JOBS}{self._fingerprint}", self.run_id.encode(), b"")
 
@@ -104,7 +112,7 @@ class MembersBackend(EtcdBackend):
     @property
     def busy_with(self) -> list[str]:
         """The runs that need the members of this machine, if it has any."""
-        own = [self.run_id] if self.run_id is not None else []
+        own = [self.run_id] if self.run_id else []
         needed_by = self._needed_by if self._needed_by is not None else own
         return super().busy_with or (needed_by if self._hosting.is_supervising else [])
 

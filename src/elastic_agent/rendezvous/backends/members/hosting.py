@@ -49,7 +49,7 @@ class Hosting:
         self._told = ""
         self._log = get_logger()
         self.own = self._find_own()
-        """Which member is on this machine, the first of them; None: none, as far as names resolve."""
+        """The number of the first member on this machine; None: none is, as far as names resolve."""
         if shutil.which(PROGRAM) is None and self.own is not None:
             raise ValueError(
                 f"this machine is to host a member of etcd, and the command `{PROGRAM}` is not installed; install it "
@@ -63,7 +63,7 @@ class Hosting:
 
     @property
     def is_supervising(self) -> bool:
-        """Whether this process supervises a member."""
+        """True if this process supervises a member."""
         return any(member.is_supervised for member in self._members)
 
     @property

@@ -40,7 +40,7 @@ TIMING = ("--heartbeat-interval=50", "--election-timeout=500")
 """In ms; half of etcd's defaults: a leader that dies is replaced within a second, so that a lease suffices for all."""
 ANSWER_S = 1.0
 TERM_S, KILL_S = 5.0, 2.0
-"""How long it may take to end: after SIGTERM, by which it hands its leadership over, and after SIGKILL."""
+"""The time that it has to end: after SIGTERM, by which it hands its leadership over, and after SIGKILL."""
 _SKIP = "peer-skip-client-san-verification"
 KEPT_CLUSTERS = 4
 """The data of so many other clusters stay on a machine, those that were used last; each takes some 130 MB."""
@@ -74,7 +74,7 @@ class Member:
 
     @property
     def has_data(self) -> bool:
-        """Whether it has been a member already."""
+        """True if it has been a member already."""
         return any(self.data.glob("member/wal/*.wal"))
 
     def is_here(self) -> bool:
