@@ -431,7 +431,7 @@ def test_on_a_terminal_a_lasting_problem_of_the_store_is_logged_once_in_full(
 
 
 SHARED_TERMINAL = """
-words = "b leaves; waiting for the workers of b to save"
+words = "b leaves; waiting for the workers of b to save and exit"
 
 async def read_status():
     return Waiting(words)
@@ -476,6 +476,6 @@ def test_while_workers_use_the_terminal_waits_are_lines_and_afterwards_one_line_
     assert "waiting for the workers of this node to start" in starting
     assert ("still imports torch" in starting) == (start == "warm")
     assert "waiting for the store at host0:29400: 10.0.0.1: connection refused" in running
-    assert "b leaves; waiting for the workers of b to save" in running
-    assert "\x1b[Kb leaves; waiting for the workers of b to save (" in afterwards
+    assert "b leaves; waiting for the workers of b to save and exit" in running
+    assert "\x1b[Kb leaves; waiting for the workers of b to save and exit (" in afterwards
     assert afterwards.endswith("\r\x1b[K"), "nothing of it stays"

@@ -164,3 +164,16 @@ def test_workers_that_did_not_train_are_reported_at_the_end_and_their_time_is_no
     assert done.returncode == 0, done.stderr
     assert ("should train, check that it calls its main function" in done.stderr) is is_idle, done.stderr
     assert (": training " not in done.stderr and "goodput 0 %" in done.stderr) is is_idle, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "is_told"),
+    [("import torhc", False), (f"{STEPS}train(1)\nraise ValueError", True)],
+    ids=["before a step", "after a step"],
+)
+def test_a_run_that_failed_has_a_goodput_only_if_it_made_a_step(
+    tmp_path: Path, script: str, is_told: bool
+) -> None:
+    done = run(tmp_path, script, "--max-restarts", "0")
+    assert done.returncode == 1
+    assert ("goodput " in done.stderr) is is_told, done.stderr

@@ -6,6 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from elastic_agent.config.settings import specs
+
 from .support import elastic_agent
 
 
@@ -31,6 +33,16 @@ def test_the_file_has_what_was_given_and_every_default_as_a_comment(tmp_path: Pa
     assert effective("--config", str(path)) == effective(*given) | changed, (
         "a default is not written as it is"
     )
+
+
+def test_a_setting_without_a_default_is_shown_with_an_example_that_is_accepted() -> None:
+    written = elastic_agent("init", "--output", "-").stdout
+    examples = re.findall(r"(?m)^# ((\w+) = .*  # an example; default: .+)$", written)
+    assert len(examples) > 20
+    assert not re.search(r"(?m)^# \w+ =(?:$|  )", written), "nothing to be set"
+    kinds = {spec.name: spec.kind for spec in specs()}
+    for line, name in examples:
+        kinds[name].read(tomllib.loads(line)[name], name)
 
 
 def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def found(known: Iterable[NodeReport], plan: Plan | None = None) -> RootCause:
         ("sigkill", CauseKind.SIGNAL, "killed by SIGKILL", "dmesg"),
         ("sigsegv", CauseKind.SIGNAL, "killed by SIGSEGV", "stack"),
         ("sigterm", CauseKind.SIGNAL, "terminated by SIGTERM", "to the agent"),
+        ("sigint", CauseKind.SIGNAL, "killed by SIGINT", "to the agent"),
         ("exit_3", CauseKind.EXIT_CODE, "exited with code 3", ""),
         ("exit_0", CauseKind.EARLY_EXIT, "exited with code 0", "same number of batches"),
         ("exception", CauseKind.EXCEPTION, "ValueError: expected 128 features, got 127", ""),
@@ -60,6 +61,7 @@ def found(known: Iterable[NodeReport], plan: Plan | None = None) -> RootCause:
         ("missing_module", CauseKind.EXCEPTION, "No module named 'apex'", "same packages"),
         ("loader_exception", CauseKind.EXCEPTION, "'/data/img_17.png'", "every machine mounts"),
         ("loader_sigkill", CauseKind.EXCEPTION, "DataLoader worker", "fewer DataLoader workers"),
+        ("loader_unguarded", CauseKind.EXCEPTION, "DataLoader worker", "__main__"),
         ("loader_sigbus", CauseKind.EXCEPTION, "DataLoader worker", "--shm-size"),
         ("disk_full", CauseKind.EXCEPTION, "No space left on device", "free space"),
         ("disk_full_torch_save", CauseKind.EXCEPTION, "unexpected pos", "df -h"),
@@ -302,6 +304,11 @@ def test_of_a_chain_of_exceptions_the_first_one_decides(first: str, second: str,
     assert (cause.rank, "training failed" in cause.what) == (rank, rank == 1)
 
 
+def test_of_a_chain_without_a_collective_the_last_one_decides() -> None:
+    chained = End(1, 0.0, f"{FOLLOWED.replace('training failed', 'no such option')}{LINK}{FOLLOWED}")
+    assert found([report(0, worker(0, 0, chained, 1e9))]).what == "ValueError: training failed"
+
+
 # -- harmless lines ---------------------------------------------------------------------------------
 
 SCENES = sorted(file.stem for file in TEXTS.glob("*.txt"))
@@ -396,7 +403,7 @@ def test_a_lost_node_is_the_cause_of_broken_connections() -> None:
     assert (cause.kind, cause.node_id, cause.is_certain) == (CauseKind.NODE_LOST, "n2", True)
     assert headline(cause) == "root cause: node n2 was lost (10.0.0.2)"
     assert cause.next_step == (
-        "when 10.0.0.2 is back, read what its workers wrote last: elastic-agent logs n2/0 --generation 1, there"
+        "when n2 is back, read what its workers wrote last: elastic-agent logs n2/0 --generation 1, there"
     )
 
 

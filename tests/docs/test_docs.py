@@ -337,7 +337,7 @@ QUOTES = sorted(
     }
     | {
         "local workers are done; keeping the rendezvous store up for run exp7 until it ends",
-        "waiting for the workers of n2 to stop",
+        "waiting for the workers of n2 to stop or their lease to expire",
     }
 )
 OTHERS_SAY = {"Connection refused", "Connection reset by peer", "NCCL error", "Read error"}

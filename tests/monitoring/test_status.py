@@ -295,6 +295,14 @@ def test_the_age_of_a_saved_status_is_that_of_now_only_if_the_run_had_ended() ->
     assert "generation 1 running for 10 s," in status_text(running, 4650.0)
 
 
+def test_the_age_of_a_departure_in_a_saved_status_is_that_of_now() -> None:
+    gone = replace(gone_node("b", "left", 990.0, "b is leaving"), seen_s=980.0)
+    saved = RunStatus("r", "host0:29400", 1000.0, "unknown", 1, nodes=(gone,), left="drained", node_id="b")
+    (row,) = [line for line in status_text(saved, 4650.0).splitlines() if line.startswith("b ")]
+    assert "left 1 h 1 min ago: b is leaving" in row
+    assert row.endswith("20 s ago"), "what it reported then"
+
+
 def test_durations_have_no_more_digits_than_they_are_worth() -> None:
     assert [duration(length_s) for length_s in (0.0013, 0.0123, 0.5, 2.864, 12.34, 59.9, 3661.0)] == [
         "0 s", "0.01 s", "0.5 s", "2.86 s", "12.3 s", "59.9 s", "1 h 1 min"

@@ -71,6 +71,11 @@ def test_with_min_nodes_ready_the_coordinator_waits_for_settle() -> None:
     table.comes("b", slots=3, policy=policy(min_nodes=4))
     table.wait(SETTLE_S - STEP_S)
     assert table.stand == (FORMING, 1)
+    assert table.last.reason == (
+        "2 of up to 4 nodes have joined: a (2 workers), b (3 workers); the workers start when no other node has come "
+        f"for {SETTLE_S:g} s (--settle)"
+    )
+    assert table.last.lacks_nodes, "the common causes are named"
     table.wait(STEP_S)
     assert (table.stand, table.plan.policy) == ((RUNNING, 1), policy()), (
         "the first member's policy is the run's"
@@ -149,7 +154,7 @@ def test_no_world_is_sealed_until_every_live_participant_has_stopped() -> None:
     table.says("c", State.READY, 1)  # of the generation before
     table.wait(4.0)
     assert table.stand == (FORMING, 2)
-    assert table.last.reason == "waiting for the workers of c to stop"
+    assert table.last.reason == "waiting for the workers of c to stop or their lease to expire"
     table.says("c", State.LEFT)
     assert (table.stand, table.world) == ((RUNNING, 2), ["a", "b"])
 
@@ -164,6 +169,9 @@ def test_a_lost_participant_is_cleared_when_its_revoked_lease_and_the_margin_are
     table.all_say(State.READY, "a", "b")
     table.wait(MARGIN_S - STEP_S)
     assert table.stand == (FORMING, 2), "its guard may not have killed its workers yet"
+    assert table.last.reason == "waiting for the lease of c to expire", (
+        "it does not answer: nothing stops there"
+    )
     table.wait(STEP_S)
     assert (table.stand, table.world, table.plan.lost) == ((RUNNING, 2), ["a", "b"], ())
     assert table.now_s == silent_s + FENCE_S
@@ -534,6 +542,9 @@ def test_a_new_coordinator_keeps_the_node_that_has_the_seat_and_refuses_the_seco
     table.change_coordinator()
     table.wait(4 * STEP_S)
     assert set(table.plan.refused) == {"b-0"}
+    address = table.members["b-0"].address
+    assert table.plan.refused["b-0"].why.startswith("node id b is held by a living agent at ")
+    assert table.plan.reason == f"an agent at {address} also calls itself b and was refused", "to the others"
     assert table.stand == (RUNNING, 1)
 
 

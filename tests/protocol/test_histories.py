@@ -240,3 +240,17 @@ def test_the_first_plan_says_what_became_of_the_run_before(remembered: Plan, rea
     assert first_reason(remembered, replaces=("a-1",)) == reason
     if reason == INTERRUPTED:
         assert first_reason(remembered) == reason
+
+
+@pytest.mark.parametrize("comes_back", [False, True], ids=["stays away", "comes back"])
+def test_a_node_that_was_lost_together_with_the_store_counts_as_lost(comes_back: bool) -> None:
+    table = Table(policy(min_nodes=2))
+    table.comes("b", state=State.FAILED, generation=8, failure=CRASH, history=SEALED)
+    table.comes("c", state=State.RUNNING, generation=8, history=SEALED)
+    assert table.stand == (Phase.FORMING, 9)
+    if comes_back:
+        table.comes("a", 2, replaces=("a-1",))
+    table.all_say(State.READY, "b", "c")
+    table.wait(TTL_S + MARGIN_S)
+    assert (table.stand, table.world) == ((Phase.RUNNING, 9), ["a", "b", "c"] if comes_back else ["b", "c"])
+    assert table.plan.losses == ({} if comes_back else {"a": 1})

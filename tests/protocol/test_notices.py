@@ -112,6 +112,7 @@ def test_the_run_continues_when_another_node_only_waits() -> None:
     table.comes("b")
     asks(table, "a", leave("a"))
     assert not notice(table).ends
+    assert table.last.reason.endswith("; waiting for the workers of a to save and exit")
     table.says("a", State.SAVED)
     table.says("a", State.LEFT)
     table.says("b", State.READY, 2)

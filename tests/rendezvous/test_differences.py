@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elastic_agent.diagnosis.differences import differences, member_facts, policy_facts
+import pytest
+
+from elastic_agent.diagnosis.differences import NO_RUN_ID, RUN_ID, differences, member_facts, policy_facts
 from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
 
 SAME = Fingerprint("abc", "3.11.7", "2.13.0", "0.1.0", "train.py")
@@ -34,6 +36,14 @@ def texts(
     return [f"{difference.text}; {difference.rule.remedy}" for difference in found]
 
 
+@pytest.mark.parametrize(("run_id", "waits"), [("cats", False), (NO_RUN_ID, True)])
+def test_different_scripts_are_different_runs_only_without_a_run_id(run_id: str, waits: bool) -> None:
+    nodes = [member("n1"), member("n2", Fingerprint("xyz", "3.11.7", "2.13.0", "0.1.0", "train.py"))]
+    (line,) = texts(nodes, {node.node_id: {RUN_ID: run_id} for node in nodes})
+    assert "workers run different code" in line
+    assert ("wait for each other for ever" in line) is waits
+
+
 def test_each_line_names_the_nodes_that_differ_from_most_and_what_to_do() -> None:
     odd = member(
         "n2",
@@ -43,9 +53,8 @@ def test_each_line_names_the_nodes_that_differ_from_most_and_what_to_do() -> Non
     nodes = [member("n1", policy=Policy(max_nodes=4)), odd, member("n3", policy=Policy(max_nodes=4))]
     assert texts(nodes, used=Policy(max_nodes=4)) == [
         (
-            "script: train.py (xyz) on n2; train.py (abc) on n1, n3; workers run different code, and without "
-            "--rdzv-id, different scripts are different runs, which wait for each other for ever; copy the same script "
-            "to all machines, or for two runs, give each its own --rdzv-id"
+            "script: train.py (xyz) on n2; train.py (abc) on n1, n3; workers run different code; copy the same script "
+            "to all machines"
         ),
         (
             "torch: 2.12.1 on n2; 2.13.0 on n1, n3; workers hang or fail in collectives; install the same version on "

@@ -74,6 +74,14 @@ def test_a_correct_script_passes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_checkpoints_in_another_folder_are_said_to_be_not_examined(tmp_path: Path) -> None:
+    script = changed_script(tmp_path, {"sys.argv[1]": '"."'})
+    code, said = chaos(tmp_path, script, 90, "--nodes", "1", "--every", "0.5", "--faults", "worker-killed")
+    assert code == 0, said
+    assert re.search(r"^not examined: checkpoints: none were found; pass \{checkpoints\} ", said, re.M), said
+    assert "torn checkpoints" not in said
+
+
 @pytest.mark.parametrize(
     ("mistake", "fault", "workers", "remedy"),
     [

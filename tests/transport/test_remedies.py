@@ -11,6 +11,7 @@ import pytest
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.transport import Obstacle, how_to_reach
 from elastic_agent.values import Endpoint, EtcdAccess
+from tests.etcd import need_etcd
 
 FIRST = {
     Obstacle.REFUSED: "start the same command on 10.0.0.7; if it runs there, compare its port with 29400, "
@@ -67,6 +68,17 @@ def test_a_store_that_had_answered_is_at_the_right_endpoint(obstacle: Obstacle) 
 
 def test_etcd_is_to_be_started_where_it_is_refused(tmp_path: Path) -> None:
     assert advice(tmp_path, Obstacle.REFUSED, of_etcd=True).startswith("start etcd on 10.0.0.7;")
+
+
+@pytest.mark.parametrize("had_answered", [False, True])
+def test_data_are_to_be_removed_only_of_members_that_had_answered(tmp_path: Path, had_answered: bool) -> None:
+    need_etcd()
+    others = Endpoint("10.0.0.8", 29400), Endpoint("10.0.0.9", 29400)
+    endpoint = Endpoint("10.0.0.7", 29400, others)
+    backend = open_backend(endpoint, None, tmp_path, lease_ttl_s=5.0, fence_margin_s=1.0)
+    text = backend.how_to_reach(Obstacle.REFUSED, had_answered, ())
+    assert text.startswith("a majority of these machines must be up: start the same command there")
+    assert ("remove the folder members" in text) is had_answered
 
 
 def test_a_machine_that_the_network_calls_unreachable_is_told_from_one_that_is_silent() -> None:

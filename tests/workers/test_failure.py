@@ -105,6 +105,13 @@ def recorded(message: str, stack: str = "") -> str:
         (-15, "", "was terminated by SIGTERM"),
         (-15, TRACEBACK, "was terminated by SIGTERM at train.py:3: RuntimeError: boom"),
         (-15, TRACEBACK + "step 2\nstep 3\n", "was terminated by SIGTERM"),
+        (-2, "", "was killed by SIGINT"),
+        (-2, TRACEBACK, "was killed by SIGINT"),
+        (
+            -2,
+            TRACEBACK.replace("RuntimeError: boom", "KeyboardInterrupt").replace("\n", "\n[rank0]: "),
+            "was killed by SIGINT at train.py:3: KeyboardInterrupt (the worker was told to stop)",
+        ),
         (1, OF_A_THREAD, "exited with code 1: KeyError: 'thread'"),
         (-12, "", "was killed by SIGUSR2"),
         (-33, "", "was killed by signal 33"),

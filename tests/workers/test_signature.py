@@ -9,7 +9,7 @@ import pytest
 
 from elastic_agent.diagnosis.known_errors import KnownError, known_errors
 from elastic_agent.workers.failure import describe
-from tests.diagnosis.scenes import EXAMPLES
+from tests.diagnosis.scenes import EXAMPLES, scene
 
 TRACE = """\
 {rank}Traceback (most recent call last):
@@ -159,3 +159,10 @@ def test_a_worker_on_a_full_disk_has_no_signature() -> None:
 def test_an_error_that_is_known_to_last_is_the_same_each_time(known: KnownError) -> None:
     for error in EXAMPLES[known.name]["example"]:
         assert signed(traced(error if re.match(r"[\w.]+Error: ", error) else f"RuntimeError: {error}")) != ""
+
+
+def test_an_error_that_follows_from_one_that_lasts_is_the_same_each_time() -> None:
+    stderr = scene("loader_unguarded")[0].stderr
+    later = stderr.replace("(pid(s) 20776)", "(pid(s) 481, 482)").replace("Traceback", "[rank1]: Traceback")
+    assert signed(stderr) == signed(later) != ""
+    assert signed(scene("loader_sigkill")[0].stderr) == ""

@@ -151,7 +151,7 @@ def _commented_entry(spec: Spec, resolved: Resolved) -> list[str]:
     if resolved.sources[spec.name].layer is not Layer.FLAG and not entry.startswith("#"):
         entry = f"# {entry}"
     if entry.endswith("="):
-        entry = f"{entry}  {source}"
+        entry = f"{entry} {_toml_text(spec.example)}  # an example; {source.removeprefix('# ')}"
     return [f"# {line}" for line in comment] + [entry]
 
 

@@ -11,6 +11,9 @@ from typing import NamedTuple
 from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Member, Policy, names
 
+RUN_ID, NO_RUN_ID = "--rdzv-id", "not set"
+"""The fact that holds the run id, of machines that are not in a run yet; and its value where none is given."""
+
 LONGEST_VALUE = 200
 """Characters of a variable that are compared."""
 LONGEST_NAME = 100
@@ -55,12 +58,7 @@ class Rule(NamedTuple):
 
 
 _RULES = {
-    "script": Rule(
-        "workers run different code, and without --rdzv-id, different scripts are different runs, which wait for each "
-        "other for ever",
-        "copy the same script to all machines, or for two runs, give each its own --rdzv-id",
-        is_error=True,
-    ),
+    "script": Rule("workers run different code", "copy the same script to all machines", is_error=True),
     "python": Rule("objects pickled on one machine may not load on another", _INSTALL),
     "torch": Rule("workers hang or fail in collectives", _INSTALL, is_error=True),
     "elastic-agent": Rule("agents of different versions may refuse each other", _INSTALL, is_error=True),
@@ -80,7 +78,7 @@ _RULES = {
     "etcd": Rule(
         "members of versions that are further apart than one minor version refuse each other", _INSTALL
     ),
-    "--rdzv-id": Rule(
+    RUN_ID: Rule(
         "these are different runs, which do not wait for each other", "pass the same --rdzv-id", is_error=True
     ),
     "--nnodes": Rule("each agent waits for another number of nodes", _SAME_COMMAND, is_error=True),
@@ -94,6 +92,12 @@ _RULES = {
         if name != "torch"
     },
 }
+_SCRIPT_WITHOUT_ID_RULE = Rule(
+    "workers run different code, and without --rdzv-id, different scripts are different runs, which wait for each "
+    "other for ever",
+    "copy the same script to all machines, or for two runs, give each its own --rdzv-id",
+    is_error=True,
+)
 _VARIABLE_RULE = Rule(
     "libraries of the workers may behave differently", "set it alike everywhere unless this is intended"
 )
@@ -186,10 +190,12 @@ def differences(
         facts: of each machine, by its name.
         used: the options by which the run goes; None: not known yet.
     """
+    lacks_id = any(known.get(RUN_ID) == NO_RUN_ID for known in facts.values())
+    rules = _RULES | ({"script": _SCRIPT_WITHOUT_ID_RULE} if lacks_id else {})
     found: list[Difference] = []
     for key in dict.fromkeys(key for known in facts.values() for key in known):
         is_variable = key.startswith(VARIABLE)
-        rule = _VARIABLE_RULE if is_variable else _RULES.get(key)
+        rule = _VARIABLE_RULE if is_variable else rules.get(key)
         if rule is None or (is_variable and key.endswith(_OWN_ON_EACH_MACHINE)):
             continue
         absent = "not set" if is_variable else "none"

@@ -117,6 +117,11 @@ class Recognised:
         return self.error.name if self.error is not None else ""
 
     @property
+    def is_killed_loader(self) -> bool:
+        """Return whether a process of its DataLoader was killed."""
+        return self.explanation is not None and self.explanation.name == "loader-killed"
+
+    @property
     def explanation(self) -> KnownError | None:
         """The row that explains it best."""
         return self.reason or self.error
@@ -259,6 +264,7 @@ REMEDIES = {
     "SIGILL": "install packages that are built for the processor of this machine",
     "SIGFPE": "see the stack on its stderr",
     "SIGTERM": "find out what sends SIGTERM; to stop a node or the run, send it to the agent instead of to a worker",
+    "SIGINT": "find out what sends SIGINT; to stop a node or the run, send it to the agent instead of to a worker",
     "SIGHUP": "start the agent in a session of its own (setsid, nohup or systemd)",
 }
 """By name."""

@@ -283,7 +283,7 @@ def _node_lost(generation: int, seat: Seat, plan: Plan | None) -> RootCause:
         + (": it did not renew its lease" if is_certain else ", or it could not stop its workers in time"),
         remedy="see on that machine whether it was rebooted, ran out of memory or lost its network "
         f"(journalctl -k, uptime){_how_to_return(seat, plan)}",
-        next_step=f"when {seat.address} is back, read what its workers wrote last: elastic-agent logs {seat.node_id}/0 "
+        next_step=f"when {seat.node_id} is back, read what its workers wrote last: elastic-agent logs {seat.node_id}/0 "
         f"--generation {generation}, there",
         is_certain=is_certain,
     )

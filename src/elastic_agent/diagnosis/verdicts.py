@@ -128,9 +128,11 @@ _STANDINGS = {
 
 
 def _failed(report: NodeReport, worker: WorkerReport) -> Verdict:
-    error = first_error(worker)
-    recognised = _recognised(report, worker, error)
     name, what = signal_name(worker.returncode), ending(worker.returncode)
+    # Python raises KeyboardInterrupt for SIGINT: where the agent did not stop the worker, the signal is the cause.
+    was_interrupted = name == "SIGINT" and worker.state is WorkerState.FAILED
+    error = "" if was_interrupted else first_error(worker)
+    recognised = NOT_RECOGNISED if was_interrupted else _recognised(report, worker, error)
     if _was_out_of_memory(report, worker, recognised):
         limit = report.facts.get("memory_limit", "")
         return Verdict(
@@ -171,7 +173,7 @@ _KILLED = re.compile(r"Killed process (\d+)\b", re.ASCII)
 
 
 def _was_out_of_memory(report: NodeReport, worker: WorkerReport, recognised: Recognised) -> bool:
-    killed = signal_name(worker.returncode) == "SIGKILL" or recognised.name == "loader-killed"
+    killed = signal_name(worker.returncode) == "SIGKILL" or recognised.is_killed_loader
     is_named = str(worker.pid) in _KILLED.findall(report.facts.get("kernel_log", ""))
     return killed and (report.facts.get("oom_kills", "0") not in ("", "0") or is_named)
 
@@ -188,7 +190,10 @@ def _recognised(report: NodeReport, worker: WorkerReport, error: str) -> Recogni
 
 
 def first_error(worker: WorkerReport) -> str:
-    """Return the error in one line: of a chain of exceptions the one that led to the others; empty: none is known."""
+    """Return the error in one line; empty: none is known.
+
+    Of a chain of exceptions it is the last, or the first where one of the two follows from another worker's failure.
+    """
     if _FORWARDED.search(worker.error):
         errors = [line for line in worker.tail.splitlines() if _EXCEPTION.match(line)]
         return errors[-1] if errors else worker.error

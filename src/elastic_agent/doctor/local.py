@@ -22,7 +22,7 @@ from elastic_agent.config.directories import make_state_dir, problem_with_folder
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import ETCD
-from elastic_agent.diagnosis.differences import policy_facts, start_facts
+from elastic_agent.diagnosis.differences import NO_RUN_ID, RUN_ID, policy_facts, start_facts
 from elastic_agent.printable import without_surrogates
 from elastic_agent.python_source import problem_with_source
 from elastic_agent.values import Endpoint
@@ -201,7 +201,7 @@ def _facts(request: Request, installed: Installed, gpus: Gpus) -> dict[str, str]
     facts = {
         "elastic-agent": installed_version(),
         "script": f"{told.script_name} ({told.script[:8]})" if told else "",
-        "--rdzv-id": settings.rdzv_id or "not set",
+        RUN_ID: settings.rdzv_id or NO_RUN_ID,
         **policy_facts(settings.policy()),
         "python": installed.python,
         **installed.versions,

@@ -78,8 +78,10 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
     Args:
         status: of one run.
         now_s: the present time, by default that of the status. If a status was saved when its run ended, ages are
-            given as of now; otherwise as of the status, because it is not known what has happened since.
+            given as of now; otherwise as of the status, because it is not known what has happened since. When a node
+            left or was lost is given as of now in any case.
     """
+    present_s = status.asked_s if now_s is None else now_s
     now_s = now_s if now_s is not None and status.is_over else status.asked_s
     lines = [_headline(status, now_s), *_from_before(status)]
     if status.waiting_for and status.phase in ("", "forming"):
@@ -100,7 +102,7 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
             f"to resume the run, start it again with the same command and --rdzv-id {status.run_id}, on every node"
         )
     if status.nodes:
-        lines += ["", *_table(*node_table(status.nodes, now_s))]
+        lines += ["", *_table(*node_table(status.nodes, now_s, present_s))]
     if log_dirs := log_dir_lines(status.nodes):
         lines += ["", *log_dirs]
     if status.generations:
@@ -187,9 +189,17 @@ _HEADER = (
 _SHOWN_IF_KNOWN = frozenset({"STEPS/S", "WAITS"})
 
 
-def node_table(nodes: Sequence[NodeStatus], now_s: float) -> tuple[Row, list[Row]]:
-    """Return the names of the columns, and a row for each node; ``-``: not known."""
-    rows = [_node_row(node, now_s) for node in nodes]
+def node_table(
+    nodes: Sequence[NodeStatus], now_s: float, present_s: float | None = None
+) -> tuple[Row, list[Row]]:
+    """Return the names of the columns, and a row for each node; ``-``: not known.
+
+    Args:
+        nodes: of a status.
+        now_s: the time as of which reports have an age.
+        present_s: the same of departures, by default ``now_s``.
+    """
+    rows = [_node_row(node, now_s, now_s if present_s is None else present_s) for node in nodes]
     shown = [
         column
         for column, name in enumerate(_HEADER)
@@ -199,7 +209,7 @@ def node_table(nodes: Sequence[NodeStatus], now_s: float) -> tuple[Row, list[Row
     return header, cells
 
 
-def _node_row(node: NodeStatus, now_s: float) -> Row:
+def _node_row(node: NodeStatus, now_s: float, present_s: float) -> Row:
     if node.first_rank is None:
         ranks = f"{count(node.workers, 'worker')}"
     else:
@@ -209,7 +219,7 @@ def _node_row(node: NodeStatus, now_s: float) -> Row:
     if node.state and state != node.state:
         state = f"{state} ({node.state})"
     if node.departed_s is not None:
-        state = f"{state} {duration(now_s - node.departed_s)} ago"
+        state = f"{state} {duration(present_s - node.departed_s)} ago"
     if node.note:
         state = f"{state}: {node.note}"
     seen = f"{duration(now_s - node.seen_s)} ago" if node.seen_s is not None else "-"

@@ -36,7 +36,7 @@ class Decision:
     done: bool = False
     """The run is over and every live node has acknowledged it."""
     lacks_nodes: bool = False
-    """It is to wait because fewer nodes than required have joined."""
+    """It is to wait because fewer nodes have joined than required, or than the first world may have."""
     joined: tuple[str, ...] = ()
     """The ids of those that have, then."""
 
@@ -105,7 +105,7 @@ class ClusterView:
     def of(cls, plan: Plan, ledger: LeaseLedger, clock: PhaseClock, now_s: float) -> ClusterView:
         """Determine the current incarnation of each node."""
         current = current_incarnations(plan, ledger.sightings.values())
-        return cls(plan, ledger, clock, now_s, current, count_losses(plan, ledger))
+        return cls(plan, ledger, clock, now_s, current, count_losses(plan, ledger, now_s))
 
     @property
     def policy(self) -> Policy:
@@ -155,15 +155,19 @@ class ClusterView:
         return max(self.losses.get(node_id, 0), self.plan.start_failures.get(node_id, 0))
 
 
-def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:
+def count_losses(plan: Plan, ledger: LeaseLedger, now_s: float) -> dict[str, int]:
     """Return the plan's count of losses, with the participants of the cleared generation that turned out lost.
 
-    Often that is noticed only while the next one forms: the others' collectives fail long before a lease ends.
+    Often that is noticed only while the next one forms: the others' collectives fail long before a lease ends. A node
+    that was lost together with the store has not registered in the new one by then.
     """
     losses = dict(plan.losses)
+    is_known_by_now = now_s >= ledger.born_s + plan.policy.lease_ttl_s
+    gone = {*ledger.replaced(), *plan.leaving}
     for seat in plan.uncleared:
         known = ledger.sightings.get(seat.incarnation)
-        if known is not None and not known.alive and not known.member.is_leaving:
+        has_vanished = known is None and is_known_by_now and seat.incarnation not in gone
+        if has_vanished or (known is not None and not known.alive and not known.member.is_leaving):
             losses[seat.node_id] = losses.get(seat.node_id, 0) + 1
     return losses
 

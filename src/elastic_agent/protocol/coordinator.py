@@ -320,8 +320,15 @@ class Coordinator:
                 refused[node.member.incarnation] = refusal
         if set(refused) <= set(before):
             return None
-        reason = f"refused: {names(refusal.why for key, refusal in refused.items() if key not in before)}"
-        return now.plan.following(reason, refused=refused)
+        words = (self._told(key, refusal) for key, refusal in refused.items() if key not in before)
+        return now.plan.following(names(words), refused=refused)
+
+    def _told(self, incarnation: str, refusal: Refusal) -> str:
+        """Return what the other nodes are told of a refusal."""
+        member = self.ledger.sightings[incarnation].member
+        if not refusal.is_node_id_held:
+            return f"refused: {refusal.why}"
+        return f"an agent at {member.address} also calls itself {member.node_id} and was refused"
 
     @staticmethod
     def _refusal(now: ClusterView, node: Sighting) -> Refusal | None:

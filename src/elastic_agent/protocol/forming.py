@@ -45,10 +45,7 @@ def decide_forming(now: ClusterView) -> Decision:
         now.clock.enough_since_s = now.now_s
     until_s = _await_others_until(now, chosen, now.clock.enough_since_s)
     if len(chosen) < now.policy.max_nodes and now.now_s < until_s:
-        low, high = now.policy.min_nodes, now.policy.max_nodes
-        wanted = str(low) if low == high else f"{low} to {high}"
-        reason = f"{len(chosen)} of {wanted} nodes are ready; waiting for more nodes (--settle)"
-        return Decision(reason, wake_s=until_s)
+        return _await_others(now, chosen, until_s)
     # A run that is to end does not pause: its workers have little time left to save.
     pause_s = budget.pause_s(now.plan) if charge and now.plan.notice is None else 0.0
     if now.now_s < now.clock.since_s + pause_s:
@@ -79,8 +76,21 @@ def await_clearing(now: ClusterView, waits: dict[str, float]) -> Decision:
         if now.now_s >= stop_by_s:
             revoke[incarnation] = f"did not stop its workers within {limit_s:g} s"
         wake_s = min(wake_s, stop_by_s)
-    who = node_names(seat for seat in now.plan.uncleared if seat.incarnation in waits)
-    return Decision(f"waiting for the workers of {who} to stop", revoke=revoke, wake_s=wake_s)
+    return Decision(_awaited_ends(now, waits), revoke=revoke, wake_s=wake_s)
+
+
+def _awaited_ends(now: ClusterView, waits: dict[str, float]) -> str:
+    """Return in words what ends these waits: an agent may stop its workers, one that was killed may not."""
+    seats = [seat for seat in now.plan.uncleared if seat.incarnation in waits]
+    stopping = [seat for seat in seats if waits[seat.incarnation] == FAR_S]
+    gone = [seat for seat in seats if waits[seat.incarnation] != FAR_S]
+    stop = (
+        f"waiting for the workers of {node_names(stopping)} to stop or their lease to expire"
+        if stopping
+        else ""
+    )
+    expire = f"waiting for the lease of {node_names(gone)} to expire" if gone else ""
+    return "; ".join(filter(None, (stop, expire)))
 
 
 def _charge(now: ClusterView) -> bool:
@@ -153,8 +163,7 @@ def _await_offer(now: ClusterView, chosen: list[Sighting], until_s: float) -> De
 def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     """Wait, with a limit, where there are fewer nodes than the minimum."""
     now.clock.enough_since_s = None
-    joined = names(f"{node.member.node_id} ({count(node.member.slots, 'worker')})" for node in chosen)
-    came = joined or "none"
+    came = _came(chosen) or "none"
     least = now.policy.least_fit(len(chosen))
     missing = least - len(chosen)
     until_s = now.clock.since_s + now.policy.join_timeout_s
@@ -172,6 +181,24 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     )
 
 
+def _came(chosen: list[Sighting]) -> str:
+    return names(f"{node.member.node_id} ({count(node.member.slots, 'worker')})" for node in chosen)
+
+
+def _await_others(now: ClusterView, chosen: list[Sighting], until_s: float) -> Decision:
+    """Wait for more nodes than those chosen, which are enough."""
+    if _has_settled_before(now, chosen):
+        reason = f"{node_names(chosen)} ready; waiting a moment for {node_names(_coming(now, chosen))}"
+        return Decision(reason, wake_s=until_s)
+    return Decision(
+        f"{len(chosen)} of up to {now.policy.max_nodes} nodes have joined: {_came(chosen)}; the workers start "
+        f"when no other node has come for {now.policy.settle_s:g} s (--settle)",
+        wake_s=until_s,
+        lacks_nodes=now.plan.world is None,
+        joined=tuple(node.member.node_id for node in chosen),
+    )
+
+
 def _other_minimum(now: ClusterView, chosen: list[Sighting]) -> str:
     """Return which nodes were started with another minimum than the run's, which is that of the first node."""
     ours = now.policy.min_nodes
@@ -185,18 +212,9 @@ def _other_minimum(now: ClusterView, chosen: list[Sighting]) -> str:
 
 def _await_others_until(now: ClusterView, chosen: list[Sighting], enough_s: float) -> float:
     """Return until when to wait for more nodes than those chosen; in the past if there are none to wait for."""
-    here = {node.member.node_id for node in chosen}
-    coming = [
-        node
-        for node in now.by_node.values()
-        if node.member.node_id not in here
-        and node.member.state not in (State.LEAVING, State.STOPPED)
-        and node.member.incarnation not in now.plan.leaving
-        and not now.is_ready(node)
-        and not now.held_back(node)
-    ]
+    coming = _coming(now, chosen)
     cap_s = enough_s + 3 * now.policy.settle_s
-    if now.plan.world is None or here.isdisjoint(seat.node_id for seat in now.plan.world.seats):
+    if not _has_settled_before(now, chosen):
         arrivals = [now.ledger.nodes_since_s.get(node.member.node_id, 0.0) for node in [*chosen, *coming]]
         return min(cap_s, max(arrivals) + now.policy.settle_s)
     if not coming:  # survivors wait only for nodes that are registered
@@ -206,6 +224,26 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting], enough_s: floa
         # Nodes for which a running world was ended get the time of a lease.
         return max(until_s, now.clock.since_s + now.policy.lease_ttl_s)
     return until_s
+
+
+def _coming(now: ClusterView, chosen: list[Sighting]) -> list[Sighting]:
+    """Return the nodes besides those chosen that are registered, and may become ready."""
+    here = {node.member.node_id for node in chosen}
+    return [
+        node
+        for node in now.by_node.values()
+        if node.member.node_id not in here
+        and node.member.state not in (State.LEAVING, State.STOPPED)
+        and node.member.incarnation not in now.plan.leaving
+        and not now.is_ready(node)
+        and not now.held_back(node)
+    ]
+
+
+def _has_settled_before(now: ClusterView, chosen: list[Sighting]) -> bool:
+    """Return whether a node of the last world is among those chosen: only a first world waits for --settle."""
+    seats = now.plan.world.seats if now.plan.world is not None else ()
+    return not {seat.node_id for seat in seats}.isdisjoint(node.member.node_id for node in chosen)
 
 
 def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision:

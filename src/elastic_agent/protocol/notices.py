@@ -168,7 +168,7 @@ def decide_under_notice(
     if notice.cause in PROMPT and not handles_notices:
         until_s = now.now_s
     if busy and now.now_s < until_s:
-        waiting = f"{notice.words}; waiting for the workers of {node_names(busy)} to save"
+        waiting = f"{notice.words}; waiting for the workers of {node_names(busy)} to save and exit"
         return Decision(waiting, wake_s=until_s)
     if notice.ends:
         return Decision.to_publish(stopped(now, now.plan.following(), notice))

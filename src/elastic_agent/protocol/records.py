@@ -539,6 +539,6 @@ class Waiting(Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     """In words; empty: nothing is known."""
     lacks_nodes: bool = False
-    """Fewer nodes than required have joined."""
+    """Fewer nodes have joined than required, or than the first world may have."""
     joined: tuple[str, ...] = ()
     """The ids of those that have, then; empty: they are too many to be written."""

@@ -100,7 +100,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        return all(check.passed for check in self.checks) and not self.mistakes
+        return all(check.passed is not False for check in self.checks) and not self.mistakes
 
     def verdict(self) -> str:
         """Return the checks and mistakes."""
@@ -331,7 +331,8 @@ class _ChaosRun:
             checks.append(Check(False, f"{early}: {remedy}"))
         torn = sorted({line["path"] for line in seen.loads()}.intersection(self._torn))
         listed = f"torn checkpoints: {', '.join(torn) or 'none'} ({self._examined} files examined)"
-        checks.append(Check(not torn, listed))
+        missing = f"checkpoints: none were found; pass {PLACEHOLDER} to the script, or its folder with --checkpoints"
+        checks.append(Check(not torn, listed) if self._examined else Check(None, missing))
         checks.append(check_notices(seen, is_explained=bool(report.mistakes)))
 
     def _last_error(self) -> str:

@@ -30,11 +30,13 @@ _HEED_NOTICES = (
 class Check:
     """One check, and what was found."""
 
-    passed: bool
+    passed: bool | None
+    """None: there was nothing to examine."""
     text: str
 
     def __str__(self) -> str:
-        return f"{'ok' if self.passed else 'FAILED'}: {self.text}"
+        result = {True: "ok", False: "FAILED", None: "not examined"}[self.passed]
+        return f"{result}: {self.text}"
 
 
 @dataclass(frozen=True)

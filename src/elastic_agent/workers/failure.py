@@ -23,7 +23,7 @@ from elastic_agent.diagnosis.known_errors import (
     signal_name,
 )
 from elastic_agent.printable import one_line, plain
-from elastic_agent.workers.signature import mismatch_signature, signature
+from elastic_agent.workers.signature import signature, signature_at
 from elastic_agent.workers.tracebacks import (
     Traceback,
     last_fatal_error,
@@ -38,6 +38,8 @@ TAIL_BYTES = 2 * 1024
 
 # torch's exception hook puts the rank before every line of a traceback.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+# Of exceptions whose message begins with a new line.
+_MESSAGE_BELOW = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception):) ?\n\s*(?=\S)", re.MULTILINE)
 # What the C++ runtime and Python print before they abort.
 _NATIVE = re.compile(r"^(?:\s*what\(\): +|Fatal Python error: )(.+)$", re.MULTILINE)
 
@@ -97,7 +99,7 @@ class WorkerFailure:
     @property
     def was_out_of_memory(self) -> bool:
         """Return whether the kernel killed it, or a process of its DataLoader, because the memory was used up."""
-        loader = self.recognised is not None and self.recognised.name == "loader-killed"
+        loader = self.recognised is not None and self.recognised.is_killed_loader
         return (self.signal_name == "SIGKILL" or loader) and self.facts.get("oom_kills", "0") not in ("", "0")
 
     def summary(self, node_id: str) -> str:
@@ -148,7 +150,7 @@ def describe(
     """
     raised, tail = _from_error_file(error_file) if error_file else ("", "")
     stderr_tail = without_requested_stacks(plain(stderr_tail))
-    stderr = _RANK_PREFIX.sub("", stderr_tail)
+    stderr = _MESSAGE_BELOW.sub(r"\1 ", _RANK_PREFIX.sub("", stderr_tail))
     fatal = last_fatal_error(stderr) if returncode < 0 else None
     if fatal is not None:
         stderr = fatal.before
@@ -172,7 +174,11 @@ def describe(
     last_line = one_line(_last_line(stderr), MESSAGE_CHARACTERS) if not message and returncode > 0 else ""
     line = script_line(tail or (stderr if message.startswith(_SYNTAX) else ""))
     if _is_mismatch(returncode, recognised):
-        same = mismatch_signature(message, line)
+        same = signature_at(message, line)
+    elif recognised is not None and recognised.reason is not None and recognised.reason.is_lasting:
+        same = signature_at(
+            recognised.reason.name, line
+        )  # its message may differ, as by the number of processes
     else:
         is_lasting = bool(recognised and recognised.error and recognised.error.is_lasting)
         same = signature(_own_code(returncode, trace), message or last_line, tail or stderr, is_lasting)
@@ -204,13 +210,16 @@ def _final_traceback(returncode: int, stderr: str) -> Traceback | None:
     """Return the traceback of the exception that ended the worker, if one did.
 
     1 is the code of an exception that was not caught; with others, those in the output were. But a worker may be
-    aborted, or stopped by its agent, while it exits because of an exception.
+    aborted, or stopped by its agent, while it exits because of an exception, and Python ends itself by SIGINT after an
+    uncaught KeyboardInterrupt.
     """
     if returncode == 1 or (returncode == -signal.SIGABRT and _ABORTED_AFTER_EXCEPTION in stderr):
         return last_of_script(stderr)
-    if returncode != -signal.SIGTERM:
+    if returncode not in (-signal.SIGTERM, -signal.SIGINT):
         return None
     trace = last_of_script(stderr)
+    if returncode == -signal.SIGINT:
+        return trace if trace is not None and trace.error.startswith("KeyboardInterrupt") else None
     end = stderr.rstrip().removesuffix(_ABORTED_AFTER_EXCEPTION).rstrip()
     return trace if trace is not None and end.endswith(trace.error) else None
 

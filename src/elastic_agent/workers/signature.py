@@ -70,13 +70,12 @@ def signature(returncode: int, message: str, trace: str, is_lasting: bool = Fals
     return _digest(str(returncode), text, *(places[-1] if places else ()))
 
 
-def mismatch_signature(message: str, line: str) -> str:
-    """Return the signature of a worker that gloo aborted because others passed tensors of another size; "" if the line
-    is not known.
+def signature_at(message: str, line: str) -> str:
+    """Return the signature of an error of which another attempt is known not to cure it; "" if the line is not known.
 
     Args:
-        message: gloo's.
-        line: of the script, such as ``train.py:88``, where the worker called the collective.
+        message: the error, or its name.
+        line: of the script, such as ``train.py:88``.
     """
     return _digest(_NEVER_THE_SAME.sub("#", message), line) if line else ""
 

@@ -278,7 +278,8 @@ class RunObserver:
             self._left = reason
         self._comparison.stop()
         self._timer.cancel()
-        if self.training.has_run:
+        # Of a run that failed before the first step, such as with an import, the time of its workers is no training.
+        if self.training.has_steps or (self.training.has_run and not has_failed):
             get_logger().info(goodput_text(self.training.goodput))
         patience_s = EXPLAINED_S if has_failed else SAVED_S
         await self._tasks.settle(patience_s)

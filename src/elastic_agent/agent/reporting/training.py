@@ -36,7 +36,7 @@ class Training:
         """Since when the present workers train; None: they do not."""
         self._awaits_step = self._awaits_report = False
         """Workers run, and no step of them is known, or none that they have reported themselves."""
-        self._has_steps = False
+        self.has_steps = False
         """Workers of this node have made steps that were noticed."""
         self._last_step = 0
         """The newest that workers of this agent had reported when it was read, or when they ended."""
@@ -58,7 +58,7 @@ class Training:
             case Spawned():
                 self.has_run = True
                 self._awaits_step = self._awaits_report = True
-                self._since_s = None if self._has_steps else self._clock()
+                self._since_s = None if self.has_steps else self._clock()
                 self._look()
             case (
                 events.WorkersStopping()
@@ -69,6 +69,7 @@ class Training:
             ):
                 self._ended()
             case events.GenerationEnded(workers=workers):
+                self.has_steps |= any(report.step or report.optimizer_steps for report in workers)
                 if self._timer is None or self._awaits_report:  # else: of workers before the present ones
                     step = max((report.step or 0 for report in workers), default=0)
                     self._last_step = step or self._last_step
@@ -106,7 +107,7 @@ class Training:
     def _begin(self) -> None:
         """Begin the training, if it has not: its workers have made a step."""
         if self._awaits_step:
-            self._awaits_step, self._has_steps = False, True
+            self._awaits_step, self.has_steps = False, True
             self._since_s = self._clock()
 
     def _compare_step(self) -> None:

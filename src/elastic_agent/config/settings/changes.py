@@ -60,6 +60,7 @@ class FailureSettings:
         "Workers that make no progress for this long, because some wait for others in a collective, hang: they are "
         "restarted. So is a worker that has called client.heartbeat and then does not call it for this long. 0: off.",
         shown_default="90 % of the time-out of the process group; 1800 for heartbeats",
+        example="600",
     )
     signals_to_handle: tuple[str, ...] = setting(
         value_types.SIGNALS,
@@ -109,6 +110,7 @@ class NoticeSettings:
         "nodes stand by.",
         shown_default="any number within --nnodes",
         value=(),
+        example="2",
     )
     finish_once: bool = setting(
         value_types.SWITCH,
@@ -129,6 +131,7 @@ class NoticeSettings:
         "Shell command that requeues the job, run on one node in the agent's environment. A non-zero exit "
         "code means failure. Also works outside of Slurm.",
         shown_default="in a Slurm job: scontrol requeue and the job's id",
+        example="scontrol requeue $SLURM_JOB_ID",
     )
 
     @property

@@ -44,6 +44,7 @@ class WorkerSettings:
         "Python interpreter that runs the script.",
         other_variables=("PYTHON_EXEC",),
         shown_default="the interpreter of the agent",
+        example="python3",
     )
     worker_start: str = setting(
         value_types.choice(("warm", "cold"), metavar="HOW"),
@@ -59,6 +60,7 @@ class WorkerSettings:
         "separated by commas; e.g. mymodel,mypackage.",
         shown_default="none",
         value=(),
+        example="sklearn,einops",
     )
     virtual_local_rank: bool = setting(
         value_types.SWITCH,
@@ -71,6 +73,7 @@ class WorkerSettings:
         None,
         "Bind each worker to the CPUs near its GPU.",
         torchrun=True,
+        example="node",
     )
     start_method: str = setting(
         value_types.choice(("spawn", "fork", "forkserver"), metavar="METHOD"),
@@ -117,6 +120,7 @@ class OutputSettings:
         torchrun=True,
         shown_default="all",
         value=(),
+        example="0",
     )
     duplicate_stdout_filters: tuple[str, ...] = setting(
         value_types.FILTERS,
@@ -125,6 +129,7 @@ class OutputSettings:
         torchrun=True,
         shown_default="none",
         value=(),
+        example="loss,accuracy",
     )
     duplicate_stderr_filters: tuple[str, ...] = setting(
         value_types.FILTERS,
@@ -133,6 +138,7 @@ class OutputSettings:
         torchrun=True,
         shown_default="none",
         value=(),
+        example="Error,Warning",
     )
     log_dir: Path = setting(
         value_types.PATH,
@@ -149,6 +155,7 @@ class OutputSettings:
         "Maximum size of each file of a worker's output: output.log, which has what it prints on the console, "
         "and those of --redirects and --tee. Of larger output, the first third and the end are kept. 0: no limit.",
         shown_default="16M for output.log, 1G for others",
+        example="1G",
     )
     logs_specs: str | None = setting(
         value_types.TEXT,
@@ -156,6 +163,7 @@ class OutputSettings:
         "Name of a torchrun.logs_specs entry point that decides where output goes.",
         torchrun=True,
         shown_default="elastic-agent's own, a directory per generation",
+        example="my_logs_specs",
     )
     log_line_prefix_template: str | None = setting(
         value_types.TEXT,
@@ -163,6 +171,7 @@ class OutputSettings:
         "Prefix of each line of worker output on the console, e.g. [${role_name}${rank}]:",
         other_variables=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
         shown_default="torch's default",
+        example="[${role_name}${rank}]: ",
     )
 
 
@@ -191,19 +200,24 @@ class AgentSettings:
         "Minimum level of log messages.",
     )
     event_journal: Path | None = setting(
-        value_types.PATH, None, "Also write every event to this file, as one JSON object per line."
+        value_types.PATH,
+        None,
+        "Also write every event to this file, as one JSON object per line.",
+        example="/var/log/elastic-agent.jsonl",
     )
     on_event: str | None = setting(
         value_types.COMMAND,
         None,
         "Shell command that gets each event of the run that a person may want to know of as a line of JSON on standard "
         "input: node_lost, run_failed, run_finished, run_stopped, node_ended. It may take 10 s.",
+        example="mail -s training me@example.org",
     )
     status_port: Endpoint | None = setting(
         value_types.LISTENER,
         None,
         "Serve a status page, JSON and Prometheus metrics over HTTP at this port of this machine, read-only. Other "
         "machines can connect only if a host is given, e.g. 0.0.0.0:8080. Port 0: any free port, which is logged.",
+        example="8080",
     )
     event_log_handler: str = setting(
         value_types.TEXT,

@@ -27,6 +27,7 @@ class Spec:
         variable: its ``ELASTIC_AGENT_`` variable.
         other_variables: more variables that are read after those, in this order.
         shown_default: the default in words where the text alone would not explain it.
+        example: a value as text, where there is no default value.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Spec:
     help: str
     variable: str
     shown_default: str
+    example: str = ""
     torchrun: bool = False
     short: str = ""
     why: str = ""

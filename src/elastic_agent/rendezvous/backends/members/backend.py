@@ -104,10 +104,11 @@ class MembersBackend(EtcdBackend):
     def how_to_reach(self, obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str:
         """Return what brings a majority of the members back; see :class:`RendezvousBackend`."""
         ports = f"{self._endpoint.port} and {self._endpoint.port + 1}"
-        return (
-            f"a majority of these machines must be up: start the same command there, and open ports {ports} between "
-            f"them; {IF_LOST}"
-        )
+        start = "start the same command there"
+        remedy = f"a majority of these machines must be up: {start}, and open ports {ports} between them"
+        if not had_answered:
+            return remedy  # while the members first start, no data can have been lost
+        return f"{remedy}; {IF_LOST}"
 
     @property
     def busy_with(self) -> list[str]:
