@@ -22,6 +22,7 @@ from elastic_agent.cli.doctor import doctor
 from elastic_agent.config.errors import UsageError
 from elastic_agent.diagnosis.differences import start_facts
 from elastic_agent.doctor import interpreter, machine
+from elastic_agent.doctor.folders import Shared
 from elastic_agent.doctor.gpus import check_gpus, find_gpus
 from elastic_agent.doctor.interpreter import Installed, find_installed
 from elastic_agent.doctor.local import check_source
@@ -255,6 +256,36 @@ def test_the_command_examines_this_machine_alone(tmp_path: Path) -> None:
     assert done.returncode in (0, 1), done.stderr
     assert done.stdout.endswith(" on n1 alone\n")
     assert done.stderr == ""
+
+
+def test_the_shared_folders_of_this_machine_alone_are_examined(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    paths = ",".join(str(path) for path in (tmp_path, tmp_path / "missing", file))
+    words = ["--alone", "--node-id", "n1", "--state-dir", str(tmp_path), "--paths", paths]
+    done = elastic_agent("doctor", *words)
+    assert done.returncode == 1, done
+    assert re.findall(rf"^error +n1: {tmp_path}/(.*)\. Remedy: check the path", done.stdout, re.M) == [
+        "missing does not exist",
+        "file is not a directory",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [
+        ([Shared("/x", "", True, free=2**40)], []),
+        ([Shared("/x", "", True, free=2**20)], [("warning", "disk-space")]),
+        ([Shared("/x", "", False, free=2**40)], [("warning", "path-read-only")]),
+        ([Shared("/x", "does not exist")], [("error", "path")]),
+    ],
+    ids=["usable", "full", "read-only", "missing"],
+)
+def test_a_shared_folder_is_there_writable_and_has_space(
+    folders: list[Shared], expected: list[tuple[str, str]]
+) -> None:
+    report = report_alone(Local("n1", 1, 1, shared=tuple(folders)), ())
+    assert checks(report.findings) == expected
 
 
 def test_a_missing_script_and_a_loopback_endpoint_are_found_at_once() -> None:

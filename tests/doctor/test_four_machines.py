@@ -86,17 +86,18 @@ def test_every_planted_fault_is_reported_with_machine_and_remedy_on_all_machines
     filter_packets(machines, "a", "tcp dport 20000-20009 reject with tcp reset")
     common = ["--nnodes", "4", "--port-range", "20000:20009"]
     usual = [*common, "--paths", str(shared)]
+    mounted = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"']
     doctors = examine(
         machines,
         tmp_path,
         {
             "a": [*usual, script],
-            "b": [*common, "--paths", str(elsewhere), "--lease-ttl", "9", script],
+            "b": [*usual, "--lease-ttl", "9", script],
             "c": [*usual, "--json", script],
             "d": [*usual, other, "--lr", "0.1"],
         },
         {"c": {"GLOO_SOCKET_IFNAME": "^lo", "NCCL_SOCKET_IFNAME": "ib7", "NCCL_DEBUG": "INFO"}},
-        {"b": ["prlimit", "--nofile=200"]},
+        {"b": [*mounted, str(elsewhere), str(shared), "prlimit", "--nofile=200"]},
     )
     assert [doctor.returncode for doctor in doctors.values()] == [1, 1, 1, 1], doctors
     assert doctors["a"].stdout == doctors["b"].stdout == doctors["d"].stdout

@@ -31,14 +31,14 @@ def test_two_machines_meet_and_print_the_same_report_with_what_differs(tmp_path:
     script.write_text("import torch\n")
     endpoint = f"{own_host()}:{free_port()}"
     both = ["--rdzv-endpoint", endpoint, "--nnodes", "2", "--wait", f"{GUARD_S:g}", "--json"]
-    both += ["--paths", str(tmp_path / "missing")]
+    only_a = ["--paths", str(tmp_path / "missing")]
 
-    def run(node: str, lease_s: str) -> CompletedProcess[str]:
-        own = ["--node-id", node, "--lease-ttl", lease_s, "--state-dir", str(tmp_path / node), str(script)]
-        return elastic_agent("doctor", *both, *own)
+    def run(node: str, lease_s: str, more: list[str]) -> CompletedProcess[str]:
+        own = ["--node-id", node, "--lease-ttl", lease_s, "--state-dir", str(tmp_path / node), *more]
+        return elastic_agent("doctor", *both, *own, str(script))
 
     with ThreadPoolExecutor(2) as threads:
-        doctors = [*threads.map(run, "ab", ("30", "60"))]
+        doctors = [*threads.map(run, "ab", ("30", "60"), (only_a, []))]
     assert "generation 1" not in "".join(doctor.stderr for doctor in doctors), "the log of a run"
     assert not any((tmp_path / node / "status").exists() for node in "ab")
     printed = [doctor.stdout for doctor in doctors]
@@ -48,6 +48,7 @@ def test_two_machines_meet_and_print_the_same_report_with_what_differs(tmp_path:
     causes = [finding["cause"] for finding in report["findings"]]
     lease = "machines differ in --lease-ttl: 60 on b; 30 on a"
     assert any(cause.startswith(lease) for cause in causes), causes
+    assert any(cause.startswith("machines differ in --paths: not set on b; ") for cause in causes), causes
     missing = [
         finding for finding in report["findings"] if finding["cause"].endswith("missing does not exist")
     ]

@@ -95,26 +95,26 @@ def _examine(line: CommandLine, wait_s: float, resolved: Resolved, script_error:
 
     settings = resolved.settings
     shorten_lookups()
-    request = Request(settings=settings, environ=dict(os.environ), script_error=script_error)
+    paths = tuple(Path(os.path.abspath(path)) for path in line.values.get(_PATHS, "").split(",") if path)
+    request = Request(settings=settings, environ=dict(os.environ), script_error=script_error, paths=paths)
     local = asyncio.run(examine_alone(request))
     meets_others = settings.nnodes.most > 1 and settings.rdzv_endpoint and _ALONE not in line.switches
     if not meets_others or stops_meeting(local.findings):
         report = report_alone(local, local.findings)
     else:
-        paths = tuple(os.path.abspath(path) for path in line.values.get(_PATHS, "").split(",") if path)
-        report = _examine_together(request, local, paths, wait_s)
+        report = _examine_together(request, local, wait_s)
     print(as_json(report) if _JSON in line.switches else as_text(report, request.machine), flush=True)
     return report.exit_code
 
 
-def _examine_together(request: Request, local: Local, paths: tuple[str, ...], wait_s: float) -> Report:
+def _examine_together(request: Request, local: Local, wait_s: float) -> Report:
     """Start a run with a probe on each machine; raises KeyboardInterrupt if it was stopped."""
     from elastic_agent.doctor.together import doctor_settings, read_report, report_failed_join, write_task
     from elastic_agent.launch_outcome import LaunchOutcome
 
     with tempfile.TemporaryDirectory(prefix="elastic-agent-doctor-") as name:
         folder = Path(name)
-        write_task(request, local, paths, folder)
+        write_task(request, local, folder)
         os.environ[LAUNCH_FOLDER] = name
         try:
             code = start_agent(Resolved(doctor_settings(request.settings, wait_s, folder), {}))

@@ -81,6 +81,7 @@ _RULES = {
     RUN_ID: Rule(
         "these are different runs, which do not wait for each other", "pass the same --rdzv-id", is_error=True
     ),
+    "--paths": Rule("all of these were examined on every machine", "pass the same --paths on all machines"),
     "--nnodes": Rule("each agent waits for another number of nodes", _SAME_COMMAND, is_error=True),
     ARGUMENTS: Rule("workers may do different things", _SAME_COMMAND),
     **dict.fromkeys(

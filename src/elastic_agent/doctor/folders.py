@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class SharedFolders:
 
     def mark(self) -> tuple[Shared, ...]:
         """Look at each folder, then write a small file to it."""
-        shared = tuple(_describe(path) for path in self._paths)
+        shared = describe(self._paths)
         for path in self._paths:
             with (
                 contextlib.suppress(OSError),
@@ -80,8 +80,23 @@ def _is_there(file: Path) -> bool:
     return False
 
 
+def describe(paths: Iterable[Path]) -> tuple[Shared, ...]:
+    """Return what this machine finds at the paths. Blocks: the storage may not answer."""
+    return tuple(map(_describe, paths))
+
+
+def unanswered(paths: Iterable[Path]) -> tuple[Shared, ...]:
+    """Return what is known of the paths if looking at them takes too long."""
+    problem = "does not answer (a file server that is down?)"
+    return tuple(Shared(_shown(path), problem) for path in paths)
+
+
+def _shown(path: Path) -> str:
+    return without_surrogates(str(path), "backslashreplace")
+
+
 def _describe(path: Path) -> Shared:
-    shown = without_surrogates(str(path), "backslashreplace")
+    shown = _shown(path)
     try:
         if not path.is_dir():
             return Shared(shown, "does not exist" if not os.path.lexists(path) else "is not a directory")
@@ -138,14 +153,21 @@ def path_findings(
 
 def _read_only(names: Mapping[int, str], usable: Mapping[int, Shared]) -> Iterator[Finding]:
     writable = [member for member, folder in usable.items() if folder.is_writable]
+    remedy = (
+        "check the owner of the folder, the mount options and root_squash; workers run as the user who starts the "
+        "agent"
+    )
     for member, folder in usable.items():
-        if writable and not folder.is_writable:
+        if folder.is_writable:
+            continue
+        cause = f"{folder.path} is not writable"
+        if writable:
             yield error(
-                "path-read-only",
-                f"{folder.path} is not writable, although it is on {names[writable[0]]}",
-                "check the owner of the folder, the mount options and root_squash; workers run as the user who "
-                "starts the agent",
-                names[member],
+                "path-read-only", f"{cause}, although it is on {names[writable[0]]}", remedy, names[member]
+            )
+        else:
+            yield warning(
+                "path-read-only", cause, f"nothing, if workers only read it; else {remedy}", names[member]
             )
 
 

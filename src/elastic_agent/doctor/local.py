@@ -28,6 +28,7 @@ from elastic_agent.python_source import problem_with_source
 from elastic_agent.values import Endpoint
 
 from . import machine
+from .folders import describe, unanswered
 from .gpus import Gpus, check_gpus, find_gpus
 from .interpreter import Installed, check_interpreter, find_installed
 from .machine import in_time
@@ -49,6 +50,8 @@ class Request:
     """That workers would inherit."""
     script_error: UsageError | None = None
     """Why the script cannot be started."""
+    paths: tuple[Path, ...] = ()
+    """Folders that all machines share."""
 
     @property
     def python(self) -> str:
@@ -65,10 +68,11 @@ async def examine_alone(request: Request) -> Local:
     """Run the checks that need no other machine, all at once. Does not block the event loop."""
     settings, name = request.settings, request.machine
     slots = likely_slots(settings.nproc_per_node)
-    gpus, installed, etcd, findings = await asyncio.gather(
+    gpus, installed, etcd, shared, findings = await asyncio.gather(
         in_time(find_gpus, CHECK_TIMEOUT_S, Gpus(problem=f"no answer within {CHECK_TIMEOUT_S:g} s")),
         find_installed(request.python),
         in_time(lambda: machine.etcd_version() if etcd_ports(settings) else "", CHECK_TIMEOUT_S, ""),
+        in_time(lambda: describe(request.paths), CHECK_TIMEOUT_S, unanswered(request.paths)),
         asyncio.gather(*(_checked(name, check) for name, check in _checks(request, slots).items())),
     )
     found = [
@@ -85,6 +89,7 @@ async def examine_alone(request: Request) -> Local:
         "torch" in installed.versions and not installed.problem,
         _facts(request, installed, gpus) | ({"etcd": etcd} if etcd else {}),
         tuple(replace(finding, machine=name) for finding in found),
+        shared,
     )
 
 
@@ -202,6 +207,7 @@ def _facts(request: Request, installed: Installed, gpus: Gpus) -> dict[str, str]
         "elastic-agent": installed_version(),
         "script": f"{told.script_name} ({told.script[:8]})" if told else "",
         RUN_ID: settings.rdzv_id or NO_RUN_ID,
+        "--paths": ",".join(map(str, request.paths)) or "not set",
         **policy_facts(settings.policy()),
         "python": installed.python,
         **installed.versions,

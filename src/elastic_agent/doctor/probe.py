@@ -26,7 +26,7 @@ from elastic_agent.transport import interface_of, resolve, source_towards
 from elastic_agent.worker_variables import LAUNCH_FOLDER
 
 from .connections import TEST_S, EchoServer, closed_ports, connect_to_all, targets
-from .folders import Shared, SharedFolders
+from .folders import SharedFolders, unanswered
 from .interpreter import REDUCE_S, START_S, reduce
 from .machine import in_time
 from .records import GATHERED, TASK, Arrived, Ended, Gathered, Reduced, Surroundings, Task
@@ -78,12 +78,20 @@ async def examine(task: Task) -> Gathered:
     place = await echo.listen(address, task.ports)
     here = Arrived(task.local, place, interface_of(address) or "", secrets.token_hex(4))
     arrived = await exchange.swap(here, EXCHANGE_S)
-    folders = SharedFolders([*map(Path, task.paths)], arrived[min(arrived)].token, exchange.rank)
+    # A folder that one machine was given has to be on all.
+    paths = [
+        Path(path)
+        for path in dict.fromkeys(
+            folder.path for rank in sorted(arrived) for folder in arrived[rank].local.shared
+        )
+    ]
+    folders = SharedFolders(paths, arrived[min(arrived)].token, exchange.rank)
     peers = {rank: arrived[rank].place for rank in targets(exchange.rank, exchange.size) if rank in arrived}
     try:
-        lost = tuple(Shared(path, "does not answer (a file server that is down?)") for path in task.paths)
         shared, connections, closed = await asyncio.gather(
-            in_time(folders.mark, STORAGE_S, lost), connect_to_all(peers), closed_ports(task.etcd)
+            in_time(folders.mark, STORAGE_S, unanswered(paths)),
+            connect_to_all(peers),
+            closed_ports(task.etcd),
         )
         tested = await exchange.swap(Surroundings(tuple(connections), shared, closed), TEST_S + EXCHANGE_S)
         backends = possible_backends(exchange.size, arrived.values(), tested.values())

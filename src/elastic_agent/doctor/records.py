@@ -34,6 +34,8 @@ class Local(Struct, frozen=True):
     facts: dict[str, str] = {}
     """The facts that are to be the same on all machines, by name."""
     findings: tuple[Finding, ...] = ()
+    shared: tuple[Shared, ...] = ()
+    """The folders of ``--paths`` on this machine."""
 
 
 class Task(Struct, frozen=True):
@@ -42,8 +44,6 @@ class Task(Struct, frozen=True):
     local: Local
     python: str
     """The interpreter of the script."""
-    paths: tuple[str, ...] = ()
-    """Folders that all machines share."""
     ports: PortRange | None = None
     """``--port-range``."""
     address: str | None = None

@@ -14,6 +14,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped, listed
 from elastic_agent.protocol import count
 
+from .folders import path_findings
 from .records import Local
 
 MOST_NAMED = 4
@@ -44,7 +45,11 @@ class Report(Struct, frozen=True):
 
 
 def report_alone(local: Local, findings: tuple[Finding, ...], code: int | None = None) -> Report:
-    """Return the report on this machine. ``code``: the exit code; None: what the findings require."""
+    """Return the report on this machine, with its folders of ``--paths``.
+
+    ``code``: the exit code; None: what the findings require.
+    """
+    findings = (*findings, *path_findings({0: local.machine}, {0: local.shared}, {}))
     if code is None:
         code = ExitCode.FINISHED if is_healthy(findings) else ExitCode.FAILED
     return Report((), findings, (), local.most, code)

@@ -68,10 +68,10 @@ def doctor_settings(settings: Settings, wait_s: float, folder: Path) -> Settings
     )
 
 
-def write_task(request: Request, local: Local, paths: tuple[str, ...], folder: Path) -> None:
+def write_task(request: Request, local: Local, folder: Path) -> None:
     """Leave in the folder what the worker is to do."""
     settings = request.settings
-    task = Task(local, request.python, paths, settings.port_range, settings.local_addr, etcd_ports(settings))
+    task = Task(local, request.python, settings.port_range, settings.local_addr, etcd_ports(settings))
     (folder / TASK).write_bytes(msgspec.json.encode(task))
     if task.etcd:  # one without this machine's data would take the place of its member
         members = settings.state_dir / MEMBERS
