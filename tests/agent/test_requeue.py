@@ -51,9 +51,12 @@ def test_a_job_is_requeued_by_one_agent_if_it_was_interrupted_and_may_be(
 def test_a_run_that_is_not_requeued_is_resumed_by_hand() -> None:
     named = replace(AUTO, rdzv_id="exp7")
     for settings, within, words in (
-        (named, None, "start it again with the same command"),
-        (replace(named, nnodes=NodeRange(1, 4)), None, "start it again with the same command on every node"),
         (AUTO, None, "start it again with the same command and --rdzv-id exp7"),
+        (
+            replace(named, nnodes=NodeRange(1, 4)),
+            None,
+            "start it again with the same command and --rdzv-id exp7, on every node",
+        ),
         (named, JOB, "submit the job again with --rdzv-id exp7"),
     ):
         assert how_to_resume(settings, "exp7", within) == f"to resume the run, {words}"

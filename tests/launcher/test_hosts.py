@@ -130,6 +130,8 @@ def test_variables_of_this_machine_stay_here(name: str) -> None:
 class Desk:
     """The folder with the script, and the terminal."""
 
+    run_id: str | None
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.run_id, self.endpoint = folder, unique("desk"), f"127.0.0.1:{free_port()}"
         self.started: list[subprocess.Popen[bytes]] = []
@@ -139,7 +141,8 @@ class Desk:
         (folder / "train.py").write_text(TRAIN)
 
     def start(self, hosts: str, *options: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
-        argv = [*COMMAND, "--hosts", hosts, "--rdzv-id", self.run_id, "--rdzv-endpoint", self.endpoint]
+        named = ["--rdzv-id", self.run_id] if self.run_id else []
+        argv = [*COMMAND, "--hosts", hosts, *named, "--rdzv-endpoint", self.endpoint]
         variables = {
             **LONG_LEASE,
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
@@ -229,6 +232,28 @@ def test_ctrl_c_stops_the_run_on_all_hosts(desk: Desk) -> None:
     assert process.wait(GUARD_S) == ExitCode.STOPPED, desk.said()
     assert all(f"worker {rank} of 2 has saved" in desk.said() for rank in range(2))
     wait_for("the end of all processes", lambda: not desk.processes() or None)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("signals", [1, 2], ids=["stopped", "killed"])
+def test_a_run_whose_id_was_generated_is_resumed_as_the_last_line_says(desk: Desk, signals: int) -> None:
+    desk.run_id = None
+    process = desk.start("lab1,lab2")
+    desk.wait_said("lab1: worker 0 of 2 trains", "lab2: worker 1 of 2 trains")
+    process.send_signal(signal.SIGINT)
+    if signals > 1:
+        desk.wait_said("stopping the run; Ctrl-C again kills its workers")
+        process.send_signal(signal.SIGINT)
+    assert process.wait(GUARD_S) == (ExitCode.STOPPED if signals == 1 else ExitCode.INTERRUPTED)
+    said = (
+        "elastic-agent: to resume the run on all hosts, give the same command here again, with --rdzv-id (.*)"
+    )
+    told = re.fullmatch(said, desk.said().splitlines()[-1])
+    assert told, desk.said()
+    wait_for("the end of all processes", lambda: not desk.processes() or None)
+    (desk.folder / "finish").touch()
+    assert desk.start("lab1,lab2", f"--rdzv-id={told[1]}").wait(GUARD_S) == ExitCode.FINISHED, desk.said()
+    assert re.search(rf"\[{told[1]} lab1 g[23]\] ", desk.said()), "a new run"
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,11 @@ class Terminal:
             names = ", ".join(there.host.name for there in ready)
             _say(f"run {self._order.run_id} on {names}: it outlives this terminal; Ctrl-C stops it")
             [*threads.map(self._follow, ready)]
-        return ExitCode.INTERRUPTED if self._interrupts > 1 else self._code
+        code = ExitCode.INTERRUPTED if self._interrupts > 1 else self._code
+        if code in (ExitCode.STOPPED, ExitCode.INTERRUPTED):
+            run_id = self._order.run_id
+            _say(f"to resume the run on all hosts, give the same command here again, with --rdzv-id {run_id}")
+        return code
 
     def _follow(self, there: Connection) -> None:
         name = there.host.name

@@ -63,10 +63,9 @@ def how_to_resume(settings: Settings, run_id: str, job: SlurmJob | None) -> str:
     """Return what a user does to resume a run that was stopped and is not requeued, in one line."""
     if job is not None:
         return f"to resume the run, submit the job again with --rdzv-id {run_id}"
-    if settings.rdzv_id is None:
-        return f"to resume the run, start it again with the same command and --rdzv-id {run_id}"
-    where = " on every node" if settings.nnodes.most > 1 else ""
-    return f"to resume the run, start it again with the same command{where}"
+    # Also where it was given: by --hosts, which generates one if the user has not.
+    where = ", on every node" if settings.nnodes.most > 1 else ""
+    return f"to resume the run, start it again with the same command and --rdzv-id {run_id}{where}"
 
 
 def how_to_join_again(plan: Plan | None, job: SlurmJob | None, where: str) -> str:
