@@ -100,9 +100,7 @@ RESUMED = (
 )
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param([], id="unnamed", marks=pytest.mark.prove), ["--rdzv-id", MINE]]
-)
+@pytest.mark.parametrize("options", [[], ["--rdzv-id", MINE]], ids=["unnamed", "named"])
 def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resume_it(
     tmp_path: Path, options: list[str]
 ) -> None:
@@ -117,20 +115,19 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
     run_id = resumed[1]
     again = run(tmp_path, "", "--rdzv-id", run_id)
     assert again.returncode == 0, again.stderr
-    if options:  # without a name, the store of the first start had another port
-        numbers = re.search(
-            r"generation (\d): resuming the run after generation (\d), in which it was", again.stderr
-        )
-        assert numbers, again.stderr
-        # The next one begins to form if the workers have stopped before the coordinator saw that the node leaves.
-        assert int(numbers[1]) == int(numbers[2]) + 1
-        assert numbers[2] in ("1", "2")
-        another = run(tmp_path, "", "--rdzv-id", run_id)
-        after = int(numbers[1]) + 1
-        assert (
-            f"generation {after}: a run with this id finished before, in generation {numbers[1]}"
-            in another.stderr
-        )
+    numbers = re.search(
+        r"generation (\d): resuming the run after generation (\d), in which it was", again.stderr
+    )
+    assert numbers, again.stderr
+    # The next one begins to form if the workers have stopped before the coordinator saw that the node leaves.
+    assert int(numbers[1]) == int(numbers[2]) + 1
+    assert numbers[2] in ("1", "2")
+    another = run(tmp_path, "", "--rdzv-id", run_id)
+    after = int(numbers[1]) + 1
+    assert (
+        f"generation {after}: a run with this id finished before, in generation {numbers[1]}"
+        in another.stderr
+    )
 
 
 @pytest.mark.prove

@@ -53,19 +53,15 @@ class RunHistoryStore:
     The disk may hang, so it is used in a thread of its own.
     """
 
-    def __init__(
-        self, state_dir: Path | None, store: str | None = None, disk: DiskThread | None = None
-    ) -> None:
+    def __init__(self, state_dir: Path, store: str | None = None, disk: DiskThread | None = None) -> None:
         """Prepare; reads and writes nothing.
 
         Args:
-            state_dir: the agent's; None for runs that cannot be resumed: their histories end with this process.
+            state_dir: the agent's.
             store: part of the runs' names on disk besides the run id; None: the run id alone.
             disk: uses the disk; None: a thread of this store's own.
         """
-        self._runs = state_dir / "runs" if state_dir is not None else None
-        self._in_memory: dict[str, Plan] = {}
-        """The histories, if there is no state directory."""
+        self._runs = state_dir / "runs"
         self._suffix = f"={hashlib.sha256(store.encode()).hexdigest()[:12]}" if store is not None else ""
         self._disk = disk if disk is not None else DiskThread("state-directory")
         self._lock = threading.Lock()
@@ -110,9 +106,7 @@ class RunHistoryStore:
     # -- in the thread of the disk ---------------------------------------------------------------
 
     def _read(self, run_id: str) -> Plan | None:
-        if self._runs is None:
-            return self._in_memory.get(run_id)
-        folder = self._folder(self._runs, run_id)
+        folder = self._folder(run_id)
         for name in reversed(_states(folder)):
             with contextlib.suppress(OSError, RecordError):
                 return decode(Plan, (folder / name).read_bytes())
@@ -127,11 +121,8 @@ class RunHistoryStore:
                 del self._newest[run_id]
 
     def _replace(self, run_id: str, known: Plan | None, history: Plan) -> None:
-        if self._runs is None:
-            self._in_memory[run_id] = history
-            return
         (self._own.discard if history.settled else self._own.add)(run_id)
-        folder = self._folder(self._runs, run_id)
+        folder = self._folder(run_id)
         state = _state(history)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -143,16 +134,16 @@ class RunHistoryStore:
             if other < state:
                 (folder / other).unlink(missing_ok=True)
         if known is None:
-            self._prune(self._runs)
+            self._prune()
 
     def _settle(self, run_id: str) -> None:
         known = self._read(run_id)
         if known is not None and known.outcome is not None and not known.settled:
             self._write(run_id, msgspec.structs.replace(known, settled=True))
 
-    def _prune(self, runs: Path) -> None:
+    def _prune(self) -> None:
         """Forget the oldest runs that no agent here takes part in: one of that name begins at generation 1 again."""
-        idle = [folder for folder in runs.iterdir() if not self._is_used(folder)]
+        idle = [folder for folder in self._runs.iterdir() if not self._is_used(folder)]
         for _, folder in all_but_newest(idle, KEPT_RUNS):
             for state in _states(folder):
                 (folder / state).unlink(missing_ok=True)  # another agent of this machine prunes, too
@@ -164,8 +155,8 @@ class RunHistoryStore:
         run_id = folder.name.removesuffix(".run").partition("=")[0]
         return run_id in self._own or (folder.parent.parent / "nodes" / run_id).exists()
 
-    def _folder(self, runs: Path, run_id: str) -> Path:
-        return runs / f"{run_id}{self._suffix}.run"  # run ids are file-safe and without "="
+    def _folder(self, run_id: str) -> Path:
+        return self._runs / f"{run_id}{self._suffix}.run"  # run ids are file-safe and without "="
 
 
 def _state(history: Plan) -> str:

@@ -16,7 +16,7 @@ from typing import Unpack
 
 from elastic_agent.protocol import Plan, Seat
 from elastic_agent.rendezvous.backends import BackendOptions, RendezvousBackend
-from elastic_agent.rendezvous.run_history import JobFiles, RunHistoryStore, new_run_id
+from elastic_agent.rendezvous.run_history import JobFiles, new_run_id
 from elastic_agent.transport import (
     NodeRecords,
     Obstacle,
@@ -51,8 +51,6 @@ class C10dBackend(RendezvousBackend):
         self._store_secret = None if self._alone else self.secret
         """The secret that clients of the store need."""
         self._jobs = JobFiles(state_dir)
-        self._forgets = False
-        """The run history ends with this process."""
         self._host: c10d.C10dHost | None = None
         self._hosting: asyncio.Task[None] | None = None
         """Finds out whether to host the store."""
@@ -70,8 +68,6 @@ class C10dBackend(RendezvousBackend):
 
     async def agree(self, fingerprint: str) -> str:
         """Find the run of this job in the store, or create it; see :class:`RendezvousBackend`."""
-        if self._alone and not self._forgets:
-            self.history_store, self._forgets = RunHistoryStore(None), True
         await self._host_if_needed()
         job = f"{self._endpoint} {fingerprint}"
         # The disk may hang.
