@@ -69,7 +69,11 @@ def test_a_machine_that_cannot_join_reports_why_and_what_it_has_found_itself(tmp
         f"error    a: the machines cannot be examined together: no store answered at {endpoint}"
         in done.stdout
     )
+    assert "another program listens there: `ss -ltnp`" in done.stdout, (
+        "also where --wait is shorter than a dial"
+    )
     assert 'error    a: script "missing.py" does not exist' in done.stdout
+    assert done.stderr == "", "the same as in the report"
 
 
 def test_ctrl_c_while_it_waits_for_the_others_is_no_finding() -> None:

@@ -24,6 +24,8 @@ from .run_claim import CLAIM_FILE, Claim, OtherCommandError, OtherRunError
 from .supervisor import Ending
 
 REDIAL_S = 0.5
+FIRST_DIAL_S = DIAL_TIMEOUT_S + 1.0
+"""The time after which it is known why the first attempt to reach the store failed."""
 
 PATIENCE_S = 10.0
 """The time to wait for agents of another endpoint, which may just be ending (a requeued job)."""
@@ -65,12 +67,13 @@ async def _agree_on_run(node: LocalNode) -> Ending | None:
     if settings.rdzv_id is not None:
         backend.run_id = settings.rdzv_id
         return None
+    limit_s = max(settings.join_timeout, FIRST_DIAL_S)
     with using_state_dir(settings.state_dir):
         try:
-            await asyncio.wait_for(_agree(node), settings.join_timeout)
+            await asyncio.wait_for(_agree(node), limit_s)
         except TimeoutError:
             reason = (
-                f"no store answered at {backend.shown} within {settings.join_timeout:g} s: "
+                f"no store answered at {backend.shown} within {limit_s:g} s: "
                 f"{node.console.last_problem or 'connecting did not complete'}"
             )
             return Ending(Outcome.UNREACHABLE, reason).with_remedy(node.console.remedy)

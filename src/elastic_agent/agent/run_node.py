@@ -91,7 +91,7 @@ def launch(
     adopt_library_loggers()
     try:
         with contextlib.closing(StoreServers(stores_line)) as stores:
-            return _exit_code(_run_node(settings, guard, stores, manager, stop_signals, variables))
+            return _exit_code(settings, _run_node(settings, guard, stores, manager, stop_signals, variables))
     except StoreLostError as error:
         raise UsageError(str(error)) from None
     except IdentityError as error:
@@ -105,7 +105,7 @@ def launch(
                 stream.flush()
 
 
-def _exit_code(ending: Ending) -> int:
+def _exit_code(settings: Settings, ending: Ending) -> int:
     log = get_logger()
     match ending.outcome:
         case Outcome.FINISHED:
@@ -123,7 +123,8 @@ def _exit_code(ending: Ending) -> int:
             log.error(f"the run refused this node: {ending.reason}{hint}")
             return ExitCode.REFUSED
         case Outcome.UNREACHABLE:
-            log.error(ending.reason)
+            if settings.script != DOCTORS_PROBE:  # it is in the report of the doctor
+                log.error(ending.reason)
             return ExitCode.NO_STORE
         case Outcome.STUCK:
             log.error(ending.reason)
