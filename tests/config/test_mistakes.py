@@ -119,6 +119,8 @@ def test_the_error_names_the_variable_or_the_key_in_the_file(shell: Shell) -> No
         (["--zzzz"], "elastic-agent --help lists the options"),
         (["-x"], 'unknown option "-x"'),
         (["--nproc-per", "2"], "did you mean --nproc-per-node?"),
+        (["--nproc", "2"], "did you mean --nproc-per-node?"),
+        (["--max", "2"], "did you mean --max-restarts?"),
         (["--standalone=yes"], "--standalone: takes no value"),
         (["--hostfile", "hosts"], "use --hosts lab1,lab2:4"),
         (["--use_env"], "workers always find their local rank in LOCAL_RANK"),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 _SHOWN_CHARACTERS = 80
 _LONGEST_WORD = 100
+_SHORTEST_BEGINNING = 3
 _IN_URL = re.compile(r"(?:^|//)[^/:@\s]*:(?!//)")
 _IN_LATER_URL = re.compile(r"//[^/:@\s]*:(?!//)")
 _PASSWORD = re.compile(r"(password\s*=\s*)[^,]+", re.IGNORECASE)
@@ -107,6 +108,8 @@ def nearest(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``did you mean X?`` for the nearest known word, or an empty string."""
-    found = nearest(word, known)
+    """Return ``did you mean X?`` for the shortest known word that begins so, else for the nearest; or an empty text."""
+    known = list(known)
+    begin_so = [name for name in known if len(word) >= _SHORTEST_BEGINNING and name.startswith(word)]
+    found = min(begin_so, key=len) if begin_so else nearest(word, known)
     return f"did you mean {found}?" if found else ""
