@@ -49,6 +49,20 @@ ATTACKS = [
 ]
 
 
+@pytest.mark.parametrize("option", ["--state-dir", "--log-dir"])
+def test_a_folder_that_cannot_be_made_is_named_with_the_option_that_was_given(
+    script: Path, tmp_path: Path, option: str
+) -> None:
+    """The file system says so only when the folder is made."""
+    options = {"--state-dir": str(tmp_path / "state"), option: "/proc/none"}
+    line = refusal(*(word for given in options.items() for word in given), str(script))
+    assert f"{option}" in line
+    assert re.search(
+        r"cannot create the log directory '/proc/none\S*': .*; expected a writable directory", line
+    )
+    assert ("--log-dir" in line) == (option == "--log-dir")
+
+
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
     """The folder of last resort below ``tmp_path/tmp``, not made yet."""

@@ -63,15 +63,20 @@ def logs_specs(settings: Settings, slots: int) -> GenerationLogs | LogsSpecs:
     if settings.logs_specs is not None:
         return _plugged_in(settings.logs_specs, str(settings.log_dir), redirects, tee, shown)
     # What the user gave a name, the user may look for.
-    named = settings.rdzv_id is not None or settings.log_dir != default_log_dir(settings.state_dir)
-    return GenerationLogs(
-        str(settings.log_dir),
-        redirects,
-        tee,
-        shown,
-        limit_bytes=REDIRECTED_BYTES if settings.log_limit is None else settings.log_limit,
-        keep_runs=None if named else KEPT_RUNS,
-    )
+    is_default = settings.log_dir == default_log_dir(settings.state_dir)
+    named = settings.rdzv_id is not None or not is_default
+    try:
+        return GenerationLogs(
+            str(settings.log_dir),
+            redirects,
+            tee,
+            shown,
+            limit_bytes=REDIRECTED_BYTES if settings.log_limit is None else settings.log_limit,
+            keep_runs=None if named else KEPT_RUNS,
+        )
+    except ValueError as error:
+        option = f"--state-dir {settings.state_dir}" if is_default else "--log-dir"
+        raise ValueError(f"{option}: {error}; expected a writable directory") from error
 
 
 def _plugged_in(

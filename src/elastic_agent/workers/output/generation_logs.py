@@ -184,7 +184,7 @@ def _usable_directory(log_dir: str) -> str:
     try:
         os.makedirs(log_dir, exist_ok=True)
     except FileExistsError:
-        raise ValueError(f"the log directory {log_dir!r} is a file; expected a directory") from None
+        raise ValueError(f"the log directory {log_dir!r} is a file") from None
     except OSError as error:
         raise ValueError(f"cannot create the log directory {log_dir!r}: {error.strerror}") from error
     return os.path.abspath(log_dir)
