@@ -79,6 +79,13 @@ def test_the_output_and_stacks_of_all_nodes_come_from_any_machine(tmp_path: Path
     assert f'    File "{script}", line ' in stacks
 
 
+def test_who_gives_a_run_in_place_of_a_node_is_told_how_to_name_it(tmp_path: Path) -> None:
+    LogFolders(str(tmp_path / "logs"), 20).make("cats", 1, "n1")
+    line = refusal("logs", "cats", "--log-dir", str(tmp_path / "logs"))
+    assert f"no such output in {tmp_path}/logs/latest (--log-dir; for another run, --run ID); " in line
+    assert "--run ID" not in refusal("logs", "--run", "dogs", "--log-dir", str(tmp_path / "logs"))
+
+
 def test_what_lies_on_this_machine_is_printed_when_the_run_has_ended(tmp_path: Path) -> None:
     run_id = unique("ended")
     folder = LogFolders(str(tmp_path / "logs"), 20).make(run_id, 2, "n1")

@@ -102,7 +102,8 @@ async def _print_files(given: Namespace) -> None:
     output, _ = read_output(folder, {}, *worker, last_lines=given.lines)
     if not output:
         found = await no_agent(given)
-        raise UsageError(f"logs: {found}, and no such output in {folder} (--log-dir); {HOW_TO_ASK}")
+        where = f"{folder} (--log-dir)" if given.run else f"{folder} (--log-dir; for another run, --run ID)"
+        raise UsageError(f"logs: {found}, and no such output in {where}; {HOW_TO_ASK}")
     generation = given.generation or newest_generation(folder)
     of = f"no agent was asked; this is of generation {generation} in {os.path.realpath(folder)}"
     print(escaped(f"elastic-agent: {of}"), file=sys.stderr, flush=True)
