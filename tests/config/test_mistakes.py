@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import py_compile
+import sys
 import zipfile
 from pathlib import Path
 
@@ -322,6 +323,14 @@ def test_a_mistyped_script_is_recognised(shell: Shell, monkeypatch: pytest.Monke
     assert "(did you mean train_model.py?); expected a Python file" in refused(shell, "trian_model.py")
     assert "did you mean" not in refused(shell, "something_else.py")
     assert "did you mean" not in refused(shell, str(shell.folder / "no_folder" / "trian_model.py"))
+
+
+@pytest.mark.parametrize("python", ["python", "python3.11", sys.executable])
+def test_an_interpreter_before_the_script_is_recognised(shell: Shell, python: str) -> None:
+    shell.write("train.py", "")
+    assert "is an interpreter, not a script; leave it out: elastic-agent" in refused(
+        shell, python, "train.py"
+    )
 
 
 def test_an_unreadable_script_is_an_error(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from elastic_agent.config.builder import SettingsBuilder
 from elastic_agent.config.errors import UsageError, did_you_mean, quoted
 from elastic_agent.python_source import problem_with_source
 
+_INTERPRETER = re.compile(r"python[\d.]*")
+
 
 def check_script(builder: SettingsBuilder, script: str, environ: Mapping[str, str]) -> None:
     """Check that the script can be started with these settings; raises ``UsageError``."""
@@ -43,6 +45,13 @@ def check_script(builder: SettingsBuilder, script: str, environ: Mapping[str, st
 
 def _check_python_script(script: str, slurm_job: str, *, joins_others: bool) -> None:
     expected = "expected a Python file (use -m to run a module, --no-python to run a program)"
+    if _INTERPRETER.fullmatch(os.path.basename(script)) and (
+        os.path.isabs(script) or not os.path.exists(script)
+    ):
+        raise UsageError(
+            f"script {quoted(script)} is an interpreter, not a script",
+            "leave it out: elastic-agent [OPTIONS] train.py; for another interpreter, pass --python-exec",
+        )
     try:
         mode = os.stat(script).st_mode
     except FileNotFoundError:
