@@ -314,7 +314,9 @@ def test_a_module_that_a_run_would_refuse_is_reported(tmp_path: Path) -> None:
     words = ["--node-id", "n1", "--state-dir", str(tmp_path), "-m", "no_such_module"]
     done = elastic_agent("doctor", "--alone", *words)
     assert done.returncode == 1
-    said = 'error    n1: module "no_such_module" was not found from .* Remedy: expected a module '
+    said = (
+        'error    n1: module "no_such_module" was not found from .* Remedy: correct that: expected a module '
+    )
     assert re.search(f"^{said}", done.stdout, re.M), done.stdout
 
 

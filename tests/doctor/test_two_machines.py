@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -92,5 +93,6 @@ def test_ctrl_c_while_it_waits_for_the_others_is_no_finding() -> None:
 
     wait_for("its store", serves)
     process.send_signal(signal.SIGINT)
-    shown, _ = process.communicate(timeout=GUARD_S)
+    shown, said = process.communicate(timeout=GUARD_S)
     assert (process.returncode, shown) == (130, b"")
+    assert re.search(rb"elastic-agent doctor: stopped(: \S.*)?\n", said), said

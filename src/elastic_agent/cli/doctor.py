@@ -124,6 +124,6 @@ def _examine_together(request: Request, local: Local, wait_s: float) -> Report:
         reason = outcome.reason if outcome is not None else ""
         report = read_report(folder, wait_s)
         if report is None and code in _STOPPED:
-            print(f"elastic-agent doctor: stopped: {reason}", file=sys.stderr, flush=True)
+            print(f"elastic-agent doctor: stopped{reason and f': {reason}'}", file=sys.stderr, flush=True)
             raise KeyboardInterrupt
         return report or report_failed_join(local, code, reason, wait_s)
