@@ -151,8 +151,8 @@ def wanted(variable: str, features: type[StrEnum], *, quietly: bool = False) -> 
 
 
 def say(line: str) -> None:
-    """Print one line on stderr, beside those of the framework."""
-    print(f"elastic_agent: {line}", file=sys.stderr, flush=True)
+    """Print one line on stderr, at once, beside those of the framework and of other processes."""
+    print(f"elastic_agent: {line}\n", end="", file=sys.stderr, flush=True)
 
 
 def say_once(lines: Iterable[str]) -> None:

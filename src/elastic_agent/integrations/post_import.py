@@ -103,7 +103,8 @@ def install(name: str) -> None:
         begin()
     except Exception as error:  # training works without it
         print(
-            f"elastic_agent: {name} is used without its integration, because it failed: {error!r}",
+            f"elastic_agent: {name} is used without its integration, because it failed: {error!r}\n",
+            end="",
             file=sys.stderr,
         )
         import traceback

@@ -24,8 +24,8 @@ _SMALL_BYTES = 1 << 20
 
 
 def say(text: str) -> None:
-    """Write a line for the user to stderr."""
-    print(f"elastic_agent.survive: {text}", file=sys.stderr, flush=True)
+    """Write a line for the user to stderr, at once, as others may write there too."""
+    print(f"elastic_agent.survive: {text}\n", end="", file=sys.stderr, flush=True)
 
 
 class Copies:

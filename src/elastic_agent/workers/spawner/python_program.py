@@ -102,7 +102,8 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
         note_immediate_exits(exit_note)
         preloaded.on_no_effect = exit_note.want_cold
     if reason := preloaded.begin():
-        print(f"elastic-agent: this worker starts cold: {reason} after torch was preloaded", file=sys.stderr)
+        line = f"elastic-agent: this worker starts cold: {reason} after torch was preloaded\n"
+        print(line, end="", file=sys.stderr)
         _execute(launch, folder)
     try:
         program = _program(argv)
