@@ -113,7 +113,12 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
     resumed = re.search(RESUMED, log.splitlines()[-1])
     assert resumed, log
     run_id = resumed[1]
+    stopped = f"run {run_id} of the same command was stopped before, "
+    new = run(tmp_path, "import sys; sys.exit(3)", "--max-restarts=0")
+    assert stopped in new.stderr
+    assert "forming generation 1: the run starts" in new.stderr
     again = run(tmp_path, "", "--rdzv-id", run_id)
+    assert stopped not in again.stderr
     assert again.returncode == 0, again.stderr
     numbers = re.search(
         r"generation (\d): resuming the run after generation (\d), in which it was", again.stderr
@@ -128,6 +133,7 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
         f"generation {after}: a run with this id finished before, in generation {numbers[1]}"
         in another.stderr
     )
+    assert stopped not in run(tmp_path, "").stderr, "the command has finished since"
 
 
 @pytest.mark.prove

@@ -21,6 +21,7 @@ from elastic_agent.transport import DiskThread, NotAStoreError, StoreLostError, 
 from .identity import using_state_dir
 from .local_node import LocalNode
 from .run_claim import CLAIM_FILE, Claim, OtherCommandError, OtherRunError
+from .stopped_run import tell_of_stopped_run
 from .supervisor import Ending
 
 REDIAL_S = 0.5
@@ -52,6 +53,8 @@ async def find_run(node: LocalNode, waits: Callable[[], None]) -> int | Ending:
             return unreachable
         bind_context(run=node.run_id)
         node.event_log.bind(run=node.run_id)
+        if node.settings.rdzv_id is None and node.scheduled is None:
+            await tell_of_stopped_run(node)
         if await _has_finished_before(node):
             get_logger().info(f"the run finished: {FINISHED_BEFORE}")
             return Ending(Outcome.FINISHED, FINISHED_BEFORE)

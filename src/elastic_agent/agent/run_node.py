@@ -53,6 +53,7 @@ from .find_run import find_run
 from .identity import IdentityError
 from .local_node import LocalNode
 from .signals import EndedAtOnceError, SignalDesk
+from .stopped_run import note_end
 from .supervisor import Ending
 from .take_part import take_part
 
@@ -305,8 +306,11 @@ async def _requeue(node: LocalNode, ending: Ending) -> None:
         get_logger().info(decision.why)
     if decision.act:
         node.publish(await requeue(node.settings, node.scheduled))
+    if ending.outcome is Outcome.FINISHED:
+        await note_end(node, ending.outcome)
     if plan is None or (plan.world is None and plan.generation < 2):
         return
     if not decision.requeued:
+        await note_end(node, ending.outcome)
         how = how_to_resume(node.settings, node.run_id, node.scheduled)
         get_logger().info(f"{how}: it goes on from the last checkpoint that the script has written")

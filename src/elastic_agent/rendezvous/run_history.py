@@ -1,7 +1,7 @@
 """The records of runs on an agent's disk.
 
 Their histories, so that generations never repeat when the store is lost; and which run a job without a given run id was
-part of when its agent was killed.
+part of when its agent was killed, or when it was stopped.
 """
 
 from __future__ import annotations
