@@ -138,8 +138,9 @@ def _check_script(request: Request) -> Iterator[Finding]:
     """Check that the script can be started and compiles, and leaves the address of the process group to the agent."""
     settings, problem = request.settings, request.script_error
     if problem is not None:
+        remedy = problem.remedy or "copy the script to the same path on all machines"
         yield error(
-            "script", problem.problem, _remedy(problem) or "copy the script to the same path on all machines"
+            "script", problem.problem, f"correct that: {remedy}" if remedy.startswith("expected ") else remedy
         )
     elif settings.script.endswith(".py") and not (settings.runs_module or settings.runs_program):
         with open(settings.script, "rb") as file:
@@ -176,12 +177,7 @@ def _check_start(request: Request) -> Iterator[Finding]:
         try:
             check()
         except UsageError as refusal:
-            yield error("start", refusal.problem, _remedy(refusal))
-
-
-def _remedy(refusal: UsageError) -> str:
-    """Return what to do; a refusal may only say what is accepted."""
-    return f"correct that: {refusal.remedy}" if refusal.remedy.startswith("expected ") else refusal.remedy
+            yield error("start", refusal.problem, refusal.remedy)
 
 
 def _check_interfaces(request: Request, *, has_gpus: bool) -> Iterable[Finding]:
