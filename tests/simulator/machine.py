@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 from elastic_agent.protocol.records import Plan
 from elastic_agent.rendezvous.run_history import SAVE_TIMEOUT_S, RunHistoryStore
@@ -17,7 +18,7 @@ class DiskOfAProcess(RunHistoryStore):
     """The shipped queue of one process before its machine's disk, in virtual time."""
 
     def __init__(self, machine: Machine, process: Process) -> None:
-        super().__init__(None, disk=DiskThread("disk", self._start))
+        super().__init__(Path(machine.name), disk=DiskThread("disk", self._start))
         self._machine = machine
         self._process = process
         self._kernel = process.kernel
