@@ -23,7 +23,7 @@ BENCHMARKS = {
     "start": "launch to every rank's first collective, beside torchrun",
     "recovery": "fault to the new world's first collective, by kind of fault, beside torchrun",
     "frameworks": "worker SIGKILL to the next training step: plain DDP, transformers, Lightning, beside torchrun",
-    "survive": "state from memory, beside torch.save, torch.load and a recovery from a checkpoint",
+    "survive": "state from memory, beside torch.save, torch.load and a checkpoint; workers that are kept",
     "rendezvous": "many nodes meet at one store, beside torch's own rendezvous",
 }
 STAGE_TABLES = {"start_stages": START_STAGES, "recovery_stages": RECOVERY_STAGES}

@@ -94,6 +94,7 @@ class InstantNode:
             self.session,
             Workers(
                 set_deadline=lambda deadline_s: None,
+                warm_up=lambda: None,
                 start=self._start,
                 stop=lambda action: self._part.perform(self.node.stopped()),
                 notify=lambda notice: self._reach("told", self.node.generation),

@@ -124,7 +124,7 @@ class Scene(Agents):
     # -- what comes of it -----------------------------------------------------------------------
 
     def await_world(self, size: int, after_s: float, limit_s: float, stage: str = "collective") -> World:
-        """Return the first world of this size whose workers all started after ``after_s`` and got to ``stage``.
+        """Return the first world of this size whose workers all got to ``stage`` after ``after_s``.
 
         Raises:
             NoWorldError: every agent ended, or the time is up.
@@ -151,8 +151,7 @@ class Scene(Agents):
                 worlds.setdefault(event["world"], []).append(event)
         for met in worlds.values():
             workers = {worker["pid"]: stages[worker["pid"]] for worker in met}
-            new = all("first_line" in reached for reached in workers.values())
-            if len(workers) == size and new:
+            if len(workers) == size:
                 pids = {(worker["node"], worker["rank"]): worker["pid"] for worker in met}
                 return World(met[0]["generation"], workers, pids)
         return None

@@ -1,8 +1,14 @@
-"""State from memory: copies beside torch.save, reading beside torch.load, a recovery beside that from a checkpoint."""
+"""State from memory: copies beside torch.save, reading beside torch.load, recoveries beside those from a checkpoint.
+
+And workers that are kept: a worker of two nodes with two each is killed, and its node makes way until another one is
+there; a node joins.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +26,23 @@ from elastic_agent.survive._memory import Memory
 from elastic_agent.survive._packing import pack, unpack
 
 from .figures import REPOSITORY, Figures, Options, Result, progress, ratio
+from .launchers import OURS, TORCHRUN_TUNED, Launcher, elastic_agent, running
+from .scene import BOTH, HOST, PEER, Scene, boottime_s
 
 EXAMPLE = REPOSITORY / "examples" / "survive_ddp.py"
+TWO_EACH = {HOST: 2, PEER: 2}
+LAUNCHERS = [
+    running(launcher, "surviving.py")
+    for launcher in (elastic_agent("kept", "1:2", "--survive", "keep"), OURS, TORCHRUN_TUNED)
+]
+KEPT = LAUNCHERS[0]
+KILLED, WHOLE, JOINED = (
+    "killed worker, next step",
+    "killed worker, next step of all four",
+    "node joins, pause",
+)
+CALM_S = 1.5
+LIMIT_S = 60.0
 LAYERS, WIDTH = 40, 1020
 """Of the model: 167 MB of parameters, and twice that in the optimizer."""
 FAIL_AT = 50
@@ -40,11 +61,17 @@ def run(options: Options) -> Result:
         for number in range(2 if options.quick else options.runs):
             for who, checkpoint_every in (("memory", 10**6), ("checkpoint of step 40", 20)):
                 _recover(figures, Path(folder, f"{who} {number}"), who, checkpoint_every)
+    for _ in range(options.runs):
+        for launcher in LAUNCHERS:
+            _kill(figures, launcher)
+            _join(figures, launcher)
     note = "torch.load reads from the page cache, not from a disk; memory and files were used before."
     ratios = [
         *ratio(figures.of(COPY, "memory"), figures.of(COPY, "torch.save")),
         *ratio(figures.of(READ, "memory"), figures.of(READ, "torch.load")),
         *ratio(figures.of(RECOVERY, "memory"), figures.of(RECOVERY, "checkpoint of step 40")),
+        *ratio(figures.of(KILLED, KEPT.name), figures.of(KILLED, OURS.name), 5.0),
+        *ratio(figures.of(KILLED, KEPT.name), figures.of(KILLED, TORCHRUN_TUNED.name), 80.0),
     ]
     return Result("survive", list(figures), [note], ratios)
 
@@ -124,3 +151,32 @@ def _recover(figures: Figures, folder: Path, who: str, checkpoint_every: int) ->
     assert done_s is not None
     figures.of(RECOVERY, who).add(done_s - failed_s)
     progress(f"{RECOVERY}, {who}: {done_s - failed_s:.3f} s")
+
+
+def _kill(figures: Figures, launcher: Launcher) -> None:
+    """Kill a worker three times, and measure until the next step is done in the next world, and in one of all four."""
+    with Scene(launcher, slots=TWO_EACH) as scene:
+        world = scene.settle_down(BOTH)
+        for _ in range(3):
+            time.sleep(CALM_S)
+            last = max(rank for node, rank in world.pids if node == PEER)
+            struck_s = boottime_s()
+            os.kill(world.pids[PEER, last], signal.SIGKILL)
+            if launcher is KEPT:
+                others = scene.await_world(2, struck_s, LIMIT_S)
+            world = scene.await_world(4, struck_s, LIMIT_S)
+            whole_s = world.latest_s("collective") - struck_s
+            took_s = others.latest_s("collective") - struck_s if launcher is KEPT else whole_s
+            figures.of(KILLED, launcher.name).add(took_s)
+            figures.of(WHOLE, launcher.name).add(whole_s)
+            progress(f"{KILLED}, {launcher.name}: {took_s:.3f} s; of all four: {whole_s:.3f} s")
+
+
+def _join(figures: Figures, launcher: Launcher) -> None:
+    """Let a node join, and measure for how long the other one makes no step."""
+    with Scene(launcher, slots=TWO_EACH) as scene:
+        before = scene.settle_down((HOST,))
+        after = scene.await_world(4, scene.start(PEER), LIMIT_S)
+        pause_s = scene.interruption_s(before, after, (HOST,))
+        figures.of(JOINED, launcher.name).add(pause_s)
+        progress(f"{JOINED}, {launcher.name}: {pause_s:.3f} s")

@@ -21,6 +21,12 @@ STORE_PORT = PREFIX + "STORE_PORT"
 """The port of the store that the agents host. A script may give MASTER_PORT another value for a store of its own."""
 STATE_MEMORY = PREFIX + "STATE_MEMORY"
 """The two files in memory that hold the worker's state for `elastic_agent.survive`, as paths with a colon between."""
+PARKING = PREFIX + "PARKING"
+"""With --survive keep, what a worker of `elastic_agent.survive` does: one of the following two."""
+KEEP = "keep"
+"""It may leave its world, and go on in the next one."""
+APART = "apart"
+"""It was started apart from any world, and waits for its first one."""
 
 _IDENTITY = (RUN_ID, NODE_ID, WORKER_ID, SLOT, INCARNATION)
 WORKER_VARIABLES = frozenset(
@@ -34,6 +40,7 @@ WORKER_VARIABLES = frozenset(
         PROGRESS,
         STORE_PORT,
         STATE_MEMORY,
+        PARKING,
     )
 )
 """All of them. None is a setting: an agent started inside a worker must not take the place of the worker's agent."""

@@ -81,8 +81,12 @@ class Bench:
                 self._note("handles notices", generation)
             case events.WorkersInterrupted(generation=generation, failure=failure):
                 self._note("interrupted", (generation, failure.summary))
-            case events.WorkersCleared(unkillable=unkillable):
+            case events.WorkersCleared(unkillable=unkillable, parked=0):
                 self._note("stopped", unkillable)
+            case events.WorkersCleared(parked=parked):
+                self._note("parked", parked)
+            case events.WarmedUp(parked=parked, all_parked=all_parked):
+                self._note("warm", (parked, all_parked))
             case GuardLost(returncode=returncode):
                 self._note("guard lost", returncode)
 
@@ -98,8 +102,9 @@ class Bench:
         self.reported.append((what, detail))
         self._news.set()
 
-    def start(self, generation: int, program: str, *arguments: object) -> None:
-        beats = HeartbeatFile.create(self.folder, 1)
+    def start(self, generation: int, program: str, *arguments: object, apart: bool = False) -> None:
+        parked = self.runner.parked
+        beats = HeartbeatFile.create(self.folder, 1) if parked is None else parked.heartbeats
         variables = {
             "ELASTIC_AGENT_RUN_ID": "run",
             "ELASTIC_AGENT_NODE_ID": "n1",
@@ -109,9 +114,17 @@ class Bench:
         }
         logs = GenerationLogs(str(self.folder / "logs"))
         context = WorkerContext(
-            self.guard, generation, "w", program, {0: arguments}, {0: variables}, logs, self.closer
+            self.guard,
+            -generation if apart else generation,
+            "w",
+            program,
+            {0: arguments},
+            {0: variables},
+            logs,
+            self.closer,
         )
-        self.runner.start(context, beats)
+        context.parked = {} if parked is None else dict(parked.pids)
+        self.runner.start(context, beats, apart=apart)
 
     async def begin(self, generation: int, *program: object) -> None:
         """Start a Python program, and wait until it runs."""

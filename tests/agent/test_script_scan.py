@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.worker_group.script_scan import curated_imports, needs_own_python
+from elastic_agent.agent.worker_group.script_scan import curated_imports, imports, needs_own_python
 from elastic_agent.workers.spawner.curated import in_full
 
 ENVIRON = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_LOGS": "+dynamo", "HOME": "/"}
@@ -142,5 +142,25 @@ def test_what_optimizers_import_is_loaded_before_the_workers_if_the_script_may_m
     (tmp_path / "quiet.py").write_text("import torch\n")
     script = tmp_path / "train.py"
     script.write_text(source)
-    imports = curated_imports(str(script), is_module=False, folder=str(tmp_path))
-    assert ("torch._dynamo" in [name for name, _ in in_full(imports)]) == trains
+    found = curated_imports(str(script), is_module=False, folder=str(tmp_path))
+    assert ("torch._dynamo" in [name for name, _ in in_full(found)]) == trains
+
+
+@pytest.mark.parametrize(
+    ("source", "does"),
+    [
+        ("from elastic_agent import client, survive", True),
+        ("import elastic_agent.survive as survive", True),
+        ("from elastic_agent.survive import State", True),
+        ("import beside", True),
+        ("def main():\n    from elastic_agent import survive", False),
+        ("from elastic_agent import client", False),
+        ("import torch", False),
+    ],
+)
+def test_a_script_that_may_keep_its_workers_is_recognised(tmp_path: Path, source: str, does: bool) -> None:
+    (tmp_path / "beside.py").write_text("from elastic_agent import survive\n")
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    found = imports(str(script), is_module=False, folder=str(tmp_path), module="elastic_agent.survive")
+    assert found == does

@@ -141,7 +141,14 @@ class Scene:
         return passed[0]
 
     def _make_workers(
-        self, guard: Guard, world: World, incarnation: str, restarts: int
+        self,
+        guard: Guard,
+        world: World,
+        incarnation: str,
+        restarts: int,
+        parked: object,
+        *,
+        number: int | None,
     ) -> tuple[WorkerContext, HeartbeatFile]:
         assert self._program, "there is no second node"
         arguments = {0: ("-I", "-S", "-c", self._program, world.generation)}

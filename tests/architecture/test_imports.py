@@ -46,9 +46,10 @@ GUARD = {
     "workers/guard/__main__.py",
     *(
         f"workers/guard/{part}.py"
-        for part in ("cold", "generation", "kept_output", "line", "progress", "relay", "warm")
+        for part in ("cold", "generation", "kept_output", "kept_workers", "line", "progress", "relay", "warm")
     ),
     "linux.py",
+    "worker_variables.py",
 }
 """What the guard process is made of: it must start at once, and survive whatever torch does."""
 

@@ -173,6 +173,20 @@ def test_all_ranks_stop_at_the_same_step_even_if_only_one_got_the_notice(tmp_pat
             file.close()
 
 
+def test_an_agreement_begins_anew_in_another_world(cells: HeartbeatFile) -> None:
+    """Workers that go on in it with newly started ones count their calls as these do."""
+    cells.notify(1, "drain", 10**18)
+    script = (
+        "import os\n"
+        "from elastic_agent import client\n"
+        "agreement = client.Agreement(every=2)\n"
+        "print(agreement.notice())\n"
+        "os.environ['ELASTIC_AGENT_GENERATION'] = '7'\n"
+        "print(agreement.notice(), agreement.notice().reason)"
+    )
+    assert run_script(script, under_agent(cells)).stdout == "None\nNone drain\n"
+
+
 def test_an_agreement_of_a_single_worker_returns_its_notice(cells: HeartbeatFile) -> None:
     cells.notify(1, "drain", 10**18)
     script = "from elastic_agent import client; print(client.Agreement().notice().reason)"

@@ -171,6 +171,12 @@ def test_ports_for_workers_do_not_include_those_of_the_members(shell: Shell) -> 
     assert "port 29401 of --rdzv-endpoint" in line
 
 
+def test_workers_that_keep_their_processes_need_our_own_logs(shell: Shell) -> None:
+    line = complaint(shell, ["--survive=keep", "--logs-specs=mine", "train.py"])
+    assert "--logs-specs has a folder of its own" in line
+    assert "expected restart, or no --logs-specs" in line
+
+
 def test_an_option_without_its_value_is_an_error(shell: Shell) -> None:
     with pytest.raises(UsageError, match=r"^--nnodes: requires a value; expected N or MIN:MAX"):
         load_settings(["--nnodes"], shell.environ)

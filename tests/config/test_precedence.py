@@ -90,6 +90,7 @@ def test_every_setting_can_come_from_our_variable_and_from_the_file(shell: Shell
         "etcd_prefix": "/seven",
         "log_limit": "7M",
         "requeue": "never",
+        "survive": "keep",
     }
     for spec in specs():
         if spec.name == "config":

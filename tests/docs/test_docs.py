@@ -234,7 +234,7 @@ def test_options_of_the_simulator_exist() -> None:
 
 
 def test_rules_that_the_protocol_page_attributes_to_the_simulator_are_there() -> None:
-    rules = ("checker.py", "notice_rules.py", "budget_rules.py")
+    rules = ("checker.py", "notice_rules.py", "budget_rules.py", "parking_rules.py")
     checker = "".join((ROOT / "tests/simulator" / name).read_text() for name in rules)
     faults = (ROOT / "tests/simulator/scenario.py").read_text()
     promises = text_of("docs/internals.md").partition("## What is promised")[2].partition("\n## ")[0]
@@ -269,7 +269,8 @@ def test_variables_of_workers_are_those_that_the_agent_sets() -> None:
     }
     seat = Seat("n1", "abc", "10.0.0.1", 2, 0)
     world = World(1, (seat,), Address("10.0.0.1", 29500), "n1")
-    facts = RunFacts("run", 0, "/dev/shm/x", "eth0", "agent", ["/proc/1/fd/3:/proc/1/fd/4"] * 2)
+    memory = ["/proc/1/fd/3:/proc/1/fd/4"] * 2
+    facts = RunFacts("run", 0, "/dev/shm/x", "eth0", "agent", memory, "keep")
     settings = Settings(virtual_local_rank=True)
     inherited = {"SLURM_STEP_ID": "0", "SLURM_CPUS_PER_TASK": "16"}
     given = worker_environment(inherited, settings, facts, world, seat, 0).keys() | {

@@ -24,6 +24,7 @@ from elastic_agent.protocol.node import (
     RequestStop,
     StartWorkers,
     StopWorkers,
+    WarmUp,
 )
 from elastic_agent.protocol.records import (
     Cause,
@@ -64,7 +65,7 @@ def departs(outcome: Outcome, reason: str = "it is over", generation: int = 1) -
 
 def fails(failure: Failure) -> list[object]:
     """A failure that leaves workers to be stopped."""
-    return [Announce(State.FAILED, 1, failure), StopWorkers(Grace.RESTART, failure.summary)]
+    return [Announce(State.FAILED, 1, failure), StopWorkers(Grace.RESTART, failure.summary, keep=True)]
 
 
 def ended(phase: Phase, version: int = 9, **fields: object) -> Plan:
@@ -101,6 +102,13 @@ def stopping() -> Node:
     """Node a, which stops its workers because generation 2 forms."""
     node = running()
     node.plan_changed(forming(2, 3))
+    return node
+
+
+def parked() -> Node:
+    """Node a, whose workers of generation 1 are parked: it is ready for generation 2."""
+    node = stopping()
+    node.stopped(parked=True)
     return node
 
 
@@ -182,7 +190,11 @@ STARTS: dict[str, Story] = {
     "a cancelled start is not reported as running": (
         starting,
         [
-            ("plan_changed", forming(2, 3, reason="b lost"), [StopWorkers(Grace.RESTART, "b lost")]),
+            (
+                "plan_changed",
+                forming(2, 3, reason="b lost"),
+                [StopWorkers(Grace.RESTART, "b lost", keep=True)],
+            ),
             ("started", 1, []),
             ("stopped", [Announce(READY, 2)]),
         ],
@@ -436,9 +448,8 @@ REQUESTS: dict[str, Story] = {
             ("request_stop", DRAIN_B, [RequestStop(DRAIN_B)]),
             ("plan_changed", sealed(1, 3, "a-1", "b-1", acknowledged={"a-1": 1}), []),
             (
-                "plan_changed",
-                forming(2, 4, acknowledged={"a-1": 1}),
-                [RequestStop(None), StopWorkers(Grace.RESTART, "forming 2")],
+                *("plan_changed", forming(2, 4, acknowledged={"a-1": 1})),
+                [RequestStop(None), StopWorkers(Grace.RESTART, "forming 2", keep=True)],
             ),
         ],
     ),
@@ -490,6 +501,163 @@ def test_what_a_node_does(story: Story) -> None:
     node = begin()
     for event, *arguments, actions in steps:
         assert getattr(node, event)(*arguments) == actions, event
+
+
+ALL_PARKED, SOME_PARKED = {"parked": True, "all_parked": True}, {"parked": True, "all_parked": False}
+PARKED: dict[str, Story] = {
+    "a node is ready when its workers are parked": (
+        stopping,
+        [("stopped", ALL_PARKED, [Announce(READY, 2)])],
+    ),
+    "parked workers go on in the next world, after the same checks": (
+        parked,
+        [
+            ("plan_changed", sealed(2, 4, "a-1"), [Prepare(world(2, "a-1"))]),
+            ("prepared", 2, [StartWorkers(world(2, "a-1"))]),
+        ],
+    ),
+    "nothing is kept when the lease is lost": (
+        parked,
+        [("lease_lost", "cut off", [StopWorkers(Grace.NONE, "cut off")]), ("stopped", [Rejoin("cut off")])],
+    ),
+    "nor if it was lost while they parked": (
+        stopping,
+        [
+            ("lease_lost", "cut off", [StopWorkers(Grace.NONE, "cut off")]),
+            ("stopped", ALL_PARKED, [StopWorkers(Grace.NONE, "cut off")]),
+            ("stopped", [Rejoin("cut off")]),
+        ],
+    ),
+    "they wait for another world when one is sealed without this node": (
+        parked,
+        [
+            ("plan_changed", sealed(2, 4, "b-1"), []),
+            ("plan_changed", forming(3, 5), [Announce(READY, 3)]),
+        ],
+    ),
+    "nor when the run has ended": (
+        parked,
+        [
+            ("plan_changed", ended(Phase.FAILED), [StopWorkers(Grace.NONE, "it is over")]),
+            ("stopped", [Announce(LEFT, 1), Depart(Outcome.FAILED, "it is over")]),
+        ],
+    ),
+}
+
+
+def fresh() -> Node:
+    """Node a, which has just got its lease and starts workers before it has a place in a world."""
+    node = Node("a-1", warms_up=True)
+    node.registered()
+    return node
+
+
+def apart() -> Node:
+    """Node a, whose workers are being started apart from any world while generation 1 forms."""
+    node = fresh()
+    node.plan_changed(forming(1, 1))
+    return node
+
+
+def warm() -> Node:
+    """Node a, whose workers run in generation 1, before which they were started apart."""
+    node = apart()
+    node.warmed_up(**ALL_PARKED)
+    node.plan_changed(sealed(1, 2, "a-1", "b-1"))
+    node.prepared(1)
+    node.started(1)
+    return node
+
+
+APART: dict[str, Story] = {
+    "workers are not started apart before the node has a lease": (
+        lambda: Node("a-1", warms_up=True),
+        [
+            ("plan_changed", forming(1, 1), [Announce(READY, 1, warms_up=True)]),
+            ("registered", [WarmUp()]),
+            ("registered", []),
+        ],
+    ),
+    "nobody waits for a node while its workers are started apart": (
+        fresh,
+        [
+            ("plan_changed", forming(1, 1), [Announce(READY, 1, warms_up=True), WarmUp()]),
+            ("plan_changed", forming(1, 2), []),
+            ("warmed_up", ALL_PARKED, [Announce(READY, 1)]),
+        ],
+    ),
+    "a node that joins a running world starts its workers first": (
+        fresh,
+        [
+            ("plan_changed", sealed(1, 2, "b-1", "c-1"), [WarmUp()]),
+            ("warmed_up", ALL_PARKED, [Announce(READY, 0)]),
+            ("plan_changed", forming(2, 3), [Announce(READY, 2)]),
+        ],
+    ),
+    "a node some of whose workers are parked starts the others": (
+        warm,
+        [
+            ("failed", 1, CRASH, fails(CRASH)),
+            ("plan_changed", forming(2, 3), []),
+            ("stopped", SOME_PARKED, [Announce(READY, 2, warms_up=True), WarmUp()]),
+            ("plan_changed", sealed(2, 4, "b-1"), []),
+            ("warmed_up", ALL_PARKED, [Announce(READY, 2)]),
+        ],
+    ),
+    "a node all of whose workers are parked starts none": (
+        warm,
+        [
+            ("plan_changed", forming(2, 3), [StopWorkers(Grace.RESTART, "forming 2", keep=True)]),
+            ("stopped", ALL_PARKED, [Announce(READY, 2)]),
+        ],
+    ),
+    "workers that cannot be started apart start in their world from then on": (
+        apart,
+        [
+            ("warmed_up", {**SOME_PARKED, "again": False}, [Announce(READY, 1)]),
+            ("lease_lost", "cut off", [StopWorkers(Grace.NONE, "cut off")]),
+            ("stopped", [Rejoin("cut off")]),
+            ("rejoined", "a-2", []),
+            ("plan_changed", forming(2, 3), [Announce(READY, 2)]),
+        ],
+    ),
+    "workers that could not be started apart this time are, later": (
+        apart,
+        [
+            ("warmed_up", SOME_PARKED, [Announce(READY, 1)]),
+            ("lease_lost", "cut off", [StopWorkers(Grace.NONE, "cut off")]),
+            ("stopped", [Rejoin("cut off")]),
+            ("rejoined", "a-2", [Announce(READY, 0, warms_up=True)]),
+        ],
+    ),
+    "they are stopped with the lease, and the next incarnation starts others": (
+        apart,
+        [
+            ("lease_lost", "cut off", [StopWorkers(Grace.NONE, "cut off")]),
+            ("warmed_up", ALL_PARKED, []),
+            ("stopped", [Rejoin("cut off")]),
+            ("rejoined", "a-2", [Announce(READY, 0, warms_up=True)]),
+            ("registered", []),
+            ("plan_changed", forming(1, 3), [Announce(READY, 1, warms_up=True), WarmUp()]),
+        ],
+    ),
+    "they are stopped when the run ends": (
+        apart,
+        [
+            ("plan_changed", ended(Phase.FAILED), [StopWorkers(Grace.NONE, "it is over")]),
+            ("stopped", [Announce(LEFT, 1), Depart(Outcome.FAILED, "it is over")]),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("story", [*PARKED.values(), *APART.values()], ids=[*PARKED, *APART])
+def test_what_a_node_does_with_parked_workers(story: Story) -> None:
+    begin, steps = story
+    node = begin()
+    for event, *arguments, actions in steps:
+        facts = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
+        assert getattr(node, event)(*arguments, **facts) == actions, event
 
 
 # -- the table of transitions -----------------------------------------------------------------------

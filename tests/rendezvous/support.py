@@ -128,6 +128,7 @@ class Participant:
             self.session,
             participant.Workers(
                 set_deadline=_ignore,
+                warm_up=lambda: None,
                 start=lambda world: self._part.perform(self.node.started(world.generation)),
                 stop=lambda action: self._part.perform(self.node.stopped()),
                 notify=_ignore,

@@ -24,6 +24,7 @@ from elastic_agent.protocol.node import (
     RequestStop,
     StartWorkers,
     StopWorkers,
+    WarmUp,
 )
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 POINTS: dict[type, str] = {
     Announce: "announce",
     Prepare: "prepare",
+    WarmUp: "warm up",
     StartWorkers: "start",
     StopWorkers: "stop",
     Rejoin: "rejoin",
@@ -73,6 +75,12 @@ POINTS: dict[type, str] = {
 
 HANGS_S, IDLE_S = 1.0, 0.05
 """Workers that would take so long to end on SIGTERM make no progress; before a restart, the guard kills them then."""
+
+CLEARED_S = 0.01
+"""How long it takes to remove what the workers left."""
+
+PARK_S = 1.0
+"""Workers that have not parked within this time are stopped."""
 
 
 @dataclass
@@ -182,7 +190,13 @@ class Agent:
         self.asked_to_leave_s: float | None = None
         """When it was asked, in good order."""
         self._mail = Inbox(cluster.kernel)
-        self._stopping: Grace | None = None
+        self._stopping, self._keeps = cast(Grace | None, None), False
+        """Whether the stop under way lets workers park."""
+        self.parked_gone = Inbox(cluster.kernel)
+        self._warm_ups = 0
+        """Counts what begins or ends a warm-up: one that goes on after that is over."""
+        self.prepared: int | None = None
+        """The generation for which this node has last passed its preparation."""
         self.stop_hangs = False
         """Whether it does not get on with a stop, while it renews its lease."""
         self._hasten = Inbox(cluster.kernel)
@@ -220,11 +234,12 @@ class Agent:
             generation=0,
             policy=self.policy,
             stop_s=self.cluster.stop_takes_s(),
+            warms_up=self.cluster.scenario.warm_up_s > 0,
             replaces=replaces[-64:],
         )
 
     def _workers(self) -> Workers:
-        return Workers(self._set_deadline, self._start, self._stop, self._notify)
+        return Workers(self._set_deadline, self._warm_up, self._start, self._stop, self._notify)
 
     def _reporter(self) -> Reporter:
         return Reporter(self._announced, self._rejoins, self._depart)
@@ -275,6 +290,8 @@ class Agent:
                 self.cluster.story(self.name, "{}", reason)
             case events.PlanSeen(plan=plan):
                 self._plan_read(plan)
+            case events.Prepared(generation=generation):
+                self.prepared = generation
             case events.GivenUp(reason=reason):
                 self._give_up(reason)
         self.participant.take_in(event)
@@ -329,6 +346,31 @@ class Agent:
             return
         self.process.spawn(self.cluster.job.starting(self, group))
 
+    def _warm_up(self) -> None:
+        if self.guard.warm_up(self.session.member.slots):
+            self._warm_ups += 1
+            self.process.spawn(self._warming(self._warm_ups))
+        else:
+            self.fenced("the guard would not start workers past the deadline")
+
+    def _warming(self, warm_up: int) -> Routine:
+        """Wait until the workers that were started apart from any world have parked."""
+        yield self.cluster.warm_up_takes_s()
+        fails = self.holder.fails_at_start()
+
+        def tell() -> list[Action]:
+            if self._warm_ups != warm_up:
+                return []
+            if fails and self.guard.parked:
+                self.guard.parked_ends()
+            parked = len(self.guard.parked)
+            self.cluster.story(self.name, "has {} workers parked before their world", parked)
+            all_parked = parked == self.session.member.slots
+            again = all_parked or self.cluster.kernel.random.random() < 0.5
+            return self.node.warmed_up(parked=parked > 0, all_parked=all_parked, again=again)
+
+        self.post(tell)
+
     def fenced(self, why: str) -> None:
         """The guard says that the lease's deadline is over, whatever was renewed meanwhile."""
 
@@ -357,9 +399,11 @@ class Agent:
 
     def _stop(self, action: StopWorkers) -> None:
         if self._stopping is not None:
+            self._keeps &= action.keep
             self._hasten.put(action.grace)
             return
-        self._stopping = action.grace
+        self._warm_ups += 1
+        self._stopping, self._keeps = action.grace, action.keep
         self._hasten.items.clear()
         self.process.spawn(self._stop_group(self.guard.group))
 
@@ -370,6 +414,12 @@ class Agent:
             yield 3.0 * (self.cluster.scenario.bound_s + STOP_SLACK_S)
             self.stop_hangs = False
             self.cluster.stop_hung()
+        if group is not None and self._keeps and self.cluster.scenario.survives:
+            yield from self._parking(group)
+        if not self._keeps and self.guard.parked:
+            self.parked_gone.items.clear()
+            self.guard.kill_parked("stopped by its agent")
+            yield self.parked_gone, None
         if group is not None and group.alive:
             gone = Inbox(self.cluster.kernel)
             group.ends.append(gone)
@@ -385,9 +435,25 @@ class Agent:
             self._stopping = None  # until now, whatever hastened it is answered by this
             if group is not None:
                 group.stopped = True
-            return self.node.stopped(stuck)
+            parked = len(self.guard.parked)
+            all_parked = parked == self.session.member.slots
+            return self.node.stopped(stuck, parked=parked > 0, all_parked=all_parked)
 
         self.post(tell)
+
+    def _parking(self, group: Group) -> Routine:
+        """Let the workers park, unless they take too long, or must not any more."""
+        takes_s = self.holder.parks_after_s()
+        waited_s = 0.0
+        while waited_s < min(takes_s, PARK_S) and self._keeps:
+            step_s = min(min(takes_s, PARK_S) - waited_s, 0.1)
+            yield self._hasten, step_s
+            waited_s += step_s
+        if self._keeps and takes_s <= PARK_S and group.alive and not group.dying and group.started:
+            self.cluster.story(self.name, "keeps the workers of generation {}", group.generation)
+            self.guard.park(group)
+            self.cluster.at("parked", self)
+            yield CLEARED_S
 
     def _grace(self, group: Group, gone: Inbox) -> Routine:
         assert self._stopping is not None  # set before this task began

@@ -21,6 +21,7 @@ from elastic_agent.protocol.records import (
 from .budget_rules import BudgetRules, counting
 from .guard import Group
 from .notice_rules import NoticeRules
+from .parking_rules import ParkingRules
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -49,6 +50,7 @@ class Checker:
         self.cluster = cluster
         self.notices = NoticeRules(cluster, self)
         self.budget = BudgetRules(cluster, self)
+        self.parking = ParkingRules(cluster, self)
         self.live: list[Group] = []
         self.worlds: dict[int, bytes] = {}
         """Generation → its world as first seen, published or run."""
@@ -120,6 +122,7 @@ class Checker:
                 )
             if machine.clock() > agent.guard.deadline_s + margin_s or agent.died_s is not None:
                 self._not_past_the_fence(group)
+        self.parking.step()
 
     def _not_past_the_fence(self, group: Group) -> None:
         machine, margin_s = group.agent.machine, self.cluster.policy.fence_margin_s
@@ -137,11 +140,15 @@ class Checker:
 
     def being_killed_after_thaw(self, group: Group) -> bool:
         """Return whether its machine was paused past the deadline, and its guard is killing it now."""
-        machine = group.agent.machine
+        return self.kills_after_thaw(group.agent)
+
+    def kills_after_thaw(self, agent: Agent) -> bool:
+        """Return whether the agent's machine was paused past the deadline, and its guard is killing its workers now."""
+        machine = agent.machine
         just_thawed = (
             self.cluster.kernel.now <= machine.last_thaw_s + self.cluster.scenario.kill_max_s + EPSILON_S
         )
-        return just_thawed and machine.clock() >= group.agent.guard.deadline_s
+        return just_thawed and machine.clock() >= agent.guard.deadline_s
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -186,7 +193,7 @@ class Checker:
     def worker_ended(self, group: Group) -> None:
         """Workers are gone. Only the guard tells its agent, if the guard has killed them."""
         self.live.remove(group)
-        if group.exited not in ("success", "left"):
+        if group.exited not in ("success", "left", "parked"):
             self.cluster.kernel.after(NOTICED_S, self._was_noticed, group)
 
     def _was_noticed(self, group: Group) -> None:
@@ -219,6 +226,7 @@ class Checker:
         if member.state not in (State.READY, State.STOPPED, State.LEFT):
             return
         self.notices.announced(agent, member)
+        self.parking.announced(agent, member)
         for group in self.live:
             older = group.generation < member.generation or member.state is not State.READY
             if group.agent is agent and older:

@@ -50,6 +50,8 @@ class Seatholder:
     hanging_stops: int = 0
     portless: bool = False
     """It has no port for a bootstrap store."""
+    parking_s: float | None = None
+    """How long its workers take to park the next time, if not as long as usual."""
 
     @property
     def mark(self) -> str:
@@ -80,6 +82,11 @@ class Seatholder:
         """Return whether this start never ends."""
         self.hanging_starts -= self.hanging_starts > 0
         return self.hanging_starts > 0
+
+    def parks_after_s(self) -> float:
+        """How long its workers take to park; more than there is time for if they cannot."""
+        takes_s, self.parking_s = self.parking_s, None
+        return self.cluster.kernel.random.uniform(0.001, 0.05) if takes_s is None else takes_s
 
     def recover(self) -> None:
         """Have its next starts and stops go well."""
@@ -418,6 +425,10 @@ class Cluster:
         if self.scenario.prompt_workers:
             return 0.01
         return self.kernel.random.choice((0.01, 0.1, 1.0, 100.0)) * self.kernel.random.random()
+
+    def warm_up_takes_s(self) -> float:
+        """How long workers that are started apart from any world take to park."""
+        return self.scenario.warm_up_s * self.kernel.random.uniform(0.1, 1.0)
 
     def stop_takes_s(self) -> float:
         """The stop deadline an agent announces."""

@@ -229,6 +229,22 @@ class Script(Faults):
         job.broken = "b1"
         self._undo_after(for_s, lambda: setattr(job, "broken", ""))
 
+    def park_after(self, node: str, takes_s: float = float("inf")) -> None:
+        """Have the node's workers take so long to park the next time."""
+        self.node(node).parking_s = takes_s
+
+    def fence(self, node: str) -> None:
+        """The node's lease is over."""
+        self.agent(node).fenced("its lease is over")
+
+    def end_parked(self, node: str) -> None:
+        """A parked worker of the node ends."""
+        self.agent(node).guard.parked_ends()
+
+    def fail_starts(self, node: str, count: int) -> None:
+        """So many starts of workers fail, or their going on in another world."""
+        self.node(node).failing_starts = count + 1
+
     def hang_starts(self, node: str, count: int) -> None:
         """So many starts of workers never end."""
         self.node(node).hanging_starts = count + 1

@@ -288,6 +288,17 @@ class Faults:
     def _stop_hangs(self) -> None:
         self._some().hanging_stops += 2
 
+    def _parks_late(self) -> None:
+        self._some().parking_s = self.random.uniform(0.3, 0.99)
+
+    def _does_not_park(self) -> None:
+        self._some().parking_s = float("inf")
+
+    def _dies_parked(self) -> None:
+        agent = self._some().agent
+        if agent is not None:
+            agent.guard.process.do(agent.guard.parked_ends)
+
     def _unkillable(self) -> None:
         self._some().unkillable_stops += 1
 

@@ -14,7 +14,7 @@ import msgspec
 
 from elastic_agent.protocol.records import Failure, FailureKind, Notice
 
-from .guard import Group
+from .guard import Doing, Group
 from .kernel import Routine
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 STEP_S = 0.1
 LOOK_AGAIN_S = 0.1
+BROKEN_S = 1.0
+"""How long workers that can park wait for a plan when their world is broken, before they are said to have failed."""
 
 
 @dataclass
@@ -147,10 +149,15 @@ class Job:
             if self.peers_notice and other.alive and self.kernel.random.random() < 0.8:
                 delay_s = self.kernel.random.choice((0.01, 0.1, 2.0)) * self.kernel.random.random()
                 failure = Failure(FailureKind.WORKER, f"{other.agent.name}: connection closed by peer")
+                if self.cluster.scenario.survives:
+                    delay_s += BROKEN_S
                 self.kernel.after(delay_s, other.agent.guard.process.do, self.fail, other, failure)
 
     def fail(self, group: Group, failure: Failure) -> None:
-        """A worker fails; its agent takes the others of the node down and reports it."""
+        """A worker fails; its agent takes the others of the node down and reports it.
+
+        Where workers can park, that is one worker, and the agent decides about the others.
+        """
         if not group.alive or group.dying or not group.agent.process.alive:
             return
         self.cluster.story(group.agent.name, "generation {}: {}", group.generation, failure.summary)
@@ -159,7 +166,10 @@ class Job:
         failure = msgspec.structs.replace(failure, progressed=beaten)
         if self._counts(group):
             generation.failures.append(failure)
-        if failure.kind is FailureKind.WORKER:
+        if failure.kind is FailureKind.WORKER and self.cluster.scenario.survives:
+            generation.spoilt |= self._counts(group)
+            group.workers[-1].doing = Doing.DEAD
+        elif failure.kind is FailureKind.WORKER:
             group.agent.guard.end(group, "failed")
         group.agent.group_exited(group, failure)
 

@@ -59,6 +59,9 @@ WORK = (
     "start hangs",
     "stop hangs",
     "unkillable",
+    "parks late",
+    "does not park",
+    "dies parked",
 )
 """What workers do."""
 CHURN = (
@@ -130,6 +133,10 @@ class Scenario:
     """For which part of the run's lease some agents ask that come or come back later; 1: all ask for the same."""
     beats: bool = False
     """Whether the workers report heartbeats."""
+    survives: bool = False
+    """Whether workers park rather than be stopped, where their agents may keep them."""
+    warm_up_s: float = 0.0
+    """How long it takes at most to start workers apart from any world; 0: they are started in their world."""
 
     @property
     def store_survives(self) -> bool:
@@ -151,6 +158,7 @@ class Scenario:
         policy = self.policy
         slack = 1.0 + self.max_skew * 2
         promised_s = 2 * policy.lease_ttl_s + policy.fence_margin_s + self.stop_s + 3 * policy.settle_s + 1.0
+        promised_s += self.warm_up_s
         if self.hosting == "etcd":
             promised_s += LEADER_LEASES * policy.lease_ttl_s
         return promised_s * slack
@@ -202,6 +210,7 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
         node_counts=_node_counts(random, min_nodes, max_nodes),
         restart_window_s=random.choice((0.0, 1.0, 5.0, 30.0, 3600.0)),
     )
+    survives = random.random() < 0.5
     return Scenario(
         nodes=nodes,
         policy=policy,
@@ -230,6 +239,8 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
         last_ask=random.choice((None, None, None, "stop", "drain", "drain other")),
         least_lease=random.choice((1.0, 1.0, 1.0, 0.4)),
         beats=random.random() < 0.5,
+        survives=survives,
+        warm_up_s=random.choice((0.0, 0.3, 3.0)) if survives else 0.0,
     )
 
 

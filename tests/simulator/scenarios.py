@@ -494,6 +494,208 @@ IN_ETCD = (
     ),
 )
 
+SURVIVES = {"survives": True}
+WARMS_UP = {"survives": True, "warm_up_s": 0.5}
+WAITS = {"min_nodes": 3, "join_timeout_s": 60.0}
+"""Two nodes of three wait for the third, their workers parked."""
+
+PARKED = (
+    Directed(
+        name="workers are kept",
+        rule="A node is ready when its workers are gone or parked; parked ones go on in the next world.",
+        steps=(at(3.0, "fail", "n0"),),
+        universe=SURVIVES,
+        end="finished, generation 2, 1 charged",
+    ),
+    Directed(
+        name="workers park late",
+        rule="No world is sealed before workers have parked.",
+        steps=(ALONE, at(3.0, "park_after", "n1", 0.9), at(3.0, "fail", "n0")),
+        universe=SURVIVES,
+        end="finished, generation 2, 1 charged",
+    ),
+    Directed(
+        name="workers do not park",
+        rule="Workers that do not park in time are stopped.",
+        steps=(ALONE, at(3.0, "park_after", "n1"), at(3.0, "fail", "n0")),
+        universe=SURVIVES,
+        end="finished, generation 2, 1 charged",
+    ),
+    Directed(
+        name="a parked worker dies",
+        rule="A slot whose parked worker has ended gets another process.",
+        policy=WAITS,
+        steps=(ALONE, at(3.0, "crash", "n2", back_s=5.0), at(7.0, "end_parked", "n0")),
+        universe=SURVIVES,
+        end="finished, generation 2, 0 charged",
+    ),
+    Directed(
+        name="lease lost while workers are parked",
+        rule="The guard kills parked workers at the deadline of the lease, too, and no new incarnation has them.",
+        policy=WAITS,
+        steps=(ALONE, at(3.0, "crash", "n2", back_s=8.0), at(7.0, "cut", "n0", for_s=4.0)),
+        universe=SURVIVES,
+        end="finished, generation 2, 0 charged",
+    ),
+    Directed(
+        name="frozen while workers are parked",
+        rule="The guard kills parked workers at the deadline of the lease, whatever the agent does.",
+        policy=WAITS,
+        steps=(ALONE, at(3.0, "crash", "n2", back_s=8.0), at(7.0, "freeze", "n0", for_s=4.0)),
+        universe=SURVIVES,
+        end="finished, generation 2, 0 charged",
+    ),
+    Directed(
+        name="agent dies while workers are parked",
+        rule="No parked worker outlives its agent.",
+        policy=WAITS,
+        steps=(ALONE, at(3.0, "crash", "n2", back_s=8.0), at(7.0, "crash", "n0", back_s=0.5)),
+        universe=SURVIVES,
+        end="finished, generation 2, 0 charged",
+    ),
+    Directed(
+        name="lease lost when workers have parked",
+        rule="No new incarnation has parked workers.",
+        steps=(ALONE, at(2.9, "when", "n1", "parked", "fence", "n1"), at(3.0, "fail", "n1")),
+        universe=SURVIVES,
+        end="finished, generation 3, 0 charged",
+    ),
+    Directed(
+        name="lease lost while workers park",
+        rule="Nothing is kept of a stop that the loss of the lease has overtaken.",
+        steps=(
+            ALONE,
+            at(2.0, "park_after", "n1", 0.95),
+            at(3.0, "when", "n1", "renewed", "cut", "n1", for_s=6.0),
+            at(4.4, "fail", "n1"),
+        ),
+        universe=SURVIVES,
+        end="finished, generation 3, 0 charged",
+    ),
+    Directed(
+        name="parked workers cannot go on",
+        rule="Workers that do not go on count as those that could not be started.",
+        steps=(ALONE, at(2.5, "fail_starts", "n1", count=1), at(3.0, "fail", "n0")),
+        universe=SURVIVES,
+        end="finished, generation 3, 1 charged",
+    ),
+    Directed(
+        name="a newer world forms before parked workers go on",
+        rule="Parked workers wait for the world that is started.",
+        steps=(
+            ALONE,
+            at(2.9, "when", "n1", "prepare", "crash", "n2", back_s=0.1),
+            at(3.0, "fail", "n0"),
+        ),
+        universe=SURVIVES,
+        end="finished, generation 3, 1 charged",
+    ),
+    Directed(
+        name="a world without a node whose workers are parked",
+        rule="Workers that are parked without a seat wait for the next world.",
+        nodes=4,
+        policy={"min_nodes": 2, "max_nodes": 4, "node_counts": (2, 4)},
+        steps=(
+            ALONE,
+            at(3.0, "crash", "n3"),
+        ),
+        universe=SURVIVES,
+        end="finished, generation 3, 0 charged",
+        quiet_s=9.0,
+    ),
+    Directed(
+        name="a node whose worker fails goes on later than the others",
+        rule="Nobody waits for a node that starts workers apart from the world; it joins when they have parked.",
+        steps=(ALONE, at(3.0, "fail", "n0")),
+        universe=WARMS_UP,
+        end="finished, generation 3, 1 charged",
+    ),
+    Directed(
+        name="a node joins whose workers are parked",
+        rule="A node joins a running world when its workers have parked.",
+        nodes=2,
+        policy={"min_nodes": 1, "max_nodes": 3},
+        steps=(at(4.0, "join", "n4"),),
+        universe=WARMS_UP,
+        end="finished, generation 2, 0 charged",
+    ),
+    Directed(
+        name="nodes that save and end so that others join",
+        rule="A world that was ended for others waits for its own nodes, which would be the next ones to join.",
+        nodes=2,
+        policy={"min_nodes": 2, "max_nodes": 4, "node_counts": (2, 4)},
+        steps=(at(4.0, "join", "n4"), at(4.0, "join", "n5")),
+        universe={**WARMS_UP, "handles_notices": True},
+        end="finished, generation 2, 0 charged",
+    ),
+    Directed(
+        name="a node is lost after its workers took long to start",
+        rule="The time in which workers start is not part of that in which nodes are to come.",
+        nodes=2,
+        policy={"min_nodes": 2, "max_nodes": 2, "join_timeout_s": 5.0},
+        steps=(at(7.0, "crash", "n1", back_s=3.5),),
+        universe={**WARMS_UP, "warm_up_s": 16.0},
+        end="finished, generation 1, 0 charged",
+        quiet_s=25.0,
+    ),
+    Directed(
+        name="too few without the node that warms up",
+        rule="A world that needs the node waits for it.",
+        policy={"min_nodes": 3},
+        steps=(ALONE, at(3.0, "fail", "n0")),
+        universe=WARMS_UP,
+        end="finished, generation 2, 1 charged",
+    ),
+    Directed(
+        name="lease lost while workers warm up",
+        rule="The guard kills workers that have had no world at the deadline of the lease.",
+        steps=(at(0.0, "when", "n1", "warm up", "cut", "n1", for_s=6.0),),
+        universe=WARMS_UP,
+        end="finished, generation 2, 0 charged",
+    ),
+    Directed(
+        name="agent dies while workers warm up",
+        rule="No worker outlives its agent, with or without a world.",
+        steps=(at(0.0, "when", "n1", "warm up", "crash", "n1", back_s=0.5),),
+        universe=WARMS_UP,
+        end="finished, generation 2, 0 charged",
+    ),
+    Directed(
+        name="workers that cannot warm up",
+        rule="Workers that cannot be started apart from any world start in theirs.",
+        steps=(ALONE, at(0.0, "fail_starts", "n1", count=1)),
+        universe=WARMS_UP,
+        end="finished, generation 1, 0 charged",
+    ),
+    Directed(
+        name="a run is stopped while workers warm up",
+        rule="A stopped run has no workers that wait for a world.",
+        policy=WAITS,
+        steps=(ALONE, at(3.0, "crash", "n2"), at(6.5, "stop", "n0")),
+        universe={**WARMS_UP, "warm_up_s": 3.0},
+        end="stopped, generation 2, 0 charged",
+        quiet_s=12.0,
+    ),
+    Directed(
+        name="a node leaves while its workers are parked",
+        rule="A node whose part is over has no parked workers.",
+        policy={"min_nodes": 2, "max_nodes": 3, "node_counts": (3,)},
+        steps=(ALONE, at(3.0, "crash", "n2", back_s=8.0), at(7.0, "drain", "n0"), at(9.0, "join", "n4")),
+        universe=SURVIVES,
+        end="finished, generation 2, 0 charged",
+    ),
+    Directed(
+        name="a run is stopped while workers are parked",
+        rule="A stopped run has no parked workers.",
+        policy=WAITS,
+        steps=(ALONE, at(3.0, "crash", "n2"), at(7.0, "stop", "n0")),
+        universe=SURVIVES,
+        end="stopped, generation 2, 0 charged",
+        quiet_s=12.0,
+    ),
+)
+
 SCENARIOS = {
-    scenario.name: scenario for scenario in (*FENCE, *STORES, *BUDGET, *MEMBERSHIP, *GRACEFUL, *IN_ETCD)
+    scenario.name: scenario
+    for scenario in (*FENCE, *STORES, *BUDGET, *MEMBERSHIP, *GRACEFUL, *IN_ETCD, *PARKED)
 }

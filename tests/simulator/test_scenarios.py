@@ -15,6 +15,14 @@ def test_no_rule_is_broken_and_the_run_ends_as_expected(name: str) -> None:
     assert (result.rule, result.end) == (None, SCENARIOS[name].end), f"{result.what}\n{story_of(result)}"
 
 
+def test_workers_that_park_are_kept_in_the_next_world_and_others_are_not() -> None:
+    kept = {
+        name: sum("keeps the workers" in text for _, _, text in SCENARIOS[name].run(tell=True).story)
+        for name in ("workers are kept", "workers do not park", "one failure too many")
+    }
+    assert kept == {"workers are kept": 3, "workers do not park": 2, "one failure too many": 0}
+
+
 def test_a_lost_coordinators_machine_costs_a_lease_and_a_renewal_at_most() -> None:
     """And no more than the loss of any other machine."""
     of_coordinator_s, of_other_s = (

@@ -53,6 +53,25 @@ def test_a_checkpoint_is_restored_when_the_training_starts(tmp_path: Path) -> No
     assert train(10, more=2) == 12
 
 
+def test_a_checkpoint_that_others_have_written_meanwhile_is_taken_if_it_is_newer(tmp_path: Path) -> None:
+    """A worker that waits for its world, or is kept without one, may be the only one left."""
+    others, path = build(), tmp_path / "checkpoint.pt"
+    waiting = build()
+    waiting.load(path)
+    waiting.load_newer()
+    assert waiting.step == 0
+    for _ in range(3):
+        step(others)
+    others.save(path)
+    waiting.load_newer()
+    assert waiting.step == 3
+    waiting.restore_checkpoint()
+    assert values(waiting) == values(others)
+    step(waiting)
+    waiting.load_newer()
+    assert waiting.step == 4
+
+
 def test_a_checkpoint_of_other_parts_is_refused(tmp_path: Path) -> None:
     torch.save({"step": 1, "model": {}}, tmp_path / "c.pt")
     with pytest.raises(

@@ -202,6 +202,18 @@ class WorkersCleared(AgentEvent, frozen=True):
     """The workers that were to be stopped are gone, and what they left; or only ``unkillable`` processes are left."""
 
     unkillable: tuple[int, ...] = ()
+    parked: int = 0
+    """So many workers are not gone but parked, as was allowed."""
+
+
+class WarmedUp(AgentEvent, frozen=True):
+    """The start of workers apart from any world is over."""
+
+    parked: int
+    """So many workers of this node are parked now."""
+    all_parked: bool
+    again: bool = True
+    """Missing workers may be started so again."""
 
 
 Event: TypeAlias = SessionEvent | GuardEvent | Announce | Depart | AgentEvent

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from elastic_agent.agent import events
-from elastic_agent.agent.worker_group.generation import start_failure
+from elastic_agent.agent.worker_group.endings import start_failure
+from elastic_agent.agent.worker_group.parking import Parked
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.files import with_remedy
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Cause, Failure, Grace, Notice, Outcome, Plan, Seat, World
+from elastic_agent.protocol import Address, Cause, Failure, Grace, Notice, Outcome, Phase, Plan, Seat, World
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events as session_events
 from elastic_agent.rendezvous.participant import Participant, Reporter, StopRequests, Workers
@@ -51,7 +52,24 @@ class Ending:
         return replace(self, reason=f"{self.reason}; {remedy}") if is_lacking else self
 
 
-MakeWorkers: TypeAlias = Callable[[Guard, World, str, int], tuple[WorkerContext, HeartbeatFile]]
+class MakeWorkers(Protocol):
+    """Makes workers, not started yet; see :meth:`WorkerFactory.make`."""
+
+    def __call__(
+        self,
+        guard: Guard,
+        world: World,
+        incarnation: str,
+        restarts: int,
+        parked: Parked | None,
+        *,
+        number: int | None,
+    ) -> tuple[WorkerContext, HeartbeatFile]:
+        """Return the workers and their heartbeat file; ``number``: for workers apart from any world."""
+
+
+_NOWHERE = Address("localhost", 1)
+"""Workers that have no world do not learn it."""
 
 
 class Supervisor:
@@ -72,8 +90,8 @@ class Supervisor:
         Args:
             session: with the store.
             runner: of the workers of this node; its settings hold for all of it.
-            make_workers: makes the workers of an incarnation in a world after so many charged restarts; raises OSError
-                if it cannot.
+            make_workers: makes the workers of an incarnation in a world after so many charged restarts, of which some
+                may be parked; raises OSError if it cannot.
             publish: publishes events to the reporters; never raises.
             remember: writes the run history to disk, for a new store; returns at once.
             write_down: keeps on disk the present incarnation and the processes it has; raises OSError if that cannot be
@@ -92,9 +110,12 @@ class Supervisor:
         self._noticed: int | None = None
         """The generation whose workers last got a notice to save and exit."""
         self._last_failure: Failure | None = None
+        self._starts_apart = 0
+        """How often workers were started apart from any world."""
         runner.listen(self._worker_event, self._start_task)
         workers = Workers(
             set_deadline=runner.set_deadline,
+            warm_up=self._warm_up,
             start=self._start_workers,
             stop=self._stop_workers,
             notify=self._notify,
@@ -276,8 +297,11 @@ class Supervisor:
                 self._perform(self.node.succeeded(generation))
             case events.WorkersSaved(generation=generation):
                 self._perform(self.node.saved(generation))
-            case events.WorkersCleared(unkillable=unkillable):
-                self._perform(self.node.stopped(unkillable))
+            case events.WorkersCleared(unkillable=unkillable, parked=parked):
+                all_parked = parked == self._session.member.slots
+                self._perform(self.node.stopped(unkillable, parked=bool(parked), all_parked=all_parked))
+            case events.WarmedUp(parked=parked, all_parked=all_parked, again=again):
+                self._perform(self.node.warmed_up(parked=bool(parked), all_parked=all_parked, again=again))
             case GuardLost():
                 self._start_task(self._record_guard(self._runner.guards.present))
             case Fenced():
@@ -293,7 +317,9 @@ class Supervisor:
     def _stop_workers(self, action: machine.StopWorkers) -> None:
         self._publish(events.WorkersStopping(self.node.generation, action.reason, action.grace))
         may_save = action.grace is Grace.DRAIN or self._is_in_order()
-        self._runner.stop(action.grace, dump_stacks=action.dump_stacks, may_save=may_save)
+        self._runner.stop(
+            action.grace, dump_stacks=action.dump_stacks, may_save=may_save, may_park=action.keep
+        )
 
     def _is_in_order(self) -> bool:
         """Return whether the present workers are stopped because nodes leave or join, so that they may all save."""
@@ -304,14 +330,38 @@ class Supervisor:
 
     def _start_workers(self, world: World) -> None:
         self.world = world
-        restarts = self.node.plan.charged if self.node.plan is not None else 0
         try:
-            made = self._make_workers(self._runner.guards.present, world, self.node.incarnation, restarts)
+            made = self._made(world)
         except (OSError, ValueError, RuntimeError) as error:
             failure = start_failure(self._node_id, with_remedy(error))
             self._worker_event(events.WorkersFailed(world.generation, failure))
         else:
             self._runner.start(*made)
+
+    def _warm_up(self) -> None:
+        """Start the workers that are missing with what they know before they have a place: this node alone."""
+        plan, parked = self.node.plan, self._runner.parked
+        # The next one in which it may have a place.
+        generation = plan.generation + (plan.phase is not Phase.FORMING) if plan is not None else 0
+        me = self._session.member
+        seat = Seat(me.node_id, me.incarnation, me.address, me.slots, 0, me.role)
+        alone = World(generation, (seat,), _NOWHERE, me.node_id)
+        self._starts_apart += 1
+        try:
+            made = self._made(alone, number=-self._starts_apart)
+        except (OSError, ValueError, RuntimeError) as error:
+            get_logger().warning("workers start in their world, not before it", reason=with_remedy(error))
+            self._worker_event(events.WarmedUp(len(parked.pids) if parked is not None else 0, False))
+        else:
+            self._runner.start(*made, apart=True)
+
+    def _made(self, world: World, number: int | None = None) -> tuple[WorkerContext, HeartbeatFile]:
+        """Make the workers of this node; see :meth:`WorkerFactory.make`."""
+        restarts = self.node.plan.charged if self.node.plan is not None else 0
+        runner, incarnation = self._runner, self.node.incarnation
+        return self._make_workers(
+            runner.guards.present, world, incarnation, restarts, runner.parked, number=number
+        )
 
     def _rejoins(self, incarnation: str, reason: str) -> None:
         self._publish(events.Rejoining(incarnation, reason))

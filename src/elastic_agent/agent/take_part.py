@@ -122,6 +122,7 @@ def _member_record(node: LocalNode, lock: NodeIdLock, incarnation: str) -> Membe
         preferred_rank=settings.node_rank,
         role=settings.role,
         fingerprint=fingerprint(settings),
+        warms_up=node.workers.keeps_workers,
     )
 
 

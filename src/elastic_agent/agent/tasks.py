@@ -1,12 +1,16 @@
-"""Tasks whose failure is logged and disturbs nothing else."""
+"""Tasks whose failure is logged and disturbs nothing else; calls from other threads, and waits with a limit."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+import contextlib
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, ParamSpec
 
 from elastic_agent.logs import get_logger
+
+P = ParamSpec("P")
 
 
 class BackgroundTasks:
@@ -37,3 +41,20 @@ class BackgroundTasks:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             get_logger().error("internal error in the background; the run continues", exc_info=error)
+
+
+def in_this_loop(call: Callable[P, object]) -> Callable[P, None]:
+    """Return a function for other threads that has this one called in the present loop, as long as that runs."""
+    loop = asyncio.get_running_loop()
+
+    def call_soon(*args: P.args, **kwargs: P.kwargs) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
+            loop.call_soon_threadsafe(partial(call, *args, **kwargs))
+
+    return call_soon
+
+
+async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait for the event, not for longer than this."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)

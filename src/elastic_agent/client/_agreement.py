@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 from elastic_agent.client._notice import CAUSES, Notice, NoticeBoard
+from elastic_agent.worker_variables import GENERATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ class Agreement:
         self._calls = 0
         self._under_way: tuple[Any, Any] | None = None
         self._agreed: Notice | None = None
+        self._generation = os.environ.get(GENERATION)
 
     def notice(self) -> Notice | None:
         """Return the notice that all ranks know of, or None. Call it once a step, on every rank of the group.
@@ -49,6 +53,11 @@ class Agreement:
         One that this worker has had is returned at the next call at the earliest. Once there is one it stays,
         and the ranks exchange nothing more.
         """
+        generation = os.environ.get(GENERATION)
+        if (
+            generation != self._generation
+        ):  # this worker has gone on in another world, with another process group
+            self._generation, self._calls, self._under_way, self._agreed = generation, 0, None, None
         self._calls += 1
         if self._calls % self._every:
             return self._agreed

@@ -33,6 +33,10 @@ import os
 from elastic_agent.client._notice import CAUSE, CAUSES, DEADLINE_NS, LEFT, LOOKS, NOTICE
 from elastic_agent.exit_note import CELL_BYTES, NOTE_BYTES, OPTIMIZER_STEPS, WANTS_COLD, Note, read_note
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 PREFIX, SUFFIX = "elastic-agent.", ".beat"
 """The beginning and the end of a file's name; what stands between them is random."""
 
@@ -58,6 +62,8 @@ class HeartbeatFile:
         self._fd = fd
         self._memory = mmap.mmap(fd, size)
         self._words = memoryview(self._memory).cast("q")
+        self._steps_before: dict[int, int] = {}
+        """The optimizer steps that workers which are kept made in earlier generations."""
 
     @classmethod
     def create(cls, folder: str | os.PathLike[str], slots: int) -> HeartbeatFile:
@@ -91,6 +97,24 @@ class HeartbeatFile:
             self._words[first + DEADLINE_NS] = deadline_ns
             self._words[first + NOTICE] = serial
 
+    def begin_anew(self, kept: Collection[int]) -> None:
+        """Forget the notices of a generation, and all of its workers but for those in the slots that are kept.
+
+        Of these, forget what they have reported: it is no progress of the next generation.
+
+        Raises:
+            ValueError: the file was closed.
+        """
+        data = self._words.cast("B")
+        self._steps_before = {slot: self._words[slot * CELL_WORDS + OPTIMIZER_STEPS] for slot in kept}
+        for slot in range(self.slots):
+            first = slot * CELL_WORDS
+            self._words[first + NOTICE] = self._words[first + BEATS] = self._words[first + STEP] = 0
+            if slot not in kept:
+                note = self.slots * CELL_BYTES + slot * NOTE_BYTES
+                data[slot * CELL_BYTES : (slot + 1) * CELL_BYTES] = bytes(CELL_BYTES)
+                data[note : note + NOTE_BYTES] = bytes(NOTE_BYTES)
+
     def handles_notices(self, slot: int) -> bool:
         """Return whether the worker has checked for notices."""
         return self._words[slot * CELL_WORDS + LOOKS] != 0
@@ -113,8 +137,8 @@ class HeartbeatFile:
         return self._words[first + BEATS], self._words[first + STEP]
 
     def optimizer_steps(self, slot: int) -> int:
-        """Return how many optimizer steps of the worker were counted; 0: none, or not known."""
-        return self._words[slot * CELL_WORDS + OPTIMIZER_STEPS]
+        """Return how many optimizer steps of the worker were counted in this generation; 0: none, or not known."""
+        return max(0, self._words[slot * CELL_WORDS + OPTIMIZER_STEPS] - self._steps_before.get(slot, 0))
 
     def note(self, slot: int) -> Note | None:
         """Return what the worker noted when its script ended; None: it did not, or could not.

@@ -59,7 +59,7 @@ class NoticeBoard:
         words = self._pulse.words
         serial = words[NOTICE]
         if serial != self._serial:
-            self._newest = _read(words)
+            self._newest = _read(words) if serial else None
             self._serial = serial
         elif not words[LOOKS]:
             words[LOOKS] = 1

@@ -251,6 +251,9 @@ def check_all(builder: SettingsBuilder, *, handles_signals: bool) -> None:
         _leave_ignored_signals(builder)
     _check_notices(builder)
     _check_node_counts(builder)
+    if builder.values["survive"] == "keep" and builder.values["logs_specs"] is not None:
+        problem = f"but {builder.sources['logs_specs']} has a folder of its own for each start of the workers"
+        raise builder.wrong("survive", problem, "restart, or no --logs-specs")
 
 
 def _check_paths(builder: SettingsBuilder) -> None:

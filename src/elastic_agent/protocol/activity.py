@@ -80,3 +80,10 @@ TRANSITIONS: dict[tuple[Activity, Event], Activity] = {
     (Activity.STOPPING, Event.STOPPED): Activity.IDLE,
 }
 """The activity after an event. Any other event has no effect: it comes too late, or another one is awaited."""
+
+WITH_PARKED: dict[tuple[Activity, Event], Activity] = {
+    (activity, event): Activity.STOPPING
+    for activity in (Activity.IDLE, Activity.PREPARING)
+    for event in (Event.RUN_STOPPED, Event.LEAVE, Event.LEASE_LOST)
+}
+"""What differs while workers are parked, or warm up."""

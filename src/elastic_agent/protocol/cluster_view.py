@@ -59,6 +59,8 @@ class PhaseClock:
     notice_ends_s: float = FAR_S
     interrupted_since_s: float | None = None
     """When workers were first known to be interrupted without a notice."""
+    warming_s: float | None = None
+    """Forming: when those that warm up were last known to be enough with those that are ready; None: never."""
     world_runs_since_s: float | None = None
     """Since when the workers of all nodes were seen to run."""
     progress_before_s: float = 0.0
@@ -82,7 +84,15 @@ class PhaseClock:
 
         The end of a notice is not moved: it is a deadline of the scheduler or the user.
         """
-        for name in ("since_s", "enough_since_s", "interrupted_since_s", "cleared_s", "world_runs_since_s"):
+        times = (
+            "since_s",
+            "enough_since_s",
+            "interrupted_since_s",
+            "cleared_s",
+            "world_runs_since_s",
+            "warming_s",
+        )
+        for name in times:
             at_s = getattr(self, name)
             if at_s is not None:
                 setattr(self, name, min(at_s + lasted_s, now_s))
@@ -135,7 +145,10 @@ class ClusterView:
 
     def is_ready(self, node: Sighting) -> bool:
         """Return whether the node's newest record states that it is ready for the generation being formed."""
-        return node.member.state is State.READY and node.member.generation == self.plan.generation
+        member = node.member
+        return (
+            member.state is State.READY and member.generation == self.plan.generation and not member.warms_up
+        )
 
     def is_unstable(self, node: Sighting) -> bool:
         """Return whether this node was lost, or did not come, again and again without progress in between."""

@@ -166,7 +166,11 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     came = _came(chosen) or "none"
     least = now.policy.least_fit(len(chosen))
     missing = least - len(chosen)
-    until_s = now.clock.since_s + now.policy.join_timeout_s
+    warming = _warming(now)
+    if now.policy.fit(len(chosen) + len(warming)):
+        now.clock.warming_s = now.now_s
+        return Decision(f"waiting for the workers of {node_names(warming)} to start")
+    until_s = (now.clock.warming_s or now.clock.since_s) + now.policy.join_timeout_s
     if now.now_s >= until_s:
         reason = (
             f"only {len(chosen)} of at least {least} nodes joined within {now.policy.join_timeout_s:g} s "
@@ -210,10 +214,25 @@ def _other_minimum(now: ClusterView, chosen: list[Sighting]) -> str:
     return others and f"; {others} as the minimum of --nnodes, the run has {ours}: start all with the same"
 
 
+def _warming(now: ClusterView) -> list[Sighting]:
+    """Return nodes that are not ready because workers of theirs are being started apart from any world."""
+    nodes = now.by_node.values()
+    return [
+        node for node in nodes if node.member.warms_up and node.member.incarnation not in now.plan.leaving
+    ]
+
+
 def _await_others_until(now: ClusterView, chosen: list[Sighting], enough_s: float) -> float:
     """Return until when to wait for more nodes than those chosen; in the past if there are none to wait for."""
     coming = _coming(now, chosen)
+    warming = {node.member.node_id for node in coming if node.member.warms_up}
+    seats = now.plan.world.seats if now.plan.world is not None else ()
+    if now.plan.joining and not warming.isdisjoint(seat.node_id for seat in seats):
+        # Without those that gave way to others, these would be the next to give way to them, and so on for ever.
+        return now.clock.since_s + now.policy.join_timeout_s
     cap_s = enough_s + 3 * now.policy.settle_s
+    if warming:
+        return cap_s
     if not _has_settled_before(now, chosen):
         arrivals = [now.ledger.nodes_since_s.get(node.member.node_id, 0.0) for node in [*chosen, *coming]]
         return min(cap_s, max(arrivals) + now.policy.settle_s)
@@ -227,8 +246,13 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting], enough_s: floa
 
 
 def _coming(now: ClusterView, chosen: list[Sighting]) -> list[Sighting]:
-    """Return the nodes besides those chosen that are registered, and may become ready."""
+    """Return the nodes besides those chosen that are registered, and may become ready, as far as they are waited for.
+
+    A node that warms up joins a running world at hardly any cost. It is waited for only if all had to warm up, or if it
+    gave way to others.
+    """
     here = {node.member.node_id for node in chosen}
+    awaits_warming = now.clock.warming_s is not None or bool(now.plan.joining)
     return [
         node
         for node in now.by_node.values()
@@ -237,6 +261,7 @@ def _coming(now: ClusterView, chosen: list[Sighting]) -> list[Sighting]:
         and node.member.incarnation not in now.plan.leaving
         and not now.is_ready(node)
         and not now.held_back(node)
+        and (awaits_warming or not node.member.warms_up)
     ]
 
 

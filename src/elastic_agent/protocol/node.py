@@ -4,9 +4,10 @@ All of a node's decisions are made here; its transitions are in :mod:`.activity`
 carries out the actions for the component that runs the workers (the agent, the plug-in for a stock torchrun, the
 simulator), which reports the results.
 
-Invariants kept here: a node publishes ``ready(g)`` only when no worker of it runs; it starts generation g only from
-``ready(g)``, with a seat of its own incarnation, after a fresh renewal and a fresh read of the plan (``Prepare``);
-a newer plan cancels a start; a lost lease stops everything without grace.
+Invariants kept here: a node publishes ``ready(g)`` only when no worker of it acts: each is gone, or *parked*, which
+means that it has left its world, or was started apart from any (``WarmUp``), and waits for the next one. It starts
+generation g only from ``ready(g)``, with a seat of its own incarnation, after a fresh renewal and a fresh read of the
+plan (``Prepare``); a newer plan cancels a start; a lost lease stops everything without grace.
 
 For a graceful shutdown a node does not stop its workers itself: it publishes a request (``RequestStop``), the
 coordinator gives every worker of the world a notice (``Notify``), and the next plan contains what follows.
@@ -20,7 +21,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from .activity import TRANSITIONS, Activity, Event
+from .activity import TRANSITIONS, WITH_PARKED, Activity, Event
 from .records import Failure, FailureKind, Notice, Phase, Plan, State, StopRequest, World
 
 
@@ -57,6 +58,7 @@ class Announce:
     generation: int
     failure: Failure | None = None
     handles_notices: bool = False
+    warms_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,19 +83,26 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+class WarmUp:
+    """Start the workers that are missing, apart from any world, until they have parked; then ``warmed_up``."""
+
+
+@dataclass(frozen=True)
 class StartWorkers:
-    """Start this world's workers; then ``started`` or ``start_failed``."""
+    """Have parked workers go on in this world, and start the others; then ``started`` or ``start_failed``."""
 
     world: World
 
 
 @dataclass(frozen=True)
 class StopWorkers:
-    """Stop every worker and all they left; then ``stopped``."""
+    """Stop every worker and all they left; then ``stopped``. The last such action holds for all workers."""
 
     grace: Grace
     reason: str
     dump_stacks: bool = False
+    keep: bool = False
+    """Workers that can park may do that instead of being stopped."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +120,22 @@ class Depart:
     reason: str
 
 
-Action: TypeAlias = Announce | RequestStop | Notify | Prepare | StartWorkers | StopWorkers | Rejoin | Depart
+Action: TypeAlias = (
+    Announce | RequestStop | Notify | Prepare | WarmUp | StartWorkers | StopWorkers | Rejoin | Depart
+)
 
 
 class Node:
     """The machine. Every method returns the actions to carry out, in order."""
 
-    def __init__(self, incarnation: str, remembered: Plan | None = None) -> None:
-        """``remembered``: the run history on this machine's disk."""
+    def __init__(self, incarnation: str, remembered: Plan | None = None, *, warms_up: bool = False) -> None:
+        """Begin without workers.
+
+        Args:
+            incarnation: of this node.
+            remembered: the run history on this machine's disk.
+            warms_up: workers are started before this node has a place in a world.
+        """
         self.incarnation = incarnation
         self._earlier: set[str] = set()
         """The incarnations that this process had before."""
@@ -129,8 +146,12 @@ class Node:
         self._activity = Activity.IDLE
         self.generation = 0
         """The generation the activity belongs to."""
-        self.announced = Announce(State.READY, 0)
+        self.announced = Announce(State.READY, 0, warms_up=warms_up)
         """The state in the member record, and its generation."""
+        self._warms_up = warms_up
+        self._lacks_workers = warms_up
+        """Workers are to be started before this node takes part in a world."""
+        self._is_warming = self._has_lease = False
         self.plan: Plan | None = None
         """The plan that this node has last read."""
         self._draining: str | None = None
@@ -152,6 +173,8 @@ class Node:
         """This node has seen the run in progress, under any incarnation."""
         self._lease_lost: str | None = None
         self._ending: Depart | None = None
+        self._has_parked = False
+        """Workers of an earlier generation are parked."""
 
     @property
     def activity(self) -> Activity:
@@ -166,7 +189,8 @@ class Node:
         """
         if generation is not None and generation != self.generation:
             return False  # of workers that are over
-        after = TRANSITIONS.get((self._activity, event))
+        step = self._activity, event
+        after = (WITH_PARKED.get(step) if self._has_parked else None) or TRANSITIONS.get(step)
         self._activity = after or self._activity
         return after is not None
 
@@ -295,9 +319,9 @@ class Node:
         if not self._on(Event.FORMING):
             return []  # stopping: ready follows when stopped
         if self.activity is Activity.IDLE:
-            return self._publish_ready()
+            return [*self._publish_ready(), *self._warm_up()]
         hang = plan.failure is not None and plan.failure.kind is FailureKind.HANG
-        return [StopWorkers(Grace.RESTART, plan.reason, dump_stacks=hang)]
+        return [StopWorkers(Grace.RESTART, plan.reason, dump_stacks=hang, keep=not hang)]
 
     def _leaves_by(self, plan: Plan) -> bool:
         """Return whether this node leaves at this plan; also if it lost its lease before it could read that it is to.
@@ -318,7 +342,7 @@ class Node:
                 return [StopWorkers(Grace.NONE, f"generation {plan.generation} runs without this node")]
             if self._leaves_by(plan) and self._ending is None:
                 return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
-            return []
+            return self._warm_up()
         ready = self.announced == Announce(State.READY, plan.generation) and self._ending is None
         if ready and self._on(Event.SEATED):
             self.generation = plan.generation
@@ -345,6 +369,7 @@ class Node:
         if not self._on(Event.PREPARED, generation):
             return []
         self._given, self._handles_notices, self._interrupted = 0, False, None
+        self._has_parked = False  # they go on
         return [StartWorkers(plan.world), *self._notify()]
 
     def prepare_failed(self, generation: int, failure: Failure) -> list[Action]:
@@ -364,13 +389,14 @@ class Node:
         if not self._on(Event.FAILED, generation):
             return []
         hang = failure.kind is FailureKind.HANG
-        stop = StopWorkers(Grace.RESTART, failure.summary, dump_stacks=hang)
+        stop = StopWorkers(Grace.RESTART, failure.summary, dump_stacks=hang, keep=not hang)
         return [*self._announce(State.FAILED, generation, failure), stop]
 
     def succeeded(self, generation: int) -> list[Action]:
         """Take in that every worker of this generation exited with 0, and nothing of theirs is left."""
         if not self._on(Event.SUCCEEDED, generation):
             return []
+        self._lacks_workers = self._warms_up
         return self._announce(State.SUCCEEDED, generation)
 
     def interrupted(self, generation: int, how: Failure) -> list[Action]:
@@ -384,6 +410,7 @@ class Node:
         """Take in that every worker has saved and left, or was interrupted, and nothing of theirs is left."""
         if not self._on(Event.SAVED, generation):
             return []
+        self._lacks_workers = self._warms_up
         return self._announce(State.SAVED, generation)
 
     def handles_notices(self, generation: int) -> list[Action]:
@@ -393,32 +420,62 @@ class Node:
         self._handles_notices = True
         return self._announce(State.RUNNING, generation)
 
-    def stopped(self, unkillable: tuple[int, ...] = ()) -> list[Action]:
-        """Take in that every worker is gone but for ``unkillable`` processes in uninterruptible sleep."""
+    def stopped(
+        self, unkillable: tuple[int, ...] = (), *, parked: bool = False, all_parked: bool = False
+    ) -> list[Action]:
+        """Take in that every worker is gone but for ``unkillable`` processes in uninterruptible sleep.
+
+        ``parked``, ``all_parked``: some, or all, are not gone but parked, as the action allowed.
+        """
         if not self._on(Event.STOPPED):
             return []
+        self._has_parked, self._is_warming = parked, False
+        self._lacks_workers = self._warms_up and not all_parked
         if unkillable:
             pids = ", ".join(str(pid) for pid in unkillable)
             self._ending = Depart(
                 Outcome.STUCK, f"processes {pids} are stuck in the kernel and cannot be killed"
             )
+        if parked and self._lease_lost is not None:
+            self._on(Event.LEASE_LOST)
+            return [StopWorkers(Grace.NONE, self._lease_lost)]
         if self._lease_lost is not None and self._ending is None:
             return self._rejoin()
         if self._ending is not None:
             return self._end(self._ending, Grace.NONE)
         if self.plan is not None and self.plan.phase is Phase.FORMING:
-            return self._publish_ready()
+            return [*self._publish_ready(), *self._warm_up()]
         if self.plan is not None and self.is_lingering:
             return self._await_others(self.plan)
+        if parked and self.plan is not None and self.plan.phase is Phase.RUNNING:
+            return self._sealed(self.plan)  # meanwhile, perhaps without this node
         return []  # the plan that follows the failure is still to come
 
+    def warmed_up(self, *, parked: bool, all_parked: bool, again: bool = True) -> list[Action]:
+        """Take in that workers which were started apart from any world have parked; those that have not are gone.
+
+        If not ``all_parked``, the missing ones start in their world; unless ``again``, so do all later ones.
+        """
+        if not self._is_warming:
+            return []
+        self._is_warming = self._lacks_workers = False
+        self._warms_up &= again
+        self._has_parked = parked
+        ready = self.announced.state is State.READY and self._activity is Activity.IDLE
+        return self._announce(State.READY, self.announced.generation) if ready else []
+
     # -- the lease and the operator -------------------------------------------------------------
+
+    def registered(self) -> list[Action]:
+        """Take in that this incarnation has a lease, and may have workers."""
+        self._has_lease = True
+        return self._warm_up()
 
     def lease_lost(self, reason: str) -> list[Action]:
         """Take in that the lease ran out or was revoked: no worker may run, and this incarnation is over."""
         if self.activity is Activity.GONE or self._lease_lost is not None:
             return []
-        self._lease_lost = reason
+        self._lease_lost, self._has_lease = reason, False
         self._on(Event.LEASE_LOST)
         if self.activity is Activity.STOPPING:
             return [StopWorkers(Grace.NONE, reason)]
@@ -430,7 +487,7 @@ class Node:
         self.incarnation = incarnation
         self.plan = None
         self._lease_lost = None
-        return []
+        return [self.announced] if self._warms_up else []
 
     def request_stop(self, stop_request: StopRequest) -> list[Action]:
         """Request, for a user, a signal or the scheduler at this node, that a node leaves or the run ends."""
@@ -484,6 +541,17 @@ class Node:
 
     # -- steps ----------------------------------------------------------------------------------
 
+    def _warm_up(self) -> list[Action]:
+        """Have missing workers started apart from any world; until they have parked, nobody waits for this node."""
+        waits = (
+            self._activity is Activity.IDLE and self.announced.state is State.READY and self._ending is None
+        )
+        goes_on = self.plan is not None and not self.plan.is_terminal and self._has_lease
+        if not (waits and goes_on and self._lacks_workers) or self._is_warming:
+            return []
+        self._is_warming = self._has_parked = True
+        return [WarmUp()]
+
     def _publish_ready(self) -> list[Action]:
         assert self.plan is not None  # only called under a forming plan
         self.generation = self.plan.generation
@@ -496,6 +564,7 @@ class Node:
             generation,
             self._interrupted if works else failure,
             handles_notices=self._handles_notices and works,
+            warms_up=self._lacks_workers and state is State.READY,
         )
         if announced == self.announced:
             return []
@@ -514,5 +583,6 @@ class Node:
     def _rejoin(self) -> list[Action]:
         if self._draining is not None:
             return self._end(Depart(Outcome.DRAINED, self._draining), Grace.NONE)
-        self.announced = Announce(State.READY, 0)
+        self._lacks_workers = self._warms_up
+        self.announced = Announce(State.READY, 0, warms_up=self._warms_up)
         return [Rejoin(self._lease_lost or "the lease was lost")]

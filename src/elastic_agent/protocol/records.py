@@ -24,7 +24,7 @@ from elastic_agent.values import (
     smallest_world,
 )
 
-RECORD_VERSION = 7
+RECORD_VERSION = 8
 """Version of the record formats; a record of another version is rejected by name. As unknown fields are rejected, it
 changes with every field (a test says so)."""
 
@@ -54,7 +54,7 @@ class State(enum.StrEnum):
     """The state of a node, always together with a generation g."""
 
     READY = "ready"
-    """The node's workers of every generation below g are stopped; it can run g."""
+    """The node's workers of every generation below g are stopped or parked; it can run g, unless it warms up."""
     RUNNING = "running"
     FAILED = "failed"
     SUCCEEDED = "succeeded"
@@ -385,6 +385,8 @@ class Member(Record, frozen=True):
     """The newest plan that the node knows, for a store without it."""
     handles_notices: bool = False
     """Workers of this node handle notices."""
+    warms_up: bool = False
+    """Workers of this node are being started apart from any world, and are not parked yet: nobody waits for it."""
     stop_request: StopRequest | None = None
     """Until the coordinator has acknowledged it."""
 

@@ -246,6 +246,7 @@ def _waiting_to_join(now: ClusterView, world: World) -> list[Sighting]:
         for node in now.by_node.values()
         if node.member.node_id not in seated
         and node.member.state is State.READY
+        and not node.member.warms_up
         and node.member.incarnation not in now.plan.leaving
         and (not now.cannot_start(node) or now.is_unstable(node))  # it was late, and may be in time now
     ]

@@ -25,6 +25,7 @@ from elastic_agent.protocol import (
     StartWorkers,
     StopRequest,
     StopWorkers,
+    WarmUp,
     World,
 )
 
@@ -38,6 +39,7 @@ class Workers:
 
     set_deadline: Callable[[float | None], None]
     """No worker may run after this moment (CLOCK_BOOTTIME); None: none may run."""
+    warm_up: Callable[[], None]
     start: Callable[[World], None]
     stop: Callable[[StopWorkers], None]
     notify: Callable[[Notice], None]
@@ -61,7 +63,8 @@ class Participant:
         self, session: Session, workers: Workers, reporter: Reporter, new_incarnation: Callable[[], str]
     ) -> None:
         """``session``: with the run history; its owner passes every event of it to :meth:`take_in`."""
-        self.node = Node(session.member.incarnation, session.history)
+        member = session.member
+        self.node = Node(member.incarnation, session.history, warms_up=member.warms_up)
         self._session = session
         self._workers = workers
         self._reporter = reporter
@@ -74,7 +77,10 @@ class Participant:
                 self.perform(self.node.store_replaced())
             case events.Disconnected():
                 self.perform(self.node.stop_lingering())  # the store's host has ended too
-            case events.Registered(deadline_s=deadline_s) | events.Renewed(deadline_s=deadline_s):
+            case events.Registered(deadline_s=deadline_s):
+                self._workers.set_deadline(deadline_s)
+                self.perform(self.node.registered())
+            case events.Renewed(deadline_s=deadline_s):
                 self._workers.set_deadline(deadline_s)
             case events.LeaseLost(reason=reason):
                 self.perform(self.node.lease_lost(reason))
@@ -101,6 +107,8 @@ class Participant:
                 self._workers.notify(notice)
             case Prepare(world=world):
                 self._session.prepare(world)
+            case WarmUp():
+                self._workers.warm_up()
             case StartWorkers(world=world):
                 self._workers.start(world)
             case StopWorkers():

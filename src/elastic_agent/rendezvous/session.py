@@ -151,6 +151,7 @@ class Session:
             generation=announced.generation,
             failure=announced.failure,
             handles_notices=announced.handles_notices,
+            warms_up=announced.warms_up,
             bootstrap=None,
         )
         if announced.state is State.READY:

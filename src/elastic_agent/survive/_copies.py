@@ -7,9 +7,10 @@ import copy
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -31,7 +32,9 @@ def say(text: str) -> None:
 class Copies:
     """Copies a state while a training function runs."""
 
-    def __init__(self, state: State, memory: Memory) -> None:
+    def __init__(self, state: State, memory: Memory, leave: Callable[[], None]) -> None:
+        """Begin. ``leave``: called at each step boundary; raises if this worker is to leave its world."""
+        self._leave = leave
         self._state = state
         self._memory: Memory | None = memory
         self._every_s = state.copy_every_s or 0.0
@@ -64,6 +67,25 @@ class Copies:
         with self._stopping_at(Exception):
             self._copy()
 
+    @property
+    def is_at_boundary(self) -> bool:
+        """Whether no step has changed the parameters since the last step boundary, which is known."""
+        return self._at_boundary and self._memory is not None and os.getpid() == self._pid
+
+    def rewind(self) -> None:
+        """Undo what has moved since the last step boundary, and drop the gradients of the step that was begun."""
+        with torch.no_grad():
+            for name, then in self._then.items():
+                part = self._state.parts[name]
+                if isinstance(part, nn.Module):
+                    for key, buffer in part.named_buffers():
+                        if key in then:
+                            buffer.copy_(then[key])
+                elif then:
+                    part.load_state_dict(then)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+
     def keep_at_sigterm(self) -> None:
         """Do the same, but not from GPUs: they may wait for a collective whose other ranks have ended."""
         if not self._is_on_gpu():
@@ -94,6 +116,7 @@ class Copies:
                 self._due_s = time.monotonic() + self._every_s
             # Without an optimizer, nothing says when the next step begins.
             self._at_boundary = bool(self._optimizers)
+        self._leave()
 
     @contextlib.contextmanager
     def _stopping_at(self, kind: type[BaseException]) -> Iterator[None]:

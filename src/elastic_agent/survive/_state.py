@@ -55,6 +55,8 @@ class State:
         self.on_step: Callable[[], None] | None = None
         """Called when ``step`` has moved; set while a training function runs."""
         self._step = 0
+        self._path: str | os.PathLike[str] | None = None
+        """The place of the checkpoint."""
         self._checkpoint: Mapping[str, Any] | None = None
 
     @property
@@ -81,6 +83,7 @@ class State:
         Raises:
             ValueError: it is not what :meth:`save` wrote for the same parts.
         """
+        self._path = path
         if not os.path.exists(path):
             return
         # With mmap, a tensor's data is read when it is used.
@@ -93,6 +96,14 @@ class State:
             )
         self._checkpoint = found
         self._step = int(found["step"])
+
+    def load_newer(self) -> None:
+        """Load the checkpoint again if it is newer than this state: others may have trained on without this worker."""
+        step, checkpoint = self._step, self._checkpoint
+        if self._path is not None:
+            self.load(self._path)
+        if self._step <= step:
+            self._step, self._checkpoint = step, checkpoint
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint from rank 0, in one step for its readers; other ranks do nothing. Raises OSError."""

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch.amp import GradScaler
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,7 +26,9 @@ from elastic_agent import client
 from elastic_agent.survive._agreement import begin
 from elastic_agent.survive._copies import Copies, say
 from elastic_agent.survive._memory import Memory
+from elastic_agent.survive._sockets import Sockets, open_sockets
 from elastic_agent.survive._state import State
+from elastic_agent.survive._survivor import Survivor, is_apart
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -37,7 +40,7 @@ _calls: Counter[str] = Counter()
 class World:
     """The workers that train together, and this one's place among them; valid during one call."""
 
-    def __init__(self, training: str) -> None:
+    def __init__(self, training: str, survivor: Survivor | None = None) -> None:
         placement = client.current().placement
         is_initialized = dist.is_initialized()
         self.rank: int = dist.get_rank() if is_initialized else placement.rank
@@ -49,6 +52,8 @@ class World:
         """The GPU with the number of the local rank (with --virtual-local-rank: 0) if there is one; else the CPU."""
         self._training = training
         self._made_group = False
+        self._survivor = survivor
+        self._connections: Sockets = {}
 
     def ddp(self, model: nn.Module, **options: Any) -> DistributedDataParallel:
         """Return the model in ``DistributedDataParallel(model, **options)``.
@@ -58,9 +63,15 @@ class World:
         if not dist.is_initialized():
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
+            before = open_sockets() if self._survivor is not None else {}
             self._init("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", "training")
             self._made_group = True
-        return DistributedDataParallel(model, **options)
+            if self._survivor is not None:
+                self._connections = dict(open_sockets().items() - before.items())
+        made = DistributedDataParallel(model, **options)
+        if self._survivor is not None and self._made_group:
+            self._survivor.made(made, self._connections)
+        return made
 
     def begin(self, state: State, memory: Memory | None, layout: bytes) -> None:
         """Give the state of all workers the newest values."""
@@ -138,20 +149,59 @@ def _run(state: State, function: Callable[..., Any], call: Callable[[World], _Re
     name = f"{function.__module__}.{function.__qualname__}"
     training = f"{name}/{_calls[name]}"
     _calls[name] += 1
-    world = World(training)
     layout = state.layout()
     memory = None if state.copy_every_s is None else _open_memory(training, layout)
+    # Workers that are started again come through the trainings before this one; a scaler keeps more than its state.
+    can_outlive = memory is not None and _calls.total() == 1
+    can_outlive &= not any(isinstance(part, GradScaler) for part in state.parts.values())
+    survivor = Survivor.of_worker() if can_outlive else None
+    if survivor is None:
+        if is_apart():
+            raise SystemExit(
+                "elastic_agent.survive: this worker cannot keep its process: it may use a GPU, has had a process group "
+                "or a training before, has a GradScaler or no copies in its state, or trains outside the main thread"
+            )
+        return _train(World(training), state, memory, layout, call)
+    with contextlib.closing(survivor):
+        if is_apart():
+            survivor.await_world()
+        while True:
+            state.load_newer()
+            with contextlib.suppress(_WorldIsOverError):
+                return _train(World(training, survivor), state, memory, layout, call, survivor)
+
+
+class _WorldIsOverError(Exception):
+    """This worker has left its world, and trains on in the next one."""
+
+
+def _train(
+    world: World,
+    state: State,
+    memory: Memory | None,
+    layout: bytes,
+    call: Callable[[World], _Result],
+    survivor: Survivor | None = None,
+) -> _Result:
+    """Train in one world."""
     world.begin(state, memory, layout)
-    result = call(world) if memory is None else _call_with_copies(Copies(state, memory), lambda: call(world))
+    if memory is not None:
+        leave = survivor.leave_if_told if survivor is not None else lambda: None
+        result = _call_with_copies(Copies(state, memory, leave), lambda: call(world), survivor)
+    else:
+        result = call(world)
     world.close()
     return result
 
 
-def _call_with_copies(copies: Copies, call: Callable[[], _Result]) -> _Result:
+def _call_with_copies(copies: Copies, call: Callable[[], _Result], survivor: Survivor | None) -> _Result:
     with contextlib.closing(copies), _CopyOnSigterm(copies.keep_at_sigterm):
         try:
             result = call()
         except BaseException as error:
+            is_whole = copies.is_at_boundary
+            if survivor is not None and is_whole and survivor.outlives(error, copies.rewind):
+                raise _WorldIsOverError from None
             copies.keep_after(error)
             raise
         copies.keep()

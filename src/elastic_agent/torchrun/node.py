@@ -80,6 +80,7 @@ class TorchrunNode:
             self._session,
             Workers(
                 set_deadline=lambda deadline_s: None,  # torchrun's workers cannot be fenced
+                warm_up=lambda: None,  # torchrun starts them, when they have a world
                 start=self._worlds.put_nowait,
                 stop=lambda action: self._stop(),
                 notify=lambda notice: None,  # torchrun cannot give its workers a notice

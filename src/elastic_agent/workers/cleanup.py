@@ -177,6 +177,10 @@ class Cleanup:
         self._files: frozenset[str] = frozenset()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
+    def for_next(self) -> Cleanup:
+        """Return that of the next generation, in which processes of this one go on: it removes what both leave."""
+        return Cleanup(self._guard_pid, self._sweep)
+
     def started(self) -> None:
         """Begin to inspect, from time to time, what the processes of the workers hold."""
         self._has_started = True

@@ -106,6 +106,8 @@ class WorkerContext:
         self._program = program
         self._args = args
         self._envs = dict(envs)
+        self.parked: Mapping[int, int] = {}
+        """By local rank, the parked processes that are to go on."""
         self._guard = guard
         self._closer = closer
         self._numa_options = numa_options
@@ -204,7 +206,7 @@ class WorkerContext:
         return Launch(
             slot=slot,
             argv=_with_numa_binding(argv, slot, self._numa_options),
-            env={**os.environ, **{name: str(value) for name, value in self._envs[slot].items()}},
+            env={**os.environ, **self.variables(slot)},
             stdout=self.stdouts[slot] or None,
             stderr=self.stderrs[slot] or None,
             kept=self.kept.get(slot),
@@ -212,7 +214,12 @@ class WorkerContext:
             warm=self.warm,
             ignored=self.ignored_signals,
             startup_hook=self._startup_hook,
+            keep=self.parked.get(slot),
         )
+
+    def variables(self, slot: int) -> dict[str, str]:
+        """Return a worker's variables, on top of this process's own."""
+        return {name: str(value) for name, value in self._envs[slot].items()}
 
     def handle(self, event: GuardEvent) -> None:
         """Note the start or the end of workers; events of other generations are ignored."""

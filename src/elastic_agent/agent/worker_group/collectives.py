@@ -23,6 +23,8 @@ from elastic_agent.diagnosis.records import GroupProgress, Place
 from elastic_agent.logs import get_logger
 from elastic_agent.printable import plain
 
+from .parking import Parking
+
 LARGEST_MESSAGE = 256 * 1024
 
 _CREDENTIALS = struct.Struct("3i")
@@ -64,6 +66,8 @@ class _Answer(Place, frozen=True):
     details: bool = False
     is_last: bool = False
     """An exception ends the worker's script."""
+    parking: Annotated[str, Meta(max_length=64)] = ""
+    """What it says about parking; empty: nothing."""
 
 
 _DECODER = msgspec.json.Decoder(_Answer)
@@ -124,6 +128,8 @@ class Collectives:
         """Where each slot is asked."""
         self._workers: dict[int, WorkerCollectives] = {}
         self._is_ending = False
+        self.parking = Parking(self._send_to)
+        """What they say about parking."""
 
     def open(self) -> None:
         """Listen. Without a socket, which is logged, nothing is known of the workers' collectives."""
@@ -146,15 +152,19 @@ class Collectives:
             self._socket.close()
             self._socket = self.address = None
 
-    def begin(self, generation: int) -> None:
-        """Forget the workers of earlier generations, once; those of this one may have introduced themselves."""
-        if generation != self._generation:
+    def begin(self, generation: int, *, anew: bool = False) -> None:
+        """Forget the workers of earlier generations, once; those of this one may have introduced themselves.
+
+        ``anew``: none has, and those that were said to be of this one are gone.
+        """
+        if anew or generation != self._generation:
             self._generation = generation
             self._peers.clear()
             self._workers.clear()
             self._alone.clear()
             self._without_step.clear()
             self.meeting_files.clear()
+            self.parking.clear()
             self._is_ending = False
 
     @property
@@ -189,9 +199,14 @@ class Collectives:
     def _send(self, question: bytes) -> None:
         """Ask all workers, but for those that are gone, or have not read what they were asked before."""
         for peer in self._peers.values():
-            if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.sendto(question, peer)
+            self._send_to(question, peer)
+
+    def _send_to(self, message: bytes, peer: bytes) -> bool:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendto(message, peer)
+                return True
+        return False
 
     def ask_at_the_end(self) -> None:
         """Ask the remaining workers for their last collectives, which may show why the generation ends."""
@@ -216,7 +231,9 @@ class Collectives:
         self.begin(answer.generation)
         known = self._workers.get(answer.slot)
         now_s = asyncio.get_running_loop().time()
-        if answer.trains_alone:
+        if answer.parking:
+            self.parking.take_in(answer.slot, answer.parking, peer)
+        elif answer.trains_alone:
             self._alone.add(answer.slot)
             if not self._workers:
                 self._report_alone(self._alone)

@@ -104,6 +104,9 @@ class RunFacts:
     """The agent's socket to which workers introduce themselves; None: they are not asked for their progress."""
     state_memory: Sequence[str] = ()
     """For each slot, where its worker may keep its state; empty: nowhere."""
+    parking: str = ""
+    """What workers of :mod:`elastic_agent.survive` do: ``keep`` or ``apart`` (see
+    :data:`~elastic_agent.worker_variables.PARKING`); empty: they are started again."""
 
 
 def worker_environment(
@@ -145,6 +148,11 @@ def worker_environment(
         env[variables.PROGRESS] = facts.asked_by
     if facts.state_memory:
         env[variables.STATE_MEMORY] = facts.state_memory[slot]
+    if facts.parking:
+        env[variables.PARKING] = facts.parking
+    if facts.parking == variables.APART:
+        # A process group that the script makes itself would be one of this node's workers, or wait for others.
+        env.update(dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", variables.STORE_PORT), ""))
     if facts.gloo_interface is not None and "GLOO_SOCKET_IFNAME" not in inherited:
         env["GLOO_SOCKET_IFNAME"] = facts.gloo_interface
     if settings.virtual_local_rank:

@@ -174,3 +174,8 @@ def _by_itself(end: WorkerEnd, failed_s: float, stopped_s: float | None) -> Work
     if end.note is None:
         return replace(end, stopping=False)
     return end if end.note.code is None else replace(end, returncode=end.note.code, stopping=False)
+
+
+def start_failure(node_id: str, error: str, slot: int | None = None) -> Failure:
+    """Return the failure of a node whose workers cannot be started."""
+    return Failure(FailureKind.START, f"{node_id} could not start its workers: {error}"[:512], slot=slot)

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from string import Template
 from typing import TYPE_CHECKING
 
+from elastic_agent import worker_variables as variables
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.directories import default_log_dir
 from elastic_agent.config.settings import Settings
@@ -27,7 +28,8 @@ from elastic_agent.workers.spawner.curated import current_folder
 
 from .command import RunFacts, worker_command, worker_environment
 from .heartbeat_files import make_heartbeat_file
-from .warm_start import PATIENCE_SHARE, is_warm
+from .parking import Parked
+from .warm_start import PATIENCE_SHARE, is_warm, keeps_workers
 
 if TYPE_CHECKING:  # it is imported late, for the options that need it
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -184,9 +186,20 @@ class WorkerFactory:
         """The working directory when the agent began; empty: not known."""
         self._numa_options = numa_options(settings.numa_binding)
         self._state_memory = StateMemory(slots)
+        self.keeps_workers = keeps_workers(settings)
+        """Workers keep their processes when the world changes."""
 
     def make(
-        self, guard: Guard, world: World, incarnation: str, restarts: int, run_id: str, asked_by: str | None
+        self,
+        guard: Guard,
+        world: World,
+        incarnation: str,
+        restarts: int,
+        parked: Parked | None,
+        *,
+        number: int | None,
+        run_id: str,
+        asked_by: str | None,
     ) -> tuple[WorkerContext, HeartbeatFile]:
         """Return the workers of this node in ``world``, not started yet, and their heartbeat file.
 
@@ -195,6 +208,8 @@ class WorkerFactory:
             world: which this incarnation has a seat in.
             incarnation: of this node.
             restarts: those that were charged so far.
+            parked: workers that are to go on; they have a heartbeat file.
+            number: by which the guard knows workers that are started apart from any world; None: the generation.
             run_id: the run.
             asked_by: where workers introduce themselves to be asked for their progress; None: nowhere.
 
@@ -203,18 +218,24 @@ class WorkerFactory:
         """
         seat = world.seat_of(incarnation)
         assert seat is not None  # only seated nodes start
-        heartbeats = make_heartbeat_file(seat.slots)
+        heartbeats = make_heartbeat_file(seat.slots) if parked is None else parked.heartbeats
         try:
             interface, memory = interface_of(seat.address), self._state_memory.paths
-            facts = RunFacts(run_id, restarts, heartbeats.path, interface, asked_by, memory)
+            parking = self._parking(apart=number is not None)
+            facts = RunFacts(run_id, restarts, heartbeats.path, interface, asked_by, memory, parking)
             envs = {
                 slot: worker_environment(os.environ, self._settings, facts, world, seat, slot)
                 for slot in range(seat.slots)
             }
-            return self._context(guard, world, envs), heartbeats
+            context = self._context(guard, world.generation if number is None else number, world, envs)
         except BaseException:
-            heartbeats.close()
+            if parked is None:
+                heartbeats.close()
             raise
+        if parked is not None:
+            context.parked = parked.pids
+            heartbeats.begin_anew(parked.pids.keys())
+        return context, heartbeats
 
     def log_dir(self, run_id: str) -> str:
         """Return where the output of the run's workers is; empty: in no file of ours."""
@@ -233,12 +254,19 @@ class WorkerFactory:
         if isinstance(self._logs, GenerationLogs):
             self._logs.close()
 
-    def _context(self, guard: Guard, world: World, envs: dict[int, dict[str, str]]) -> WorkerContext:
+    def _parking(self, *, apart: bool) -> str:
+        if not self.keeps_workers:
+            return ""
+        return variables.APART if apart else variables.KEEP
+
+    def _context(
+        self, guard: Guard, number: int, world: World, envs: dict[int, dict[str, str]]
+    ) -> WorkerContext:
         settings = self._settings
         commands = {slot: worker_command(settings, slot) for slot in envs}
         return WorkerContext(
             guard,
-            world.generation,
+            number,
             settings.role,
             commands[0][0],
             {slot: command[1:] for slot, command in commands.items()},

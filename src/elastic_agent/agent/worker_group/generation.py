@@ -15,12 +15,12 @@ import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec
 
 import msgspec
 
+from elastic_agent import worker_variables as variables
 from elastic_agent.agent import events
-from elastic_agent.agent.tasks import BackgroundTasks
+from elastic_agent.agent.tasks import BackgroundTasks, in_this_loop, wait_for
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.settings import Settings
 from elastic_agent.diagnosis.known_errors import signal_name
@@ -35,12 +35,19 @@ from elastic_agent.workers.end import WorkerEnd
 from elastic_agent.workers.guard import client as guard_events
 
 from .collectives import Collectives
-from .endings import log_cleanup, protocol_failure, read_ends, warn_of_unsaved, with_memory
+from .endings import (
+    log_cleanup,
+    protocol_failure,
+    read_ends,
+    start_failure,
+    warn_of_unsaved,
+    with_memory,
+)
 from .interruptions import SPREAD_S, Interruptions, StopSignals
+from .keeping import can_park, go_on, stop_after_parking
+from .parking import Parked
 from .stalls import Progress, StallWatch
 from .warm_start import Guards
-
-P = ParamSpec("P")
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
 """A real-time signal that neither glibc, Python, torch nor NCCL uses."""
@@ -90,6 +97,8 @@ class WorkerGroup:
     wants_cold: bool = False
     """A worker of an earlier generation was not what a cold one would be; later ones start cold."""
     present: Generation | None = None
+    parked: Parked | None = None
+    """Workers of the generation before that wait for the next world."""
     explanations: BackgroundTasks = field(default_factory=BackgroundTasks)
     reached_step: int = 0
     reached_optimizer_steps: int = 0
@@ -107,11 +116,13 @@ class WorkerGroup:
 
         A worker that reports neither did if it made more optimizer steps.
         """
-        for slot in workers.pids:
+        kept = workers.parked.pids if workers.parked is not None else {}
+        for slot, pid in workers.pids.items():
             beats, step = workers.heartbeats.read(slot)
             if step > self.reached_step if step else bool(beats):
                 return True
-            if not step and workers.heartbeats.optimizer_steps(slot) > self.reached_optimizer_steps:
+            reached = 0 if kept.get(slot) == pid else self.reached_optimizer_steps  # it did not begin again
+            if not step and workers.heartbeats.optimizer_steps(slot) > reached:
                 return True
         return False
 
@@ -119,10 +130,24 @@ class WorkerGroup:
 class Generation:
     """The workers of one generation: facts known of them, and means to stop them; see :func:`run_generation`."""
 
-    def __init__(self, group: WorkerGroup, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup,
+        context: WorkerContext,
+        heartbeats: HeartbeatFile,
+        parked: Parked | None,
+        *,
+        apart: bool = False,
+    ) -> None:
+        self.is_apart = apart
+        """They are started apart from any world, and reports about them concern no generation."""
         self.group, self.context, self.heartbeats = group, context, heartbeats
         self.guard, self.number = group.guards.present, context.generation
-        self.cleanup = Cleanup(self.guard.pid)
+        self.cleanup = Cleanup(self.guard.pid) if parked is None else parked.cleanup.for_next()
+        self.parked = parked
+        """The workers among these that go on."""
+        self.may_park = False
+        """The workers that can may park instead of being stopped."""
         self.failure: Failure | None = None
         """Why the workers are to be stopped, if it is not by the exit of one of them: a hang, or a failed start."""
         self.gone: guard_events.Stopped | guard_events.GuardLost | None = None
@@ -165,9 +190,16 @@ class Generation:
         """Note and report an event of the guard."""
         self.context.handle(event)
         match event:
-            case guard_events.Spawned():
+            case guard_events.Spawned(pids=pids):
                 self.cleanup.started()
-                self.group.collectives.begin(self.number)  # before these workers are reported
+                if not self.is_apart:
+                    self.group.collectives.begin(self.number)  # before these workers are reported
+                elif self.parked is not None:
+                    self.group.collectives.parking.forget_replaced(self.parked, pids)
+                if self.parked is not None and not self.is_apart:
+                    self.group.start_task(go_on(self, self.parked, event))
+                    self.news.set()
+                    return  # they are reported when they do
             case guard_events.SpawnFailed(slot=slot, error=error):
                 self.fail(start_failure(self.group.node_id, error, max(slot, 0)))
                 return
@@ -184,7 +216,11 @@ class Generation:
                 self.gone = event
             case guard_events.Fenced():
                 self.is_fenced = True
-        if not isinstance(event, guard_events.GuardLost):  # that is reported for the whole node
+        of_worker = guard_events.Spawned | guard_events.Exited | guard_events.Stopped
+        is_reported = not (self.is_apart and isinstance(event, of_worker))
+        if is_reported and not isinstance(
+            event, guard_events.GuardLost
+        ):  # that is reported for the whole node
             self.group.report(event)
         self.news.set()
 
@@ -218,6 +254,11 @@ class Generation:
         """The processes that are left although no user code of theirs runs again."""
         return self.gone.unkillable if isinstance(self.gone, guard_events.Stopped) else ()
 
+    @property
+    def kept(self) -> dict[int, int]:
+        """The processes that are parked, by slot, although no other is left."""
+        return self.gone.kept if isinstance(self.gone, guard_events.Stopped) else {}
+
     def is_to_end(self) -> bool:
         """Return whether the ends of workers say nothing any more."""
         return self.stopped_s is not None or self.gone is not None or self.failure is not None
@@ -244,16 +285,25 @@ class Generation:
 
     def start(self) -> None:
         """Have the guard start the workers."""
+        parking = self.group.collectives.parking
+        if self.is_apart:
+            generation = int(self.context.variables(0)[variables.GENERATION])
+            self.group.collectives.begin(generation, anew=True)
+        parking.clear()  # what was said in the last world, or before the first one
+        if self.is_apart and self.parked is not None:
+            parking.can.update(self.parked.peers)
+            parking.have_parked.update(self.parked.pids)
         try:
             self.context.start()
             self.has_started = True
+            self.group.parked = None
         except (OSError, ValueError, RuntimeError) as error:
             self.fail(start_failure(self.group.node_id, with_remedy(error)))
 
-    def stop(self, grace: Grace, dump_stacks: bool, may_save: bool) -> None:
+    def stop(self, grace: Grace, dump_stacks: bool, may_save: bool, may_park: bool) -> None:
         """Stop the workers; see :meth:`Runner.stop`. A guard that is frozen itself is killed: then its end follows."""
         settings = self.group.settings
-        grace_s = 0.0 if grace is Grace.NONE else settings.shutdown_timeout
+        grace_s = 0.0 if grace is Grace.NONE or self.is_apart else settings.shutdown_timeout
         idle_s = settings.restart_idle if grace is Grace.RESTART else None
         signum = self.group.stop_signals.for_workers if grace is Grace.DRAIN else signal.SIGTERM
         self.restarts = grace is Grace.RESTART
@@ -261,7 +311,9 @@ class Generation:
             if may_save and grace_s > 0 and self.pids and not (self.has_failed or self.failure):
                 self.saves_on = signum
             self.stopped_s = boottime_s()
-            self.news.set()
+            self.may_park = may_park and can_park(self)
+        self.may_park &= may_park
+        self.news.set()
         if self.gone is not None or not self.has_started:
             return
         self.cleanup.inspect()
@@ -273,6 +325,8 @@ class Generation:
         elif dump_stacks and grace_s > 0 and self._dump_stacks():
             later = asyncio.get_running_loop().call_later
             later(STACKS_TIME_S, lambda: self._stop_by_guard(grace_s, signum, idle_s))
+        elif self.may_park:
+            self.group.start_task(stop_after_parking(self, grace_s, signum, idle_s))
         else:
             self._stop_by_guard(grace_s, signum, idle_s)
 
@@ -385,7 +439,13 @@ class Generation:
         return with_memory(end, self.heartbeats, self.group.collectives.last_of(slot, end.pid))
 
     async def clear(self, in_order: bool) -> None:
-        """Remove what the workers left, but do not delay the next generation by much."""
+        """Remove what the workers left, but do not delay the next generation by much.
+
+        While some are parked nothing is removed: it may be theirs. That is done after the generation in which they end.
+        """
+        if self.kept:
+            self.cleanup.close()
+            return
         if not (self.is_fenced or in_order):  # ranks of other nodes may still meet, or meet again
             self.cleanup.remove(self.group.collectives.meeting_files)
         if self.cleanup.nothing_to_do:
@@ -397,20 +457,27 @@ class Generation:
             log_cleanup(report)
             finished.set()
 
-        self.cleanup.clear(_in_this_loop(cleared), self.unkillable)
-        await _wait_for(finished, CLEANUP_LIMIT_S)
+        self.cleanup.clear(in_this_loop(cleared), self.unkillable)
+        await wait_for(finished, CLEANUP_LIMIT_S)
 
     async def close_output(self) -> None:
         """Show the rest of the workers' output; not for longer than a moment."""
         closed, shows_output = asyncio.Event(), self.context.shows_output
-        self.context.close_later(_in_this_loop(closed.set))
+        self.context.close_later(in_this_loop(closed.set))
         if shows_output:
-            await _wait_for(closed, SHOWN_S)
+            await wait_for(closed, SHOWN_S)
 
     def leave(self) -> None:
-        """Note that nothing is left of these workers: the next ones may start."""
-        if self.group.present is self:
-            self.group.present = None
+        """Note that nothing is left of these workers but parked ones: the next ones may start."""
+        if self.group.present is not self:
+            return
+        self.group.present = None
+        if self.kept:
+            peers = dict(self.group.collectives.parking.can)
+            left_world = not self.is_apart or (self.parked is not None and self.parked.left_world)
+            self.group.parked = Parked(
+                self.number, dict(self.kept), peers, self.heartbeats, self.cleanup, left_world
+            )
 
     def explain(self, after_s: float) -> asyncio.Task[None]:
         """Report soon how each worker ended, and log which has not saved; ``after_s``: let others run first."""
@@ -458,13 +525,16 @@ async def run_generation(workers: Generation) -> None:
         if workers.has_started:
             await workers.until(lambda: workers.gone)
             await workers.clear(in_order)
+        elif group.parked is not None:
+            await group.parked.end(workers.guard)
         await workers.close_output()
         await _report_end(workers, in_order and workers.stopped_s is None and workers.failure is None)
     finally:
         workers.leave()
         group.take_in_steps(workers)
         group.wants_cold |= any(map(workers.heartbeats.wants_cold, workers.pids))
-        workers.heartbeats.close()
+        if not workers.kept:
+            workers.heartbeats.close()
 
 
 @contextlib.asynccontextmanager
@@ -524,25 +594,4 @@ async def _report_end(workers: Generation, has_succeeded: bool) -> None:
         workers.explain(EXPLAIN_AFTER_S if workers.restarts else 0.0)
     workers.leave()
     if workers.has_started or workers.stopped_s is not None:
-        group.report(events.WorkersCleared(unkillable))
-
-
-def _in_this_loop(call: Callable[P, object]) -> Callable[P, None]:
-    """Return a function for other threads that has this one called in the present loop, as long as that runs."""
-    loop = asyncio.get_running_loop()
-
-    def call_soon(*args: P.args, **kwargs: P.kwargs) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
-            loop.call_soon_threadsafe(partial(call, *args, **kwargs))
-
-    return call_soon
-
-
-async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
-
-
-def start_failure(node_id: str, error: str, slot: int | None = None) -> Failure:
-    """Return the failure of a node whose workers cannot be started."""
-    return Failure(FailureKind.START, f"{node_id} could not start its workers: {error}"[:512], slot=slot)
+        group.report(events.WorkersCleared(unkillable, len(workers.kept)))

@@ -13,6 +13,8 @@ from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard import client as guard_events
 
 from .generation import Generation, WorkerGroup, run_generation
+from .keeping import run_apart, take_in_news
+from .parking import Parked
 from .stalls import Progress
 
 _TOO_LATE = "a line in the output of warm ones says what had no effect on preloaded packages"
@@ -37,6 +39,7 @@ class Runner(WorkerGroup):
             start_task: starts a coroutine whose error ends the agent.
         """
         self.report, self.start_task = report, start_task
+        self.collectives.parking.on_news = self._parking_news
         self._listen_to_guard()
 
     # -- what the node's state machine decides ------------------------------------------------------
@@ -46,14 +49,17 @@ class Runner(WorkerGroup):
         self._deadline_s = at_boottime_s
         self.guards.present.set_deadline(at_boottime_s)
 
-    def start(self, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
-        """Have the guard start the workers as soon as it may; ``Spawned`` or ``WorkersFailed`` follows."""
+    def start(self, context: WorkerContext, heartbeats: HeartbeatFile, *, apart: bool = False) -> None:
+        """Have the guard start the workers as soon as it may; ``Spawned`` or ``WorkersFailed`` follows.
+
+        ``apart``: from any world; they park before they have a place in one. ``WarmedUp`` follows.
+        """
         if self.wants_cold and context.warm and not self._starts_cold:
             self._starts_cold = True
             self.report(guard_events.Cold(_TOO_LATE, ""))
         context.warm = context.warm and not self._starts_cold
-        self.present = Generation(self, context, heartbeats)
-        self.start_task(run_generation(self.present))
+        self.present = Generation(self, context, heartbeats, self.parked, apart=apart)
+        self.start_task(run_apart(self.present) if apart else run_generation(self.present))
 
     def release_starts(self) -> None:
         """Let the present guard start workers: it is on record."""
@@ -61,20 +67,32 @@ class Runner(WorkerGroup):
         if self.present is not None:
             self.present.news.set()
 
-    def stop(self, grace: Grace, *, dump_stacks: bool = False, may_save: bool = False) -> None:
+    def stop(
+        self, grace: Grace, *, dump_stacks: bool = False, may_save: bool = False, may_park: bool = False
+    ) -> None:
         """Send the signal, and SIGKILL after the grace; ``WorkersCleared`` follows when nothing is left.
 
         Before a restart, SIGKILL comes also when the workers make no progress. ``may_save``: nothing has failed, so
-        that a worker that does now is reported.
+        that a worker that does now is reported. ``may_park``: workers that can may park instead.
         """
         if self.present is not None:
-            self.present.stop(grace, dump_stacks, may_save)
+            self.present.stop(grace, dump_stacks, may_save, may_park)
+        elif self.parked is not None and not may_park:
+            self.start_task(self._clear_parked(self.parked))
         else:
             asyncio.get_running_loop().call_soon(self._report_idle)
 
     def _report_idle(self) -> None:
         if self.present is None:
-            self.report(events.WorkersCleared())
+            self.report(events.WorkersCleared(parked=len(self.parked.pids) if self.parked is not None else 0))
+
+    async def _clear_parked(self, parked: Parked) -> None:
+        await parked.end(self.guards.present)
+        self.report(events.WorkersCleared())
+
+    def _parking_news(self, slot: int) -> None:
+        if self.present is not None:
+            take_in_news(self.present, slot)
 
     def notify(self, notice: Notice, stopped_s: float) -> events.Notified:
         """Give the workers the notice; they are stopped at ``stopped_s`` (CLOCK_BOOTTIME).
@@ -99,13 +117,17 @@ class Runner(WorkerGroup):
     @property
     def progress(self) -> Progress | None:
         """The progress of the present workers; None while none runs."""
-        generation = self.present
+        generation = self._in_world
         return generation.progress if generation is not None and generation.gone is None else None
 
     @property
     def handles_notices(self) -> bool:
         """True if a running worker handles notices."""
-        return self.present is not None and self.present.handles_notices
+        return self._in_world is not None and self._in_world.handles_notices
+
+    @property
+    def _in_world(self) -> Generation | None:
+        return self.present if self.present is not None and not self.present.is_apart else None
 
     # -- the guard ----------------------------------------------------------------------------------
 
@@ -127,7 +149,16 @@ class Runner(WorkerGroup):
                 generation.take_in(event)
             elif number is None:
                 self.report(event)
+            elif self.parked is not None and number == self.parked.generation:
+                self._parked_event(self.parked, event)
             # Others are of an earlier generation, such as the answer to a repeated stop.
+
+    def _parked_event(self, parked: Parked, event: guard_events.GuardEvent) -> None:
+        parked.take_in(event)
+        if parked.gone.is_set():
+            self.parked = None
+        if isinstance(event, guard_events.Fenced):
+            self.report(event)
 
     def _replace_guard(self, lost: guard_events.GuardLost) -> None:
         """Start another guard; the workers died with theirs (parent-death signal), their children fell to us."""
@@ -137,5 +168,7 @@ class Runner(WorkerGroup):
         self._listen_to_guard()
         self.guards.present.set_deadline(self._deadline_s)
         self.report(lost)
+        if self.parked is not None:
+            self._parked_event(self.parked, lost)
         if self.present is not None:
             self.present.take_in(lost)

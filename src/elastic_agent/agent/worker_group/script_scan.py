@@ -67,25 +67,47 @@ def curated_imports(script: str, is_module: bool, folder: str) -> tuple[tuple[st
     """
     found: dict[str, dict[str, None]] = {}
     trains = False
+    for tree, imports in _sources(script, is_module, folder):
+        trains = trains or any(map(_names_optimizers, ast.walk(tree)))
+        for name, attributes, is_beside in imports:
+            if is_curated(name):
+                found.setdefault(name, {}).update(dict.fromkeys(attributes))
+            trains = trains or not (is_beside or name.partition(".")[0] in TRAIN_NOTHING)
+    if trains:
+        found.setdefault("torch.optim", {})
+    return tuple((name, tuple(attributes)) for name, attributes in found.items())
+
+
+def imports(script: str, is_module: bool, folder: str, module: str) -> bool:
+    """Return whether the script, or a file beside it that it imports, imports this module, outside of functions."""
+    return any(
+        module in (name, *(f"{name}.{attribute}" for attribute in attributes))
+        for _, imported in _sources(script, is_module, folder)
+        for name, attributes, _ in imported
+    )
+
+
+def _sources(
+    script: str, is_module: bool, folder: str
+) -> Iterator[tuple[ast.Module, list[tuple[str, tuple[str, ...], bool]]]]:
+    """Yield the source of the script, and of each file beside it that it imports, with what it imports.
+
+    That is the module, what is imported from it, and whether there are files of it beside the script.
+    """
     waiting = [(file, "") for file in _files_that_run(script, is_module, folder)][:_MOST_FILES]
     if is_module:
         waiting = [(file, _package_of(file, folder)) for file, _ in waiting]
     seen = {file for file, _ in waiting}
     for file, package in waiting:
-        tree = _parsed(file)
-        trains = trains or any(map(_names_optimizers, ast.walk(tree)))
+        tree, imported = _parsed(file), []
         for name, attributes in _imports_at_import(tree, package):
-            if is_curated(name):
-                found.setdefault(name, {}).update(dict.fromkeys(attributes))
             files = [*_beside(folder, (name, *(f"{name}.{attribute}" for attribute in attributes)))]
-            trains = trains or not (files or name.partition(".")[0] in TRAIN_NOTHING)
+            imported.append((name, attributes, bool(files)))
             for beside in files:
                 if beside not in seen and len(seen) < _MOST_FILES:
                     seen.add(beside)
                     waiting.append((beside, _package_of(beside, folder)))
-    if trains:
-        found.setdefault("torch.optim", {})
-    return tuple((name, tuple(attributes)) for name, attributes in found.items())
+        yield tree, imported
 
 
 def _names_optimizers(node: ast.AST) -> bool:

@@ -12,9 +12,10 @@ from functools import cache
 from elastic_agent.agent.devices import likely_slots
 from elastic_agent.config.settings import Settings
 from elastic_agent.linux import start_ticks
+from elastic_agent.logs import get_logger
 from elastic_agent.workers.guard.client import Guard, SpawnerConfig, kill_orphans
 
-from .script_scan import curated_imports, needs_own_python
+from .script_scan import curated_imports, imports, needs_own_python
 
 PATIENCE_SHARE = 2 / 3
 """Of the start time-out: how long a generation waits for a spawner that still imports, before it starts cold."""
@@ -55,6 +56,21 @@ def _script_needs_own_python(script: str, is_module: bool, folder: str, nproc_pe
     """Read the script, once per agent, as its spawner is made once: a script that changes is not read again."""
     environ = {**os.environ, **libraries_environment(os.environ, likely_slots(nproc_per_node) or 1)}
     return needs_own_python(script, is_module=is_module, folder=folder, environ=environ)
+
+
+def keeps_workers(settings: Settings) -> bool:
+    """Return whether workers keep their processes when the world changes: asked for, and the script may be made for it.
+
+    Another script would do all of its work apart from any world.
+    """
+    if settings.survive != "keep":
+        return False
+    folder, module = _first_on_path(settings), "elastic_agent.survive"
+    may_be = not settings.runs_program and imports(settings.script, settings.runs_module, folder, module)
+    if not may_be:
+        why = f"{settings.script} does not import {module}, outside of functions, nor does a file beside it"
+        get_logger().warning(f"--survive keep has no effect: {why}")
+    return may_be
 
 
 def is_warm(settings: Settings) -> bool:

@@ -54,6 +54,13 @@ class FailureSettings:
         "Before a restart, workers that have received SIGTERM and make no progress for this long are killed. "
         "Progress is processor time, reads and writes, of the workers and their child processes.",
     )
+    survive: str = setting(
+        value_types.choice(("restart", "keep"), metavar="HOW"),
+        "restart",
+        "What happens to the other workers of elastic_agent.survive when one fails, and when nodes join or leave: "
+        "restart (they are started again), keep (they keep their processes, and new ones start beside the running "
+        "world; experimental, on CPUs only).",
+    )
     hang_timeout: float | None = setting(
         value_types.seconds(0),
         None,

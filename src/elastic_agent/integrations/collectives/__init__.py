@@ -11,7 +11,7 @@ import os
 
 from elastic_agent.integrations.collectives import private_names
 from elastic_agent.integrations.collectives.answers import Answers
-from elastic_agent.worker_variables import PROGRESS
+from elastic_agent.worker_variables import GENERATION, PROGRESS
 
 __all__ = ["install"]
 
@@ -32,6 +32,7 @@ def install() -> None:
             if not begun:
                 begun.append(Answers(address))
                 begun[0].start()
+            begun[0].enter(int(os.environ.get(GENERATION, begun[0].generation)))
             if meeting_file:
                 begun[0].tell_meeting_file(meeting_file)
         except (OSError, RuntimeError, KeyError, ValueError, IndexError):  # training works without it

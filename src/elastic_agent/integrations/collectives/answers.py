@@ -88,6 +88,17 @@ class Answers:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._tell_if_the_script_fails()
 
+    @property
+    def generation(self) -> int:
+        """The generation in which the agent may ask."""
+        return self._hello["generation"]
+
+    def enter(self, generation: int) -> None:
+        """Tell the agent that it may ask in this generation, too, in which a worker of an earlier one goes on."""
+        if generation != self._hello["generation"]:
+            self._hello["generation"] = generation
+            self._socket.send(json.dumps(self._hello).encode())
+
     def tell_meeting_file(self, path: str) -> None:
         """Tell the agent over which file the ranks meet: what killed ones leave in it misleads the next."""
         self._socket.send(json.dumps({**self._hello, "meeting_file": path}).encode(), socket.MSG_DONTWAIT)

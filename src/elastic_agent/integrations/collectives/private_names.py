@@ -47,9 +47,12 @@ def call_before_groups(begin: Callable[[str], None]) -> None:
         path = ""
         with contextlib.suppress(Exception):  # of the script's arguments, which torch checks
             path = _meeting_file(sys._getframe(1).f_locals)
+        counted.calls += 1
         begin(path)
         original(timeout)
 
+    counted: Any = checked
+    counted.calls = 0  # which elastic_agent.survive reads
     setattr(module, HOOK, checked)
 
 

@@ -33,13 +33,13 @@ if not __package__:  # run by path, without site-packages: let the package be fo
     sys.path.append(os.path.abspath(__file__).rsplit(os.sep, 4)[0])
 
 from elastic_agent import linux
-from elastic_agent.workers.guard.generation import DONE, KILLING, Generation
+from elastic_agent.workers.guard.generation import DONE, PARKED, Generation
 from elastic_agent.workers.guard.line import DEADLINE_BYTES, MAILBOX_OFFSET, NO_SLOT, Channel, Loop
 from elastic_agent.workers.guard.relay import Console
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any
 
     from elastic_agent.workers.guard.line import Message
@@ -165,7 +165,7 @@ class GuardProcess:
     def _enforce_deadline(self) -> None:
         late_ns = self._lease.late_ns()
         generation = self._generation
-        if late_ns is None or late_ns < 0 or generation is None or generation.phase in (KILLING, DONE):
+        if late_ns is None or late_ns < 0 or generation is None or generation.is_over:
             return
         generation.kill()
         self._news = True
@@ -231,7 +231,8 @@ class GuardProcess:
             mailbox = os.pread(self._memory_fd, message["size"], MAILBOX_OFFSET)
             self._spawn(message["generation"], mailbox, message["patience_s"])
         elif command == "stop":
-            self._stop(message["generation"], message["grace_s"], message["signum"], message["idle_s"])
+            keep = message.get("keep", ())
+            self._stop(message["generation"], message["grace_s"], message["signum"], message["idle_s"], keep)
         elif command == "warm":
             self._have_spawner(message["config"])
         # "look" only wakes the guard: the deadline was read on the way here.
@@ -248,14 +249,18 @@ class GuardProcess:
 
     def _spawn(self, number: int, mailbox: bytes, patience_s: float) -> None:
         late_ns = self._lease.late_ns()
-        if self._generation is not None:
-            self._refuse(number, f"generation {self._generation.number} is not stopped yet")
+        launches = [SimpleNamespace(**fields) for fields in json.loads(mailbox)]
+        before = self._generation
+        if before is not None and before.phase != PARKED:
+            self._refuse(number, f"generation {before.number} is not stopped yet")
         elif late_ns is None:
             self._refuse(number, "this node holds no lease")
         elif late_ns >= 0:
             self._refuse(number, f"the lease expired {late_ns / 1e9:.3f} s ago")
+        elif before is not None and not before.all_go_on(launches):
+            self._refuse(number, f"parked workers of generation {before.number} have no place in it")
         elif not self._orphaned:
-            launches = [SimpleNamespace(**fields) for fields in json.loads(mailbox)]
+            parked = before.release() if before is not None else {}
             self._generation = Generation(
                 number,
                 self._loop,
@@ -265,17 +270,25 @@ class GuardProcess:
                 self._abandoned,
                 self._pool,
                 patience_s,
+                parked,
             )
             self._generation.start(launches)
 
     def _refuse(self, number: int, error: str) -> None:
         message = {"event": "SpawnFailed", "generation": number, "slot": NO_SLOT, "error": error}
         self._channel.send(message)
-        self._channel.send({"event": "Stopped", "generation": number, "unkillable": ()})
+        if self._generation is not None and self._generation.phase == PARKED:
+            self._generation.number = number  # so that its end is the answer
+            self._generation.kill()
+            self._news = True
+        else:
+            self._channel.send({"event": "Stopped", "generation": number, "unkillable": ()})
 
-    def _stop(self, number: int, grace_s: float, signum: int, idle_s: float | None) -> None:
+    def _stop(
+        self, number: int, grace_s: float, signum: int, idle_s: float | None, keep: Collection[int]
+    ) -> None:
         if self._generation is not None:
-            self._generation.stop(grace_s, signum, idle_s)
+            self._generation.stop(grace_s, signum, idle_s, keep)
             self._news = True
         else:
             self._channel.send({"event": "Stopped", "generation": number, "unkillable": ()})

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import msgspec
@@ -45,7 +45,8 @@ class Launch:
     in `env`'s PATH. `warm`: fork it from the spawner, if there is one (`Guard.keep_warm`); then `argv` must be
     `(PYTHON, "-u", SCRIPT, ...)` or `(PYTHON, "-u", "-m", MODULE, ...)` with the spawner's Python. It begins with the
     signals in `ignored` ignored, and with all others as any program does. With
-    `startup_hook`, a cold one adapts frameworks as warm ones do.
+    `startup_hook`, a cold one adapts frameworks as warm ones do. `keep`: the parked process that goes on in this place
+    if it lives; its streams stay what they are, but for `kept`.
     """
 
     slot: int
@@ -58,6 +59,7 @@ class Launch:
     warm: bool = False
     ignored: tuple[int, ...] = ()
     startup_hook: bool = False
+    keep: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,15 @@ class Exited:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Every process of the generation is gone, but for `unkillable` ones.
+    """Every process of the generation is gone, but for `unkillable` ones, and for those of the workers that are kept.
 
-    Those were sent SIGKILL and are asleep in the kernel: no user code of theirs runs again.
+    The unkillable were sent SIGKILL and are asleep in the kernel: no user code of theirs runs again. `kept` are the
+    processes of kept workers by slot: the next `spawn` names those that go on, or another `stop` ends them.
     """
 
     generation: int
     unkillable: tuple[int, ...]
+    kept: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -317,23 +321,30 @@ class Guard:
             {"do": "spawn", "generation": generation, "size": len(payload), "patience_s": warm_patience_s}
         )
 
-    def stop(self, grace_s: float, signum: int = signal.SIGTERM, *, idle_s: float | None = None) -> None:
+    def stop(
+        self,
+        grace_s: float,
+        signum: int = signal.SIGTERM,
+        *,
+        idle_s: float | None = None,
+        keep: Collection[int] = (),
+    ) -> None:
         """End the generation; answered by `Stopped`, at once if nothing runs.
 
         Each worker's own process gets `signum` now, and with it its process group, if `signum` is SIGINT or ends
         the worker at once (`Generation.stop`). Once the workers are gone, SIGTERM goes to what they have left. After
         `grace_s` all that is left gets SIGKILL; with `idle_s` also when none of it has made progress for so long. May
-        be repeated to shorten the grace, not to lengthen it.
+        be repeated to shorten the grace, not to lengthen it. Workers whose processes are in `keep` are spared, with
+        their own processes; a repeated stop spares none that it does not name.
         """
-        self._send(
-            {
-                "do": "stop",
-                "generation": self._generation,
-                "grace_s": grace_s,
-                "signum": int(signum),
-                "idle_s": idle_s,
-            }
-        )
+        message: Message = {
+            "do": "stop",
+            "generation": self._generation,
+            "grace_s": grace_s,
+            "signum": int(signum),
+            "idle_s": idle_s,
+        }
+        self._send({**message, "keep": [*keep]} if keep else message)
 
     def set_deadline(self, at_boottime_s: float | None) -> None:
         """Let the workers live until `at_boottime_s` (seconds of CLOCK_BOOTTIME); None: no limit, and no

@@ -4,6 +4,9 @@ Phases: RUNNING, then TERMINATING (signal sent, grace running), then KILLING (SI
 each step can be skipped, none is ever taken back. A generation ends only by `stop` or `kill`, also when all
 its workers have exited, because they may have left processes behind.
 
+A `stop` may keep workers: then the generation ends as PARKED when nothing but these and their own processes is left.
+From there it goes on to TERMINATING or KILLING, or the next generation takes the workers over.
+
 The kernel shows whether all are gone: the guard is a subreaper, so as long as any descendant lives the guard has a
 child.
 """
@@ -15,12 +18,12 @@ import signal
 import time
 
 from elastic_agent import linux
-from elastic_agent.workers.guard import cold
+from elastic_agent.workers.guard import cold, kept_workers
 from elastic_agent.workers.guard.progress import LOOK_EVERY_S, Progress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import SimpleNamespace
 
     from elastic_agent.linux import Process
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from elastic_agent.workers.guard.relay import Channels, Console
     from elastic_agent.workers.guard.warm import Standby, WarmPool
 
-RUNNING, TERMINATING, KILLING, DONE = "running", "terminating", "killing", "done"
+RUNNING, TERMINATING, KILLING, PARKED, DONE = "running", "terminating", "killing", "parked", "done"
 
 _FIRST_RESCAN_S = 0.005
 _LONGEST_RESCAN_S = 0.2
@@ -60,7 +63,8 @@ class Generation:
 
     `abandoned` holds the keys of processes that an earlier generation could not get rid of (SIGKILL sent,
     asleep in the kernel); they are not waited for again. `pool`: where warm launches get their processes;
-    those that have got none after `patience_s` start cold.
+    those that have got none after `patience_s` start cold. `parked`: the workers of the generation before, by process;
+    launches that name them have them go on.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Generation:
         abandoned: set[tuple[int, int]],
         pool: WarmPool | None,
         patience_s: float,
+        parked: dict[int, Worker],
     ) -> None:
         self.number = number
         self.phase = RUNNING
@@ -84,7 +89,10 @@ class Generation:
         self._pool = pool
         self._to_start: list[SimpleNamespace] = []
         self._cold_at: float | None = time.monotonic() + patience_s
+        self._parked = parked
         self._workers: dict[int, Worker] = {}
+        self._kept: set[int] = set()
+        """The processes of the workers that the stop under way spares."""
         self._pids: dict[int, int] = {}
         self._starting = True
         self._held_reports: list[Message] = []
@@ -109,10 +117,8 @@ class Generation:
 
         `Spawned` is reported when every one runs its program, `SpawnFailed` when one cannot.
         """
-        self._to_start = list(launches)
+        self._to_start = sorted(launches, key=lambda launch: launch.keep not in self._parked)
         self.start_more()
-        if not launches:
-            self._all_started()
 
     def start_more(self) -> None:
         """Start what can be started now. Call again when the pool of standbys has changed."""
@@ -125,10 +131,17 @@ class Generation:
                 self._start_failed(launch.slot, f"cannot create a process: {error.strerror}")
                 return
             del self._to_start[0]
+        if self._starting and self.phase == RUNNING and not self._any_unknown():
+            self._all_started()
 
     def _start(self, launch: SimpleNamespace) -> bool:
         """Start a worker if that is possible now, and return whether it was; if not, a standby is being started."""
         pool = self._pool
+        if launch.keep in self._parked:
+            worker = self._parked.pop(launch.keep)
+            self._console.move(worker.channels, launch)
+            self._add_worker(worker)
+            return True
         if not launch.warm or pool is None or not pool.usable or self._cold_at is None:
             self._fork(launch)
             return True
@@ -240,6 +253,7 @@ class Generation:
             return
         at_boottime_s = linux.boottime_s()
         del self._workers[pid]
+        self._kept.discard(pid)
         if worker.pidfd is not None:
             self._loop.remove(worker.pidfd)
             os.close(worker.pidfd)
@@ -281,52 +295,90 @@ class Generation:
         """
         if self.phase == RUNNING or self.phase == DONE:
             return
-        if childless:
+        if self.phase == PARKED:
+            if not self._workers:
+                self.kill()  # what they have left
+        elif childless:
             self._finish(())
         elif not news:
             return
-        elif self._abandoned and not self._remaining():
+        elif (self._abandoned or (self._kept and not self._leaving())) and not self._remaining():
             self._finish(())
         elif self.phase == KILLING:
             self._kill_descendants()
-        elif not self._workers:
+        elif not self._leaving():
             self._terminate_leftovers()
 
     # --- stopping ---------------------------------------------------------------------------------
 
-    def stop(self, grace_s: float, signum: int, idle_s: float | None) -> None:
+    @property
+    def is_over(self) -> bool:
+        """True if all its workers have been sent SIGKILL, or are gone."""
+        return self.phase == DONE or (self.phase == KILLING and not self._kept)
+
+    def _leaving(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.pid not in self._kept]
+
+    def all_go_on(self, launches: list[SimpleNamespace]) -> bool:
+        """Return whether the launches name all parked workers."""
+        return self._workers.keys() <= {launch.keep for launch in launches}
+
+    def release(self) -> dict[int, Worker]:
+        """Return the parked workers, by process, for the next generation; nothing is left here."""
+        for worker in self._workers.values():
+            if worker.pidfd is not None:
+                self._loop.remove(worker.pidfd)
+        self.phase = DONE
+        return self._workers
+
+    def stop(self, grace_s: float, signum: int, idle_s: float | None, keep: Collection[int] = ()) -> None:
         """Send `signum` to the workers now, SIGTERM to what they leave, and SIGKILL to all that is left after
         `grace_s`.
 
         With `idle_s`, also as soon as nothing of what is left has made progress for so long (`progress`). Workers that
-        are still being started get no grace.
+        are still being started get no grace. Workers whose processes are in `keep` are spared, unless an earlier stop
+        has not spared them.
         """
+        lost = self.phase != RUNNING and not self._kept <= {*keep}
+        self._kept = {*keep} & (self._workers.keys() if self.phase == RUNNING else self._kept)
+        if self.phase == PARKED and not self._kept:
+            self.phase = RUNNING
         for worker in list(self._workers.values()):
             self._start_known(worker)  # may wait in the loop behind this very command
-        if grace_s <= 0 or self._starting:
-            self.kill()
+        if grace_s <= 0 or self._starting or (lost and self.phase == KILLING):
+            self._kill_leaving(again=lost)
         elif self.phase == RUNNING:
             self.phase = TERMINATING
             now = time.monotonic()
             self._kill_at = now + grace_s
             if idle_s is not None:
                 self._progress = Progress(
-                    list(self._workers), signum, idle_s, self._remaining, self._is_terminated, now
+                    [worker.pid for worker in self._leaving()],
+                    signum,
+                    idle_s,
+                    self._remaining,
+                    self._is_terminated,
+                    now,
                 )
                 self._next_look = time.monotonic() + LOOK_EVERY_S
-            for worker in self._workers.values():
+            for worker in self._leaving():
                 self._ask_to_end(worker.pid, signum)
-            if not self._workers:
+            if not self._leaving():
                 self._terminate_leftovers()
         elif self.phase == TERMINATING:
             self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
 
     def kill(self) -> None:
-        """Send SIGKILL to the workers and to every other descendant of the guard."""
-        if self.phase == KILLING or self.phase == DONE:
+        """Send SIGKILL to the workers, kept ones too, and to every other descendant of the guard."""
+        spared, self._kept = self._kept, set()
+        self._kill_leaving(again=bool(spared))
+
+    def _kill_leaving(self, *, again: bool = False) -> None:
+        """Send SIGKILL to all but kept workers; once, unless there are more `again`."""
+        if self.phase == DONE or (self.phase == KILLING and not again):
             return
         self.phase = KILLING
-        for worker in self._workers.values():
+        for worker in self._leaving():
             _signal_group(worker.pid, signal.SIGKILL)
         self._kill_descendants()
         self._patience_ends = time.monotonic() + self._kill_patience_s
@@ -363,7 +415,13 @@ class Generation:
 
     def _remaining(self) -> list[Process]:
         found = [p for p in linux.descendants(os.getpid()) if p.key not in self._abandoned]
-        return self._pool.without_own(found) if self._pool is not None else found
+        if self._pool is not None:
+            found = self._pool.without_own(found)
+        if not self._kept:
+            return found
+        slots = {pid: self._workers[pid].slot for pid in self._kept}
+        spared = kept_workers.family(slots, found, os.getpid())
+        return [process for process in found if process.pid not in spared]
 
     def _kill_descendants(self) -> None:
         """Send SIGKILL, again until a scan shows no new process: one may fork between the scan and its death."""
@@ -390,7 +448,7 @@ class Generation:
     def tick(self) -> None:
         now = time.monotonic()
         if self.phase == TERMINATING and (now >= self._kill_at or self._stalled(now)):
-            self.kill()
+            self._kill_leaving()
         elif self.phase == KILLING and now >= self._patience_ends:
             self._give_up_blocked()
         elif self.phase == KILLING and now >= self._next_scan:
@@ -427,15 +485,19 @@ class Generation:
         self._patience_ends = time.monotonic() + self._kill_patience_s
 
     def _finish(self, unkillable: tuple[int, ...]) -> None:
-        self.phase = DONE
-        for worker in self._workers.values():  # only unkillable ones
+        self.phase = PARKED if self._kept else DONE
+        for worker in self._leaving():  # only unkillable ones
             for fd in (worker.pidfd, worker.start_fd):
                 if fd is not None:
                     self._loop.remove(fd)
                     os.close(fd)
+        self._workers = {pid: worker for pid, worker in self._workers.items() if pid in self._kept}
         self.report_read()
-        self._console.close_all()
-        self._report({"event": "Stopped", "generation": self.number, "unkillable": unkillable})
+        self._console.close_all([worker.channels for worker in self._workers.values()])
+        message: Message = {"event": "Stopped", "generation": self.number, "unkillable": unkillable}
+        if self._kept:
+            message["kept"] = {worker.slot: pid for pid, worker in self._workers.items()}
+        self._report(message)
 
 
 def _described(process: Process) -> dict[str, object]:

@@ -34,7 +34,7 @@ class KeptOutput:
     """
 
     def __init__(self, path: str, limit_bytes: int, queue: SimpleQueue[_Entry | None]) -> None:
-        self._path = path
+        self.path = path
         self._part_bytes = limit_bytes // PARTS
         self._queue = queue
         self._queued_bytes = self._done_bytes = 0
@@ -79,7 +79,7 @@ class KeptOutput:
 
     def _append(self, data: bytes) -> None:
         if self._fd is None:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         written = 0
         try:
             while written < len(data):

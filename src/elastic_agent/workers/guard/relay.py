@@ -27,7 +27,7 @@ from elastic_agent.workers.guard.line import TAIL_BYTES, WRITABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import SimpleNamespace
 
     from elastic_agent.workers.guard.kept_output import KeptOutput
@@ -190,6 +190,11 @@ class Relay:
                 return
             taken += len(data)
 
+    def keep_in(self, kept: KeptOutput | None) -> None:
+        """Keep what passes from now on in another file; the tail begins anew."""
+        self._kept = kept
+        self._tail.clear()
+
     @property
     def is_held_up(self) -> bool:
         """True if the sink does not take more now."""
@@ -283,13 +288,14 @@ class Relays:
             for relay in self._relays:
                 self._watch(relay)
 
-    def close_all(self) -> None:
-        """Pass on what is left; call when no writer is left."""
+    def close_all(self, spared: Collection[Relay] = ()) -> None:
+        """Pass on what is left; call when no writer is left, but for those of the `spared`."""
         for relay in self._relays:
             relay.drain()
-            self._loop.remove(relay.read_fd)
-            relay.close()
-        self._relays.clear()
+            if relay not in spared:
+                self._loop.remove(relay.read_fd)
+                relay.close()
+        self._relays = [relay for relay in self._relays if relay in spared]
 
     def _watch(self, relay: Relay) -> None:
         self._loop.add(relay.read_fd, lambda: self._ready(relay))
@@ -302,11 +308,15 @@ class Relays:
 
 
 class Channels:
-    """The streams of one worker that the guard passes on; None: it has the guard's own, or a file."""
+    """The streams of one worker that the guard passes on; None: it has the guard's own, or a file.
 
-    def __init__(self, stdout: Relay | None, stderr: Relay | None) -> None:
+    `kept`: where the guard keeps what passes.
+    """
+
+    def __init__(self, stdout: Relay | None, stderr: Relay | None, kept: KeptOutput | None) -> None:
         self._stdout, self._stderr = stdout, stderr
-        self._relays = {relay for relay in (stdout, stderr) if relay is not None}
+        self.kept = kept
+        self.relays = {relay for relay in (stdout, stderr) if relay is not None}
         self._is_drained = False
 
     @property
@@ -319,6 +329,13 @@ class Channels:
     def tail(self) -> str:
         """The end of what it wrote to stderr, and to stdout if that is the same file."""
         return self._stderr.tail if self._stderr is not None else ""
+
+    def keep_in(self, kept: KeptOutput | None) -> None:
+        """Have the guard keep from now on what passes here."""
+        self.drain()
+        self.kept = kept
+        for relay in self.relays:
+            relay.keep_in(kept)
 
     def is_taken(self) -> bool:
         """Pass on what there was when the reader of stdout took it; return whether that has taken all.
@@ -334,12 +351,12 @@ class Channels:
 
     def started(self) -> None:
         """Call after the fork."""
-        for relay in self._relays:
+        for relay in self.relays:
             relay.started()
 
     def drain(self) -> None:
         """Pass on all that is there now."""
-        for relay in self._relays:
+        for relay in self.relays:
             relay.drain()
 
 
@@ -361,29 +378,45 @@ class Console:
 
     def open(self, launch: SimpleNamespace) -> Channels:
         """Return the channels of a worker."""
-        kept = None
-        if launch.kept is not None:
-            with contextlib.suppress(RuntimeError):  # there are too many threads: nothing is kept
-                kept = self._kept_outputs.open(launch.kept, launch.kept_bytes)
-                self._kept.append(kept)
+        kept = self._open_kept(launch)
         # Without a file, too: the end of a failed worker's stderr is needed for its error.
         stderr = {None: self._stderr, os.devnull: self._hidden}.get(launch.stderr)
         stdout = {None: self._stdout, os.devnull: self._hidden}.get(launch.stdout) if kept else None
         opened = {relays: relays.open(kept) for relays in {stdout, stderr} if relays is not None}
-        return Channels(opened[stdout] if stdout else None, opened[stderr] if stderr else None)
+        return Channels(opened[stdout] if stdout else None, opened[stderr] if stderr else None, kept)
+
+    def move(self, channels: Channels, launch: SimpleNamespace) -> None:
+        """Keep the output of a worker that goes on in the file of another launch."""
+        before = channels.kept
+        if before is not None and before.path == launch.kept:
+            return
+        channels.keep_in(self._open_kept(launch))
+        if before is not None:
+            before.close()
+            self._kept.remove(before)
+
+    def _open_kept(self, launch: SimpleNamespace) -> KeptOutput | None:
+        if launch.kept is not None:
+            with contextlib.suppress(RuntimeError):  # there are too many threads: nothing is kept
+                self._kept.append(self._kept_outputs.open(launch.kept, launch.kept_bytes))
+                return self._kept[-1]
+        return None
 
     def balance(self) -> None:
         """Hold up or resume reading. Call after every round of the loop."""
         for relays in self._all:
             relays.balance()
 
-    def close_all(self) -> None:
-        """Pass on what is left; call when no writer is left."""
+    def close_all(self, spared: Collection[Channels] = ()) -> None:
+        """Pass on what is left; call when no writer is left, but for those of the `spared`."""
+        relays_spared = {relay for channels in spared for relay in channels.relays}
+        kept_spared = [channels.kept for channels in spared]
         for relays in self._all:
-            relays.close_all()
+            relays.close_all(relays_spared)
         for kept in self._kept:
-            kept.close()
-        self._kept.clear()
+            if kept not in kept_spared:
+                kept.close()
+        self._kept = [kept for kept in self._kept if kept in kept_spared]
 
     def finish(self, patience_s: float) -> None:
         """Wait until everything is written, at most `patience_s`, and for the files twice that."""

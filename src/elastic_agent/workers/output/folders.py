@@ -69,17 +69,24 @@ class LogFolders:
         self._keep_generations = keep_generations
         self._keep_runs = keep_runs
         self._claimed = False
+        self._unused: Path | None = None
+        """The folder of workers that have no world yet."""
         self._marker: int | None = None
 
-    def make(self, run_id: str, generation: int, node_id: str) -> Path:
-        """Make the new and empty folder of this node. Raises OSError."""
+    def make(self, run_id: str, generation: int, node_id: str, *, apart: bool = False) -> Path:
+        """Make the new folder of this node, without what others have left in it. Raises OSError.
+
+        ``apart``: for workers that have no world yet; they go on in it if that is the world of this generation.
+        """
         run_directory = run_folder(self._log_dir, run_id)
         directory = run_directory / f"{generation:06d}" / file_safe(node_id)
         directory.parent.mkdir(parents=True, exist_ok=True)
         if not self._claimed:
             self._claimed = True
             self._claim(run_directory, directory.name)
-        _make_anew(directory)
+        if apart or directory != self._unused:
+            _make_anew(directory)
+        self._unused = directory if apart else None
         _link(run_directory / _LATEST, f"{generation:06d}", directory.name)
         _in_thread(prune_generations, run_directory, generation, directory.name, self._keep_generations)
         return directory

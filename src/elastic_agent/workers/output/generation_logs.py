@@ -122,7 +122,7 @@ class GenerationLogs:
             return Destinations(console, dict(console), {}, {}, nowhere, os.devnull, os.devnull, {})
         node_directory = self._make_node_directory(envs[0])
         for slot, env in envs.items():
-            (node_directory / str(slot)).mkdir()
+            (node_directory / str(slot)).mkdir(exist_ok=True)
             env["TORCHELASTIC_ERROR_FILE"] = str(node_directory / str(slot) / "error.json")
         stdouts, tee_stdouts = self._destinations(node_directory, len(envs), Streams.OUT, "stdout.log")
         stderrs, tee_stderrs = self._destinations(node_directory, len(envs), Streams.ERR, "stderr.log")
@@ -175,7 +175,8 @@ class GenerationLogs:
 
     def _make_node_directory(self, env: Mapping[str, str]) -> Path:
         generation = int(env[variables.GENERATION])
-        return self._folders.make(env[variables.RUN_ID], generation, env[variables.NODE_ID])
+        apart = env.get(variables.PARKING) == variables.APART
+        return self._folders.make(env[variables.RUN_ID], generation, env[variables.NODE_ID], apart=apart)
 
 
 def _usable_directory(log_dir: str) -> str:
