@@ -340,7 +340,7 @@ class Supervisor:
 
     def _warm_up(self) -> None:
         """Start the workers that are missing with what they know before they have a place: this node alone."""
-        plan, parked = self.node.plan, self._runner.parked
+        plan, parked = self.node.plan, self._runner.waiting
         # The next one in which it may have a place.
         generation = plan.generation + (plan.phase is not Phase.FORMING) if plan is not None else 0
         me = self._session.member
@@ -360,7 +360,7 @@ class Supervisor:
         restarts = self.node.plan.charged if self.node.plan is not None else 0
         runner, incarnation = self._runner, self.node.incarnation
         return self._make_workers(
-            runner.guards.present, world, incarnation, restarts, runner.parked, number=number
+            runner.guards.present, world, incarnation, restarts, runner.waiting, number=number
         )
 
     def _rejoins(self, incarnation: str, reason: str) -> None:

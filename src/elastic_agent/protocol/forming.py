@@ -15,7 +15,7 @@ import msgspec
 from . import budget
 from .cluster_view import ClusterView, Decision, clearance_deadlines, count, names, node_names, stopped
 from .leases import FAR_S, Sighting
-from .records import LONGEST_TEXT, Failure, FailureKind, Member, Phase, Plan, Seat, State, World
+from .records import LONGEST_TEXT, Failure, FailureKind, Growth, Member, Phase, Plan, Seat, State, World
 
 STOP_SLACK_S = 5.0
 """How much longer than announced a node may take to stop its workers before it is revoked."""
@@ -231,6 +231,8 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting], enough_s: floa
         # Without those that gave way to others, these would be the next to give way to them, and so on for ever.
         return now.clock.since_s + now.policy.join_timeout_s
     cap_s = enough_s + 3 * now.policy.settle_s
+    if warming and now.plan.world is None and now.policy.grow is not Growth.AFTER:
+        return now.clock.since_s + now.policy.join_timeout_s  # it could not join later
     if warming:
         return cap_s
     if not _has_settled_before(now, chosen):
@@ -248,11 +250,11 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting], enough_s: floa
 def _coming(now: ClusterView, chosen: list[Sighting]) -> list[Sighting]:
     """Return the nodes besides those chosen that are registered, and may become ready, as far as they are waited for.
 
-    A node that warms up joins a running world at hardly any cost. It is waited for only if all had to warm up, or if it
-    gave way to others.
+    A node that warms up joins a running world at hardly any cost. It is waited for only before the first world, if all
+    had to warm up, or if it gave way to others.
     """
     here = {node.member.node_id for node in chosen}
-    awaits_warming = now.clock.warming_s is not None or bool(now.plan.joining)
+    awaits_warming = now.clock.warming_s is not None or now.plan.world is None or bool(now.plan.joining)
     return [
         node
         for node in now.by_node.values()

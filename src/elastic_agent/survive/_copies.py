@@ -33,7 +33,7 @@ class Copies:
     """Copies a state while a training function runs."""
 
     def __init__(self, state: State, memory: Memory, leave: Callable[[], None]) -> None:
-        """Begin. ``leave``: called at each step boundary; raises if this worker is to leave its world."""
+        """Begin. ``leave``: called before a step changes anything; raises if this worker is to leave its world."""
         self._leave = leave
         self._state = state
         self._memory: Memory | None = memory
@@ -73,7 +73,14 @@ class Copies:
         return self._at_boundary and self._memory is not None and os.getpid() == self._pid
 
     def rewind(self) -> None:
-        """Undo what has moved since the last step boundary, and drop the gradients of the step that was begun."""
+        """Undo what has moved since the last step boundary, and drop the gradients of the step that was begun.
+
+        Raises:
+            RuntimeError: a part is too large for that.
+        """
+        for name, part in self._state.parts.items():
+            if not self._then.get(name) and _moves_between_steps(part):
+                raise RuntimeError(f"{name} is too large to be set back to the last step boundary")
         with torch.no_grad():
             for name, then in self._then.items():
                 part = self._state.parts[name]
@@ -103,6 +110,8 @@ class Copies:
         return any(tensor.device.type != "cpu" for group in groups for tensor in group["params"])
 
     def _optimizer_steps(self, *_: Any) -> None:
+        if self._at_boundary:
+            self._leave()
         self._at_boundary = False
 
     def _step_moved(self) -> None:
@@ -116,7 +125,6 @@ class Copies:
                 self._due_s = time.monotonic() + self._every_s
             # Without an optimizer, nothing says when the next step begins.
             self._at_boundary = bool(self._optimizers)
-        self._leave()
 
     @contextlib.contextmanager
     def _stopping_at(self, kind: type[BaseException]) -> Iterator[None]:
@@ -180,6 +188,14 @@ def _small_buffers(model: nn.Module) -> list[_Buffer]:
         return []
     places = ((key, *key.rpartition(".")[::2]) for key in buffers)
     return [_Buffer(key, model.get_submodule(path), name) for key, path, name in places]
+
+
+def _moves_between_steps(part: Any) -> bool:
+    """Return whether something of a part may move without an optimizer's step."""
+    if isinstance(part, nn.Module):
+        saved = part.state_dict()
+        return any(key in saved for key, _ in part.named_buffers())
+    return not isinstance(part, Optimizer) and bool(part.state_dict())
 
 
 def _copy_of(tree: dict[str, Any]) -> dict[str, Any]:

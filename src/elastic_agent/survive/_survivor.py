@@ -41,7 +41,7 @@ _OWN_FAULT = re.compile(r"enforce fail|[Tt]imed out")
 
 
 class LeftWorldError(BaseException):
-    """This worker leaves its world at a step boundary. Handlers of Exception do not catch it: it is no error."""
+    """This worker leaves its world. Handlers of Exception do not catch it, as it is no error."""
 
 
 class Survivor:
@@ -123,7 +123,7 @@ class Survivor:
                 time.sleep(_AGAIN_S)
 
     def leave_if_told(self) -> None:
-        """Leave the world at a step boundary: alone in it, this worker is in no collective that could be ended."""
+        """Leave the world before the parameters change: perhaps no collective comes that could be ended."""
         if self._is_told_to_park and self._can_park:
             raise LeftWorldError
 

@@ -44,7 +44,7 @@ from .endings import (
     with_memory,
 )
 from .interruptions import SPREAD_S, Interruptions, StopSignals
-from .keeping import can_park, go_on, stop_after_parking
+from .keeping import can_park, go_on, stop_after_parking, until_may_start
 from .parking import Parked
 from .stalls import Progress, StallWatch
 from .warm_start import Guards
@@ -506,7 +506,7 @@ async def run_generation(workers: Generation) -> None:
     """Run the workers of a generation until nothing is left of them, and report what became of them."""
     group = workers.group
     try:
-        await workers.until(lambda: group.may_start or workers.is_to_end())
+        await until_may_start(workers)
         if not workers.is_to_end():
             workers.start()
         await workers.until(lambda: workers.pids or workers.is_to_end())
@@ -528,11 +528,12 @@ async def run_generation(workers: Generation) -> None:
         elif group.parked is not None:
             await group.parked.end(workers.guard)
         await workers.close_output()
+        # Before the next workers are started, who may use the same heartbeat file.
+        group.take_in_steps(workers)
+        group.wants_cold |= any(map(workers.heartbeats.wants_cold, workers.pids))
         await _report_end(workers, in_order and workers.stopped_s is None and workers.failure is None)
     finally:
         workers.leave()
-        group.take_in_steps(workers)
-        group.wants_cold |= any(map(workers.heartbeats.wants_cold, workers.pids))
         if not workers.kept:
             workers.heartbeats.close()
 

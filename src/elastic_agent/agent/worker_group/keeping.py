@@ -5,6 +5,8 @@ Missing workers are started apart from any world, and park before they have a pl
 
 from __future__ import annotations
 
+import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from elastic_agent.agent import events
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.5
 """How often to look whether a worker trains that was started apart from any world."""
+
+
+async def until_may_start(workers: Generation) -> None:
+    """Wait until the guard may start workers: it is on record, and nothing is left of parked ones that have ended."""
+    group = workers.group
+    await workers.until(lambda: group.may_start or workers.is_to_end())
+    if workers.parked is None and group.parked is not None:
+        await group.parked.gone.wait()
 
 
 def can_park(workers: Generation) -> bool:
@@ -66,7 +76,9 @@ async def go_on(workers: Generation, parked: Parked, started: Spawned) -> None:
 
 async def raise_unless_stopped(workers: Generation, slot: int) -> None:
     """Have a worker that has parked by itself raise its error, unless its generation is stopped soon."""
-    await workers.until(workers.is_to_end, workers.group.settings.lease_ttl)
+    settings = workers.group.settings
+    # A lost node is noticed when its lease and the margin are over; perhaps another node has to coordinate then.
+    await workers.until(workers.is_to_end, 2 * settings.lease_ttl + settings.fence_margin)
     if not workers.is_to_end():
         workers.group.collectives.parking.tell_to_raise(slot)
 
@@ -78,13 +90,17 @@ async def run_apart(workers: Generation) -> None:
     """
     group = workers.group
     try:
-        await workers.until(lambda: group.may_start or workers.is_to_end())
+        await until_may_start(workers)
         if not workers.is_to_end():
             workers.start()
-        problem = None
+        problem, tell_s = None, asyncio.get_running_loop().time() + group.settings.start_timeout
         while not (_all_have_parked(workers) or workers.exits or problem or workers.is_to_end()):
             await workers.until(lambda: _all_have_parked(workers) or workers.exits, LOOK_EVERY_S)
             problem = _problem(workers)
+            if workers.pids and asyncio.get_running_loop().time() >= tell_s:
+                tell_s = math.inf
+                missing = sorted(workers.pids.keys() - group.collectives.parking.have_parked)
+                get_logger().info("still waiting for workers to come to @survive.train", slots=missing)
         all_have = _all_have_parked(workers)
         if workers.has_started and workers.stopped_s is None and workers.gone is None:
             have_parked = group.collectives.parking.have_parked

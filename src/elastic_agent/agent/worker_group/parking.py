@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from elastic_agent.agent.tasks import in_this_loop
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.linux import is_frozen
+from elastic_agent.logs import get_logger
 from elastic_agent.workers.cleanup import Cleanup
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard import client as guard_events
@@ -117,14 +121,20 @@ class Parked:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def end(self, guard: guard_events.Guard) -> None:
-        """Have the guard stop them at once: they are in the middle of nothing."""
+        """Have the guard stop them at once: they are in the middle of nothing. A guard that is frozen is killed."""
         guard.stop(0.0)
+        if is_frozen(guard.pid):
+            os.kill(guard.pid, signal.SIGKILL)
         await self.gone.wait()
 
     def take_in(self, event: guard_events.GuardEvent) -> None:
         """Take note of an event of the guard."""
         if isinstance(event, guard_events.Exited):
-            self.pids.pop(event.slot, None)
+            if self.pids.pop(event.slot, None) is not None and not event.stopping:
+                code = event.returncode
+                get_logger().warning(
+                    f"worker {event.slot} ended while it waited for its next world", code=code
+                )
         elif isinstance(event, guard_events.Stopped | guard_events.GuardLost):
             self.pids.clear()
             self.heartbeats.close()

@@ -58,8 +58,13 @@ class Runner(WorkerGroup):
             self._starts_cold = True
             self.report(guard_events.Cold(_TOO_LATE, ""))
         context.warm = context.warm and not self._starts_cold
-        self.present = Generation(self, context, heartbeats, self.parked, apart=apart)
+        self.present = Generation(self, context, heartbeats, self.waiting, apart=apart)
         self.start_task(run_apart(self.present) if apart else run_generation(self.present))
+
+    @property
+    def waiting(self) -> Parked | None:
+        """Parked workers that can go on; None: there are none, or all have ended."""
+        return self.parked if self.parked is not None and self.parked.pids else None
 
     def release_starts(self) -> None:
         """Let the present guard start workers: it is on record."""
