@@ -131,7 +131,7 @@ class Scene(Agents):
         """
         ends_s = time.monotonic() + limit_s
         while True:
-            world = self._find_world(size, after_s, stage)
+            world = self.find_world(size, after_s, stage)
             if world is not None:
                 return world
             if not any(agent.runs for agent in self.agents.values()):
@@ -140,7 +140,8 @@ class Scene(Agents):
                 raise NoWorldError(f"not in {limit_s:.0f} s")
             time.sleep(LOOK_EVERY_S)
 
-    def _find_world(self, size: int, after_s: float, stage: str) -> World | None:
+    def find_world(self, size: int, after_s: float, stage: str = "collective") -> World | None:
+        """Return the same if it is there already."""
         stages: dict[int, dict[str, float]] = {}
         worlds: dict[str, list[Line]] = {}
         for event in self._lines.all():
@@ -150,11 +151,18 @@ class Scene(Agents):
             if event["event"] == stage and event["world_size"] == size:
                 worlds.setdefault(event["world"], []).append(event)
         for met in worlds.values():
-            workers = {worker["pid"]: stages[worker["pid"]] for worker in met}
+            # A process that is kept gets to the stage in several worlds.
+            workers = {
+                worker["pid"]: {**stages[worker["pid"]], stage: worker["boottime_s"]} for worker in met
+            }
             if len(workers) == size:
                 pids = {(worker["node"], worker["rank"]): worker["pid"] for worker in met}
                 return World(met[0]["generation"], workers, pids)
         return None
+
+    def told(self, event: str) -> list[Line]:
+        """Return what workers wrote down under this name."""
+        return [line for line in self._lines.all() if line["event"] == event]
 
     def interruption_s(self, old: World, new: World, nodes: Iterable[str]) -> float:
         """Return how long these nodes' workers had no collective: from the last of the old world to all first ones.
