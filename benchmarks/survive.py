@@ -26,7 +26,7 @@ from elastic_agent.agent.worker_group.factory import StateMemory
 from elastic_agent.survive._memory import Memory
 from elastic_agent.survive._packing import pack, unpack
 
-from .figures import REPOSITORY, Figures, Options, Result, progress, ratio
+from .figures import REPOSITORY, Figure, Figures, Options, Result, progress, ratio
 from .launchers import OURS, TORCHRUN_TUNED, Launcher, elastic_agent, running
 from .scene import BOTH, HOST, PEER, Scene, boottime_s
 
@@ -37,13 +37,10 @@ LAUNCHERS = [
     for launcher in (elastic_agent("kept", "1:2", "--survive", "keep"), OURS, TORCHRUN_TUNED)
 ]
 KEPT = LAUNCHERS[0]
-START_S = 2.0
+STARTS_S = (0.0, 2.0)
 """The time that the script takes before it trains, where a worker is killed."""
-KILLED, WHOLE, JOINED = (
-    "killed worker, next step",
-    "killed worker, next step of all four",
-    "node joins, pause",
-)
+KILLED, WHOLE = "killed worker, next step", "killed worker, next step of all four"
+JOINED = "node joins, pause"
 CALM_S = 1.5
 LIMIT_S = 60.0
 LAYERS, WIDTH = 40, 1020
@@ -66,18 +63,22 @@ def run(options: Options) -> Result:
                 _recover(figures, Path(folder, f"{who} {number}"), who, checkpoint_every)
     for _ in range(options.runs):
         for launcher in LAUNCHERS:
-            _kill(
-                figures,
-                replace(launcher, environment={**launcher.environment, "BENCH_START_S": str(START_S)}),
-            )
+            for start_s in STARTS_S:
+                _kill(figures, launcher, start_s)
             _join(figures, launcher)
     note = "torch.load reads from the page cache, not from a disk; memory and files were used before."
     ratios = [
         *ratio(figures.of(COPY, "memory"), figures.of(COPY, "torch.save")),
         *ratio(figures.of(READ, "memory"), figures.of(READ, "torch.load")),
         *ratio(figures.of(RECOVERY, "memory"), figures.of(RECOVERY, "checkpoint of step 40")),
-        *ratio(figures.of(KILLED, KEPT.name), figures.of(KILLED, OURS.name), 5.0),
-        *ratio(figures.of(KILLED, KEPT.name), figures.of(KILLED, TORCHRUN_TUNED.name), 80.0),
+        *(
+            found
+            for start_s in STARTS_S
+            for other, target in ((OURS, 5.0), (TORCHRUN_TUNED, 80.0))
+            for found in ratio(
+                _of(figures, KILLED, KEPT, start_s), _of(figures, KILLED, other, start_s), target
+            )
+        ),
     ]
     return Result("survive", list(figures), [note], ratios)
 
@@ -159,9 +160,14 @@ def _recover(figures: Figures, folder: Path, who: str, checkpoint_every: int) ->
     progress(f"{RECOVERY}, {who}: {done_s - failed_s:.3f} s")
 
 
-def _kill(figures: Figures, launcher: Launcher) -> None:
+def _of(figures: Figures, what: str, launcher: Launcher, start_s: float) -> Figure:
+    return figures.of(f"{what}; script starts in {start_s:g} s", launcher.name)
+
+
+def _kill(figures: Figures, launcher: Launcher, start_s: float) -> None:
     """Kill a worker, and measure until the next step is done in the next world, and in one of all four."""
-    with Scene(launcher, slots=TWO_EACH) as scene:
+    environment = {**launcher.environment, "BENCH_START_S": str(start_s)}
+    with Scene(replace(launcher, environment=environment), slots=TWO_EACH) as scene:
         world = scene.settle_down(BOTH)
         time.sleep(CALM_S)
         last = max(rank for node, rank in world.pids if node == PEER)
@@ -169,11 +175,10 @@ def _kill(figures: Figures, launcher: Launcher) -> None:
         os.kill(world.pids[PEER, last], signal.SIGKILL)
         whole = scene.await_world(4, struck_s, LIMIT_S)
         others = scene.find_world(2, struck_s)  # none where workers are not kept
-        took_s = (whole if others is None else others).latest_s("collective") - struck_s
-        whole_s = whole.latest_s("collective") - struck_s
-        figures.of(KILLED, launcher.name).add(took_s)
-        figures.of(WHOLE, launcher.name).add(whole_s)
-        progress(f"{KILLED}, {launcher.name}: {took_s:.3f} s; of all four: {whole_s:.3f} s")
+        for what, next_world in ((KILLED, others or whole), (WHOLE, whole)):
+            took_s = next_world.latest_s("collective") - struck_s
+            _of(figures, what, launcher, start_s).add(took_s)
+            progress(f"{what}, {launcher.name}, started in {start_s:g} s: {took_s:.3f} s")
 
 
 def _join(figures: Figures, launcher: Launcher) -> None:

@@ -21,6 +21,8 @@ STORE_PORT = PREFIX + "STORE_PORT"
 """The port of the store that the agents host. A script may give MASTER_PORT another value for a store of its own."""
 STATE_MEMORY = PREFIX + "STATE_MEMORY"
 """The two files in memory that hold the worker's state for `elastic_agent.survive`, as paths with a colon between."""
+TRAINER_MEMORY = PREFIX + "TRAINER_MEMORY"
+"""Set with --survive memory and keep: the trainers of frameworks make copies in that memory, too."""
 PARKING = PREFIX + "PARKING"
 """With --survive keep, what a worker of `elastic_agent.survive` does: one of the following two."""
 KEEP = "keep"
@@ -40,6 +42,7 @@ WORKER_VARIABLES = frozenset(
         PROGRESS,
         STORE_PORT,
         STATE_MEMORY,
+        TRAINER_MEMORY,
         PARKING,
     )
 )

@@ -147,7 +147,6 @@ class Scene:
         incarnation: str,
         restarts: int,
         parked: object,
-        *,
         number: int | None,
     ) -> tuple[WorkerContext, HeartbeatFile]:
         assert self._program, "there is no second node"

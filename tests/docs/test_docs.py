@@ -271,7 +271,7 @@ def test_variables_of_workers_are_those_that_the_agent_sets() -> None:
     world = World(1, (seat,), Address("10.0.0.1", 29500), "n1")
     memory = ["/proc/1/fd/3:/proc/1/fd/4"] * 2
     facts = RunFacts("run", 0, "/dev/shm/x", "eth0", "agent", memory, "keep")
-    settings = Settings(virtual_local_rank=True)
+    settings = Settings(virtual_local_rank=True, survive="keep")
     inherited = {"SLURM_STEP_ID": "0", "SLURM_CPUS_PER_TASK": "16"}
     given = worker_environment(inherited, settings, facts, world, seat, 0).keys() | {
         "TORCHELASTIC_ERROR_FILE"

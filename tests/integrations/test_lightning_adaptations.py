@@ -44,8 +44,8 @@ def test_both_distributions_are_adapted(probe: Any) -> None:
 
 
 def test_a_feature_that_is_disabled_or_does_not_fit_changes_nothing(probe: Any) -> None:
-    """The probe disables ``sampler``, and removes the last method that ``notices`` needs. Steps need none."""
-    others = {*Feature} - {Feature.SAMPLER, Feature.NOTICES, Feature.STEPS}
+    """The probe disables ``sampler``, and removes the last method that ``notices`` needs. Two replace none."""
+    others = {*Feature} - {Feature.SAMPLER, Feature.NOTICES, Feature.STEPS, Feature.MEMORY}
     assert {*probe["within"]["adapted"]} == {str(feature) for feature in others}
 
 

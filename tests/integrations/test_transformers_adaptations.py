@@ -71,6 +71,12 @@ FOR_SAMPLES = {
     "set_initial_training_values",
 }
 FOR_RESUME = {"train", "_finalize_training"}
+FOR_MEMORY = {
+    "_maybe_log_save_evaluate",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_rng_state",
+}
 
 
 def test_the_private_names_exist_and_another_version_is_adapted_in_whole_features() -> None:
@@ -82,9 +88,9 @@ def test_the_private_names_exist_and_another_version_is_adapted_in_whole_feature
     assert (version, misfits) == (private_names.TESTED, {}), told
     found = [json.loads(line) for line in done.stdout.splitlines()[1:]]
     assert [(in_force, {*replaced}) for in_force, replaced in found] == [
-        (["notices", "resume", "samples", "steps"], FOR_SAMPLES | FOR_RESUME),
-        (["notices", "resume", "steps"], FOR_RESUME),
-        (["notices", "samples", "steps"], FOR_SAMPLES | {"train"}),
+        (["memory", "notices", "resume", "samples", "steps"], FOR_SAMPLES | FOR_RESUME | FOR_MEMORY),
+        (["memory", "notices", "resume", "steps"], FOR_RESUME | FOR_MEMORY),
+        (["memory", "notices", "samples", "steps"], FOR_SAMPLES | FOR_MEMORY | {"train"}),
         ([], set()),
     ]
     told = [line for line in done.stderr.splitlines() if line.startswith("elastic_agent: ")]

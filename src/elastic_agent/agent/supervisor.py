@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.endings import start_failure
@@ -52,22 +52,9 @@ class Ending:
         return replace(self, reason=f"{self.reason}; {remedy}") if is_lacking else self
 
 
-class MakeWorkers(Protocol):
-    """Makes workers, not started yet; see :meth:`WorkerFactory.make`."""
-
-    def __call__(
-        self,
-        guard: Guard,
-        world: World,
-        incarnation: str,
-        restarts: int,
-        parked: Parked | None,
-        *,
-        number: int | None,
-    ) -> tuple[WorkerContext, HeartbeatFile]:
-        """Return the workers and their heartbeat file; ``number``: for workers apart from any world."""
-
-
+MakeWorkers: TypeAlias = Callable[
+    [Guard, World, str, int, Parked | None, int | None], tuple[WorkerContext, HeartbeatFile]
+]
 _NOWHERE = Address("localhost", 1)
 """Workers that have no world do not learn it."""
 
@@ -91,7 +78,8 @@ class Supervisor:
             session: with the store.
             runner: of the workers of this node; its settings hold for all of it.
             make_workers: makes the workers of an incarnation in a world after so many charged restarts, of which some
-                may be parked; raises OSError if it cannot.
+                may be parked; a number: apart from any world (see :meth:`.WorkerFactory.make`). Raises OSError if it
+                cannot.
             publish: publishes events to the reporters; never raises.
             remember: writes the run history to disk, for a new store; returns at once.
             write_down: keeps on disk the present incarnation and the processes it has; raises OSError if that cannot be
@@ -359,9 +347,7 @@ class Supervisor:
         """Make the workers of this node; see :meth:`WorkerFactory.make`."""
         restarts = self.node.plan.charged if self.node.plan is not None else 0
         runner, incarnation = self._runner, self.node.incarnation
-        return self._make_workers(
-            runner.guards.present, world, incarnation, restarts, runner.waiting, number=number
-        )
+        return self._make_workers(runner.guards.present, world, incarnation, restarts, runner.waiting, number)
 
     def _rejoins(self, incarnation: str, reason: str) -> None:
         self._publish(events.Rejoining(incarnation, reason))

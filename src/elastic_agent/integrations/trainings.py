@@ -7,8 +7,8 @@ training has been left, by its end or by an exception that the script handled, a
 interrupted is that of the one that begins. Scripts with several trainings that give each a folder of its own fulfil
 this in each folder. A checkpoint contains the id of its training, because another training can overwrite its file.
 
-The record is ``ROOT/NAME/RUN_ID/trainings.json``. It is written with the first checkpoint, before which there is
-nothing to continue: a folder without checkpoints stays as the script left it.
+The record is ``ROOT/NAME/RUN_ID/trainings.json``. It is written with the first checkpoint or copy in memory, before
+which there is nothing to continue: a folder without checkpoints stays as the script left it.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Record(TypedDict):
     """Of the newest, by when it was known: ``begin``, and the names given to :meth:`Training.complete`."""
     checkpoints: Checkpoints
     """Those of the newest."""
+    in_memory: bool
+    """There may be copies of the newest in the memory of its workers."""
 
 
 _newest: dict[str, Training] = {}
@@ -77,7 +79,7 @@ class Training:
         self._record["several"] |= previous is not None
         self.doubt = _doubt(self._record, signature)
         """Why these may be of another training; empty if they are certainly of this one."""
-        if self.doubt or not self._record["checkpoints"]:
+        if self.doubt or not _can_continue(self._record):
             self._record = {**_new_record(signature), "several": self._record["several"]}
         if self.doubt and self._is_recorded:
             self._write()
@@ -120,6 +122,13 @@ class Training:
                 [*others.items(), (checkpoint, (note, step)), *same.items()][-_KEPT:]
             )
             self._write()
+
+    def add_memory(self) -> None:
+        """Record that there are copies in memory."""
+        with self._lock:
+            if not self._record["in_memory"]:
+                self._record["in_memory"] = True
+                self._write()
 
     def forget(self, checkpoint: str) -> None:
         """Remove a checkpoint that is going to be overwritten."""
@@ -195,6 +204,7 @@ def _new_record(signature: Signature) -> Record:
         world=_world_size(),
         signature={"begin": signature},
         checkpoints={},
+        in_memory=False,
     )
 
 
@@ -209,12 +219,16 @@ def _say_once(line: str) -> None:
         say(line)
 
 
+def _can_continue(record: Record) -> bool:
+    return bool(record["checkpoints"]) or record["in_memory"]
+
+
 def _doubt(record: Record, signature: Signature | None = None) -> str:
     if record["several"]:
         return "a process of this run has begun several trainings"
     if record["ended"]:
         return "a training of this run has ended"
-    if signature is None or not record["checkpoints"]:
+    if signature is None or not _can_continue(record):
         return ""
     differs = difference(record["signature"]["begin"], signature, _world_size() / record["world"])
     return f"{differs} in the training that was interrupted" if differs else ""
@@ -229,7 +243,7 @@ def continuable(folder: str, signature: Signature) -> bool:
     """
     _surroundings[folder] = signature
     record = read(folder)
-    if record is None or not record["checkpoints"] or _doubt(record):
+    if record is None or not _can_continue(record) or _doubt(record):
         return False
     earlier = {name: value for name, value in record["signature"]["begin"].items() if name in signature}
     return not difference(earlier, signature, _world_size() / record["world"])
@@ -264,6 +278,7 @@ def read(folder: str) -> Record | None:
             world=int(found["world"]),
             signature={"begin": {}, **found["signature"]},
             checkpoints=checkpoints,
+            in_memory=bool(found.get("in_memory", False)),
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -281,6 +296,17 @@ def from_rank_0(value: Any, group: Any = None) -> Any:
     values = [value]
     dist.broadcast_object_list(values, src=0, group=group)
     return values[0]
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return the values of all ranks."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _file_in(folder: str) -> str:

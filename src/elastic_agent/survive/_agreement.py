@@ -57,11 +57,11 @@ def begin(state: State, memory: Memory | None, layout: bytes, size: int, group: 
     rank = 0 if size == 1 else dist.get_rank(group)
     source = choice.holders.index(True)
     if not all(choice.holders) and rank != source:
-        _receive(state, memory, choice.step, source, group)
+        state.restore(unpack(*receive(memory, choice.step, source, group)))
     elif memory is not None and newest is not None and choice.is_from_memory:
         stored = memory.view(newest)
         if not all(choice.holders):
-            _send(stored, newest.skeleton_size, source, group)
+            send(stored, newest.skeleton_size, source, group)
         state.restore(unpack(stored, newest.skeleton_size))
     else:
         state.restore_checkpoint()
@@ -69,7 +69,7 @@ def begin(state: State, memory: Memory | None, layout: bytes, size: int, group: 
             packed = pack(state.state_dict())
             stored = torch.empty(packed.size, dtype=torch.uint8, device="cpu")
             packed.write_to(stored)
-            _send(stored, len(packed.skeleton), source, group)
+            send(stored, len(packed.skeleton), source, group)
     if rank == 0 and choice.is_from_memory:
         say(f"resumed at step {choice.step} from the memory of {sum(choice.holders)} of {size} workers")
 
@@ -90,15 +90,20 @@ def _exchange(own: Tensor, size: int, group: Any) -> tuple[list[int], list[int]]
     return [int(row[0]) for row in ranks], [int(row[1]) for row in ranks]
 
 
-def _send(stored: Tensor, skeleton_size: int, source: int, group: Any) -> None:
+def send(stored: Tensor, skeleton_size: int, source: int, group: Any) -> None:
+    """Send a packed state from rank ``source`` to all others of a process group for the CPU."""
     sizes = torch.tensor([len(stored), skeleton_size], device="cpu")
     dist.broadcast(sizes, group_src=source, group=group)
     for chunk in torch.split(stored, _CHUNK_BYTES):
         dist.broadcast(chunk, group_src=source, group=group)
 
 
-def _receive(state: State, memory: Memory | None, step: int, source: int, group: Any) -> None:
-    """Receive the state; where there is memory for copies, as a copy in it."""
+def receive(memory: Memory | None, step: int, source: int, group: Any) -> tuple[Tensor, int]:
+    """Receive a packed state; where there is memory for copies, as a copy in it.
+
+    Returns:
+        Its bytes, and how many of them are the skeleton.
+    """
     sizes = torch.empty(2, dtype=torch.int64, device="cpu")
     dist.broadcast(sizes, group_src=source, group=group)
     size, skeleton_size = sizes.tolist()
@@ -111,4 +116,4 @@ def _receive(state: State, memory: Memory | None, step: int, source: int, group:
             stored = torch.empty(size, dtype=torch.uint8, device="cpu")
         for chunk in torch.split(stored, _CHUNK_BYTES):
             dist.broadcast(chunk, group_src=source, group=group)
-    state.restore(unpack(stored, skeleton_size))
+    return stored, skeleton_size

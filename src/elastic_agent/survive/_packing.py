@@ -99,8 +99,14 @@ def check(name: str, tree: Any) -> None:
         raise TypeError(f"survive.State: the state of {name} contains {seen}{more}") from None
 
 
-def unpack(memory: Tensor, skeleton_size: int) -> dict[str, Any]:
-    """Return the tree that fills ``memory``; its tensors are views of the memory."""
+def unpack(memory: Tensor, skeleton_size: int, *, trusted: bool = False) -> dict[str, Any]:
+    """Return the tree that fills ``memory``; its tensors are views of the memory.
+
+    Args:
+        memory: contains the packed tree and nothing else.
+        skeleton_size: how many of its bytes, the last ones, are not those of tensors.
+        trusted: read also objects whose classes run code when they are read.
+    """
     file = io.BytesIO(memory[len(memory) - skeleton_size :].numpy().tobytes())
     start = 0
 
@@ -111,7 +117,7 @@ def unpack(memory: Tensor, skeleton_size: int) -> dict[str, Any]:
         start += _room(tensor)
         return _view(memory, start - _room(tensor), tensor)
 
-    filled: dict[str, Any] = map_tensors(torch.load(file, weights_only=True, map_location="cpu"), fill)
+    filled: dict[str, Any] = map_tensors(torch.load(file, weights_only=not trusted, map_location="cpu"), fill)
     return filled
 
 

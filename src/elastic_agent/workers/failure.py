@@ -173,13 +173,8 @@ def describe(
         recognised = possible_error(stderr, facts)
     last_line = one_line(_last_line(stderr), MESSAGE_CHARACTERS) if not message and returncode > 0 else ""
     line = script_line(tail or (stderr if message.startswith(_SYNTAX) else ""))
-    if _is_mismatch(returncode, recognised):
-        same = signature_at(message, line)
-    elif recognised is not None and recognised.reason is not None and recognised.reason.is_lasting:
-        same = signature_at(
-            recognised.reason.name, line
-        )  # its message may differ, as by the number of processes
-    else:
+    same = _fixed_signature(returncode, recognised, message, line)
+    if same is None:
         is_lasting = bool(recognised and recognised.error and recognised.error.is_lasting)
         same = signature(_own_code(returncode, trace), message or last_line, tail or stderr, is_lasting)
     return WorkerFailure(
@@ -195,6 +190,15 @@ def describe(
         facts=facts,
         line=line,
     )
+
+
+def _fixed_signature(returncode: int, recognised: Recognised | None, message: str, line: str) -> str | None:
+    """Return the signature of an error that is the same where its traceback or message differs; None: of others."""
+    if _is_mismatch(returncode, recognised):
+        return signature_at(message, line)
+    if recognised is not None and recognised.reason is not None and recognised.reason.is_lasting:
+        return signature_at(recognised.reason.name, line)
+    return None
 
 
 def _is_mismatch(returncode: int, recognised: Recognised | None) -> bool:

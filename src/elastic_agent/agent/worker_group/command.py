@@ -148,6 +148,8 @@ def worker_environment(
         env[variables.PROGRESS] = facts.asked_by
     if facts.state_memory:
         env[variables.STATE_MEMORY] = facts.state_memory[slot]
+    if settings.survive != "restart":
+        env[variables.TRAINER_MEMORY] = "1"
     if facts.parking:
         env[variables.PARKING] = facts.parking
     if facts.parking == variables.APART:

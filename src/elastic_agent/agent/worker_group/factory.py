@@ -196,8 +196,8 @@ class WorkerFactory:
         incarnation: str,
         restarts: int,
         parked: Parked | None,
-        *,
         number: int | None,
+        *,
         run_id: str,
         asked_by: str | None,
     ) -> tuple[WorkerContext, HeartbeatFile]:

@@ -69,7 +69,7 @@ def keeps_workers(settings: Settings) -> bool:
     may_be = not settings.runs_program and imports(settings.script, settings.runs_module, folder, module)
     if not may_be:
         why = f"{settings.script} does not import {module}, outside of functions, nor does a file beside it"
-        get_logger().warning(f"--survive keep has no effect: {why}")
+        get_logger().warning(f"--survive keep: workers are started again: {why}")
     return may_be
 
 

@@ -55,11 +55,12 @@ class FailureSettings:
         "Progress is processor time, reads and writes, of the workers and their child processes.",
     )
     survive: str = setting(
-        value_types.choice(("restart", "keep"), metavar="HOW"),
+        value_types.choice(("restart", "memory", "keep"), metavar="HOW"),
         "restart",
-        "What happens to the other workers of elastic_agent.survive when one fails, and when nodes join or leave: "
-        "restart (they are started again), keep (they keep their processes, and new ones start beside the running "
-        "world; experimental, on CPUs only).",
+        "What is left of training when a worker fails, and when nodes join or leave: restart (all workers are started "
+        "again; scripts that use elastic_agent.survive continue with their state from memory), memory (the trainers of "
+        "Lightning and transformers, too), keep (and the other workers of elastic_agent.survive keep their processes, "
+        "and new ones start beside the running world; experimental, on CPUs only).",
     )
     hang_timeout: float | None = setting(
         value_types.seconds(0),

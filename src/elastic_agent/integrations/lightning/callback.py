@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from elastic_agent import client
@@ -17,6 +15,7 @@ from elastic_agent.integrations.lightning import private_names
 from elastic_agent.integrations.lightning.private_names import Feature
 from elastic_agent.integrations.lightning.samples import Samples, translate_batches
 from elastic_agent.integrations.patching import say
+from elastic_agent.integrations.random_states import random_states, restore_random_state
 from elastic_agent.integrations.signature import Signature
 from elastic_agent.integrations.trainings import (
     Checkpoints,
@@ -24,7 +23,12 @@ from elastic_agent.integrations.trainings import (
     filesystem_of,
     folder_of_run,
     from_rank_0,
+    gathered,
 )
+from elastic_agent.worker_variables import TRAINER_MEMORY
+
+if TYPE_CHECKING:
+    from elastic_agent.survive.trainer import TrainingCopies
 
 STATE = "elastic_agent"
 """The key of :meth:`TrainerHooks.on_save_checkpoint`'s values in a checkpoint; and the folder of records."""
@@ -55,6 +59,7 @@ class TrainerHooks:
         self._features = features
         self._agreement: PacedAgreement | None = None
         self._training: Training | None = None
+        self._copies: TrainingCopies | None = None
         self._continues = False
         self._at: str | None = None
         self._restored: dict[str, Any] = {}
@@ -70,7 +75,7 @@ class TrainerHooks:
         if stage == "fit":
             self._restored = {}
             self.samples = Samples({})
-            self._training = None
+            self._training, self._copies = None, None
             self._continues = False
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -83,7 +88,7 @@ class TrainerHooks:
         if self._restored.get("at") == "epoch":
             private_names.begin_next_epoch(trainer)
         self._validated = bool(self._restored.get("validated"))
-        _restore_random_state(self._restored, trainer.global_rank, trainer.world_size)
+        restore_random_state(self._restored.get("random", []), trainer.global_rank, trainer.world_size)
         if private_names.restarted_mid_epoch(trainer) and self.samples.continued:
             private_names.set_batches_done(trainer, self.samples.batches_done())
             if trainer.is_global_zero:  # Lightning does not know that the sampler has a state, and warns
@@ -105,6 +110,9 @@ class TrainerHooks:
         self.samples.release()
         if self._training is not None:
             self._training.end()
+        if self._copies is not None:
+            self._copies.end()
+            self._copies = None
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.samples.release()
@@ -117,7 +125,7 @@ class TrainerHooks:
         if self._at is not None:
             state["at"] = self._at
             state["validated"] = self._at == "step" and private_names.validated_last(trainer)
-            state["random"] = _random_states(trainer.world_size)
+            state["random"] = random_states()
         checkpoint[STATE] = state
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -139,6 +147,12 @@ class TrainerHooks:
     def after_step(self, trainer: Any, *, complete: bool) -> None:
         """Leave on a notice after a batch within an epoch; ``complete``: no gradients are being accumulated."""
         self._leave_on_notice(trainer, "step", complete=complete)
+        if not complete or self._copies is None or not private_names.is_replicated(trainer):
+            return
+        if self._copies.is_due():
+            self._at = "step"
+            self._copies.make(trainer.global_step, lambda: private_names.checkpoint_of(trainer))
+            self._at = None
 
     def after_epoch(self, trainer: Any) -> None:
         """Leave on a notice after an epoch."""
@@ -168,12 +182,15 @@ class TrainerHooks:
             added = self._training, _absolute(path), trainer.global_step
             private_names.after_saves(trainer, _add, *added)
 
-    def begin_training(self, trainer: Any, named: Any) -> list[str]:
-        """Begin a training; return the checkpoints to continue it from, best first, if it certainly is an earlier one.
+    def begin_training(self, trainer: Any, named: Any) -> list[tuple[str, int]]:
+        """Begin a training; return what to continue it from, best first, if it certainly is an earlier one.
 
         Args:
             trainer: whose ``fit`` it is.
             named: the checkpoint that the script names.
+
+        Returns:
+            Checkpoints, and the steps after which they were saved.
         """
         earlier: Checkpoints = {}
         if trainer.is_global_zero:
@@ -186,13 +203,31 @@ class TrainerHooks:
                 for sentence in damaged(earlier):
                     say(sentence)
         # Rank 0's record, as the others may have begun to read it when it has been changed.
-        recorded = {path: size for path, (size, _) in from_rank_0(earlier).items()}
-        readable = _gathered([note_of(path) == size for path, size in recorded.items()])
+        recorded: Checkpoints = from_rank_0(earlier)
+        readable = gathered([note_of(path) == size for path, (size, _) in recorded.items()])
         on_all = [path for path, *here in zip(recorded, *readable, strict=True) if all(here)]
         if trainer.is_global_zero:
             readable_by_some = [path for path, *here in zip(recorded, *readable, strict=True) if any(here)]
             _explain_choice(named, on_all, readable_by_some)
-        return on_all[::-1] if named is None else []
+        return [(path, recorded[path][1]) for path in on_all[::-1]] if named is None else []
+
+    def from_memory(self, trainer: Any, than: int) -> dict[str, Any] | None:
+        """Return the copy with which this training continues, if one is of a later step than ``than``."""
+        training_id = from_rank_0(self._training.id if self._training is not None else None)
+        if (
+            Feature.MEMORY not in self._features
+            or TRAINER_MEMORY not in os.environ
+            or not private_names.is_replicated(trainer)
+        ):
+            return None
+        from elastic_agent.survive.trainer import TrainingCopies  # only if it is used
+
+        if self._training is not None:
+            self._training.add_memory()
+        self._copies = TrainingCopies(training_id)
+        found = self._copies.newest(from_rank_0(than))
+        self._continues = found is not None
+        return found
 
     def is_of_this_training(self, trainer: Any, path: str, checkpoint: dict[str, Any]) -> bool:
         """Return whether a checkpoint's content is of this training: other trainings may overwrite the file."""
@@ -237,15 +272,6 @@ def _add(training: Training, path: str, step: int) -> None:
     # Lightning's tuner restores the state before its trials from a file with such a name.
     if size is not None and not os.path.basename(path).startswith("."):
         training.add(path, size, step)
-
-
-def _gathered(value: Any) -> list[Any]:
-    """Return the values of all ranks."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 # -- notices ---------------------------------------------------------------------------------------
@@ -330,36 +356,3 @@ def _absolute(path: Any) -> str:
     """Return the path by which other processes find the checkpoint."""
     text: str = os.fspath(path)
     return text if "://" in text else os.path.abspath(text)
-
-
-# -- random numbers -------------------------------------------------------------------------------
-
-
-def _random_states(world_size: int) -> list[dict[str, Any]]:
-    """Return the states of the random number generators of all ranks, in order. A collective."""
-    mine: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        mine["numpy"] = (kind, keys.tolist(), *rest)
-    cuda: Any = torch.cuda
-    if cuda.is_available() and cuda.is_initialized():
-        mine["cuda"] = cuda.get_rng_state()
-    if world_size == 1:
-        return [mine]
-    states: list[Any] = [None] * world_size
-    dist.all_gather_object(states, mine)
-    return states
-
-
-def _restore_random_state(saved: dict[str, Any], rank: int, world_size: int) -> None:
-    """Continue this rank's sequence of random numbers, if the checkpoint has one and the world has the same size."""
-    states = saved.get("random", [])
-    if len(states) != world_size:
-        return
-    mine = states[rank]
-    random.setstate(mine["python"])
-    torch.set_rng_state(mine["torch"])
-    if "numpy" in mine and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(mine["numpy"])
-    if "cuda" in mine and torch.cuda.is_available():
-        torch.cuda.set_rng_state(mine["cuda"])

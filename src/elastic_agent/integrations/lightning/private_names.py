@@ -51,6 +51,9 @@ class Feature(StrEnum):
     RESUME = "resume"
     """Continue a training from its newest checkpoint, if it is certainly the same and the script names none."""
 
+    MEMORY = "memory"
+    """Continue from copies in memory that are newer than the checkpoint, with ``--survive memory`` or ``keep``."""
+
     SAMPLER = "sampler"
     """Continue an epoch with the samples that have not been used, also in a world of another size."""
 
@@ -205,7 +208,14 @@ def _continue_training(
     if hooks is not None and trainer.state.fn == "fit" and not is_trial(trainer):
         # "last" is a choice of Lightning's, which does not know of the checkpoints that were saved on a notice.
         wants_last = getattr(connector, "_elastic_agent_wants_last", False)
-        for newest in hooks.begin_training(trainer, None if wants_last else checkpoint_path):
+        named = None if wants_last else checkpoint_path
+        checkpoints = hooks.begin_training(trainer, named)
+        newest_step = checkpoints[0][1] if checkpoints else 0
+        if named is None and (copy := hooks.from_memory(trainer, newest_step)) is not None:
+            original(connector)
+            connector._loaded_checkpoint = copy
+            return
+        for newest, _ in checkpoints:
             # The run's own workers saved it, whatever objects the script puts into its checkpoints.
             original(connector, newest, False)
             if hooks.is_of_this_training(trainer, newest, connector._loaded_checkpoint):
@@ -230,6 +240,19 @@ def _record_checkpoint(
     original(trainer, filepath, weights_only, storage_options)
     if hooks is not None and not weights_only:
         hooks.saved(trainer, filepath)
+
+
+def checkpoint_of(trainer: Any) -> dict[str, Any]:
+    """Return what a checkpoint contains now. All ranks call it, as hooks of the script may communicate."""
+    checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(False)
+    return checkpoint
+
+
+def is_replicated(trainer: Any) -> bool:
+    """Return whether each rank has the whole state of the training, which it returns without the others."""
+    strategy = type(trainer.strategy)
+    is_known = strategy.__module__.endswith(("strategies.ddp", "strategies.single_device"))
+    return is_known and not any(hasattr(each, "consolidate_state_dict") for each in trainer.optimizers)
 
 
 def after_saves(trainer: Any, call: Callable[..., None], *arguments: Any) -> None:
@@ -309,6 +332,7 @@ _PYTORCH_NEEDED: tuple[tuple[Feature, str, *tuple[str, ...]], ...] = (
      "self.resume_start(checkpoint_path, weights_only=weights_only)", "self.restore_callbacks()"),
     (Feature.RESUME, "plugins.io.async_plugin:AsyncCheckpointIO",
      "self._executor = ThreadPoolExecutor(max_workers=1)", "self._error = ex"),
+    (Feature.MEMORY, f"{_CHECKPOINTS}.dump_checkpoint", "weights_only", "optimizer_states"),
     (Feature.SAMPLER, "loops.fit_loop:_FitLoop.update_restart_stage", "RESTARTED_MID_EPOCH"),
     (Feature.SAMPLER, f"{_EPOCH_LOOP}.on_run_start", "data_fetcher.fetched += self.batch_progress.current.ready"),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
@@ -15,7 +15,11 @@ from elastic_agent.integrations.signature import Signature
 from elastic_agent.integrations.trainings import Training, from_rank_0
 from elastic_agent.integrations.transformers import install
 from elastic_agent.integrations.transformers.position import Position, saved, trainer_state
-from elastic_agent.integrations.transformers.private_names import Feature
+from elastic_agent.integrations.transformers.private_names import Feature, is_replicated
+from elastic_agent.worker_variables import TRAINER_MEMORY
+
+if TYPE_CHECKING:
+    from elastic_agent.integrations.transformers.memory import TrainerMemory
 
 FOLDER = "_elastic_agent"
 """In ``output_dir``, with the records: ``Trainer.push_to_hub`` leaves out what begins with an underscore."""
@@ -43,6 +47,8 @@ class ElasticCallback(TrainerCallback, ExportableState):
         """The position of training in the epoch; None if the ``Trainer`` is left to determine it."""
         self.training: Training | None = None
         """Rank 0's record of the training; None if the training is none that could be continued."""
+        self.memory: TrainerMemory | None = None
+        """The training's copies in memory, on every rank; None if there are none to be made."""
         self.continues = False
         """The training is continued without the script's having said so."""
         self._agreement: client.Agreement | None = None
@@ -71,15 +77,33 @@ class ElasticCallback(TrainerCallback, ExportableState):
                 self.training.explain(REMEDY)
                 newest = _newest(self.training, args.output_dir)
         newest = from_rank_0(newest)
-        self.continues = named is None and newest is not None
-        if self.continues and args.process_index == 0:
+        if named is not None:
+            return named
+        if Feature.MEMORY in self._features and TRAINER_MEMORY in os.environ and is_replicated(trainer):
+            self._begin_copies(newest)
+        copy = self.memory.checkpoint if self.memory is not None else None
+        self.continues = (copy or newest) is not None
+        if newest is not None and copy is None and args.process_index == 0:
             say(f"resuming from {newest}")
-        return named if named is not None else newest
+        return copy or newest
+
+    def _begin_copies(self, newest: str | None) -> None:
+        from elastic_agent.integrations.transformers.memory import TrainerMemory  # only if it is used
+
+        if self.training is not None:
+            self.training.add_memory()
+        step = int(trainer_state(newest).get("global_step", 0)) if newest is not None else 0
+        self.memory = TrainerMemory(
+            *from_rank_0((self.training.id if self.training is not None else "", step))
+        )
 
     def end_training(self) -> None:
         """Record that the training is complete: the script may now do what makes it skip it after a restart."""
         if self.training is not None:
             self.training.end()
+        if self.memory is not None:
+            self.memory.end()
+            self.memory = None
 
     def left_by(self, error: BaseException) -> None:
         """Record that an exception, which the script may handle, has left the training."""

@@ -32,6 +32,9 @@ class Feature(StrEnum):
     RESUME = "resume"
     """Continue a training from its newest checkpoint, if it is certainly the same and the script names none."""
 
+    MEMORY = "memory"
+    """Continue from copies in memory that are newer than the checkpoint, with ``--survive memory`` or ``keep``."""
+
     SAMPLES = "samples"
     """Use each sample once per epoch, also when the number of workers changes."""
 
@@ -57,7 +60,7 @@ def _begin_training(
     **kwargs: Any,
 ) -> Any:
     callback = _callback(trainer)
-    callback.training, callback.continues = None, False
+    callback.training, callback.memory, callback.continues = None, None, False
     if trial is None:  # a search for hyperparameters may take another course when it is repeated
         resume_from_checkpoint = callback.begin_training(trainer, resume_from_checkpoint)
     try:
@@ -83,6 +86,47 @@ PATCHES.need(
     "trainer:Trainer._maybe_log_save_evaluate",
     *("self.control.should_save", "callback_handler.on_save"),
 )
+
+
+# -- copies in memory ----------------------------------------------------------------------------
+
+
+def is_replicated(trainer: Any) -> bool:
+    """Return whether each rank has the whole state of the training, which it returns without the others."""
+    kind = trainer.accelerator.distributed_type.value
+    return bool(kind == "NO" or kind.startswith("MULTI_"))
+
+
+@PATCHES.replace(Feature.MEMORY, "trainer:Trainer._maybe_log_save_evaluate")
+def _copy_after_step(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(trainer, *args, **kwargs)
+    memory = _callback(trainer).memory
+    if memory is not None:
+        memory.step_done(trainer)
+    return result
+
+
+def _from_memory(original: Any, trainer: Any, checkpoint: Any, take: str, *args: Any, **kwargs: Any) -> Any:
+    """Call this method of the copies in memory if the checkpoint is one; else do what transformers does."""
+    memory = _callback(trainer).memory
+    if memory is not None and memory.is_checkpoint(checkpoint):
+        return getattr(memory, take)(trainer)
+    return original(trainer, checkpoint, *args, **kwargs)
+
+
+@PATCHES.replace(Feature.MEMORY, "trainer:Trainer._load_from_checkpoint", "resume_from_checkpoint: str")
+def _load_model(original: Any, trainer: Any, resume_from_checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
+    return _from_memory(original, trainer, resume_from_checkpoint, "load_model", *args, **kwargs)
+
+
+@PATCHES.replace(Feature.MEMORY, "trainer:Trainer._load_optimizer_and_scheduler", "checkpoint: str | None")
+def _load_optimizer(original: Any, trainer: Any, checkpoint: Any) -> Any:
+    return _from_memory(original, trainer, checkpoint, "load_optimizer")
+
+
+@PATCHES.replace(Feature.MEMORY, "trainer:Trainer._load_rng_state", "checkpoint: str | None")
+def _load_random_state(original: Any, trainer: Any, checkpoint: Any) -> Any:
+    return _from_memory(original, trainer, checkpoint, "load_random_state")
 
 
 # -- samples -------------------------------------------------------------------------------------
@@ -241,7 +285,7 @@ def _callback(trainer: Any) -> Any:
     known = getattr(trainer, _CALLBACK, found)
     if known is not found:  # transformers has restored another one from a checkpoint
         found.position, found.training = known.position, known.training
-        found.continues = known.continues
+        found.memory, found.continues = known.memory, known.continues
     setattr(trainer, _CALLBACK, found)
     return found
 
