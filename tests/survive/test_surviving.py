@@ -37,6 +37,8 @@ scaler = {{"scaler": torch.amp.GradScaler("cpu")}} if how == "a gradient scaler"
 state = survive.State(model=model, optimizer=optimizer, **scaler)
 slot = client.current().slot
 pid = os.getpid()
+if how == "a GPU":
+    torch.cuda.is_available = lambda: True
 
 
 def tell(**facts):
@@ -171,6 +173,7 @@ def test_workers_outlive_one_that_is_killed_and_no_step_is_lost(tmp_path: Path) 
         ("a group before", "keep"),
         ("another group", "keep"),
         ("a gradient scaler", "keep"),
+        ("a GPU", "keep"),
     ],
 )
 def test_workers_are_started_again_unless_they_are_to_be_kept_and_can_be(
@@ -178,8 +181,9 @@ def test_workers_are_started_again_unless_they_are_to_be_kept_and_can_be(
 ) -> None:
     with run(tmp_path, how, ELASTIC_AGENT_SURVIVE=survive) as training:
         training.kill_the_one_that_stands()
-        training.end()
+        output = training.end()
         assert [len(training.pids(slot)) for slot in range(3)] == [2, 2, 2]
+        assert ("--survive keep is for CPUs" in output) == (how == "a GPU")
 
 
 def test_a_worker_with_an_error_of_its_own_is_started_again(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from elastic_agent.survive._memory import Memory
 from elastic_agent.survive._sockets import Sockets, open_sockets
 from elastic_agent.survive._state import State
 from elastic_agent.survive._survivor import Survivor, is_apart
+from elastic_agent.worker_variables import PARKING
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -161,7 +162,12 @@ def _run(state: State, function: Callable[..., Any], call: Callable[[World], _Re
                 "elastic_agent.survive: this worker cannot keep its process: it may use a GPU, has had a process group "
                 "or a training before, has a GradScaler or no copies in its state, or trains outside the main thread"
             )
-        return _train(World(training), state, memory, layout, call)
+        world = World(training)
+        if PARKING in os.environ and torch.cuda.is_available() and world.rank == 0:
+            say(
+                "--survive keep is for CPUs: workers that may use a GPU are started again, with their state from memory"
+            )
+        return _train(world, state, memory, layout, call)
     with contextlib.closing(survivor):
         if is_apart():
             survivor.await_world()

@@ -193,6 +193,7 @@ class TrainerHooks:
             Checkpoints, and the steps after which they were saved.
         """
         earlier: Checkpoints = {}
+        copies_of = None
         if trainer.is_global_zero:
             facts = signature.described(private_names.signature_of, trainer)
             self._training = Training(trainer.default_root_dir, STATE, client.current().run_id, facts)
@@ -202,8 +203,15 @@ class TrainerHooks:
                 earlier = self._training.earlier
                 for sentence in damaged(earlier):
                     say(sentence)
+            if named is None:
+                copies_of = self._begin_copies(trainer, self._training)
         # Rank 0's record, as the others may have begun to read it when it has been changed.
-        recorded: Checkpoints = from_rank_0(earlier)
+        recorded: Checkpoints
+        recorded, copies_of = from_rank_0((earlier, copies_of))
+        if copies_of is not None:
+            from elastic_agent.survive.trainer import TrainingCopies  # only if it is used
+
+            self._copies = TrainingCopies(copies_of)
         readable = gathered([note_of(path) == size for path, (size, _) in recorded.items()])
         on_all = [path for path, *here in zip(recorded, *readable, strict=True) if all(here)]
         if trainer.is_global_zero:
@@ -211,23 +219,22 @@ class TrainerHooks:
             _explain_choice(named, on_all, readable_by_some)
         return [(path, recorded[path][1]) for path in on_all[::-1]] if named is None else []
 
-    def from_memory(self, trainer: Any, than: int) -> dict[str, Any] | None:
+    def from_memory(self, than: int) -> dict[str, Any] | None:
         """Return the copy with which this training continues, if one is of a later step than ``than``."""
-        training_id = from_rank_0(self._training.id if self._training is not None else None)
-        if (
-            Feature.MEMORY not in self._features
-            or TRAINER_MEMORY not in os.environ
-            or not private_names.is_replicated(trainer)
-        ):
-            return None
-        from elastic_agent.survive.trainer import TrainingCopies  # only if it is used
-
-        if self._training is not None:
-            self._training.add_memory()
-        self._copies = TrainingCopies(training_id)
-        found = self._copies.newest(from_rank_0(than))
+        found = self._copies.newest(than) if self._copies is not None else None
         self._continues = found is not None
         return found
+
+    def _begin_copies(self, trainer: Any, training: Training) -> str | None:
+        """Return the id of the training if there are to be copies of it; rank 0 decides."""
+        if Feature.MEMORY not in self._features or TRAINER_MEMORY not in os.environ:
+            return None
+        if not private_names.is_replicated(trainer):
+            strategy = type(trainer.strategy).__name__
+            say(f"no copies of the training in memory: {strategy} may divide the state among the workers")
+            return None
+        training.add_memory()
+        return training.id
 
     def is_of_this_training(self, trainer: Any, path: str, checkpoint: dict[str, Any]) -> bool:
         """Return whether a checkpoint's content is of this training: other trainings may overwrite the file."""

@@ -211,7 +211,7 @@ def _continue_training(
         named = None if wants_last else checkpoint_path
         checkpoints = hooks.begin_training(trainer, named)
         newest_step = checkpoints[0][1] if checkpoints else 0
-        if named is None and (copy := hooks.from_memory(trainer, newest_step)) is not None:
+        if (copy := hooks.from_memory(newest_step)) is not None:
             original(connector)
             connector._loaded_checkpoint = copy
             return

@@ -69,33 +69,35 @@ class ElasticCallback(TrainerCallback, ExportableState):
 
     def begin_training(self, trainer: Any, named: Any) -> Any:
         """Begin a training, and return the checkpoint to continue it from: the script's, or if certain, the newest."""
-        args, newest = trainer.args, None
+        args, newest, copies = trainer.args, None, None
         if args.process_index == 0:
             facts = signature.described(_signature_of, trainer)
             self.training = Training(args.output_dir, FOLDER, client.current().run_id, facts)
             if named is None:
                 self.training.explain(REMEDY)
                 newest = _newest(self.training, args.output_dir)
-        newest = from_rank_0(newest)
-        if named is not None:
-            return named
-        if Feature.MEMORY in self._features and TRAINER_MEMORY in os.environ and is_replicated(trainer):
-            self._begin_copies(newest)
-        copy = self.memory.checkpoint if self.memory is not None else None
-        self.continues = (copy or newest) is not None
-        if newest is not None and copy is None and args.process_index == 0:
+                copies = self._begin_copies(trainer, self.training, newest)
+        newest, copies = from_rank_0((newest, copies))
+        if copies is not None:
+            from elastic_agent.integrations.transformers.memory import TrainerMemory  # only if it is used
+
+            self.memory = TrainerMemory(*copies)
+            newest = self.memory.checkpoint or newest
+        self.continues = named is None and newest is not None
+        if self.continues and args.process_index == 0 and (self.memory is None or not self.memory.checkpoint):
             say(f"resuming from {newest}")
-        return copy or newest
+        return named if named is not None else newest
 
-    def _begin_copies(self, newest: str | None) -> None:
-        from elastic_agent.integrations.transformers.memory import TrainerMemory  # only if it is used
-
-        if self.training is not None:
-            self.training.add_memory()
-        step = int(trainer_state(newest).get("global_step", 0)) if newest is not None else 0
-        self.memory = TrainerMemory(
-            *from_rank_0((self.training.id if self.training is not None else "", step))
-        )
+    def _begin_copies(self, trainer: Any, training: Training, newest: str | None) -> tuple[str, int] | None:
+        """Return the id of the training and the step of its checkpoint if there are to be copies; rank 0 decides."""
+        if Feature.MEMORY not in self._features or TRAINER_MEMORY not in os.environ:
+            return None
+        if not is_replicated(trainer):
+            kind = trainer.accelerator.distributed_type.value
+            say(f"no copies of the training in memory: {kind} may divide the state among the workers")
+            return None
+        training.add_memory()
+        return training.id, int(trainer_state(newest).get("global_step", 0)) if newest is not None else 0
 
     def end_training(self) -> None:
         """Record that the training is complete: the script may now do what makes it skip it after a restart."""
