@@ -30,8 +30,9 @@ class Numbers(Dataset):  # type: ignore[type-arg]
 
 
 class Line(lightning.LightningModule):
-    def __init__(self, folder: Path, pause: float) -> None:
+    def __init__(self, folder: Path, pause: float, save_at: int | None) -> None:
         super().__init__()
+        self.save_at = save_at
         self.folder = folder
         self.pause = pause
         self.layer = torch.nn.Linear(1, 1)
@@ -59,6 +60,8 @@ class Line(lightning.LightningModule):
             return
         self.note("step", ids=self.ids, weights=[parameter.item() for parameter in self.parameters()])
         self.ids, self.noted = [], self.trainer.global_step
+        if self.trainer.global_step == self.save_at:
+            self.trainer.save_checkpoint(self.folder / "early.ckpt")
         finish = (self.folder / "finish").exists()
         if self.trainer.strategy.reduce_boolean_decision(finish, all=False):
             self.trainer.should_stop = True
@@ -77,6 +80,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--samples-per-step", type=int, default=24)
     parser.add_argument("--epochs", type=int, default=10**6)
+    parser.add_argument("--save-at", type=int, metavar="STEP")
     options = parser.parse_args()
     lightning.seed_everything(1)
     trainer = lightning.Trainer(
@@ -91,7 +95,7 @@ def main() -> None:
         accumulate_grad_batches=options.samples_per_step // (2 * int(os.environ["WORLD_SIZE"])),
     )
     trainer.fit(
-        Line(options.folder, options.pause),
+        Line(options.folder, options.pause, options.save_at),
         DataLoader(Numbers(options.samples), batch_size=2, shuffle=True),
         DataLoader(Numbers(8), batch_size=4),
     )

@@ -15,19 +15,33 @@ from tests.integrations import test_lightning, test_transformers
 from tests.integrations.worlds import first_step, history, steps_of
 
 OPTIONS = ("--survive", "memory")
-STEPS = 30
-"""A step takes 40 ms or more, and a copy is made each second, so at the 25th step at the latest."""
+SAVE_AT = 3
+SAVED = ("--save-at", str(SAVE_AT))
+"""The only checkpoint: without one, a training is not continued."""
+STEPS = 40
+"""A step takes 40 ms or more. Eleven are measured, and a copy is due a second later, so at the 36th at the latest."""
 SEQUENCES = 3000
 
 pytestmark = pytest.mark.system
 
 
 def start_lightning(cluster: Cluster, name: str, slots: int) -> None:
-    test_lightning.start(cluster, name, slots, samples=test_lightning.SAMPLES)
+    arguments = ("--folder", str(cluster.folder), "--samples", str(test_lightning.SAMPLES), *SAVED)
+    cluster.start(name, slots, script=test_lightning.SCRIPT, arguments=arguments)
 
 
 def start_transformers(cluster: Cluster, name: str, slots: int) -> None:
-    arguments = ("--samples", str(SEQUENCES), "--epochs", "1", "--save-steps", "1000000", "--batch-size", "4")
+    arguments = (
+        "--samples",
+        str(SEQUENCES),
+        "--epochs",
+        "1",
+        "--save-steps",
+        "1000000",
+        "--batch-size",
+        "4",
+        *SAVED,
+    )
     folder, same = ("--folder", str(cluster.folder)), ("--samples-per-step", "12", "--no-dropout")
     cluster.start(
         name,
@@ -76,6 +90,7 @@ def test_training_continues_from_memory_also_on_a_machine_that_has_lost_its_own(
 
 
 def check_goes_on(cluster: Cluster, ended: int, begun: int) -> None:
-    """Check that a generation begins after a step of the one before, and not at the beginning of training."""
-    begins, ends = first_step(cluster, ended), max(line["step"] for line in steps_of(cluster, ended))
-    assert begins < first_step(cluster, begun) <= ends + 1, cluster.story()
+    """Check that a generation continues after a step of the one before, and not after the checkpoint."""
+    least = max(SAVE_AT + 1, first_step(cluster, ended))
+    ends = max(line["step"] for line in steps_of(cluster, ended))
+    assert least < first_step(cluster, begun) <= ends + 1, cluster.story()

@@ -81,7 +81,11 @@ FOR_MEMORY = {
 
 def test_the_private_names_exist_and_another_version_is_adapted_in_whole_features() -> None:
     changes = ["0", "del Trainer._run_epoch", "Trainer._finalize_training = id", "del Trainer.train"]
-    done = run_script(OTHER_VERSIONS, {"ELASTIC_AGENT_GENERATION": "1", "RANK": "0"}, *changes)
+    done = run_script(
+        OTHER_VERSIONS,
+        {"ELASTIC_AGENT_GENERATION": "1", "ELASTIC_AGENT_TRAINER_MEMORY": "1", "RANK": "0"},
+        *changes,
+    )
     adapted, version, misfits = json.loads(done.stdout.splitlines()[0])
     assert not adapted, "plain Python"
     told = "adapt elastic_agent/integrations/transformers/private_names.py to this transformers, and TESTED"

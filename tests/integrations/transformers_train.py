@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "transformers_train.py"
 TOKENS = 64
 
 
-def record(folder: Path, pause_s: float, *, no_dropout: bool) -> None:
+def record(folder: Path, pause_s: float, *, save_at: int | None, no_dropout: bool) -> None:
     """Have every Trainer call a Recorder."""
     init, training_step = Trainer.__init__, Trainer.training_step
 
@@ -31,7 +31,7 @@ def record(folder: Path, pause_s: float, *, no_dropout: bool) -> None:
         for layer in self.model.modules():
             if no_dropout and isinstance(layer, torch.nn.Dropout):
                 layer.p = 0.0
-        self.recorder = Recorder(self, folder, pause_s)
+        self.recorder = Recorder(self, folder, pause_s, save_at)
         self.add_callback(self.recorder)
 
     def recording_step(self: Any, model: Any, inputs: Any, *more: Any) -> Any:
@@ -46,10 +46,11 @@ def record(folder: Path, pause_s: float, *, no_dropout: bool) -> None:
 
 
 class Recorder(TrainerCallback):
-    def __init__(self, trainer: Trainer, folder: Path, pause_s: float) -> None:
+    def __init__(self, trainer: Trainer, folder: Path, pause_s: float, save_at: int | None) -> None:
         self.trainer = trainer
         self.folder = folder
         self.pause_s = pause_s
+        self.save_at = save_at
         self.ids: list[int] = []
         self.losses: list[float] = []
 
@@ -59,6 +60,7 @@ class Recorder(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.note("step", state, ids=self.ids, losses=self.losses, of=state.max_steps)
         self.ids, self.losses = [], []
+        control.should_save |= state.global_step == self.save_at
         pause_s = self.pause_s * (1 if state.epoch < 0.4 else 10 if state.epoch < 0.7 else 1000)
         ends_s = time.monotonic() + pause_s
         while time.monotonic() < ends_s and not (self.folder / "finish").exists():
@@ -74,8 +76,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--pause", type=float, default=0.04)
     parser.add_argument("--no-dropout", action="store_true")
+    parser.add_argument("--save-at", type=int, metavar="STEP")
     options, arguments = parser.parse_known_args()
-    record(options.folder, options.pause, no_dropout=options.no_dropout)
+    record(options.folder, options.pause, save_at=options.save_at, no_dropout=options.no_dropout)
     sys.argv = [str(EXAMPLE), "--output-dir", str(options.folder / "checkpoints"), *arguments]
     runpy.run_path(str(EXAMPLE), run_name="__main__")
 

@@ -28,7 +28,7 @@ def train_until_copied(training: str, first: int, cannot_be_stored: int | None =
     while len(copied) < 2:
         step += 1
         time.sleep(0.002)
-        if copies.is_due():
+        if copies.is_due(step):
             # An object that torch.load reads only if it is trusted, as hyperparameters of Lightning may be.
             more: Any = {"path": PurePosixPath("a")}
             if torch.distributed.get_rank() == cannot_be_stored:
@@ -51,12 +51,20 @@ def test_the_newest_copy_is_found_on_all_ranks_if_it_is_of_a_later_step(two: Nod
     last = copied[0][1]
     for worker in two.run(found, "t", last - 1, size=2):
         assert worker.said == ([last] * 3, PurePosixPath("a"))
+
+
+def test_a_copy_that_is_not_newer_is_not_used_and_one_that_is_only_once(two: Node) -> None:
+    last = two.run(train_until_copied, "t", 5, size=2)[0].said[1]
     assert [worker.said for worker in two.run(found, "t", last, size=2)] == [None, None]
+    assert two.run(found, "t", 0, size=2)[0].said is not None
+    assert [worker.said for worker in two.run(found, "t", 0, size=2)] == [None, None]
 
 
 def test_a_copy_of_another_training_is_not_used_and_gives_way(two: Node) -> None:
     two.run(train_until_copied, "t", 0, size=2)
-    assert [worker.said for worker in two.run(found, "another", 0, size=2)] == [None, None]
+    others = two.run(found, "another", 0, size=2)
+    assert [worker.said for worker in others] == [None, None]
+    assert "copies in memory are not used: they are of another training" in others[0].errors
     assert [worker.said for worker in two.run(found, "t", 0, size=2)] == [None, None]
 
 

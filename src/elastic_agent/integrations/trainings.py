@@ -7,8 +7,8 @@ training has been left, by its end or by an exception that the script handled, a
 interrupted is that of the one that begins. Scripts with several trainings that give each a folder of its own fulfil
 this in each folder. A checkpoint contains the id of its training, because another training can overwrite its file.
 
-The record is ``ROOT/NAME/RUN_ID/trainings.json``. It is written with the first checkpoint or copy in memory, before
-which there is nothing to continue: a folder without checkpoints stays as the script left it.
+The record is ``ROOT/NAME/RUN_ID/trainings.json``. It is written with the first checkpoint, before which there is
+nothing to continue: a folder without checkpoints stays as the script left it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ class Record(TypedDict):
     """Of the newest, by when it was known: ``begin``, and the names given to :meth:`Training.complete`."""
     checkpoints: Checkpoints
     """Those of the newest."""
-    in_memory: bool
-    """There may be copies of the newest in the memory of its workers."""
 
 
 _newest: dict[str, Training] = {}
@@ -79,7 +77,7 @@ class Training:
         self._record["several"] |= previous is not None
         self.doubt = _doubt(self._record, signature)
         """Why these may be of another training; empty if they are certainly of this one."""
-        if self.doubt or not _can_continue(self._record):
+        if self.doubt or not self._record["checkpoints"]:
             self._record = {**_new_record(signature), "several": self._record["several"]}
         if self.doubt and self._is_recorded:
             self._write()
@@ -88,6 +86,11 @@ class Training:
     def id(self) -> str:
         """The id that the checkpoints of this training contain."""
         return self._record["id"]
+
+    @property
+    def is_only(self) -> bool:
+        """Whether no process of the run has begun another training there: that is never continued."""
+        return not self._record["several"]
 
     def complete(self, name: str, signature: Signature) -> str:
         """Add what is known only after a checkpoint has been chosen; return how it differs from what was recorded.
@@ -122,13 +125,6 @@ class Training:
                 [*others.items(), (checkpoint, (note, step)), *same.items()][-_KEPT:]
             )
             self._write()
-
-    def add_memory(self) -> None:
-        """Record that there are copies in memory."""
-        with self._lock:
-            if not self._record["in_memory"]:
-                self._record["in_memory"] = True
-                self._write()
 
     def forget(self, checkpoint: str) -> None:
         """Remove a checkpoint that is going to be overwritten."""
@@ -204,7 +200,6 @@ def _new_record(signature: Signature) -> Record:
         world=_world_size(),
         signature={"begin": signature},
         checkpoints={},
-        in_memory=False,
     )
 
 
@@ -219,16 +214,12 @@ def _say_once(line: str) -> None:
         say(line)
 
 
-def _can_continue(record: Record) -> bool:
-    return bool(record["checkpoints"]) or record["in_memory"]
-
-
 def _doubt(record: Record, signature: Signature | None = None) -> str:
     if record["several"]:
         return "a process of this run has begun several trainings"
     if record["ended"]:
         return "a training of this run has ended"
-    if signature is None or not _can_continue(record):
+    if signature is None or not record["checkpoints"]:
         return ""
     differs = difference(record["signature"]["begin"], signature, _world_size() / record["world"])
     return f"{differs} in the training that was interrupted" if differs else ""
@@ -243,7 +234,7 @@ def continuable(folder: str, signature: Signature) -> bool:
     """
     _surroundings[folder] = signature
     record = read(folder)
-    if record is None or not _can_continue(record) or _doubt(record):
+    if record is None or not record["checkpoints"] or _doubt(record):
         return False
     earlier = {name: value for name, value in record["signature"]["begin"].items() if name in signature}
     return not difference(earlier, signature, _world_size() / record["world"])
@@ -278,7 +269,6 @@ def read(folder: str) -> Record | None:
             world=int(found["world"]),
             signature={"begin": {}, **found["signature"]},
             checkpoints=checkpoints,
-            in_memory=bool(found.get("in_memory", False)),
         )
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -36,18 +36,26 @@ class TrainingCopies:
         self._memory: Memory | None = None
         self._steps = 0
         self._began_s = 0.0
-        self._every: int | None = None
-        """Copies are made at every so many-th step; None: the time that steps take is not known yet."""
+        self._seen: int | None = None
+        """The step that was looked at last."""
+        self._due: int | None = None
+        """After so many steps of this process a copy is due; None: it is not known yet how long they take, or no rank
+        can make any."""
         try:
             identity = hashlib.sha256(f"trainer/{training_id}".encode()).digest()
             self._memory = Memory.of_worker(identity, client.current().placement.local_world_size)
             if self._memory is not None and self._memory.belongs_to_another():
+                say("copies in memory are not used: they are of another training")
                 self._memory.clear()
         except OSError as error:
             self._stop(error)
 
     def newest(self, than: int) -> dict[str, Any] | None:
-        """Return the newest copy that a rank has, if it is of a later step; all ranks call it, with the same step."""
+        """Return the newest copy that a rank has, if it is of a later step; all ranks call it, with the same step.
+
+        A copy is returned once: where a training fails with it before it has made another one, it continues with its
+        checkpoint.
+        """
         own = self._memory.newest() if self._memory is not None else None
         steps = _gathered(-1 if own is None else own.step)
         if max(steps) <= than:
@@ -59,6 +67,8 @@ class TrainingCopies:
         stored, skeleton_size = self._from_holder(own, holders, max(steps))
         # What is loaded may be kept, and the memory is written again.
         tree: dict[str, Any] = map_tensors(unpack(stored, skeleton_size, trusted=True), torch.clone)
+        if self._memory is not None:
+            self._memory.clear()
         return tree
 
     def _from_holder(self, own: Copy | None, holders: list[bool], step: int) -> tuple[torch.Tensor, int]:
@@ -79,14 +89,17 @@ class TrainingCopies:
         finally:
             dist.destroy_process_group(group)
 
-    def is_due(self) -> bool:
-        """Return whether to make a copy now, which is the same on all ranks; to be called once after each step."""
+    def is_due(self, step: int) -> bool:
+        """Return whether to make a copy after this step, the same on all ranks; to be called after each step."""
+        if step == self._seen:
+            return False
+        self._seen = step
         self._steps += 1
         if self._steps == 1:
             self._began_s = time.monotonic()
         elif self._steps == 1 + _MEASURED:
-            self._every = _gathered(max(1, round(_LEAST_S / self._step_s())))[0]
-        return self._every is not None and self._steps % self._every == 0
+            self._due = self._steps + _gathered(max(1, round(_LEAST_S / self._step_s())))[0]
+        return self._due is not None and self._steps >= self._due
 
     def _step_s(self) -> float:
         return max((time.monotonic() - self._began_s) / (self._steps - 1), 1e-6)
@@ -106,7 +119,9 @@ class TrainingCopies:
         except Exception as error:
             self._stop(error)
         took_s = time.monotonic() - start_s
-        self._every = _gathered(max(1, round(max(_LEAST_S, took_s / _SHARE) / step_s)))[0]
+        every = max(1, round(max(_LEAST_S, took_s / _SHARE) / step_s))
+        told = _gathered(every if self._memory is not None else 0)
+        self._due = self._steps + max(told) if any(told) else None
 
     def end(self) -> None:
         """Forget the copies, as the training is complete."""

@@ -25,7 +25,6 @@ from elastic_agent.integrations.trainings import (
     from_rank_0,
     gathered,
 )
-from elastic_agent.worker_variables import TRAINER_MEMORY
 
 if TYPE_CHECKING:
     from elastic_agent.survive.trainer import TrainingCopies
@@ -62,6 +61,7 @@ class TrainerHooks:
         self._copies: TrainingCopies | None = None
         self._continues = False
         self._at: str | None = None
+        self._random: list[dict[str, Any]] | None = None
         self._restored: dict[str, Any] = {}
         self._validated = False
         self.samples = Samples({})
@@ -125,7 +125,7 @@ class TrainerHooks:
         if self._at is not None:
             state["at"] = self._at
             state["validated"] = self._at == "step" and private_names.validated_last(trainer)
-            state["random"] = random_states()
+            state["random"] = self._random or random_states()
         checkpoint[STATE] = state
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -144,15 +144,21 @@ class TrainerHooks:
         validated, self._validated = self._validated, False
         return validated
 
-    def after_step(self, trainer: Any, *, complete: bool) -> None:
-        """Leave on a notice after a batch within an epoch; ``complete``: no gradients are being accumulated."""
+    def after_step(self, trainer: Any, *, complete: bool, last: bool) -> None:
+        """Leave on a notice after a batch within an epoch, or make a copy in memory if one is due.
+
+        Args:
+            trainer: whose batch it was.
+            complete: no gradients are being accumulated.
+            last: the training or the epoch ends; what is done then would be missing in a copy.
+        """
         self._leave_on_notice(trainer, "step", complete=complete)
-        if not complete or self._copies is None or not private_names.is_replicated(trainer):
+        if not complete or last or self._copies is None or not private_names.is_replicated(trainer):
             return
-        if self._copies.is_due():
-            self._at = "step"
+        if self._copies.is_due(trainer.global_step):
+            self._at, self._random = "step", random_states()  # which all ranks have to come to
             self._copies.make(trainer.global_step, lambda: private_names.checkpoint_of(trainer))
-            self._at = None
+            self._at, self._random = None, None
 
     def after_epoch(self, trainer: Any) -> None:
         """Leave on a notice after an epoch."""
@@ -227,14 +233,14 @@ class TrainerHooks:
 
     def _begin_copies(self, trainer: Any, training: Training) -> str | None:
         """Return the id of the training if there are to be copies of it; rank 0 decides."""
-        if Feature.MEMORY not in self._features or TRAINER_MEMORY not in os.environ:
+        if Feature.MEMORY not in self._features or not training.is_only:
             return None
+        why_not = "" if Feature.NOTICES in self._features else "they need the feature notices"
         if not private_names.is_replicated(trainer):
-            strategy = type(trainer.strategy).__name__
-            say(f"no copies of the training in memory: {strategy} may divide the state among the workers")
-            return None
-        training.add_memory()
-        return training.id
+            why_not = f"{type(trainer.strategy).__name__} may divide the state among the workers"
+        if why_not:
+            say(f"no copies of the training in memory: {why_not}")
+        return None if why_not else training.id
 
     def is_of_this_training(self, trainer: Any, path: str, checkpoint: dict[str, Any]) -> bool:
         """Return whether a checkpoint's content is of this training: other trainings may overwrite the file."""

@@ -16,7 +16,7 @@ from typing import Any
 from elastic_agent.integrations import signature
 from elastic_agent.integrations.patching import Patches, wanted
 from elastic_agent.integrations.signature import Signature
-from elastic_agent.worker_variables import LIGHTNING_DISABLE
+from elastic_agent.worker_variables import LIGHTNING_DISABLE, TRAINER_MEMORY
 
 TESTED = "2.6.6"
 """The version of Lightning that the tests run with."""
@@ -175,7 +175,7 @@ def _leave_after_step(original: Any, loop: Any, data_fetcher: Any) -> None:
         return
     original(loop, data_fetcher)
     if hooks is not None and not loop._num_ready_batches_reached():
-        hooks.after_step(loop.trainer, complete=not loop._should_accumulate())
+        hooks.after_step(loop.trainer, complete=not loop._should_accumulate(), last=loop.done)
 
 
 @PYTORCH.replace(Feature.NOTICES, "loops.fit_loop:_FitLoop.on_advance_end")
@@ -352,6 +352,8 @@ def adapt() -> frozenset[Feature]:
     """Replace what the features need in whatever of Lightning is loaded, and return the features in force."""
     roots = [root for root in loaded(FABRICS + PYTORCHES) if root not in _adapted]
     features = wanted(LIGHTNING_DISABLE, Feature, quietly=not roots)
+    if TRAINER_MEMORY not in os.environ:
+        features -= {Feature.MEMORY}
     for root in roots:
         _adapted.add(root)
         versions = str(sys.modules[root].__version__), TESTED

@@ -15,8 +15,7 @@ from elastic_agent.integrations.signature import Signature
 from elastic_agent.integrations.trainings import Training, from_rank_0
 from elastic_agent.integrations.transformers import install
 from elastic_agent.integrations.transformers.position import Position, saved, trainer_state
-from elastic_agent.integrations.transformers.private_names import Feature, is_replicated
-from elastic_agent.worker_variables import TRAINER_MEMORY
+from elastic_agent.integrations.transformers.private_names import Feature, why_not_in_memory
 
 if TYPE_CHECKING:
     from elastic_agent.integrations.transformers.memory import TrainerMemory
@@ -90,13 +89,11 @@ class ElasticCallback(TrainerCallback, ExportableState):
 
     def _begin_copies(self, trainer: Any, training: Training, newest: str | None) -> tuple[str, int] | None:
         """Return the id of the training and the step of its checkpoint if there are to be copies; rank 0 decides."""
-        if Feature.MEMORY not in self._features or TRAINER_MEMORY not in os.environ:
+        if Feature.MEMORY not in self._features or not training.is_only:
             return None
-        if not is_replicated(trainer):
-            kind = trainer.accelerator.distributed_type.value
-            say(f"no copies of the training in memory: {kind} may divide the state among the workers")
+        if why_not := why_not_in_memory(trainer):
+            say(f"no copies of the training in memory: {why_not}")
             return None
-        training.add_memory()
         return training.id, int(trainer_state(newest).get("global_step", 0)) if newest is not None else 0
 
     def end_training(self) -> None:

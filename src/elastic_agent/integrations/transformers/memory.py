@@ -43,7 +43,7 @@ class TrainerMemory:
     def load_model(self, trainer: Any) -> None:
         """Load the weights."""
         assert self._found is not None
-        trainer.model.load_state_dict(self._found["model"])
+        trainer.model.load_state_dict(self._found["model"], strict=False)  # as from a checkpoint
 
     def load_optimizer(self, trainer: Any) -> None:
         """Load the states of the optimizer, of the scheduler and of the gradient scaler."""
@@ -63,16 +63,21 @@ class TrainerMemory:
         if self._folder is not None:
             self._folder.cleanup()
             self._found = None
-        if self._copies.is_due() and trainer.state.epoch != int(trainer.state.epoch):
-            # What is done at the end of an epoch comes after its last step.
-            self._copies.make(trainer.state.global_step, lambda: _state_of(trainer))
+        # What is done at the end of an epoch or of the training comes after its last step.
+        ends = trainer.control.should_training_stop or trainer.control.should_epoch_stop
+        if ends or trainer.state.epoch == int(trainer.state.epoch):
+            return
+        if self._copies.is_due(trainer.state.global_step):
+            trainer.store_flos()  # this and the next are collectives, to which all ranks have to come
+            states = random_states()
+            self._copies.make(trainer.state.global_step, lambda: _state_of(trainer, states))
 
     def end(self) -> None:
         """Forget the copies: the training is complete."""
         self._copies.end()
 
 
-def _state_of(trainer: Any) -> dict[str, Any]:
+def _state_of(trainer: Any, states: list[dict[str, Any]]) -> dict[str, Any]:
     scaler = trainer.accelerator.scaler
     return {
         "model": trainer.model.state_dict(),
@@ -80,7 +85,7 @@ def _state_of(trainer: Any) -> dict[str, Any]:
         "scheduler": trainer.lr_scheduler.state_dict(),
         "scaler": scaler.state_dict() if scaler is not None else None,
         "trainer": _trainer_state(trainer),
-        "random": random_states(),
+        "random": states,
     }
 
 

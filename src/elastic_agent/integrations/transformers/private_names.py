@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from typing import Any
 
 from elastic_agent.integrations.patching import Patches, say, wanted
 from elastic_agent.integrations.transformers.position import Position, saved, trainer_state
-from elastic_agent.worker_variables import TRANSFORMERS_DISABLE
+from elastic_agent.worker_variables import TRAINER_MEMORY, TRANSFORMERS_DISABLE
 
 TESTED = "5.23.0"
 """The version of transformers that the tests run with."""
@@ -91,10 +92,29 @@ PATCHES.need(
 # -- copies in memory ----------------------------------------------------------------------------
 
 
-def is_replicated(trainer: Any) -> bool:
-    """Return whether each rank has the whole state of the training, which it returns without the others."""
+_OF_CHECKPOINTS = (
+    "_save_checkpoint", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state",
+    "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state",
+)  # fmt: skip
+"""Methods of the ``Trainer`` that a copy in memory takes the place of."""
+
+
+def why_not_in_memory(trainer: Any) -> str:
+    """Return why there can be no copies of this training; empty if there can be."""
+    known = sys.modules[f"{ROOT}.trainer"].Trainer
+    own = [
+        name
+        for name in _OF_CHECKPOINTS
+        if getattr(type(trainer), name, None) is not getattr(known, name, None)
+    ]
+    if own:
+        return f"{type(trainer).__name__} has its own {own[0]}"
+    if trainer.args.auto_find_batch_size:
+        return "auto_find_batch_size may begin the training again"
     kind = trainer.accelerator.distributed_type.value
-    return bool(kind == "NO" or kind.startswith("MULTI_"))
+    if kind != "NO" and not kind.startswith("MULTI_"):
+        return f"{kind} may divide the state among the workers"
+    return ""
 
 
 @PATCHES.replace(Feature.MEMORY, "trainer:Trainer._maybe_log_save_evaluate")
@@ -299,6 +319,8 @@ def adapt() -> frozenset[Feature]:
     """Replace what the features need, once, and return the features in force."""
     if not _in_force:
         features = wanted(TRANSFORMERS_DISABLE, Feature)
+        if TRAINER_MEMORY not in os.environ:
+            features -= {Feature.MEMORY}
         versions = str(sys.modules[ROOT].__version__), TESTED
         unfit = PATCHES.apply(ROOT, versions, features)
         _in_force.append(frozenset(feature for feature in Feature if feature in features - unfit))
