@@ -54,6 +54,7 @@ class Node:
         size: int = 1,
         first_slot: int = 0,
         memory: bool = True,
+        restarts: int | None = None,
     ) -> list[Ended]:
         """Start the next generation, which calls the function in each of ``size`` processes; return how they ended."""
         self._generation += 1
@@ -77,7 +78,7 @@ class Node:
                     "ELASTIC_AGENT_SLOT": str(slot),
                     "ELASTIC_AGENT_INCARNATION": "i",
                     "ELASTIC_AGENT_GENERATION": str(self._generation),
-                    "ELASTIC_AGENT_RESTARTS": str(self._generation - 1),
+                    "ELASTIC_AGENT_RESTARTS": str(self._generation - 1 if restarts is None else restarts),
                     "ELASTIC_AGENT_FIRST_GENERATION": str(int(self._generation == 1)),
                     "ELASTIC_AGENT_HEARTBEAT": heartbeats.path,
                     **({"ELASTIC_AGENT_STATE_MEMORY": self.memory.paths[slot]} if memory else {}),

@@ -53,18 +53,19 @@ def test_the_newest_copy_is_found_on_all_ranks_if_it_is_of_a_later_step(two: Nod
         assert worker.said == ([last] * 3, PurePosixPath("a"))
 
 
-def test_a_copy_that_is_not_newer_is_not_used_and_one_that_is_only_once(two: Node) -> None:
+def test_a_copy_is_used_if_it_is_newer_and_no_worker_has_failed_with_it(two: Node) -> None:
     last = two.run(train_until_copied, "t", 5, size=2)[0].said[1]
     assert [worker.said for worker in two.run(found, "t", last, size=2)] == [None, None]
-    assert two.run(found, "t", 0, size=2)[0].said is not None
-    assert [worker.said for worker in two.run(found, "t", 0, size=2)] == [None, None]
+    for _ in range(2):  # another node joins
+        assert [worker.said[0] for worker in two.run(found, "t", 0, size=2, restarts=7)] == [[last] * 3] * 2
+    assert [worker.said for worker in two.run(found, "t", 0, size=2, restarts=8)] == [None, None]
 
 
 def test_a_copy_of_another_training_is_not_used_and_gives_way(two: Node) -> None:
     two.run(train_until_copied, "t", 0, size=2)
     others = two.run(found, "another", 0, size=2)
     assert [worker.said for worker in others] == [None, None]
-    assert "copies in memory are not used: they are of another training" in others[0].errors
+    assert "copies in memory are not used: they are not of this training" in others[0].errors
     assert [worker.said for worker in two.run(found, "t", 0, size=2)] == [None, None]
 
 

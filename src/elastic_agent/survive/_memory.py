@@ -21,7 +21,7 @@ from elastic_agent import client, linux
 from elastic_agent.survive._packing import Packed
 from elastic_agent.worker_variables import STATE_MEMORY
 
-_LAYOUT = struct.Struct("<8sQqQQ32s")
+_LAYOUT = struct.Struct("<8sQqQQ32sq")
 _COMPLETE = b"survive1"
 _HEADER_SIZE = mmap.PAGESIZE
 """The rest begins on a page of its own."""
@@ -40,6 +40,8 @@ class Copy(NamedTuple):
     skeleton_size: int
     identity: bytes
     """Names the training that the state belongs to, in 32 bytes."""
+    used: int = -1
+    """What :meth:`Memory.use` noted; -1: nothing."""
 
 
 class Memory:
@@ -78,6 +80,15 @@ class Memory:
         """Return the bytes of a copy, which are not copied."""
         return self._area(found.path, found.size)
 
+    def use(self, found: Copy, note: int) -> None:
+        """Note that this copy is used, and give back the space of the other one, which is older."""
+        for path in self._paths:
+            with _opened(path) as file:
+                if path == found.path:
+                    os.pwrite(file, _LAYOUT.pack(_COMPLETE, *found[1:-1], note), 0)
+                else:
+                    linux.punch_hole(file, 0, os.fstat(file).st_size + mmap.PAGESIZE)
+
     def write(self, step: int, packed: Packed) -> None:
         """Replace the older copy. MemoryError: there is no room for two; OSError: another training has the memory."""
         with self.replacing(step, packed.size, len(packed.skeleton)) as area:
@@ -96,7 +107,7 @@ class Memory:
         yield self._area(path, size)
         serial = 1 + max(serials.values(), default=0)
         with _opened(path) as file:
-            os.pwrite(file, _LAYOUT.pack(_COMPLETE, serial, step, size, skeleton_size, self._identity), 0)
+            os.pwrite(file, _LAYOUT.pack(_COMPLETE, serial, step, size, skeleton_size, self._identity, -1), 0)
 
     def _copies(self) -> list[Copy]:
         found = []

@@ -35,7 +35,8 @@ class TrainingCopies:
         """Find those that are there. ``training_id``: the same for a training that continues, and on all ranks."""
         self._memory: Memory | None = None
         self._steps = 0
-        self._began_s = 0.0
+        self._since = (0, 0.0)
+        """A number of steps, and when so many were done: the time that one takes is measured from there."""
         self._seen: int | None = None
         """The step that was looked at last."""
         self._due: int | None = None
@@ -45,7 +46,7 @@ class TrainingCopies:
             identity = hashlib.sha256(f"trainer/{training_id}".encode()).digest()
             self._memory = Memory.of_worker(identity, client.current().placement.local_world_size)
             if self._memory is not None and self._memory.belongs_to_another():
-                say("copies in memory are not used: they are of another training")
+                say("copies in memory are not used: they are not of this training, or it names a checkpoint")
                 self._memory.clear()
         except OSError as error:
             self._stop(error)
@@ -53,10 +54,13 @@ class TrainingCopies:
     def newest(self, than: int) -> dict[str, Any] | None:
         """Return the newest copy that a rank has, if it is of a later step; all ranks call it, with the same step.
 
-        A copy is returned once: where a training fails with it before it has made another one, it continues with its
-        checkpoint.
+        A copy is not returned again when the budget was charged for a failure of the training with it: then the
+        training continues with its checkpoint.
         """
         own = self._memory.newest() if self._memory is not None else None
+        restarts = client.current().placement.restarts
+        if own is not None and own.used not in (-1, restarts):
+            own = None
         steps = _gathered(-1 if own is None else own.step)
         if max(steps) <= than:
             return None
@@ -65,10 +69,10 @@ class TrainingCopies:
             count = f"{sum(holders)} of {len(holders)} workers"
             say(f"training continues after step {max(steps)}, from the memory of {count}")
         stored, skeleton_size = self._from_holder(own, holders, max(steps))
+        if self._memory is not None and (used := self._memory.newest()) is not None:
+            self._memory.use(used, restarts)
         # What is loaded may be kept, and the memory is written again.
         tree: dict[str, Any] = map_tensors(unpack(stored, skeleton_size, trusted=True), torch.clone)
-        if self._memory is not None:
-            self._memory.clear()
         return tree
 
     def _from_holder(self, own: Copy | None, holders: list[bool], step: int) -> tuple[torch.Tensor, int]:
@@ -96,13 +100,14 @@ class TrainingCopies:
         self._seen = step
         self._steps += 1
         if self._steps == 1:
-            self._began_s = time.monotonic()
+            self._since = self._steps, time.monotonic()
         elif self._steps == 1 + _MEASURED:
             self._due = self._steps + _gathered(max(1, round(_LEAST_S / self._step_s())))[0]
         return self._due is not None and self._steps >= self._due
 
     def _step_s(self) -> float:
-        return max((time.monotonic() - self._began_s) / (self._steps - 1), 1e-6)
+        steps, began_s = self._since
+        return max((time.monotonic() - began_s) / (self._steps - steps), 1e-6)
 
     def make(self, step: int, tree: Callable[[], dict[str, Any]]) -> None:
         """Copy the state after a step; a failure ends the copies of this rank with a line.
@@ -122,6 +127,7 @@ class TrainingCopies:
         every = max(1, round(max(_LEAST_S, took_s / _SHARE) / step_s))
         told = _gathered(every if self._memory is not None else 0)
         self._due = self._steps + max(told) if any(told) else None
+        self._since = self._steps, time.monotonic()
 
     def end(self) -> None:
         """Forget the copies, as the training is complete."""

@@ -82,6 +82,10 @@ class TrainerHooks:
         self._compare("optimizer", signature.described_late(signature.of_optimizers, trainer.optimizers))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._copies is not None and not private_names.is_replicated(trainer):
+            self._copies = None
+            if trainer.is_global_zero:
+                say("no copies of the training in memory: its optimizer divides its state among the workers")
         self._compare("data", signature.described_late(private_names.signature_of_data, trainer))
         if Feature.NOTICES in self._features:
             self._agreement = PacedAgreement()
@@ -153,9 +157,7 @@ class TrainerHooks:
             last: the training or the epoch ends; what is done then would be missing in a copy.
         """
         self._leave_on_notice(trainer, "step", complete=complete)
-        if not complete or last or self._copies is None or not private_names.is_replicated(trainer):
-            return
-        if self._copies.is_due(trainer.global_step):
+        if complete and not last and self._copies is not None and self._copies.is_due(trainer.global_step):
             self._at, self._random = "step", random_states()  # which all ranks have to come to
             self._copies.make(trainer.global_step, lambda: private_names.checkpoint_of(trainer))
             self._at, self._random = None, None
@@ -209,15 +211,15 @@ class TrainerHooks:
                 earlier = self._training.earlier
                 for sentence in damaged(earlier):
                     say(sentence)
-            if named is None:
-                copies_of = self._begin_copies(trainer, self._training)
+            copies_of = self._begin_copies(trainer, self._training, named)
         # Rank 0's record, as the others may have begun to read it when it has been changed.
         recorded: Checkpoints
         recorded, copies_of = from_rank_0((earlier, copies_of))
         if copies_of is not None:
             from elastic_agent.survive.trainer import TrainingCopies  # only if it is used
 
-            self._copies = TrainingCopies(copies_of)
+            copies = TrainingCopies(copies_of)  # forgets those of another training
+            self._copies = copies if copies_of else None
         readable = gathered([note_of(path) == size for path, (size, _) in recorded.items()])
         on_all = [path for path, *here in zip(recorded, *readable, strict=True) if all(here)]
         if trainer.is_global_zero:
@@ -231,16 +233,18 @@ class TrainerHooks:
         self._continues = found is not None
         return found
 
-    def _begin_copies(self, trainer: Any, training: Training) -> str | None:
-        """Return the id of the training if there are to be copies of it; rank 0 decides."""
-        if Feature.MEMORY not in self._features or not training.is_only:
+    def _begin_copies(self, trainer: Any, training: Training, named: Any) -> str | None:
+        """Return the id of the training if there are to be copies of it, else ""; None: the user has asked for none."""
+        if Feature.MEMORY not in self._features:
             return None
+        if named is not None or not training.is_only:
+            return ""
         why_not = "" if Feature.NOTICES in self._features else "they need the feature notices"
         if not private_names.is_replicated(trainer):
             why_not = f"{type(trainer.strategy).__name__} may divide the state among the workers"
         if why_not:
             say(f"no copies of the training in memory: {why_not}")
-        return None if why_not else training.id
+        return "" if why_not else training.id
 
     def is_of_this_training(self, trainer: Any, path: str, checkpoint: dict[str, Any]) -> bool:
         """Return whether a checkpoint's content is of this training: other trainings may overwrite the file."""
