@@ -84,7 +84,11 @@ def test_scancel_lets_workers_save_and_leaves_no_processes(slurm: Slurm, folder:
     wait_steps(job)
     assert len(job.processes()) > 9  # agents, guards, workers
     job.cancel()
-    assert [one["reason"] for one in notes(folder, "left")] == ["drain"] * 3
+    # Slurm may signal a node so late that the others have begun another generation without those that have left.
+    left = notes(folder, "left")
+    assert {(line["reason"], line["node_id"]) for line in left} == {
+        ("drain", f"n{number}") for number in range(3)
+    }
     assert job.facts()["Restarts"] == "0"
 
 
