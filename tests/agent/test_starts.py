@@ -41,7 +41,6 @@ def test_a_warm_worker_whose_script_was_removed_reports_what_is_missing(
     assert missing in result.stderr
 
 
-@pytest.mark.prove
 @pytest.mark.parametrize("how", ["warm", "cold"])
 def test_a_script_whose_name_is_not_utf_8_is_run(tmp_path: Path, how: str) -> None:
     script = os.fsdecode(b"caf\xe9.py")

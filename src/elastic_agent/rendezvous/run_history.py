@@ -214,7 +214,8 @@ class JobFiles:
         self._file(job).unlink(missing_ok=True)
 
     def _file(self, job: str) -> Path:
-        return self._folder / f"{hashlib.sha256(job.encode()).hexdigest()[:32]}.json"
+        name = hashlib.sha256(job.encode(errors="surrogateescape")).hexdigest()[:32]
+        return self._folder / f"{name}.json"
 
 
 def _run_in(file: Path) -> str | None:
