@@ -57,8 +57,13 @@ TRANSFORMERS_DISABLE = PREFIX + "TRANSFORMERS_DISABLE"
 LIGHTLY_TRAIN_DISABLE = PREFIX + "LIGHTLY_TRAIN_DISABLE"
 """Likewise, of the LightlyTrain integration."""
 
+SURVIVE_GPU = PREFIX + "SURVIVE_GPU"
+"""Set by users: with --survive keep, workers that may use a GPU keep their processes, too."""
+
 LAUNCH_FOLDER = PREFIX + "LAUNCH_FOLDER"
 """Set by `elastic_agent.launch`: where workers find the function, and leave what it returns; the agent, its outcome."""
 
-READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE, TRANSFORMERS_DISABLE, LIGHTLY_TRAIN_DISABLE, LAUNCH_FOLDER))
+READ_BY_WORKERS = frozenset(
+    (LIGHTNING_DISABLE, TRANSFORMERS_DISABLE, LIGHTLY_TRAIN_DISABLE, SURVIVE_GPU, LAUNCH_FOLDER)
+)
 """Variables that are meant for workers. The agent passes them on; they are not settings of its own."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from elastic_agent.worker_variables import SURVIVE_GPU
 from tests.cli.support import COMMAND, LONG_LEASE, clean_environment
 from tests.waiting import GUARD_S, wait_for
 
@@ -34,7 +35,8 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scaler = {{"scaler": torch.amp.GradScaler("cpu")}} if how == "a gradient scaler" else {{}}
-state = survive.State(model=model, optimizer=optimizer, **scaler)
+optimizers = {{}} if how == "no optimizer" else {{"optimizer": optimizer}}
+state = survive.State(model=model, **optimizers, **scaler)
 slot = client.current().slot
 pid = os.getpid()
 if how == "a GPU":
@@ -148,8 +150,11 @@ def run(folder: Path, how: str = "one is killed", **variables: str) -> Iterator[
         running.agent.communicate()
 
 
-def test_workers_outlive_one_that_is_killed_and_no_step_is_lost(tmp_path: Path) -> None:
-    with run(tmp_path) as training:
+@pytest.mark.parametrize(("how", "variables"), [("one is killed", {}), ("a GPU", {SURVIVE_GPU: "1"})])
+def test_workers_outlive_one_that_is_killed_and_no_step_is_lost(
+    tmp_path: Path, how: str, variables: dict[str, str]
+) -> None:
+    with run(tmp_path, how, **variables) as training:
         training.kill_the_one_that_stands()
         training.end()
         assert [len(training.pids(slot)) for slot in range(3)] == [1, 2, 1]
@@ -173,6 +178,7 @@ def test_workers_outlive_one_that_is_killed_and_no_step_is_lost(tmp_path: Path) 
         ("a group before", "keep"),
         ("another group", "keep"),
         ("a gradient scaler", "keep"),
+        ("no optimizer", "keep"),
         ("a GPU", "keep"),
     ],
 )

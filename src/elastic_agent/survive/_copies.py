@@ -44,6 +44,8 @@ class Copies:
         self._copied_step: int | None = None
         self._then: dict[str, Any] = {}
         self._optimizers = [part for part in state.parts.values() if isinstance(part, Optimizer)]
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        self._is_on_gpu = any(tensor.device.type != "cpu" for group in groups for tensor in group["params"])
         self._hooks: list[RemovableHandle] = []
         self._buffers: dict[str, list[_Buffer]] = {}
         state.on_step = self._step_moved
@@ -95,22 +97,19 @@ class Copies:
 
     def keep_at_sigterm(self) -> None:
         """Do the same, but not from GPUs: they may wait for a collective whose other ranks have ended."""
-        if not self._is_on_gpu():
+        if not self._is_on_gpu:
             self.keep()
 
     def keep_after(self, error: BaseException) -> None:
         """Do as :meth:`keep` when ``error`` has ended the training function; nothing raised here takes its place."""
         with self._stopping_at(BaseException):
             # After a failed collective, the steps that were queued behind it on a GPU had wrong gradients.
-            if not (isinstance(error, dist.DistError) and self._is_on_gpu()):
+            if not (isinstance(error, dist.DistError) and self._is_on_gpu):
                 self._copy()
 
-    def _is_on_gpu(self) -> bool:
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        return any(tensor.device.type != "cpu" for group in groups for tensor in group["params"])
-
     def _optimizer_steps(self, *_: Any) -> None:
-        if self._at_boundary:
+        # Where a step has several optimizers, NCCL may have failed since the first one; gloo would have raised.
+        if self._at_boundary or self._is_on_gpu:
             self._leave()
         self._at_boundary = False
 

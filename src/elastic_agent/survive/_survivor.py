@@ -1,9 +1,10 @@
 """Lets this worker outlive its world: it leaves it when another worker is lost, and goes on in the next one.
 
-The agent says on a line of its own when the world is to be left. Then a thread ends the connections of gloo, so that
-the collective in which the main thread waits fails; again and again, as one that just begins may miss it once. The main
-thread ends its process group, returns to the last step boundary, says that it is parked, and waits to be told in which
-world it goes on, or that there is none: then the error of the collective is raised.
+The agent says on a line of its own when the world is to be left. Then a thread aborts the communicators of NCCL, and
+ends the connections of gloo, so that the collective in which the main thread waits fails; the latter again and again, as
+one that just begins may miss it once. The main thread ends its process group, returns to the last step boundary, says
+that it is parked, and waits to be told in which world it goes on, or that there is none: then the error of the
+collective is raised.
 """
 
 from __future__ import annotations
@@ -62,8 +63,10 @@ class Survivor:
         """Where to go on; None: nowhere."""
         self._in_world = threading.Event()
         self._is_told_to_park = False
+        self._group: dist.ProcessGroup | None = None
+        """The process group of this world; None: it is aborted."""
         self._connections: Sockets = {}
-        """Those of the process group of this world."""
+        """Those of the process group."""
         self._group_calls: int | None = None
         """Tells whether the script has made another process group since."""
         self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -71,7 +74,7 @@ class Survivor:
 
     @classmethod
     def of_worker(cls) -> Survivor | None:
-        """Return this worker; None if it is not to outlive a world, or cannot: it has no agent, or uses a GPU.
+        """Return this worker; None if it is not to outlive a world, or cannot: it has no agent, or may use a GPU.
 
         Nor if it has made a process group before: the workers that are started again would wait in that for this one.
         """
@@ -80,7 +83,7 @@ class Survivor:
         is_main = threading.current_thread() is threading.main_thread()
         if not address or not is_wanted or not is_main or not client.is_monitored():
             return None
-        if group_calls() != 0 or torch.cuda.is_available():
+        if group_calls() != 0 or (torch.cuda.is_available() and variables.SURVIVE_GPU not in os.environ):
             return None
         try:
             return cls(address)
@@ -93,7 +96,7 @@ class Survivor:
         """Take note of a model of this world, in whose process group these connections are; this worker can park."""
         self._models.add(model)
         if not self._in_world.is_set():
-            self._connections, self._group_calls = connections, group_calls()
+            self._group, self._connections, self._group_calls = dist.group.WORLD, connections, group_calls()
             self._in_world.set()
             self._say("can park")
 
@@ -119,13 +122,27 @@ class Survivor:
                 self._say("cannot park")
             self._is_told_to_park = message == b"park" and self._can_park
             while message == b"park" and self._can_park:
+                self._abort()
                 shut_down(self._connections)
                 time.sleep(_AGAIN_S)
 
+    def _abort(self) -> None:
+        """End the collectives of NCCL; those of gloo cannot be aborted."""
+        group, self._group = self._group, None
+        if group is not None:
+            # Where it fails, this worker does not park in time, and is started again.
+            with contextlib.suppress(RuntimeError):
+                group.abort()
+
     def leave_if_told(self) -> None:
-        """Leave the world before the parameters change: perhaps no collective comes that could be ended."""
+        """Leave the world before the parameters change: perhaps no collective comes that could be ended.
+
+        An all-reduce by NCCL may still run, and when it is aborted, the gradients are those of no step: it is awaited.
+        """
+        if self._can_park and _has_used_gpu():
+            torch.cuda.current_stream().synchronize()
         if self._is_told_to_park and self._can_park:
-            raise LeftWorldError
+            raise LeftWorldError("the world is left between the steps of two optimizers")
 
     # -- between two worlds -------------------------------------------------------------------------
 
@@ -148,7 +165,8 @@ class Survivor:
         Returns:
             Whether this worker goes on in the next world; otherwise ``error`` is to be raised.
         """
-        if os.getpid() != self._pid or not self._can_park or not _says_world_is_broken(error):
+        is_aborted = self._is_told_to_park and isinstance(error, dist.DistBackendError)
+        if os.getpid() != self._pid or not self._can_park or not (is_aborted or _says_world_is_broken(error)):
             return False
         traceback.clear_frames(error.__traceback__)
         for model in list(self._models):
@@ -157,6 +175,9 @@ class Survivor:
                 model.__dict__.pop(name, None)
         self._models.clear()
         try:
+            self._abort()
+            if _has_used_gpu():
+                torch.cuda.synchronize()  # raises if this process cannot use its GPU any more
             if dist.is_initialized():
                 dist.destroy_process_group()
             rewind()
@@ -200,6 +221,10 @@ class Survivor:
 def is_apart() -> bool:
     """Return whether this worker was started apart from any world, and has had none yet."""
     return os.environ.get(variables.PARKING) == variables.APART
+
+
+def _has_used_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _says_world_is_broken(error: BaseException) -> bool:

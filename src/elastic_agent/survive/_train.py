@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.amp import GradScaler
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from elastic_agent import client
 from elastic_agent.survive._agreement import begin
@@ -29,7 +30,7 @@ from elastic_agent.survive._memory import Memory
 from elastic_agent.survive._sockets import Sockets, open_sockets
 from elastic_agent.survive._state import State
 from elastic_agent.survive._survivor import Survivor, is_apart
-from elastic_agent.worker_variables import PARKING
+from elastic_agent.worker_variables import PARKING, SURVIVE_GPU
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -64,6 +65,9 @@ class World:
         if not dist.is_initialized():
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
+                if self._survivor is not None:
+                    # Otherwise a thread of torch ends this process when another worker is lost.
+                    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             before = open_sockets() if self._survivor is not None else {}
             self._init("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", "training")
             self._made_group = True
@@ -155,17 +159,22 @@ def _run(state: State, function: Callable[..., Any], call: Callable[[World], _Re
     # Workers that are started again come through the trainings before this one; a scaler keeps more than its state.
     can_outlive = memory is not None and _calls.total() == 1
     can_outlive &= not any(isinstance(part, GradScaler) for part in state.parts.values())
+    # Without an optimizer, nothing says at which step the parameters are.
+    can_outlive &= any(isinstance(part, Optimizer) for part in state.parts.values())
     survivor = Survivor.of_worker() if can_outlive else None
     if survivor is None:
         if is_apart():
             raise SystemExit(
                 "elastic_agent.survive: this worker cannot keep its process: it may use a GPU, has had a process group "
-                "or a training before, has a GradScaler or no copies in its state, or trains outside the main thread"
+                "or a training before, has a GradScaler, no optimizer or no copies in its state, or trains outside the "
+                "main thread"
             )
         world = World(training)
-        if PARKING in os.environ and torch.cuda.is_available() and world.rank == 0:
+        is_gpu = torch.cuda.is_available() and SURVIVE_GPU not in os.environ
+        if PARKING in os.environ and is_gpu and world.rank == 0:
             say(
-                "--survive keep is for CPUs: workers that may use a GPU are started again, with their state from memory"
+                "--survive keep is for CPUs: workers that may use a GPU are started again, with their state from "
+                f"memory ({SURVIVE_GPU}=1 keeps them, too, which has not been tried on a GPU yet)"
             )
         return _train(world, state, memory, layout, call)
     with contextlib.closing(survivor):
