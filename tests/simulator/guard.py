@@ -55,6 +55,8 @@ class Group:
     started: bool = False
     stopped: bool = False
     """Its agent was answered that they are."""
+    interrupted: bool = False
+    """A signal has terminated one of them, and the others end soon."""
     handles_notices: bool = False
     """The workers look at notices by now."""
     notice: Notice | None = None

@@ -177,7 +177,7 @@ class Job:
         """A signal that the agent receives, too, terminates a worker of the node, and soon its others."""
         if not group.alive or group.dying or not group.started:
             return
-        agent = group.agent
+        agent, group.interrupted = group.agent, True
         failure = Failure(FailureKind.INTERRUPTED, f"{agent.name}: a worker was terminated by SIGTERM")
         self.of(group.generation).spoilt = True
         agent.told(group, lambda: agent.node.interrupted(group.generation, failure))
@@ -198,7 +198,7 @@ class Job:
 
     def succeed(self, group: Group) -> None:
         """All workers of the node exit with 0."""
-        if group.alive and not group.dying and group.started:
+        if group.alive and not group.dying and group.started and not group.interrupted:
             self.of(group.generation).succeeded.add(group.agent.incarnation)
             group.agent.guard.end(group, "success")
             group.agent.group_exited(group, None)
