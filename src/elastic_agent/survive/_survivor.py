@@ -1,9 +1,9 @@
 """Lets this worker outlive its world: it leaves it when another worker is lost, and goes on in the next one.
 
 The agent says on a line of its own when the world is to be left. Then a thread aborts the communicators of NCCL, and
-ends the connections of gloo, so that the collective in which the main thread waits fails; the latter again and again, as
-one that just begins may miss it once. The main thread ends its process group, returns to the last step boundary, says
-that it is parked, and waits to be told in which world it goes on, or that there is none: then the error of the
+ends the connections of gloo, so that the collective in which the main thread waits fails; the latter again and again,
+as one that just begins may miss it once. The main thread ends its process group, returns to the last step boundary,
+says that it is parked, and waits to be told in which world it goes on, or that there is none: then the error of the
 collective is raised.
 """
 

@@ -44,9 +44,13 @@ class TrainingCopies:
         can make any."""
         try:
             identity = hashlib.sha256(f"trainer/{training_id}".encode()).digest()
-            self._memory = Memory.of_worker(identity, client.current().placement.local_world_size)
+            placement = client.current().placement
+            self._memory = Memory.of_worker(identity, placement.local_world_size)
             if self._memory is not None and self._memory.belongs_to_another():
-                say("copies in memory are not used: they are not of this training, or it names a checkpoint")
+                if placement.local_rank == 0:
+                    say(
+                        "copies in memory are not used: they are not of this training, or it names a checkpoint"
+                    )
                 self._memory.clear()
         except OSError as error:
             self._stop(error)
