@@ -7,7 +7,7 @@ import copy
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from elastic_agent.survive._memory import Memory
 from elastic_agent.survive._packing import map_tensors, pack
 from elastic_agent.survive._state import State
+from elastic_agent.survive._survivor import Survivor, has_used_gpu
 
 _SMALL_BYTES = 1 << 20
 """Tensors of a part that take no more are copied at every step."""
@@ -32,9 +33,9 @@ def say(text: str) -> None:
 class Copies:
     """Copies a state while a training function runs."""
 
-    def __init__(self, state: State, memory: Memory, leave: Callable[[], None]) -> None:
-        """Begin. ``leave``: called before a step changes anything; raises if this worker is to leave its world."""
-        self._leave = leave
+    def __init__(self, state: State, memory: Memory, survivor: Survivor | None = None) -> None:
+        """Begin. ``survivor``: leaves its world, if it is to, before a step changes anything."""
+        self._survivor = survivor
         self._state = state
         self._memory: Memory | None = memory
         self._every_s = state.copy_every_s or 0.0
@@ -44,8 +45,6 @@ class Copies:
         self._copied_step: int | None = None
         self._then: dict[str, Any] = {}
         self._optimizers = [part for part in state.parts.values() if isinstance(part, Optimizer)]
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        self._is_on_gpu = any(tensor.device.type != "cpu" for group in groups for tensor in group["params"])
         self._hooks: list[RemovableHandle] = []
         self._buffers: dict[str, list[_Buffer]] = {}
         state.on_step = self._step_moved
@@ -97,25 +96,38 @@ class Copies:
 
     def keep_at_sigterm(self) -> None:
         """Do the same, but not from GPUs: they may wait for a collective whose other ranks have ended."""
-        if not self._is_on_gpu:
+        if not self._is_on_gpu():
             self.keep()
 
     def keep_after(self, error: BaseException) -> None:
         """Do as :meth:`keep` when ``error`` has ended the training function; nothing raised here takes its place."""
         with self._stopping_at(BaseException):
             # After a failed collective, the steps that were queued behind it on a GPU had wrong gradients.
-            if not (isinstance(error, dist.DistError) and self._is_on_gpu):
+            if not (isinstance(error, dist.DistError) and self._is_on_gpu()):
                 self._copy()
 
+    def leave_if_aborted(self) -> None:
+        """Leave the world if it is to be left, and so NCCL's results since the last step boundary may be wrong."""
+        if self._survivor is not None and has_used_gpu():
+            self._survivor.leave_if_told()
+
+    def _is_on_gpu(self) -> bool:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return any(tensor.device.type != "cpu" for group in groups for tensor in group["params"])
+
     def _optimizer_steps(self, *_: Any) -> None:
-        # Where a step has several optimizers, NCCL may have failed since the first one; gloo would have raised.
-        if self._at_boundary or self._is_on_gpu:
-            self._leave()
+        if self._at_boundary and self._survivor is not None:
+            self._survivor.leave_if_told()
+        self.leave_if_aborted()  # also where a step has several optimizers
         self._at_boundary = False
 
     def _step_moved(self) -> None:
         if self._memory is None:
             return
+        if self._survivor is not None and has_used_gpu():
+            # The gradients may have come after the optimizer began, and a script may skip the step because of them.
+            self._at_boundary = False
+            self._survivor.leave_if_told()
         with self._stopping_at(Exception):
             self._note_boundary()
             self._at_boundary, self._copied_step = True, None
@@ -138,6 +150,8 @@ class Copies:
     def _copy(self) -> None:
         if self._memory is None or os.getpid() != self._pid or not self._at_boundary:
             return
+        if self._survivor is not None and has_used_gpu() and self._survivor.is_told_to_leave:
+            return  # buffers that are too large to be set back may be wrong
         if self._state.step != self._copied_step:
             self._memory.write(self._state.step, pack(self._tree()))
             self._copied_step = self._state.step

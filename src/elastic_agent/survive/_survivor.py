@@ -35,8 +35,9 @@ _AGAIN_S = 0.01
 
 _CONNECTION_ENDED = re.compile(
     r"gloo/\S*pair\.cc\S* (Connection closed by peer|(Read error|Write error|writev) .*([Rr]eset|Broken pipe))"
+    r"|ncclRemoteError"
 )
-"""What gloo says when a connection has ended."""
+"""What gloo and NCCL say when a connection has ended."""
 _OWN_FAULT = re.compile(r"enforce fail|[Tt]imed out")
 """What is in errors of collectives that say nothing about another worker."""
 
@@ -64,7 +65,8 @@ class Survivor:
         self._in_world = threading.Event()
         self._is_told_to_park = False
         self._group: dist.ProcessGroup | None = None
-        """The process group of this world; None: it is aborted."""
+        """The process group of this world; None: it is aborted, or ends in good order."""
+        self._group_ends = threading.Lock()
         self._connections: Sockets = {}
         """Those of the process group."""
         self._group_calls: int | None = None
@@ -83,7 +85,7 @@ class Survivor:
         is_main = threading.current_thread() is threading.main_thread()
         if not address or not is_wanted or not is_main or not client.is_monitored():
             return None
-        if group_calls() != 0 or (torch.cuda.is_available() and variables.SURVIVE_GPU not in os.environ):
+        if group_calls() != 0 or (torch.cuda.is_available() and not keeps_gpus()):
             return None
         try:
             return cls(address)
@@ -128,21 +130,32 @@ class Survivor:
 
     def _abort(self) -> None:
         """End the collectives of NCCL; those of gloo cannot be aborted."""
-        group, self._group = self._group, None
-        if group is not None:
-            # Where it fails, this worker does not park in time, and is started again.
-            with contextlib.suppress(RuntimeError):
-                group.abort()
+        with self._group_ends:
+            group, self._group = self._group, None
+            if group is not None and group is dist.group.WORLD:
+                # Where it fails, this worker does not park in time, and is started again.
+                with contextlib.suppress(RuntimeError):
+                    group.abort()
+
+    def release_group(self) -> None:
+        """Leave the process group alone from now on: it is destroyed."""
+        with self._group_ends:
+            self._group = None
+
+    @property
+    def is_told_to_leave(self) -> bool:
+        """Whether the world is to be left, and the collectives of NCCL may have been aborted."""
+        return self._is_told_to_park and self._can_park
 
     def leave_if_told(self) -> None:
         """Leave the world before the parameters change: perhaps no collective comes that could be ended.
 
         An all-reduce by NCCL may still run, and when it is aborted, the gradients are those of no step: it is awaited.
         """
-        if self._can_park and _has_used_gpu():
+        if self._can_park and has_used_gpu() and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().synchronize()
-        if self._is_told_to_park and self._can_park:
-            raise LeftWorldError("the world is left between the steps of two optimizers")
+        if self.is_told_to_leave:
+            raise LeftWorldError("the world is left, and this worker is not at a step to which it can return")
 
     # -- between two worlds -------------------------------------------------------------------------
 
@@ -176,7 +189,7 @@ class Survivor:
         self._models.clear()
         try:
             self._abort()
-            if _has_used_gpu():
+            if has_used_gpu():
                 torch.cuda.synchronize()  # raises if this process cannot use its GPU any more
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -218,12 +231,18 @@ class Survivor:
             self._line.send(json.dumps(words).encode())
 
 
+def keeps_gpus() -> bool:
+    """Return whether the user has asked to keep workers that may use a GPU."""
+    return os.environ.get(variables.SURVIVE_GPU) == "1"
+
+
 def is_apart() -> bool:
     """Return whether this worker was started apart from any world, and has had none yet."""
     return os.environ.get(variables.PARKING) == variables.APART
 
 
-def _has_used_gpu() -> bool:
+def has_used_gpu() -> bool:
+    """Return whether this process has used a GPU of CUDA, and so perhaps NCCL."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 

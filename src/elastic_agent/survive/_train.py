@@ -29,7 +29,7 @@ from elastic_agent.survive._copies import Copies, say
 from elastic_agent.survive._memory import Memory
 from elastic_agent.survive._sockets import Sockets, open_sockets
 from elastic_agent.survive._state import State
-from elastic_agent.survive._survivor import Survivor, is_apart
+from elastic_agent.survive._survivor import Survivor, is_apart, keeps_gpus
 from elastic_agent.worker_variables import PARKING, SURVIVE_GPU
 
 _Parameters = ParamSpec("_Parameters")
@@ -37,6 +37,14 @@ _Result = TypeVar("_Result")
 
 _calls: Counter[str] = Counter()
 """How often this process has called each function: its second training is not the first one."""
+
+
+_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
+"""Otherwise threads of torch end this process when another worker is lost, or wait for what other ranks have to say."""
 
 
 class World:
@@ -66,8 +74,7 @@ class World:
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
                 if self._survivor is not None:
-                    # Otherwise a thread of torch ends this process when another worker is lost.
-                    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+                    os.environ.update(_NCCL | os.environ)
             before = open_sockets() if self._survivor is not None else {}
             self._init("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", "training")
             self._made_group = True
@@ -94,6 +101,8 @@ class World:
 
     def close(self) -> None:
         """End the process group that :meth:`ddp` has made."""
+        if self._survivor is not None:
+            self._survivor.release_group()
         if self._made_group and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -170,7 +179,7 @@ def _run(state: State, function: Callable[..., Any], call: Callable[[World], _Re
                 "main thread"
             )
         world = World(training)
-        is_gpu = torch.cuda.is_available() and SURVIVE_GPU not in os.environ
+        is_gpu = torch.cuda.is_available() and not keeps_gpus()
         if PARKING in os.environ and is_gpu and world.rank == 0:
             say(
                 "--survive keep is for CPUs: workers that may use a GPU are started again, with their state from "
@@ -201,8 +210,7 @@ def _train(
     """Train in one world."""
     world.begin(state, memory, layout)
     if memory is not None:
-        leave = survivor.leave_if_told if survivor is not None else lambda: None
-        result = _call_with_copies(Copies(state, memory, leave), lambda: call(world), survivor)
+        result = _call_with_copies(Copies(state, memory, survivor), lambda: call(world), survivor)
     else:
         result = call(world)
     world.close()
@@ -213,6 +221,7 @@ def _call_with_copies(copies: Copies, call: Callable[[], _Result], survivor: Sur
     with contextlib.closing(copies), _CopyOnSigterm(copies.keep_at_sigterm):
         try:
             result = call()
+            copies.leave_if_aborted()
         except BaseException as error:
             is_whole = copies.is_at_boundary
             if survivor is not None and is_whole and survivor.outlives(error, copies.rewind):
