@@ -193,6 +193,6 @@ class RendezvousSettings:
     start_timeout: float = setting(
         value_types.seconds(0, above=True),
         "30",
-        "How long a node may take to start its workers in a new generation. Slower nodes are left out of "
-        "the next one.",
+        "How long a node may take to start its workers in a new generation. After the second time, slower nodes are "
+        "left out.",
     )
