@@ -110,6 +110,15 @@ def test_a_run_is_not_over_while_a_node_trains_in_a_later_generation() -> None:
     assert (table.stand, awaited(table)) == ((Phase.FORMING, 9), {"a-1", "c-1"})
 
 
+def test_a_world_of_the_generation_that_a_new_store_forms_is_cleared() -> None:
+    """The machine of the store has lost its disk, and begins with generation 1, which others run."""
+    table = Table(policy(min_nodes=2))
+    table.comes("a")
+    assert table.stand == (Phase.FORMING, 1)
+    table.comes("b", state=State.RUNNING, generation=1, history=on_disk(1, world(1, "b-1", "c-1"), 0, ("b",)))
+    assert (table.stand, awaited(table)) == ((Phase.FORMING, 2), {"b-1", "c-1"})
+
+
 def test_nodes_with_an_older_history_that_do_not_run_are_not_waited_for() -> None:
     table = Table(policy(min_nodes=1), remembered=on_disk(11, None, 0, ("a",), Phase.FINISHED, settled=True))
     table.comes("b", 2, history=on_disk(2, world(2, "a-1", "b-1"), 0, ("a", "b")))

@@ -272,10 +272,15 @@ class Script(Faults):
 
     # -- the store, its coordinator and the disks -----------------------------------------------
 
-    def lose_store(self, back_s: float) -> None:
-        """Kill the store's process, or delete etcd's data; a new, empty store comes after ``back_s``."""
+    def lose_store(self, back_s: float, *, with_disk: bool = False) -> None:
+        """Kill the store's process, or delete etcd's data; a new, empty store comes after ``back_s``.
+
+        ``with_disk``: its machine forgets what its agents knew of the run, too.
+        """
         cluster, host = self.cluster, self.cluster.endpoint.host
         assert host is not None, "there is no store"
+        if with_disk:
+            cluster.endpoint.machine.disk = None
         cluster.story(host.name, "is lost")
         if cluster.scenario.hosting == "agent":
             for holder in cluster.holders:

@@ -116,6 +116,18 @@ STORES = (
         quiet_s=11.5,
     ),
     Directed(
+        name="store lost with its machine's disk in the first generation",
+        rule="A world that a node runs and reports is cleared, also one of the generation that the new store forms.",
+        hosting="agent",
+        universe={"prompt_workers": False},
+        policy={"min_nodes": 2},
+        steps=(
+            at(0.0, "hang_stops", "n1"),
+            at(3.0, "lose_store", back_s=0.1, with_disk=True),
+        ),
+        end="finished, generation 2, 0 charged",
+    ),
+    Directed(
         name="fenced while a generation waits for nodes",
         rule="A new incarnation learns of the plan that the node has read before.",
         nodes=2,
