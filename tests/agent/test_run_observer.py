@@ -65,6 +65,8 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path, *, is_host: bool =
         connect_reports=lambda: c10d.dial_reports(scene.endpoint, "run", GUARD_S),
     )
     node = SimpleNamespace(
+        run_id="run",
+        node_id=node_id,
         backend=backend,
         settings=SimpleNamespace(state_dir=state_dir, script_args=()),
         workers=SimpleNamespace(log_dir=lambda run_id: ""),
@@ -72,11 +74,12 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path, *, is_host: bool =
         publish=events.Publisher(),
     )
     supervisor = SimpleNamespace(
-        progress=None, hang=None, world=None, node=SimpleNamespace(incarnation="unknown")
+        progress=None,
+        runner=SimpleNamespace(hang=None),
+        world=None,
+        node=SimpleNamespace(incarnation="unknown"),
     )
-    observer = RunObserver(
-        cast(LocalNode, node), "run", node_id, cast(Supervisor, supervisor), Collectives(), goes_on=False
-    )
+    observer = RunObserver(cast(LocalNode, node), cast(Supervisor, supervisor), Collectives(), goes_on=False)
     observer.on_event(PlanSeen(plan(1, phase=Phase.RUNNING, world=world(2))))
     return observer
 

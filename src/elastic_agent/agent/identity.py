@@ -130,7 +130,9 @@ def acquire_node_id(
             continue
         handle = _lock(path)
         if handle is not None:
-            predecessor = _proven_gone(_holder(handle), wait_s)
+            holder = _holder(handle)
+            is_gone = holder is not None and all(_await_end(process, wait_s) for process in holder.processes)
+            predecessor = holder.incarnation if holder is not None and is_gone else None
             warning = beside and _BESIDE.format(beside=beside, node_id=node_id)
             return NodeIdLock(node_id, wanted is not None, path, handle, predecessor, warning)
         beside = beside or f"{node_id}{_since(path)}"
@@ -208,13 +210,6 @@ def _since(path: Path) -> str:
             began = time.strftime("%b %d, %H:%M:%S", time.localtime(started_s))
             return f" (process {holder.agent}, started {began})"
     return ""
-
-
-def _proven_gone(holder: Holder | None, wait_s: float) -> str | None:
-    """Return the last holder's incarnation, if none of the processes that it recorded is alive."""
-    if holder is None or not all(_await_end(process, wait_s) for process in holder.processes):
-        return None
-    return holder.incarnation
 
 
 def prune_node_ids(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> None:

@@ -81,12 +81,12 @@ async def _take_part_as(node: LocalNode, lock: NodeIdLock) -> Ending:
         collectives.open()
         supervisor = _supervisor(node, lock, session, collectives)
         goes_on = history is not None and node.job.continues(history)
-        observer = RunObserver(node, node.run_id, lock.node_id, supervisor, collectives, goes_on=goes_on)
+        observer = RunObserver(node, supervisor, collectives, goes_on=goes_on)
         node.publish(events.AgentStarted(incarnation, os.getpid(), node.slots))
         node.console.read_status = partial(_status, session)
         node.console.newest_step = partial(_newest_step, supervisor)
-        node.signals.attend(supervisor, lock.node_id)
-        control = await _listen(Commands(node, node.run_id, lock.node_id, supervisor, observer))
+        node.signals.attend(supervisor)
+        control = await _listen(Commands(node, supervisor, observer))
         if control is not None:
             closing.push_async_callback(control.close, LAST_ANSWERS_S)
         closing.callback(collectives.close)
@@ -97,7 +97,7 @@ async def _take_part_as(node: LocalNode, lock: NodeIdLock) -> Ending:
         tasks.start(observer.questions.serve())
         closing.callback(observer.questions.close)
         ending = _with_own_part(node, await supervisor.run(), supervisor, history)
-        await observer.conclude(ending.outcome, ending.reason, node.depending(lock.node_id))
+        await observer.conclude(ending.outcome, ending.reason, node.depending())
     node.publish(events.AgentEnded(ending.outcome, ending.reason))
     return ending
 

@@ -31,10 +31,25 @@ class LaunchError(RuntimeError):
         self.exit_code = exit_code
 
 
-def run_agent(
-    entrypoint: Callable[..., Any] | str, args: Sequence[Any], settings: Mapping[str, Any]
-) -> dict[int, Any]:
-    """Do what `launcher.launch` describes."""
+def launch(entrypoint: Callable[..., Any] | str, *args: Any, **settings: Any) -> dict[int, Any]:
+    """Run ``entrypoint(*args)`` in the workers of an elastic run, with the agent of this node.
+
+    Args:
+        entrypoint: a function, which is pickled (with cloudpickle if that is installed); or a program, for which
+            ``args`` are its arguments.
+        args: what every worker passes to it.
+        settings: settings of the agent, by their names in the settings file; others come from the environment and
+            from the file as usual.
+
+    Returns:
+        What the function returned, by global rank, for the workers of this node; None for each worker of a program.
+
+    Raises:
+        torch.distributed.elastic.multiprocessing.errors.ChildFailedError: workers of this node failed, and the
+            restart budget is exhausted.
+        LaunchError: the run ended otherwise without success, or could not be started.
+        TypeError: there is no such setting, or the function or an argument cannot be pickled.
+    """
     options = _options(settings)
     environ = {**os.environ, **_switched_off(settings)}
     with tempfile.TemporaryDirectory(prefix="elastic-agent-launch-") as name:

@@ -8,6 +8,7 @@ import errno
 import secrets
 import socket
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from elastic_agent.store_servers import allow_many_connections
 from elastic_agent.transport.addresses import (
@@ -185,15 +186,16 @@ class C10dHost:
             self._relay.close()
 
 
+@dataclass(eq=False)
 class C10dInbox:
     """Hints for the coordinator, and the records of all runs of the store."""
 
-    def __init__(self, waiting: C10dTable, requests: C10dTable) -> None:
-        """``waiting``: a connection that the wait for hints occupies; ``requests``: one for everything else, as a run
-        that is only a name must cost nothing.
-        """
-        self._waiting = waiting
-        self._requests = requests
+    waiting: C10dTable
+    """A connection that the wait for hints occupies."""
+    requests: C10dTable
+    """One for everything else, as a run that is only a name must cost nothing."""
+
+    def __post_init__(self) -> None:
         self._ended: dict[str, None] = {}
         """Runs that were removed but for their reports."""
 
@@ -203,21 +205,21 @@ class C10dInbox:
         Raises:
             StoreLostError: the store is gone.
         """
-        items = await self._waiting.take_hints(timeout_s, MAX_HINTS)
+        items = await self.waiting.take_hints(timeout_s, MAX_HINTS)
         return [hint for item in dict.fromkeys(items) if (hint := _hint_in(item)) is not None]
 
     def close(self) -> None:
         """Close its connections; a wait raises StoreLostError."""
-        self._waiting.close()
-        self._requests.close()
+        self.waiting.close()
+        self.requests.close()
 
     async def runs(self) -> Collection[str]:
         """Return every run that has begun here."""
-        return await begun_runs(self._requests)
+        return await begun_runs(self.requests)
 
     async def records(self, run_id: str) -> CoordinatorRecords | None:
         """Return the coordinator's records of one run; None if it has none."""
-        return await records_of(self._requests, RunKeys(run_id))
+        return await records_of(self.requests, RunKeys(run_id))
 
     async def ended(self, run_id: str) -> None:
         """Keep the reports of a run that was removed, and remove those of the oldest such runs."""
@@ -226,8 +228,8 @@ class C10dInbox:
         while len(self._ended) > KEPT_RUNS:
             oldest = RunKeys(next(iter(self._ended)))
             del self._ended[oldest.run_id]
-            if await life_of(self._requests, oldest) is None:
-                await self._requests.delete((), oldest.folder)
+            if await life_of(self.requests, oldest) is None:
+                await self.requests.delete((), oldest.folder)
 
 
 def _hint_in(item: bytes) -> tuple[str, str] | None:

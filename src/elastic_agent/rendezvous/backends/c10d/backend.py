@@ -11,8 +11,6 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Unpack
 
 from elastic_agent.protocol import Plan, Seat
 from elastic_agent.rendezvous.backends import BackendOptions, RendezvousBackend
@@ -40,17 +38,17 @@ DIAL_TIMEOUT_S = 5.0
 class C10dBackend(RendezvousBackend):
     """A c10d store at the endpoint, hosted by one of the agents there."""
 
-    def __init__(self, endpoint: Endpoint, state_dir: Path, **options: Unpack[BackendOptions]) -> None:
+    def __init__(self, options: BackendOptions) -> None:
         """Prepare; connects to nothing yet.
 
         With port 0, the store is on any free port, and known to this agent alone: the secret has no effect.
         """
-        self._alone = endpoint.port == 0
+        self._alone = options.endpoint.port == 0
         """Any port will do: no other agent can know it, nor can a restart of this one."""
-        super().__init__(endpoint, state_dir, **options)
+        super().__init__(options)
         self._store_secret = None if self._alone else self.secret
         """The secret that clients of the store need."""
-        self._jobs = JobFiles(state_dir)
+        self._jobs = JobFiles(options.state_dir)
         self._host: c10d.C10dHost | None = None
         self._hosting: asyncio.Task[None] | None = None
         """Finds out whether to host the store."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Unpack
 
 from elastic_agent.protocol import Seat
 from elastic_agent.rendezvous.backends import BackendOptions
@@ -23,7 +21,7 @@ from elastic_agent.transport import (
     runs_with_nodes,
 )
 from elastic_agent.transport.etcd import EtcdTable
-from elastic_agent.values import Endpoint, EtcdAccess
+from elastic_agent.values import EtcdAccess
 
 from .hosting import IF_LOST, Hosting
 
@@ -36,19 +34,12 @@ NEW_RUN_S = 3600
 class MembersBackend(EtcdBackend):
     """One run in the etcd of these machines."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        state_dir: Path,
-        lease_ttl_s: float,
-        local_addr: str | None,
-        **options: Unpack[BackendOptions],
-    ) -> None:
-        """``local_addr``: this machine's, if given; the rest: see :class:`EtcdBackend`; ValueError: no etcd here."""
-        super().__init__(endpoint, EtcdAccess(), state_dir, lease_ttl_s, **options)
-        self._jobs = JobFiles(state_dir)
+    def __init__(self, options: BackendOptions) -> None:
+        """Prepare; connects to nothing yet. Raises ValueError: this machine is to host a member, and has no etcd."""
+        super().__init__(options, EtcdAccess())
+        self._jobs = JobFiles(options.state_dir)
         self._fingerprint: str | None = None
-        self._hosting = Hosting(endpoint, state_dir, self.secret, local_addr)
+        self._hosting = Hosting(options.endpoint, options.state_dir, self.secret, options.local_addr)
         self._members.preferred = self._hosting.own or 0  # so the loss of another machine costs no connection
         self._needed_by: list[str] | None = None
         """The runs that have nodes, as last read; None before that."""
