@@ -127,14 +127,14 @@ class Participant:
         self.session.listen(self._event)
         self._part = participant.Participant(
             self.session,
-            participant.Workers(
+            participant.Owner(
                 set_deadline=_ignore,
                 warm_up=lambda: None,
                 start=lambda world: self._part.perform(self.node.started(world.generation)),
                 stop=lambda action: self._part.perform(self.node.stopped()),
                 notify=_ignore,
+                departs=_ignore,
             ),
-            participant.Reporter(announced=_ignore, rejoins=_ignore, departs=_ignore),
             self._next_incarnation,
         )
         self.node = self._part.node

@@ -223,20 +223,20 @@ def prune_node_ids(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> No
         keep: how many runs stay in any case.
         at_most: how many folders to remove in one call, so that it does not take long.
     """
+
+    def last_used_s(folder: Path) -> float:
+        return max(map(modified_s, folder.glob("*.lock")), default=modified_s(folder))
+
     folders: list[Path] = []
     with contextlib.suppress(OSError):
         folders = list(nodes.iterdir())
-    for _, folder in all_but_newest(folders, keep, _last_used_s)[-at_most:]:
+    for _, folder in all_but_newest(folders, keep, last_used_s)[-at_most:]:
         with contextlib.suppress(OSError):
             for path in folder.glob("*.lock"):
                 with locked(path) as handle:
                     if is_at(handle, path):  # else it is a new one, and not locked by us
                         path.unlink()
             folder.rmdir()  # fails if a lock is held, or something else is in it
-
-
-def _last_used_s(folder: Path) -> float:
-    return max(map(modified_s, folder.glob("*.lock")), default=modified_s(folder))
 
 
 def _await_end(process: Process, wait_s: float) -> bool:

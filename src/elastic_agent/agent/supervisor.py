@@ -24,7 +24,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Cause, Failure, Grace, Notice, Outcome, Phase, Plan, Seat, World
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events as session_events
-from elastic_agent.rendezvous.participant import Participant, Reporter, StopRequests, Workers
+from elastic_agent.rendezvous.participant import Owner, Participant
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import new_incarnation
 from elastic_agent.workers.context import WorkerContext
@@ -93,19 +93,20 @@ class Supervisor:
         self._starts_apart = 0
         """How often workers were started apart from any world."""
         self.runner.listen(self._worker_event, self._start_task)
-        workers = Workers(
+        owner = Owner(
             set_deadline=self.runner.set_deadline,
             warm_up=self._warm_up,
             start=self._start_workers,
             stop=self._stop_workers,
             notify=self._notify,
+            departs=self._departs,
+            rejoins=self._rejoins,
+            announced=self.publish,
+            handles_notices=lambda: self.runner.handles_notices,
+            call_later=loop.call_later,
         )
-        reporter = Reporter(announced=self.publish, rejoins=self._rejoins, departs=self._departs)
-        self._participant = Participant(self.session, workers, reporter, new_incarnation)
+        self._participant = Participant(self.session, owner, new_incarnation)
         self.node, self._perform = self._participant.node, self._participant.perform
-        self._requests = StopRequests(
-            self._participant, self.node_id, lambda: self.runner.handles_notices, loop.call_later
-        )
         self.session.listen(self.session_event)
 
     @property
@@ -182,17 +183,17 @@ class Supervisor:
     def drain(self, reason: str, left_s: float | None = None) -> None:
         """Have this node leave after its workers and all others have saved, for which they get this much time."""
         self.publish(events.DrainRequested(None, reason))
-        self._requests.leave(reason, self.runner.settings.shutdown_timeout if left_s is None else left_s)
+        self._participant.leave(reason, self.runner.settings.shutdown_timeout if left_s is None else left_s)
 
     def drain_other(self, node_id: str, left_s: float, reason: str) -> None:
         """Have another node leave."""
         self.publish(events.DrainRequested(node_id, reason))
-        self._requests.remove(node_id, left_s, reason)
+        self._participant.remove(node_id, left_s, reason)
 
     def stop(self, cause: Cause, left_s: float, reason: str) -> None:
         """Have the whole run end after all workers have saved."""
         self.publish(events.StopRequested(cause, left_s, reason))
-        self._requests.end_run(cause, left_s, reason)
+        self._participant.end_run(cause, left_s, reason)
 
     async def node_left(self, node_id: str) -> Ending | None:
         """Wait until the last worker of a node that is to leave has exited.

@@ -163,8 +163,9 @@ def _result(entrypoint: Callable[..., Any] | str, folder: Path, code: int, mista
             return dict.fromkeys(outcome.ranks)
         if not outcome.started:
             raise LaunchError(f"there are no results: {outcome.reason}", code)
-        results = _by_rank(folder / "results" / str(outcome.generation))
-        return {int(file.name): pickle.loads(file.read_bytes()) for file in results}
+        results = (folder / "results" / str(outcome.generation)).glob("[0-9]*")
+        by_rank = sorted((int(file.name), file) for file in results)
+        return {rank: pickle.loads(file.read_bytes()) for rank, file in by_rank}
     reason = outcome.reason if outcome is not None else ""
     if code == ExitCode.FAILED and outcome is not None and outcome.failed:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -181,10 +182,6 @@ def _result(entrypoint: Callable[..., Any] | str, folder: Path, code: int, mista
     meanings = {int(known): meaning for known, meaning in MEANINGS.items()}
     why = reason or mistake or meanings.get(code, "see its messages")
     raise LaunchError(f"elastic-agent exited with code {code}: {why}", code)
-
-
-def _by_rank(folder: Path) -> list[Path]:
-    return sorted(folder.glob("[0-9]*"), key=lambda file: int(file.name)) if folder.is_dir() else []
 
 
 def _error_file(folder: Path, pid: int) -> str:

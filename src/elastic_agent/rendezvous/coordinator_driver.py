@@ -227,9 +227,8 @@ class RunDriver:
             await self._allow_for_own_pause()
             decision = self._coordinator.decide(self.clock())
             if decision.plan is not None and self.plan is None:
-                await (
-                    self._read_all()
-                )  # a node that has just registered may run a world that no other node knows
+                # A node that has just registered may run a world that no other node knows.
+                await self._read_all()
                 decision = self._coordinator.decide(self.clock())
             if decision.revoke:
                 # The hint to a node's newest record may have been lost.

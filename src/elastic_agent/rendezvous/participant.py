@@ -1,6 +1,6 @@
 """A node's part in a run, without I/O: its state machine, its session with the store, and the action interpreter.
 
-    session ──events──▶ Participant.take_in ──▶ Node ──actions──▶ Participant.perform ──▶ session, workers, reporter
+    session ──events──▶ Participant.take_in ──▶ Node ──actions──▶ Participant.perform ──▶ session, owner
 
 The same for all kinds of workers: those of an agent, those of a stock torchrun, or simulated ones. The owner
 reports to the node what happens to the workers, and passes the node's actions to :meth:`Participant.perform`.
@@ -32,10 +32,19 @@ from elastic_agent.protocol import (
 from . import events
 from .session import Session
 
+ANSWER_PATIENCE_S = 2.0
+"""The time beyond the workers' for which this node waits for the coordinator's answer before it leaves without.
+
+A node without workers stays so long in any case: a signal to all nodes reaches them at slightly different times.
+"""
+
 
 @dataclass(frozen=True)
-class Workers:
-    """The port to this node's workers. Nothing here blocks; the owner reports the results to the node."""
+class Owner:
+    """The port to this node's workers, and to what shows or records its steps.
+
+    Nothing here blocks; the owner reports to the node what happens to the workers.
+    """
 
     set_deadline: Callable[[float | None], None]
     """No worker may run after this moment (CLOCK_BOOTTIME); None: none may run."""
@@ -43,17 +52,15 @@ class Workers:
     start: Callable[[World], None]
     stop: Callable[[StopWorkers], None]
     notify: Callable[[Notice], None]
-
-
-@dataclass(frozen=True)
-class Reporter:
-    """The port to what shows or records this node's steps."""
-
-    announced: Callable[[Announce], None]
-    rejoins: Callable[[str, str], None]
-    """The new incarnation, and why; it is not registered yet."""
     departs: Callable[[Depart], None]
     """The node's part is over."""
+    rejoins: Callable[[str, str], None] = lambda incarnation, reason: None
+    """The new incarnation, and why; it is not registered yet."""
+    announced: Callable[[Announce], None] = lambda announced: None
+    handles_notices: Callable[[], bool] = lambda: False
+    """Returns whether workers that run now handle notices."""
+    call_later: Callable[[float, Callable[[], None]], object] = lambda after_s, act: None
+    """Calls a function after a number of seconds; for the requests to leave and to stop."""
 
 
 @dataclass(eq=False)
@@ -62,8 +69,7 @@ class Participant:
 
     session: Session
     """With the run history; its owner passes every event of it to :meth:`take_in`."""
-    workers: Workers
-    reporter: Reporter
+    owner: Owner
     new_incarnation: Callable[[], str]
 
     def __post_init__(self) -> None:
@@ -78,10 +84,10 @@ class Participant:
             case events.Disconnected():
                 self.perform(self.node.stop_lingering())  # the store's host has ended too
             case events.Registered(deadline_s=deadline_s):
-                self.workers.set_deadline(deadline_s)
+                self.owner.set_deadline(deadline_s)
                 self.perform(self.node.registered())
             case events.Renewed(deadline_s=deadline_s):
-                self.workers.set_deadline(deadline_s)
+                self.owner.set_deadline(deadline_s)
             case events.LeaseLost(reason=reason):
                 self.perform(self.node.lease_lost(reason))
             case events.PlanSeen(plan=plan):
@@ -100,54 +106,32 @@ class Participant:
         match action:
             case Announce():
                 self.session.announce(action)
-                self.reporter.announced(action)
+                self.owner.announced(action)
             case RequestStop(stop_request=stop_request):
                 self.session.request_stop(stop_request)
             case Notify(notice=notice):
-                self.workers.notify(notice)
+                self.owner.notify(notice)
             case Prepare(world=world):
                 self.session.prepare(world)
             case WarmUp():
-                self.workers.warm_up()
+                self.owner.warm_up()
             case StartWorkers(world=world):
-                self.workers.start(world)
+                self.owner.start(world)
             case StopWorkers():
-                self.workers.stop(action)
+                self.owner.stop(action)
             case Rejoin(reason=reason):
                 self._rejoin(reason)
             case Depart():
-                self.reporter.departs(action)
+                self.owner.departs(action)
 
     def _rejoin(self, reason: str) -> None:
-        self.workers.set_deadline(None)
+        self.owner.set_deadline(None)
         incarnation = self.new_incarnation()
-        self.reporter.rejoins(incarnation, reason)
+        self.owner.rejoins(incarnation, reason)
         self.session.rejoin(incarnation)
         self.perform(self.node.rejoined(incarnation))
 
-
-ANSWER_PATIENCE_S = 2.0
-"""The time beyond the workers' for which this node waits for the coordinator's answer before it leaves without.
-
-A node without workers stays so long in any case: a signal to all nodes reaches them at slightly different times.
-"""
-
-
-@dataclass(eq=False)
-class StopRequests:
-    """The requests to one node by signals, commands and the scheduler."""
-
-    participant: Participant
-    """The node."""
-    node_id: str
-    """Its id."""
-    handles_notices: Callable[[], bool]
-    """Returns whether workers that run now handle notices."""
-    call_later: Callable[[float, Callable[[], None]], object]
-    """Calls a function after a number of seconds."""
-
-    def __post_init__(self) -> None:
-        self._node = self.participant.node
+    # -- requests by signals, commands and the scheduler ------------------------------------------
 
     def leave(self, reason: str, left_s: float) -> float:
         """Have this node leave after its workers and all others have saved, for which they get this much time.
@@ -155,32 +139,33 @@ class StopRequests:
         Returns:
             For how many seconds the coordinator's answer is awaited at most.
         """
-        self.participant.perform(self._node.stop_lingering())
-        stop_request = self._new(Cause.DRAIN, left_s, f"{self.node_id} leaves ({reason})", self.node_id)
-        self.participant.perform(self._node.drain(reason, stop_request))
-        patience_s = left_s + ANSWER_PATIENCE_S if self.handles_notices() else ANSWER_PATIENCE_S
-        self._in_the_end(patience_s, self._node.leave_now)
+        node_id = self.session.member.node_id
+        self.perform(self.node.stop_lingering())
+        stop_request = self._new(Cause.DRAIN, left_s, f"{node_id} leaves ({reason})", node_id)
+        self.perform(self.node.drain(reason, stop_request))
+        patience_s = left_s + ANSWER_PATIENCE_S if self.owner.handles_notices() else ANSWER_PATIENCE_S
+        self._in_the_end(patience_s, self.node.leave_now)
         return patience_s
 
     def remove(self, node_id: str, left_s: float, reason: str) -> StopRequest:
         """Have another node leave."""
         stop_request = self._new(Cause.DRAIN, left_s, reason, node_id)
-        self.participant.perform(self._node.request_stop(stop_request))
+        self.perform(self.node.request_stop(stop_request))
         return stop_request
 
     def end_run(self, cause: Cause, left_s: float, reason: str) -> StopRequest:
         """Have the whole run end after all workers have saved."""
         stop_request = self._new(cause, left_s, reason, None)
-        self.participant.perform(self._node.request_stop(stop_request))
-        self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: self._node.drain(reason))
+        self.perform(self.node.request_stop(stop_request))
+        self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: self.node.drain(reason))
         return stop_request
 
     def _new(self, cause: Cause, left_s: float, reason: str, leaver: str | None) -> StopRequest:
         # They may have begun to since the last check; the coordinator has to know it now.
-        if self.handles_notices():
-            self.participant.perform(self._node.handles_notices(self._node.generation))
-        return StopRequest(self._node.next_stop_request, cause, left_s, reason[:512], leaver)
+        if self.owner.handles_notices():
+            self.perform(self.node.handles_notices(self.node.generation))
+        return StopRequest(self.node.next_stop_request, cause, left_s, reason[:512], leaver)
 
     def _in_the_end(self, after_s: float, act: Callable[[], Iterable[Action]]) -> None:
         """Do, at the time given, what has not been done by then."""
-        self.call_later(after_s, lambda: self.participant.perform(act()))
+        self.owner.call_later(after_s, lambda: self.perform(act()))

@@ -421,7 +421,9 @@ class Session:
         if self.member.incarnation != member.incarnation:
             return  # a new incarnation was taken meanwhile
         if granted is None:
-            await self._find_out_why_lost(store, member.incarnation)
+            stored = await self._ask(store.read_lease(member.incarnation))
+            if self.member.incarnation == member.incarnation:
+                self._lose(_revocation(stored))
             return
         held = HeldLease.granted(granted, sent_s)
         if held.expired(self.clock()):
@@ -450,12 +452,6 @@ class Session:
         self._lease, self._problem = held, ""
         self._time_next_renewal(sent_s)
         return held.deadline_s
-
-    async def _find_out_why_lost(self, store: NodeRecords, incarnation: str) -> None:
-        """Find out why this incarnation may not register (again)."""
-        stored = await self._ask(store.read_lease(incarnation))
-        if self.member.incarnation == incarnation:
-            self._lose(_revocation(stored))
 
     def _is_unchanged(self, member: Member) -> bool:
         mine = msgspec.structs.replace(self.member, bootstrap=member.bootstrap, failure=member.failure)

@@ -117,9 +117,8 @@ class CoordinatorRecords:
         if ended is not None and self.table.is_shared:  # the host of another store has it on its disk
             await self.table.put(run.ended, encode(ended), ENDED_S)
         await self.table.delete([run.life], self.keys.folder)
-        jobs = (
-            {} if self.table.is_shared else await self.table.read_folders(JOBS)
-        )  # there, every run has a name
+        # In a store that is shared, every run has a name.
+        jobs = {} if self.table.is_shared else await self.table.read_folders(JOBS)
         for key, agreed in jobs.items():
             is_ours = agreed.removeprefix(RELEASED) == run.run_id.encode()
             # Not at once: an agent may just be writing the id of the next run.

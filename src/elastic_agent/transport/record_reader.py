@@ -192,9 +192,7 @@ class Plans:
 
     async def _replace(self, data: bytes) -> bytes | None:
         stored = await self.table.swap(self.keys.plan, self._stored, data)
-        if (
-            stored is None and self._stored is not None
-        ):  # another client deleted it: nodes go on from what they know
+        if stored is None and self._stored is not None:  # another client deleted it: nodes go on without it
             stored = await self.table.swap(self.keys.plan, None, data)
         return stored
 

@@ -7,10 +7,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.diagnosis.differences import differences, member_facts, policy_facts
 from elastic_agent.logs import get_logger
-from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.protocol import Member, Phase, World, names
 from elastic_agent.rendezvous.reports import RunReports
 from elastic_agent.transport import Snapshot, TransportError
@@ -30,12 +28,8 @@ SHOWN_DIFFERENCES = 8
 class NodeComparison:
     """Compares the nodes that wait for a world, and those of each world with other nodes than before."""
 
-    log: RunLog
-    """The plans so far."""
     reports: NodeReports
-    """Of all nodes."""
-    tasks: BackgroundTasks
-    """Runs what waits for the store."""
+    """Of all nodes, with the plans so far."""
 
     def __post_init__(self) -> None:
         self._logged: set[str] = set()
@@ -47,12 +41,12 @@ class NodeComparison:
 
     def on_plan(self) -> None:
         """Take note of a new plan in the log."""
-        plan = self.log.plan
+        plan = self.reports.log.plan
         if plan is None:
             return
         is_idle = self._waiting is None or self._waiting.done()
         if plan.phase is Phase.FORMING and is_idle and not self._has_taken_part:
-            self._waiting = self.tasks.start(self._compare_waiting())
+            self._waiting = self.reports.tasks.start(self._compare_waiting())
         world = plan.world if plan.phase is Phase.RUNNING else None
         if world is None:
             return
@@ -60,7 +54,7 @@ class NodeComparison:
         fresh = {seat.incarnation for seat in world.seats} - self._compared
         if fresh:  # also without this node: a difference may be why there is no place for it
             self._compared |= fresh
-            self.tasks.start(self._compare_world(plan.generation, world))
+            self.reports.tasks.start(self._compare_world(plan.generation, world))
 
     def stop(self) -> None:
         """Stop comparing nodes that wait."""
@@ -72,7 +66,7 @@ class NodeComparison:
         while True:
             await asyncio.sleep(self._wait_s)
             self._wait_s *= 2
-            plan = self.log.plan
+            plan = self.reports.log.plan
             if plan is None or plan.phase is not Phase.FORMING:
                 return
             with contextlib.suppress(TransportError):

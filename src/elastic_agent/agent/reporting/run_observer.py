@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from msgspec.structs import replace
@@ -92,8 +91,8 @@ class RunObserver:
         self._files = StatusFiles(self.node.settings.state_dir, run_id, node_id)
         self.questions = Questions(node_id, store, self.supervisor, self.collectives, self._log_dir)
         self.training = Training(self.supervisor)
-        self._comparison = NodeComparison(self._log, self._reports, self._tasks)
-        self._judge = HangJudge(node_id, self._log, self._reports, self.supervisor.runner.hang)
+        self._comparison = NodeComparison(self._reports)
+        self._judge = HangJudge(self._reports, self.supervisor.runner.hang)
         watch = ConnectionWatch(node_id, lambda: self.supervisor.world, self._blocked)
         self._stop_watch = watch.stop
         self._subscribers = self.training.on_event, self.on_event, watch.on_event
@@ -258,15 +257,12 @@ class RunObserver:
 
     # -- the end --------------------------------------------------------------------------------
 
-    async def conclude(self, outcome: Outcome, reason: str, serves: Sequence[str] = ()) -> None:
+    async def conclude(self, outcome: Outcome, reason: str) -> None:
         """Wait until the last failure is explained and the status is saved, not for long.
 
-        Args:
-            outcome: of this node's part in the run.
-            reason: of this outcome.
-            serves: the nodes that cannot go on without the store of this agent.
+        ``outcome`` and ``reason``: of this node's part in the run.
         """
-        has_failed, self._serves = outcome is Outcome.FAILED, tuple(serves)
+        has_failed, self._serves = outcome is Outcome.FAILED, tuple(self.node.depending())
         if outcome not in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
             self._left = reason
         self._comparison.stop()

@@ -63,9 +63,14 @@ class Progress:
     """The steps that were counted of each since its start; 0: none, or not known."""
 
     @property
+    def reported_step(self) -> int:
+        """The highest step that a worker reported; 0: none has."""
+        return max(self.steps.values(), default=0)
+
+    @property
     def newest_step(self) -> int:
-        """The highest step that a worker reported, or else the highest count of optimizer steps; 0: none is known."""
-        return max(self.steps.values(), default=0) or max(self.optimizer_steps.values(), default=0)
+        """The same, or else the highest count of optimizer steps; 0: none is known."""
+        return self.reported_step or max(self.optimizer_steps.values(), default=0)
 
 
 @dataclass(eq=False)

@@ -12,13 +12,16 @@ from pathlib import Path
 from elastic_agent.files import with_remedy
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan, Seat
-from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.rendezvous.run_history import JobFiles, RunHistoryStore
 from elastic_agent.rendezvous.waits import in_time
 from elastic_agent.transport import NodeRecords, Obstacle, ReportRecords, Secret, run_abandonable
 from elastic_agent.transport.c10d import BootstrapStore, PortPicker, ServeStore, check_store, serve_here
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
 BOOTSTRAP_TIMEOUT_S = 5.0
+
+DISK_S = 5.0
+"""The time for reading, or writing, which run a job is."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class RendezvousBackend(abc.ABC):
         self.run_id = ""
         """The run's name: set by the owner, or agreed at the endpoint; empty before that."""
         self.history_store = RunHistoryStore(options.state_dir)
+        self._jobs = JobFiles(options.state_dir)
+        self._fingerprint: str | None = None
+        """Of the job whose run was agreed; None: the run has been given a name."""
         self._endpoint = options.endpoint
         self.secret = options.secret
         """The secret that all agents of the run share; None: they share none."""
@@ -66,15 +72,26 @@ class RendezvousBackend(abc.ABC):
 
     # -- which run ------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     async def agree(self, fingerprint: str) -> str:
         """Find the run of this job at the endpoint, or create it. Takes one dial at most.
 
         Raises:
             UnreachableError: nothing answers (yet).
             NotAStoreError: another program answers.
-            StoreLostError: the store went away meanwhile.
+            StoreLostError: the store went away meanwhile, or the disk hangs.
         """
+        known = await run_abandonable(lambda: self._jobs.run_of(self._job(fingerprint)), DISK_S)
+        run_id = await self._agree_on(fingerprint, known)
+        self.run_id, self._fingerprint = run_id, fingerprint
+        await run_abandonable(lambda: self._jobs.write(self._job(fingerprint), run_id), DISK_S)
+        return run_id
+
+    @abc.abstractmethod
+    async def _agree_on(self, fingerprint: str, known: str | None) -> str:
+        """Do that in the store; ``known``: the run of this machine that did not end in order."""
+
+    def _job(self, fingerprint: str) -> str:
+        return f"{self._endpoint} {fingerprint}"
 
     @abc.abstractmethod
     async def release(self) -> None:
@@ -92,6 +109,11 @@ class RendezvousBackend(abc.ABC):
         """
         if self.run_id:
             self.history_store.settle(self.run_id)
+        self._forget_job()
+
+    def _forget_job(self) -> None:
+        if self._fingerprint is not None:
+            self._jobs.remove(self._job(self._fingerprint))
 
     @property
     def is_host(self) -> bool:

@@ -8,7 +8,7 @@ import errno
 import secrets
 import socket
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from elastic_agent.store_servers import allow_many_connections
 from elastic_agent.transport.addresses import (
@@ -69,7 +69,9 @@ async def find_or_host(
         StoreLostError: the server could not be made.
     """
     sock = await run_abandonable(
-        lambda: _free_port(endpoint, timeout_s), 2 * timeout_s + 3 * LOOK_UP_S, too_late=_close_socket
+        lambda: _free_port(endpoint, timeout_s),
+        2 * timeout_s + 3 * LOOK_UP_S,
+        too_late=lambda late: late.close() if late is not None else None,
     )
     if sock is None:
         return None
@@ -101,48 +103,41 @@ def _free_port(endpoint: Endpoint, timeout_s: float) -> socket.socket | None:
         return None
 
 
-def _close_socket(sock: socket.socket | None) -> None:
-    if sock is not None:
-        sock.close()
-
-
+@dataclass(eq=False)
 class C10dHost:
-    """A store, and what its coordinator needs of it."""
+    """A store, and what its coordinator needs of it. It takes a while to begin to serve: see :meth:`make`."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        secret: Secret | None,
-        *,
-        alone: bool,
-        serve: ServeStore,
-    ) -> None:
-        """Serve on a listening socket, which takes a while; :meth:`make` does it beside the event loop.
+    sock: socket.socket
+    """Becomes the store's."""
+    secret: Secret | None
+    """What clients need, in TLS; None: nothing."""
+    _: KW_ONLY
+    alone: bool
+    """No other machine or user has a part in the run: clients need no secret."""
+    serve: ServeStore
+    """Serves the store."""
 
-        Args:
-            sock: becomes the store's.
-            secret: what clients need, in TLS; None: nothing.
-            alone: whether no other machine or user has a part in the run: clients need no secret.
-            serve: serves the store.
+    def __post_init__(self) -> None:
+        """Serve on the socket.
 
         Raises:
             NotAStoreError: this machine has no means to keep clients without the secret from the store.
             StoreLostError: the server could not be made.
         """
         allow_many_connections()
-        self.port = int(sock.getsockname()[1])
+        self.port = int(self.sock.getsockname()[1])
         self.store_id = secrets.token_hex(8)
         self._relay: StoreRelay | None = None
         self._close_store: Callable[[], None] = lambda: None
-        if alone:
-            self._relay = keep_other_users_out(sock, _WHAT)
-        elif secret is not None:
-            self._relay = _secure_relay(sock, secret)
-        listener = sock if self._relay is None else self._relay.store_listener
+        if self.alone:
+            self._relay = keep_other_users_out(self.sock, _WHAT)
+        elif self.secret is not None:
+            self._relay = _secure_relay(self.sock, self.secret)
+        listener = self.sock if self._relay is None else self._relay.store_listener
         self._own_port = self.port if self._relay is None else self._relay.port
-        self._address = LOOPBACK if secret is not None and not alone else own_address(sock)
+        self._address = LOOPBACK if self.secret is not None and not self.alone else own_address(self.sock)
         try:
-            self._close_store = serve(listener, self._address)
+            self._close_store = self.serve(listener, self._address)
             asyncio.run(self._name_store())  # clients wait for it
         except BaseException:
             self.close()

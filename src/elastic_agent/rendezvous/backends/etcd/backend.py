@@ -117,7 +117,7 @@ class EtcdBackend(RendezvousBackend):
         self._election: Election | None = None
         self._taking_part: asyncio.Task[None] | None = None
 
-    async def agree(self, fingerprint: str) -> str:
+    async def _agree_on(self, fingerprint: str, known: str | None) -> str:
         """Raise an error: in etcd, which is shared, every run has a name (the settings enforce it)."""
         raise NotAStoreError("a run in etcd requires a run id; give --rdzv-id, the same on every node")
 
