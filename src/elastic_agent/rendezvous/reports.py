@@ -31,11 +31,6 @@ class RunReports:
         """Return node id → its report on this generation."""
         return {report.node_id: report for report in self.reports if report.generation == generation}
 
-    @property
-    def newest(self) -> tuple[NodeReport, ...]:
-        """The newest of each node."""
-        return tuple({report.node_id: report for report in self.reports}.values())
-
 
 def run_reports(view: RunView) -> RunReports:
     """Return what was read, with the reports that can be decoded."""
