@@ -42,7 +42,7 @@ PATIENCE_S = 10.0
 """The time to wait for agents of another endpoint, which may just be ending (a requeued job)."""
 
 DISK_S = 1.0
-"""How long the disk may take to tell of a stopped run, or to take note of one; else that is left out."""
+"""The time that the disk may take to tell of a stopped run, or to take note of one; else that is left out."""
 
 PAUSE_S, LONG_PAUSE_S = 0.1, 1.0
 """Between the attempts, and those of a longer wait: each is some calls to a file server."""

@@ -153,7 +153,7 @@ class Parked:
 # -- keeping the workers of a generation that is stopped ------------------------------------------
 
 LOOK_EVERY_S = 0.5
-"""How often to look whether a worker trains that was started apart from any world."""
+"""The pause between two looks whether a worker trains that was started apart from any world."""
 
 
 async def until_may_start(workers: Generation) -> None:
