@@ -82,7 +82,8 @@ class NodeComparison:
         with contextlib.suppress(TransportError):
             known = await self.reports.store.read()
             # Its own, too: a spare node is not in the world.
-            self._tell(known, self.reports.facts | {node: report.facts for node, report in gathered.items()})
+            own = {self.reports.node_id: self.reports.start_facts}
+            self._tell(known, own | {node: report.facts for node, report in gathered.items()})
 
     def _tell(self, known: RunReports, reported: Mapping[str, Mapping[str, str]]) -> None:
         plan = known.view.plan

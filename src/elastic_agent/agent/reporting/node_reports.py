@@ -76,11 +76,6 @@ class NodeReports:
         """This node's on the last generations, the oldest first."""
         return [self._own[number] for number in sorted(self._own)]
 
-    @property
-    def facts(self) -> dict[str, Mapping[str, str]]:
-        """The facts of this node's start, by its id."""
-        return {self.node_id: self.start_facts}
-
     def on_progress(self) -> None:
         """Report the present workers, if they have made progress since the last report, or that is old."""
         progress = self.supervisor.progress
