@@ -28,7 +28,7 @@ from elastic_agent.worker_variables import LAUNCH_FOLDER
 from .signals import SignalDesk
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LocalNode:
     """This node, before it has a run and an id, and after; with what shows and records its events."""
 

@@ -38,7 +38,7 @@ class EndedAtOnceError(Exception):
         self.signum = signum
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SignalDesk:
     """Receives the agent's signals from :meth:`open` on, and passes them to the supervisor, as soon as there is one."""
 

@@ -59,7 +59,7 @@ _NOWHERE = Address("localhost", 1)
 """Workers that have no world do not learn it."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Supervisor:
     """Runs one node until its part in the run is over. To be made in the event loop."""
 

@@ -50,7 +50,7 @@ LEAST_WAIT_S = 0.001
 """For which hints are waited for at least: a time that is over by a rounding error must not make the driver spin."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RunDriver:
     """Coordinates one run, in a store that this coordinator alone writes plans to."""
 

@@ -63,7 +63,7 @@ class Owner:
     """Calls a function after a number of seconds; for the requests to leave and to stop."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Participant:
     """One node that takes part in a run."""
 

@@ -71,7 +71,7 @@ REGISTRATIONS_PER_LEASE = 2
 REDIAL_MIN_S, REDIAL_MAX_S = 0.05, 1.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Session:
     """Keeps one node registered, its lease renewed and its owner informed, across losses of the store.
 

@@ -19,7 +19,7 @@ ENDED_S = 30 * 24 * 3600.0
 """For how long at least the generation of an ended run is kept, so that the next run of its name goes above it."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CoordinatorRecords:
     """The coordinator's connection to one life of a run's records; it alone writes plans.
 
@@ -148,7 +148,7 @@ def _ignore(problem: str) -> None:
     """Ignore what is invalid: the coordinator reports it."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ReportRecords:
     """A connection to the reports of one run. Every call raises :class:`StoreLostError` when the store is gone."""
 

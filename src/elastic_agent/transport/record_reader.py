@@ -121,7 +121,7 @@ class UnknownPlanError(StoreLostError):
     """The run has a plan that cannot be read, so the next one cannot be determined."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Plans:
     """The plans of one run over one connection."""
 

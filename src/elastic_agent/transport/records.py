@@ -62,7 +62,7 @@ async def begun_life_of(table: Table, run: RunKeys) -> str:
     return life
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class NodeRecords:
     """A node's connection to one run. Every call raises :class:`StoreLostError` when the store is gone."""
 

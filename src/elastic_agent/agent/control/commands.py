@@ -35,7 +35,7 @@ class StoreSilentError(Exception):
     """The store does not answer, so the command reaches no other node; ``str()`` is the message for the user."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Commands:
     """Carries commands out on a node of a run."""
 

@@ -61,7 +61,7 @@ _SEVERAL = (Obstacle.EXPLAINED, Obstacle.OTHER)
 """Each of these stands for several problems, which differ in the reason."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ConsoleReporter:
     """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
 

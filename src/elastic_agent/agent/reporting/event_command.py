@@ -22,7 +22,7 @@ _ENDS = {Phase.FINISHED: "run_finished", Phase.FAILED: "run_failed", Phase.STOPP
 _ENDS_ALONE = (Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.STUCK)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class EventCommand:
     """Follows the plans of a run, and gives the command each event as a line of JSON on standard input.
 

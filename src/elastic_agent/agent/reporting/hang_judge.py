@@ -29,7 +29,7 @@ SHOWN_BLOCKED = 4
 """So many blocked connections of workers on other nodes are logged at once."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class HangJudge:
     """Compares where the workers of all nodes are when those of this node make no progress."""
 

@@ -24,7 +24,7 @@ FACTS_S = 10.0
 SHOWN_DIFFERENCES = 8
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class NodeComparison:
     """Compares the nodes that wait for a world, and those of each world with other nodes than before."""
 

@@ -39,7 +39,7 @@ READ_EVERY_S = 0.25
 LONGEST_TEXT = 512
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class NodeReports:
     """One node's reports on its workers, and access to those of the others. For the event loop."""
 

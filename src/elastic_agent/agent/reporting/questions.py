@@ -46,7 +46,7 @@ MOST_READINGS = 4
 T = TypeVar("T")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Questions:
     """One node's part in them: it answers, and asks for the users of this machine. For the event loop."""
 

@@ -66,7 +66,7 @@ SAVED_S = 1.0
 """The time that writing the last status may take otherwise: there is nothing to explain."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RunObserver:
     """One node's view of the run, from the start of the agent's part in it to the end."""
 

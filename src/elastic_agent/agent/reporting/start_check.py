@@ -34,7 +34,7 @@ DOCTORS_PROBE = "elastic_agent.doctor.probe"
 """The worker of the doctor's own run, which needs no advice to start it."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StartCheck:
     """Examines this machine once, for a run of several nodes. Begins when it is made, in the event loop."""
 

@@ -30,7 +30,7 @@ ANSWER_S = 0.5
 """After a registration the coordinator may refuse this node; that comes at once, or not at all."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SystemdReporter:
     """Notifies systemd about one agent. Does nothing if no systemd is listening."""
 

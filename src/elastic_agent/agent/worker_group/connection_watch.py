@@ -40,7 +40,7 @@ class _Blocked:
     is_connected: bool
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ConnectionWatch:
     """Watches the connections of this node's workers; a subscriber."""
 

@@ -74,7 +74,7 @@ EXPLAIN_AFTER_S = 0.2
 """After a failure the next workers start first: reading how the last ones ended takes tens of milliseconds."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Generation:
     """The workers of one generation: facts known of them, and means to stop them; see :func:`run_generation`."""
 

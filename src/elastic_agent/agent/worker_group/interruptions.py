@@ -53,7 +53,7 @@ class StopSignals:
         return signal.SIGINT if signal.SIGINT in self._received else signal.SIGTERM
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Interruptions:
     """The workers of one generation that were reached by such signals."""
 

@@ -73,7 +73,7 @@ class Progress:
         return self.reported_step or max(self.optimizer_steps.values(), default=0)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StallWatch:
     """Watches the workers of one generation."""
 

@@ -61,7 +61,7 @@ class Request(enum.IntEnum):
     LIST_KEYS = 17
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TCPStoreClient:
     """One connection to a server; see :meth:`over`. Calls of several tasks wait for each other.
 

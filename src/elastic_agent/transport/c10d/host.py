@@ -103,7 +103,7 @@ def _free_port(endpoint: Endpoint, timeout_s: float) -> socket.socket | None:
         return None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class C10dHost:
     """A store, and what its coordinator needs of it. It takes a while to begin to serve: see :meth:`make`."""
 
@@ -181,7 +181,7 @@ class C10dHost:
             self._relay.close()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class C10dInbox:
     """Hints for the coordinator, and the records of all runs of the store."""
 

@@ -24,7 +24,7 @@ _HINTS = 64
 """The number that is asked for at once."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class C10dTable:
     """One connection (see :class:`~elastic_agent.transport.table.Table`). Its calls wait for each other."""
 

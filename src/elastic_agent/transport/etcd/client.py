@@ -88,7 +88,7 @@ class News:
     deleted: frozenset[bytes]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class EtcdClient:
     """One connection, and the login that goes with it; see :meth:`dial`."""
 

@@ -36,7 +36,7 @@ class NotLeaderError(StoreLostError):
     """Another agent coordinates the run now."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Leadership:
     """One agent's time as coordinator of a run; it ends when another agent leads.
 

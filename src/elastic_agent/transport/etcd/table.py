@@ -29,7 +29,7 @@ Transact = Callable[..., Awaitable[Any]]
 ``otherwise`` come first in its answer."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class EtcdTable:
     """One connection (see :class:`~elastic_agent.transport.table.Table`). For one task at a time."""
 

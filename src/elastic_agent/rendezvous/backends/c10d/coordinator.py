@@ -30,7 +30,7 @@ RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """The time for which a run is left alone after an internal error with it."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StoreCoordinator:
     """Runs the drivers of all runs of a store."""
 

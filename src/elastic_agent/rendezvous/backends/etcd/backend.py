@@ -38,7 +38,7 @@ TIMEOUT_LEASES = 0.25
 """A member that hangs must not cost a lease: after this part of one it is given up, or after a second."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Members:
     """The members of an etcd cluster, of which one that answers is used."""
 

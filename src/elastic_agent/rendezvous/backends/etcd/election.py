@@ -42,7 +42,7 @@ REST_S = 5.0
 """The pause after an internal error."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Election:
     """One agent's part in the election of a run's coordinator, until the run is over; :meth:`live` begins."""
 
