@@ -34,7 +34,7 @@ from elastic_agent.protocol import (
     World,
 )
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.backends import open_backend
+from elastic_agent.rendezvous.backends import BackendOptions, open_backend
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import Secret
@@ -69,14 +69,14 @@ class InstantNode:
         """What happened to it (``sealed``, ``started``, ``told``): the newest generation in which, and when."""
         self._crowd = crowd
         policy = Policy(min_nodes=total, max_nodes=total)
-        backend = open_backend(
+        own = BackendOptions(
             Endpoint("127.0.0.1", options.port),
-            None,
             options.folder / str(number),
-            lease_ttl_s=policy.lease_ttl_s,
-            fence_margin_s=policy.fence_margin_s,
+            policy.lease_ttl_s,
+            policy.fence_margin_s,
             secret=SECRET if options.secret else None,
         )
+        backend = open_backend(own, None)
         backend.run_id = "benchmark"
         member = Member(
             version=RECORD_VERSION,

@@ -30,7 +30,8 @@ BEHIND = Hang(next(iter(HangKind)), (Culprit(1, "n2", 0),), "worker n2/0 (rank 1
 class Reported:
     """The reports of the nodes."""
 
-    def __init__(self, *reports: NodeReport) -> None:
+    def __init__(self, log: RunLog, *reports: NodeReport) -> None:
+        self.node_id, self.log = "n1", log
         self._reports = {report.node_id: report for report in reports}
 
     async def gather(self, *_: object) -> dict[str, NodeReport]:
@@ -49,10 +50,11 @@ def judge(
     """Return what is logged of stalls of these lengths."""
 
     async def stall() -> None:
-        log, reports = RunLog("n0"), Reported(*known)
+        log = RunLog("n0")
+        reports = Reported(log, *known)
         log.see(plan, 0.0, "i0")
         any_reports: Any = reports
-        judge = HangJudge("n1", log, any_reports, lambda *_: None)
+        judge = HangJudge(any_reports, lambda *_: None)
         began_s = asyncio.get_running_loop().time()
         for stalled_s in lengths_s:
             await asyncio.sleep(began_s + stalled_s - asyncio.get_running_loop().time())

@@ -70,10 +70,10 @@ def test_an_interrupted_agent_says_which_nodes_cannot_go_on_without_its_store(
             None,
             StopSignals(),
             publish=lambda _: None,
-            depending=lambda node_id: depending if node_id == "a" else (),
+            depending=lambda: depending,
         )
         desk.open()
-        desk.attend(cast("Supervisor", Leaves()), "a")
+        desk.attend(cast("Supervisor", Leaves()))
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.sleep(0)

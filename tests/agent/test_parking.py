@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.worker_group import keeping
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.client._cells import BEATS, STEP, HeartbeatFile, claim_cell
 from elastic_agent.exit_note import OPTIMIZER_STEPS
@@ -150,7 +149,7 @@ async def test_parked_workers_are_stopped_when_nothing_may_be_parked(guard: Guar
 async def test_a_worker_that_does_not_go_on_counts_as_one_that_could_not_be_started(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "GO_ON_S", 0.1)
+    monkeypatch.setattr("elastic_agent.agent.worker_group.parking.GO_ON_S", 0.1)
     async with running(guard, tmp_path, "does not go on") as bench:
         bench.runner.stop(Grace.RESTART, may_park=True)
         await bench.until("parked", 1)

@@ -25,6 +25,7 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
+from elastic_agent.rendezvous.backends import BackendOptions
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.values import Endpoint
 from tests.agent.support import elastic_agent, options_for, run, started, training
@@ -45,7 +46,7 @@ def last_plan(phase: Phase) -> Plan:
 
 @pytest.fixture
 def backend(tmp_path: Path) -> C10dBackend:
-    backend = C10dBackend(Endpoint("127.0.0.1"), tmp_path, port_range=None, port_rest_s=1.0)
+    backend = C10dBackend(BackendOptions(Endpoint("127.0.0.1"), tmp_path))
     backend.run_id = RUN_ID
     return backend
 
@@ -85,7 +86,7 @@ def test_an_outcome_is_kept_while_another_process_of_the_machine_hosts_the_store
         (await backend.connect()).close()
 
     endpoint = Endpoint("127.0.0.1", free_port())
-    host, other = (C10dBackend(endpoint, tmp_path, port_range=None, port_rest_s=1.0) for _ in range(2))
+    host, other = (C10dBackend(BackendOptions(endpoint, tmp_path)) for _ in range(2))
     with contextlib.closing(Blocking(host)), contextlib.closing(Blocking(other)):
         in_loop(dial(host))
         in_loop(dial(other))

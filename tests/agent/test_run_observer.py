@@ -65,6 +65,9 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path, *, is_host: bool =
         connect_reports=lambda: c10d.dial_reports(scene.endpoint, "run", GUARD_S),
     )
     node = SimpleNamespace(
+        run_id="run",
+        node_id=node_id,
+        depending=lambda: ("n1",) if is_host else (),
         backend=backend,
         settings=SimpleNamespace(state_dir=state_dir, script_args=()),
         workers=SimpleNamespace(log_dir=lambda run_id: ""),
@@ -72,11 +75,12 @@ def observer(scene: C10dScene, node_id: str, state_dir: Path, *, is_host: bool =
         publish=events.Publisher(),
     )
     supervisor = SimpleNamespace(
-        progress=None, hang=None, world=None, node=SimpleNamespace(incarnation="unknown")
+        progress=None,
+        runner=SimpleNamespace(hang=None),
+        world=None,
+        node=SimpleNamespace(incarnation="unknown"),
     )
-    observer = RunObserver(
-        cast(LocalNode, node), "run", node_id, cast(Supervisor, supervisor), Collectives(), goes_on=False
-    )
+    observer = RunObserver(cast(LocalNode, node), cast(Supervisor, supervisor), Collectives(), goes_on=False)
     observer.on_event(PlanSeen(plan(1, phase=Phase.RUNNING, world=world(2))))
     return observer
 
@@ -158,8 +162,8 @@ async def test_the_host_waits_until_the_others_have_read_its_report(
 async def test_where_an_agent_serves_the_store_after_its_node_has_left_users_are_told_not_to_end_it(
     scene: C10dScene, tmp_path: Path
 ) -> None:
-    host = observer(scene, "n0", tmp_path)
-    await host.conclude(Outcome.DRAINED, "SIGINT received", ("n1",))
+    host = observer(scene, "n0", tmp_path, is_host=True)
+    await host.conclude(Outcome.DRAINED, "SIGINT received")
     await saved(tmp_path)
     host.close()
     for command in ("status", "why"):

@@ -37,6 +37,7 @@ from elastic_agent.config.settings import Settings
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Activity, Cause, Depart
 from elastic_agent.protocol.records import RECORD_VERSION, Member, Phase, Plan, State, World
+from elastic_agent.rendezvous.backends import BackendOptions
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.events import LeaseLost, PlanSeen, Prepared, Registered
 from elastic_agent.rendezvous.run_history import RunHistoryStore
@@ -91,7 +92,7 @@ class Scene:
         self.events: list[Event] = []
         self._news = asyncio.Event()
         self._registered: asyncio.Queue[str] = asyncio.Queue()
-        backend = C10dBackend(endpoint, folder, port_range=None, port_rest_s=0.0)
+        backend = C10dBackend(BackendOptions(endpoint, folder))
         backend.run_id = "run"
         backend.history_store = self.disk
         self._thread = DiskThread("node-record")
@@ -252,12 +253,14 @@ async def test_workers_whose_start_waits_for_the_disk_get_the_notice_that_came_m
 def commands_to(supervisor: Supervisor) -> Commands:
     """What is typed at the agent of node a."""
     node = SimpleNamespace(
+        run_id="run",
+        node_id="a",
         settings=SimpleNamespace(shutdown_timeout=60.0, notice_time=60.0),
         backend=SimpleNamespace(shown="host0", busy_with=[], is_at_store=lambda seat: False),
         console=SimpleNamespace(last_problem=""),
         scheduled=None,
     )
-    return Commands(cast(LocalNode, node), "run", "a", supervisor, cast(RunObserver, None))
+    return Commands(cast(LocalNode, node), supervisor, cast(RunObserver, None))
 
 
 def begins_after(generation: int, event: Event) -> bool:

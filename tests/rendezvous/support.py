@@ -23,6 +23,7 @@ from elastic_agent.protocol.records import (
     State,
 )
 from elastic_agent.rendezvous import events, participant
+from elastic_agent.rendezvous.backends import BackendOptions
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
 from elastic_agent.rendezvous.bootstrap_offers import StoreDialer
@@ -119,21 +120,21 @@ class Participant:
         self.name = name
         self.told: list[events.SessionEvent] = []
         self.lives = 1
-        backend = C10dBackend(endpoint, state_dir, port_range=None, port_rest_s=0.0)
+        backend = C10dBackend(BackendOptions(endpoint, state_dir))
         backend.run_id = run_id
         member = Member(RECORD_VERSION, name, f"{name}-1", "127.0.0.1", 1, State.READY, 0, rules)
         self.session = Session(through(backend), member, rules.lease_ttl_s, address)
         self.session.listen(self._event)
         self._part = participant.Participant(
             self.session,
-            participant.Workers(
+            participant.Owner(
                 set_deadline=_ignore,
                 warm_up=lambda: None,
                 start=lambda world: self._part.perform(self.node.started(world.generation)),
                 stop=lambda action: self._part.perform(self.node.stopped()),
                 notify=_ignore,
+                departs=_ignore,
             ),
-            participant.Reporter(announced=_ignore, rejoins=_ignore, departs=_ignore),
             self._next_incarnation,
         )
         self.node = self._part.node

@@ -13,6 +13,7 @@ import pytest
 
 from elastic_agent.protocol import Address
 from elastic_agent.rendezvous import backends as base
+from elastic_agent.rendezvous.backends import BackendOptions
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.transport import StoreLostError, c10d
 from elastic_agent.values import Endpoint
@@ -46,7 +47,7 @@ def stores() -> Stores:
 async def opened(stores: Stores, folder: Path, port: int | None = None) -> AsyncIterator[C10dBackend]:
     """A backend whose store nobody hosts yet; nothing of it goes on in the end. ``port``: None: one that is free."""
     endpoint = Endpoint("127.0.0.1", free_port() if port is None else port)
-    backend = C10dBackend(endpoint, folder, port_range=None, port_rest_s=0.0, serve=stores.serve)
+    backend = C10dBackend(BackendOptions(endpoint, folder, serve=stores.serve))
     backend.run_id = "run"
     try:
         yield backend
@@ -113,7 +114,7 @@ def test_other_users_are_kept_from_the_next_store_of_a_run_on_one_machine_too(
 
 def test_a_run_goes_on_while_the_loop_of_the_agent_that_hosts_its_store_hangs(tmp_path: Path) -> None:
     endpoint, goes_on = Endpoint("127.0.0.1", free_port()), threading.Event()
-    host = C10dBackend(endpoint, tmp_path / "host", port_range=None, port_rest_s=0.0)
+    host = C10dBackend(BackendOptions(endpoint, tmp_path / "host"))
     host.run_id = "run"
     in_loop(host.connect()).close()
     background_loop().call_soon_threadsafe(goes_on.wait)

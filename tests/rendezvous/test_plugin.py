@@ -122,7 +122,7 @@ def test_every_handler_for_etcd_gets_the_secret_and_the_password_from_their_vari
     for _ in range(2):
         create_etcd_handler(RendezvousParameters("elastic-etcd", "127.0.0.1", "train", 1, 1, etcd_user="me"))
     assert [node.backend.secret.values for node in made] == [(b"0123456789abcdef",)] * 2
-    assert [node.backend._members._access.password for node in made] == ["hunter2"] * 2
+    assert [node.backend._members.access.password for node in made] == ["hunter2"] * 2
 
 
 def test_runs_of_one_name_at_two_endpoints_do_not_share_history(

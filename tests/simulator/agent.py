@@ -39,13 +39,7 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.participant import (
-    ANSWER_PATIENCE_S,
-    Participant,
-    Reporter,
-    StopRequests,
-    Workers,
-)
+from elastic_agent.rendezvous.participant import ANSWER_PATIENCE_S, Owner, Participant
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import NodeRecords, StoreLostError, TransportError, UnreachableError
 
@@ -158,9 +152,9 @@ class Dialer:
 class _Trapped(Participant):
     """A participant to whom something may happen just before it acts."""
 
-    def __init__(self, agent: Agent, workers: Workers, reporter: Reporter) -> None:
+    def __init__(self, agent: Agent, owner: Owner) -> None:
         cluster, holder = agent.cluster, agent.holder
-        super().__init__(agent.session, workers, reporter, lambda: cluster.new_incarnation(holder))
+        super().__init__(agent.session, owner, lambda: cluster.new_incarnation(holder))
         self._agent = agent
 
     def _carry_out(self, action: Action) -> None:
@@ -211,7 +205,7 @@ class Agent:
         )
         self.session.history = self.machine.disk
         self.session.listen(self._heard)
-        self.participant = _Trapped(self, self._workers(), self._reporter())
+        self.participant = _Trapped(self, self._owner())
         self.node = self.participant.node
         self.asking = Asking(cluster, self)
         cluster.embodied(self)
@@ -238,11 +232,23 @@ class Agent:
             replaces=replaces[-64:],
         )
 
-    def _workers(self) -> Workers:
-        return Workers(self._set_deadline, self._warm_up, self._start, self._stop, self._notify)
+    def _owner(self) -> Owner:
+        return Owner(
+            self._set_deadline,
+            self._warm_up,
+            self._start,
+            self._stop,
+            self._notify,
+            self._depart,
+            self._rejoins,
+            self._announced,
+            self._workers_handle_notices,
+            self.call_later,
+        )
 
-    def _reporter(self) -> Reporter:
-        return Reporter(self._announced, self._rejoins, self._depart)
+    def _workers_handle_notices(self) -> bool:
+        group = self.guard.group
+        return group is not None and group.alive and group.handles_notices
 
     @property
     def registered(self) -> bool:
@@ -479,16 +485,13 @@ class Asking:
     def __init__(self, cluster: Cluster, agent: Agent) -> None:
         self.cluster = cluster
         self.agent = agent
-        self._requests = StopRequests(
-            agent.participant, agent.holder.node_id, self._workers_look, agent.call_later
-        )
 
     def drain(self) -> None:
         """The node is to leave, its workers and all others having saved."""
         agent = self.agent
         agent.asked_to_leave = True
         agent.asked_to_leave_s = self.cluster.kernel.now
-        patience_s = self._requests.leave("asked to leave", self.cluster.grace_s(Grace.DRAIN))
+        patience_s = agent.participant.leave("asked to leave", self.cluster.grace_s(Grace.DRAIN))
         self.cluster.checker.notices.drains(agent, patience_s)
 
     def drain_at_once(self) -> None:
@@ -503,17 +506,13 @@ class Asking:
 
     def drain_other(self, node_id: str, left_s: float) -> None:
         """Another node is to leave."""
-        stop_request = self._requests.remove(node_id, left_s, f"{node_id} is told to leave")
+        stop_request = self.agent.participant.remove(node_id, left_s, f"{node_id} is told to leave")
         self.cluster.checker.notices.drains_other(self.agent, stop_request)
 
     def stop(self, cause: Cause, left_s: float) -> None:
         """The whole run is to end after all workers have saved."""
         agent = self.agent
         agent.asked_to_leave = agent.asked_for_the_end = True
-        stop_request = self._requests.end_run(cause, left_s, f"{cause.value} at {agent.holder.node_id}")
+        stop_request = agent.participant.end_run(cause, left_s, f"{cause.value} at {agent.holder.node_id}")
         self.cluster.checker.notices.asks_for_the_end(agent, stop_request)
         self.cluster.checker.notices.stops(agent, stop_request)
-
-    def _workers_look(self) -> bool:
-        group = self.agent.guard.group
-        return group is not None and group.alive and group.handles_notices

@@ -94,7 +94,7 @@ class SimulatedElection(Election):
             return None
         assert self._connection is not None  # it answered
         self.leadership = Leadership(self, self._connection, life, since)
-        self._history_store = self.leadership.disk
+        self.history_store = self.leadership.disk
         return cast(ShippedLeadership, self.leadership)
 
     async def _give_back(self, leadership: ShippedLeadership) -> None:

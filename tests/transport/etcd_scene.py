@@ -139,7 +139,7 @@ class EtcdScene(Scene):
             self._terms[run_id] = self.leadership(run_id)
         term = sharing_office(self._terms[run_id], self.dial())
         own: Any = term.leadership
-        term.records = own.records = CoordinatorRecords(own._table, own._keys, self.complaints.append)
+        term.records = own.records = CoordinatorRecords(own._table, own.keys, self.complaints.append)
         return term
 
     def beside(self) -> Any:
@@ -188,13 +188,13 @@ async def first_change(client: EtcdClient, key: bytes, revision: int) -> News:
 
 def client_of(records: Any) -> Any:
     """Return the client below records."""
-    return records.records._table._client
+    return records.records.table.client
 
 
 def sharing_office(term: Term, client: EtcdClient) -> Term:
     """Return the same leadership over another connection."""
     own: Any = term.leadership
-    return Term(Leadership(client, own._root, own._keys, own._lease_id, own.ttl_s, own._since, own._who))
+    return Term(Leadership(client, own.root, own.keys, own.lease_id, own.ttl_s, own.since, own.who))
 
 
 def endpoint_of(cluster: EtcdCluster) -> Endpoint:

@@ -76,7 +76,7 @@ def test_a_former_leader_cannot_write(etcd_scene: EtcdScene, write: str, succeed
 def lease_of(term: Term) -> int:
     """Return the etcd lease of the leader key."""
     office: Any = term.leadership
-    lease_id: int = office._lease_id
+    lease_id: int = office.lease_id
     return lease_id
 
 
@@ -104,7 +104,7 @@ def test_leadership_of_a_partitioned_agent_ends_and_another_takes_over(etcd_scen
         cut_off = in_loop(campaign(client, etcd_scene.prefix, "cut off", LEASE_TTL_S, 0.1))
         assert cut_off is not None
         relay.hold()
-        client_of(cut_off)._timeout_s = 0.2
+        client_of(cut_off).timeout_s = 0.2
         etcd_scene.client().revoke(lease_of(cut_off))  # as when it ran out
         etcd_scene.leadership().publish(plan(1))
         assert "not renewed" in why_it_ends(cut_off)

@@ -141,7 +141,7 @@ NO_MAJORITY = r"no majority|no leader"
 def test_without_a_majority_writes_fail_with_the_reason(three: EtcdCluster, how: str) -> None:
     left, *lost = three.members
     client: Any = in_loop(EtcdClient.dial(Endpoint("127.0.0.1", left.client_port), ACCESS, PATIENCE_S))
-    client._timeout_s = CALL_TIMEOUT_S
+    client.timeout_s = CALL_TIMEOUT_S
     with dead(three, *lost) if how == "killed" else frozen(*lost):
         with pytest.raises(StoreLostError, match=NO_MAJORITY):
             in_loop(client.transact([], [put(b"/tests/members/x", b"y")]))

@@ -223,7 +223,7 @@ def test_a_bell_that_did_not_ring_costs_a_node_its_patience_alone(scene: Scene) 
 
 def waits_of(node: Blocking, monkeypatch: pytest.MonkeyPatch, *, woken_at_first: bool) -> list[str]:
     """Return the keys for which this node waits from now on; the first wait may end at once."""
-    table, waited = node.records._table, list[str]()
+    table, waited = node.records.table, list[str]()
     wait = table.wait
 
     async def recorded(key: str, timeout_s: float) -> bool:

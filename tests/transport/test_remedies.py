@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.rendezvous.backends import open_backend
+from elastic_agent.rendezvous.backends import BackendOptions, open_backend
 from elastic_agent.transport import Obstacle, how_to_reach
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import need_etcd
@@ -42,7 +42,7 @@ except UnreachableError as error:
 
 def advice(folder: Path, obstacle: Obstacle, *, of_etcd: bool = False) -> str:
     endpoint, access = Endpoint("10.0.0.7", 29400), EtcdAccess() if of_etcd else None
-    backend = open_backend(endpoint, access, folder, lease_ttl_s=5.0, fence_margin_s=1.0)
+    backend = open_backend(BackendOptions(endpoint, folder, 5.0, 1.0), access)
     return backend.how_to_reach(obstacle, False, ())
 
 
@@ -75,7 +75,7 @@ def test_data_are_to_be_removed_only_of_members_that_had_answered(tmp_path: Path
     need_etcd()
     others = Endpoint("10.0.0.8", 29400), Endpoint("10.0.0.9", 29400)
     endpoint = Endpoint("10.0.0.7", 29400, others)
-    backend = open_backend(endpoint, None, tmp_path, lease_ttl_s=5.0, fence_margin_s=1.0)
+    backend = open_backend(BackendOptions(endpoint, tmp_path, 5.0, 1.0), None)
     text = backend.how_to_reach(Obstacle.REFUSED, had_answered, ())
     assert text.startswith("a majority of these machines must be up: start the same command there")
     assert ("remove the folder members" in text) is had_answered

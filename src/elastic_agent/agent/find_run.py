@@ -1,8 +1,12 @@
-"""Finds the run at the endpoint, and claims it among the agents that share the state directory."""
+"""Finds the run at the endpoint, and claims it among the agents that share the state directory.
+
+At a start without a run id it tells which run of the same command was stopped on this machine, and how to resume it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -15,13 +19,19 @@ from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import FINISHED_BEFORE, Outcome, Plan
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
 from elastic_agent.rendezvous.events import Disconnected
+from elastic_agent.rendezvous.run_history import JobFiles
 from elastic_agent.rendezvous.waits import in_time
-from elastic_agent.transport import DiskThread, NotAStoreError, StoreLostError, UnreachableError
+from elastic_agent.transport import (
+    DiskThread,
+    NotAStoreError,
+    StoreLostError,
+    UnreachableError,
+    run_abandonable,
+)
 
 from .identity import using_state_dir
 from .local_node import LocalNode
 from .run_claim import CLAIM_FILE, Claim, OtherCommandError, OtherRunError
-from .stopped_run import tell_of_stopped_run
 from .supervisor import Ending
 
 REDIAL_S = 0.5
@@ -30,6 +40,9 @@ FIRST_DIAL_S = DIAL_TIMEOUT_S + 1.0
 
 PATIENCE_S = 10.0
 """The time to wait for agents of another endpoint, which may just be ending (a requeued job)."""
+
+DISK_S = 1.0
+"""The time that the disk may take to tell of a stopped run, or to take note of one; else that is left out."""
 
 PAUSE_S, LONG_PAUSE_S = 0.1, 1.0
 """Between the attempts, and those of a longer wait: each is some calls to a file server."""
@@ -54,7 +67,7 @@ async def find_run(node: LocalNode, waits: Callable[[], None]) -> int | Ending:
         bind_context(run=node.run_id)
         node.event_log.bind(run=node.run_id)
         if node.settings.rdzv_id is None and node.scheduled is None:
-            await tell_of_stopped_run(node)
+            await _tell_of_stopped_run(node)
         if await _has_finished_before(node):
             get_logger().info(f"the run finished: {FINISHED_BEFORE}")
             return Ending(Outcome.FINISHED, FINISHED_BEFORE)
@@ -166,3 +179,32 @@ def _refused(node: LocalNode, refusal: OtherRunError, command: str) -> UsageErro
         f"run {node.run_id} is already running at {refusal}, and its agents use the same state directory, "
         f"{settings.state_dir}; give this run another --rdzv-id, or its agents another --state-dir; {if_dead}"
     )
+
+
+# -- runs that were stopped ----------------------------------------------------------------------
+
+
+async def note_end(node: LocalNode, outcome: Outcome) -> None:
+    """Note a run that was stopped, or forget the one before, as the command has finished since."""
+    files, command = _job_files(node)
+    with contextlib.suppress(OSError, StoreLostError):
+        if outcome is Outcome.STOPPED:
+            await run_abandonable(lambda: files.write(command, node.run_id), DISK_S)
+        elif outcome is Outcome.FINISHED:
+            await run_abandonable(lambda: files.remove(command), DISK_S)
+
+
+async def _tell_of_stopped_run(node: LocalNode) -> None:
+    """Log how to resume the run of this command that was stopped last, unless the command has finished since."""
+    files, command = _job_files(node)
+    with contextlib.suppress(OSError, StoreLostError):
+        stopped = await run_abandonable(lambda: files.run_of(command), DISK_S)
+        if stopped not in (None, node.run_id):
+            get_logger().info(
+                f"run {stopped} of the same command was stopped before, and this is another run; to resume that one, "
+                f"pass --rdzv-id {stopped}"
+            )
+
+
+def _job_files(node: LocalNode) -> tuple[JobFiles, str]:
+    return JobFiles(node.settings.state_dir), f"stopped {command_on_this_machine(node.settings)}"

@@ -130,7 +130,9 @@ def acquire_node_id(
             continue
         handle = _lock(path)
         if handle is not None:
-            predecessor = _proven_gone(_holder(handle), wait_s)
+            holder = _holder(handle)
+            is_gone = holder is not None and all(_await_end(process, wait_s) for process in holder.processes)
+            predecessor = holder.incarnation if holder is not None and is_gone else None
             warning = beside and _BESIDE.format(beside=beside, node_id=node_id)
             return NodeIdLock(node_id, wanted is not None, path, handle, predecessor, warning)
         beside = beside or f"{node_id}{_since(path)}"
@@ -210,13 +212,6 @@ def _since(path: Path) -> str:
     return ""
 
 
-def _proven_gone(holder: Holder | None, wait_s: float) -> str | None:
-    """Return the last holder's incarnation, if none of the processes that it recorded is alive."""
-    if holder is None or not all(_await_end(process, wait_s) for process in holder.processes):
-        return None
-    return holder.incarnation
-
-
 def prune_node_ids(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> None:
     """Remove the node-id locks of runs that no agent of this machine takes part in, but for the newest runs.
 
@@ -228,20 +223,20 @@ def prune_node_ids(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> No
         keep: how many runs stay in any case.
         at_most: how many folders to remove in one call, so that it does not take long.
     """
+
+    def last_used_s(folder: Path) -> float:
+        return max(map(modified_s, folder.glob("*.lock")), default=modified_s(folder))
+
     folders: list[Path] = []
     with contextlib.suppress(OSError):
         folders = list(nodes.iterdir())
-    for _, folder in all_but_newest(folders, keep, _last_used_s)[-at_most:]:
+    for _, folder in all_but_newest(folders, keep, last_used_s)[-at_most:]:
         with contextlib.suppress(OSError):
             for path in folder.glob("*.lock"):
                 with locked(path) as handle:
                     if is_at(handle, path):  # else it is a new one, and not locked by us
                         path.unlink()
             folder.rmdir()  # fails if a lock is held, or something else is in it
-
-
-def _last_used_s(folder: Path) -> float:
-    return max(map(modified_s, folder.glob("*.lock")), default=modified_s(folder))
 
 
 def _await_end(process: Process, wait_s: float) -> bool:

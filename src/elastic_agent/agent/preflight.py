@@ -91,16 +91,12 @@ def check_endpoint(endpoint: Endpoint) -> Iterator[Finding]:
                 "add the name to the DNS or to /etc/hosts, or pass the machine's address as --rdzv-endpoint",
             )
             continue
-        if all(_is_loopback(address) for address in found) and not _is_own_name(host):
+        if all(map(is_loopback_name, found)) and not _is_own_name(host):
             yield error(
                 LOOPBACK,
                 f"the endpoint's name {host} resolves to {found[0]} on this machine, although it is not its name",
                 f"remove {host} from the line of {found[0]} in /etc/hosts",
             )
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _is_own_name(host: str) -> bool:

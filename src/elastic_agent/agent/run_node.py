@@ -8,17 +8,13 @@ import os
 import socket
 import sys
 from contextlib import AsyncExitStack, ExitStack
-from pathlib import Path
 
 from elastic_agent.agent import events
-from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.reporting.event_command import EventCommand
 from elastic_agent.agent.reporting.event_log import EventLog
-from elastic_agent.agent.reporting.log_lines import log_event
-from elastic_agent.agent.reporting.outcome_file import OutcomeFile
 from elastic_agent.agent.reporting.start_check import DOCTORS_PROBE, StartCheck
 from elastic_agent.agent.reporting.systemd import SystemdReporter
-from elastic_agent.agent.slurm.job import SlurmJob, reachable_endpoint
+from elastic_agent.agent.slurm.job import reachable_endpoint
 from elastic_agent.agent.slurm.requeue import decide, how_to_join_again, how_to_resume, requeue
 from elastic_agent.agent.worker_group.factory import WorkerFactory
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
@@ -39,21 +35,19 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.name_lookups import shorten_lookups
 from elastic_agent.protocol import FailureKind, Outcome
-from elastic_agent.rendezvous.backends import RendezvousBackend, open_backend
+from elastic_agent.rendezvous.backends import BackendOptions, RendezvousBackend, open_backend
 from elastic_agent.rendezvous.waits import in_time
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.transport import Secret, StoreLostError, TransportError
 from elastic_agent.transport.c10d import ServeStore, StoreServers
 from elastic_agent.values import Endpoint
-from elastic_agent.worker_variables import LAUNCH_FOLDER
 from elastic_agent.workers.guard.client import Guard, kill_orphans
 
 from .devices import check_numa_binding, count_slots, likely_slots, telling_of_import
-from .find_run import find_run
+from .find_run import find_run, note_end
 from .identity import IdentityError
 from .local_node import LocalNode
-from .signals import EndedAtOnceError, SignalDesk
-from .stopped_run import note_end
+from .signals import EndedAtOnceError
 from .supervisor import Ending
 from .take_part import take_part
 
@@ -157,7 +151,7 @@ def _run_node(
         closing.callback(workers.close, OUTPUT_PATIENCE_S)
         closing.callback(kill_orphans, ORPHANS_S)
         closing.callback(guards.close)
-        node = _local_node(settings, slots, backend, guards, workers, event_log, stop_signals)
+        node = LocalNode(settings, slots, backend, guards, workers, event_log, stop_signals)
         systemd = SystemdReporter(manager, node.console.headline)
         node.publish.subscribe(systemd.on_event)
         ending = asyncio.run(_live(node, systemd, held))
@@ -175,17 +169,17 @@ def _backend(settings: Settings, variables: SecretVariables, serve: ServeStore) 
     """
     is_etcd = settings.rdzv_backend == ETCD
     secret = run_secret(settings.secret_file, os.environ, variables.secret)
-    return open_backend(
+    options = BackendOptions(
         reachable_endpoint(settings.rdzv_endpoint or Endpoint("127.0.0.1", 0), os.environ),
-        etcd_access(settings, variables.etcd_password) if is_etcd else None,
         settings.state_dir,
-        lease_ttl_s=settings.lease_ttl,
-        fence_margin_s=settings.fence_margin,
-        port_range=settings.port_range,
-        secret=Secret(secret) if secret else None,
-        serve=serve,
-        local_addr=settings.local_addr,
+        settings.lease_ttl,
+        settings.fence_margin,
+        settings.local_addr,
+        settings.port_range,
+        Secret(secret) if secret else None,
+        serve,
     )
+    return open_backend(options, etcd_access(settings, variables.etcd_password) if is_etcd else None)
 
 
 def _count_workers(settings: Settings, guard: Guard) -> int:
@@ -198,36 +192,6 @@ def _count_workers(settings: Settings, guard: Guard) -> int:
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
         log.info(f"workers start cold: {reason}")
     return slots
-
-
-def _local_node(
-    settings: Settings,
-    slots: int,
-    backend: RendezvousBackend,
-    guards: Guards,
-    workers: WorkerFactory,
-    event_log: EventLog,
-    stop_signals: StopSignals,
-) -> LocalNode:
-    """Return this node, with what shows and records its events."""
-    scheduled = SlurmJob.from_environment(os.environ)
-    publish = events.Publisher(log_event, event_log.on_event)
-    if folder := os.environ.get(LAUNCH_FOLDER):
-        publish.subscribe(OutcomeFile(Path(folder)).on_event)
-    depending = backend.depending if scheduled is None else lambda node_id: ()
-    return LocalNode(
-        settings,
-        slots,
-        scheduled,
-        backend,
-        guards,
-        workers,
-        publish,
-        event_log,
-        ConsoleReporter(lambda: backend.shown, how_to_reach=backend.how_to_reach, are_warm=is_warm(settings)),
-        SignalDesk(settings, scheduled, stop_signals, publish=publish, depending=depending),
-        depending,
-    )
 
 
 async def _live(node: LocalNode, systemd: SystemdReporter, held: ExitStack) -> Ending:
@@ -247,7 +211,7 @@ async def _live(node: LocalNode, systemd: SystemdReporter, held: ExitStack) -> E
                 node.publish(events.NotStarted(claim.reason))
                 return claim
             held.callback(os.close, claim)
-            command = EventCommand(node.settings.on_event, node.run_id, lambda: node.console.node_id)
+            command = EventCommand(node.settings.on_event, node.run_id, lambda: node.node_id)
             node.publish.subscribe(command.on_event)
             ending = (await take_part(node, held)).with_remedy(node.console.remedy)
             await _end(node, ending)
@@ -283,7 +247,7 @@ async def _host_on(node: LocalNode) -> None:
     """Keep serving the store, if this node hosts it, until no run needs it any more."""
     node.signals.hosting_on = True
     while True:
-        runs, nodes = _dependents(node), node.depending(node.console.node_id)
+        runs, nodes = _dependents(node), node.depending()
         node.publish(events.Hosting(runs, tuple(nodes)))
         if not runs:
             return

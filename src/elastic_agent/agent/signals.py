@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from elastic_agent.agent.events import LeaveSignalled
@@ -37,41 +38,30 @@ class EndedAtOnceError(Exception):
         self.signum = signum
 
 
+@dataclass(eq=False, repr=False)
 class SignalDesk:
-    """Receives the agent's signals and passes them to the supervisor, as soon as there is one."""
+    """Receives the agent's signals from :meth:`open` on, and passes them to the supervisor, as soon as there is one."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        job: SlurmJob | None,
-        stop_signals: StopSignals,
-        *,
-        publish: Callable[[LeaveSignalled], None],
-        depending: Callable[[str], Sequence[str]] = lambda node_id: (),
-    ) -> None:
-        """Prepare; no signal is handled before :meth:`open`.
+    settings: Settings
+    """They say which signal means what."""
+    job: SlurmJob | None
+    """The Slurm job that this agent is a task of, if it is."""
+    stop_signals: StopSignals
+    """Those that are handled here, and those that have come, among them a notice before :meth:`open`."""
+    _: KW_ONLY
+    publish: Callable[[LeaveSignalled], None]
+    """Called when a signal makes this agent leave."""
+    depending: Callable[[], Sequence[str]] = tuple
+    """Gives the nodes that cannot go on without the store of this process."""
 
-        Args:
-            settings: say which signal means what.
-            job: the Slurm job that this agent is a task of, if it is.
-            stop_signals: those received, among them a notice that came before.
-            publish: called when a signal makes this agent leave.
-            depending: gives the nodes that cannot go on without the store of this process, from this node's id.
-        """
+    def __post_init__(self) -> None:
         self.leave_signals: list[int] = []
         """Signals to leave that have come."""
         self.hosting_on = False
         """The agent's own part is over; it only serves the store to others."""
-        self.stop_signals = stop_signals
-        """Those that are handled here, and those that have come."""
-        self._settings = settings
-        self._job = job
-        self._publish = publish
         self._main: asyncio.Task[Any] | None = None
         """Cancelled when there is nothing to shut down gracefully, or no time for it."""
-        self._depending = depending
         self._supervisor: Supervisor | None = None
-        self._node_id = ""
         self._notice = ""
         """The request to end the run, once there is one."""
         self._tasks = BackgroundTasks()
@@ -81,8 +71,8 @@ class SignalDesk:
         """Handle signals from now on, in the running loop; a second signal to leave cancels the present task."""
         loop = asyncio.get_running_loop()
         self._main = asyncio.current_task()
-        notice = self._settings.notice_signum
-        wanted = {signal.Signals[name]: self._leave_signalled for name in self._settings.signals_to_handle}
+        notice = self.settings.notice_signum
+        wanted = {signal.Signals[name]: self._leave_signalled for name in self.settings.signals_to_handle}
         if notice is not None:
             wanted[notice] = self._notice_signalled
         for signum, act in wanted.items():
@@ -97,9 +87,9 @@ class SignalDesk:
         with contextlib.suppress(ValueError):  # not the main thread
             signal.set_wakeup_fd(-1)
 
-    def attend(self, supervisor: Supervisor, node_id: str) -> None:
+    def attend(self, supervisor: Supervisor) -> None:
         """Pass signals to this supervisor, including those received before there was one."""
-        self._supervisor, self._node_id = supervisor, node_id
+        self._supervisor = supervisor
         if self.leave_signals:  # it came while another id was being looked for
             supervisor.drain(f"{signal_name(-self.leave_signals[0])} received")
         elif self._notice:
@@ -111,8 +101,8 @@ class SignalDesk:
         self.stop_signals.receive(signum)
         self.leave_signals.append(int(signum))
         received = f"{signal_name(-signum)} received"
-        self._publish(LeaveSignalled(received))
-        depending = names(self._depending(self._node_id))
+        self.publish(LeaveSignalled(received))
+        depending = names(self.depending())
         if self._supervisor is None or len(self.leave_signals) > 1:
             follows = f"; this machine hosted the store: {depending} cannot go on until {_AGAIN}"
             self._log.warning(f"{received}: exiting immediately{follows if depending else ''}")
@@ -123,13 +113,13 @@ class SignalDesk:
             self._log.info(
                 f"{received} while {who} need the store here; send a second signal to exit immediately"
             )
-        elif self._job is not None and signum == signal.SIGTERM:
-            self._tasks.start(self._ask_slurm(self._supervisor, self._job, signum))
+        elif self.job is not None and signum == signal.SIGTERM:
+            self._tasks.start(self._ask_slurm(self._supervisor, self.job, signum))
         else:
             self._leave(self._supervisor, received)
 
     def _leave(self, supervisor: Supervisor, received: str) -> None:
-        depending = names(self._depending(self._node_id))
+        depending = names(self.depending())
         stays = f", and its agent stays to serve the store to {depending}" if depending else ""
         follows = f" (they cannot go on then until {_AGAIN})" if depending else ""
         self._log.info(
@@ -139,7 +129,8 @@ class SignalDesk:
 
     def _begin_notice(self, signum: int) -> None:
         self._log.info(f"{signal_name(-signum)} received: stopping the run; its workers get a notice to save")
-        self._notice = f"{signal_name(-signum)} on {self._node_id or 'a node'}"
+        where = self._supervisor.node_id if self._supervisor is not None else "a node"
+        self._notice = f"{signal_name(-signum)} on {where}"
 
     def _notice_signalled(self, signum: int) -> None:
         self.stop_signals.receive(signum)
@@ -148,10 +139,10 @@ class SignalDesk:
             self._give_notice(self._supervisor)
 
     def _give_notice(self, supervisor: Supervisor) -> None:
-        if self._job is None:
-            supervisor.stop(Cause.PREEMPTED, self._settings.notice_time, self._notice)
+        if self.job is None:
+            supervisor.stop(Cause.PREEMPTED, self.settings.notice_time, self._notice)
         else:
-            self._tasks.start(self._ask_slurm(supervisor, self._job))
+            self._tasks.start(self._ask_slurm(supervisor, self.job))
 
     async def _ask_slurm(self, supervisor: Supervisor, job: SlurmJob, signum: int | None = None) -> None:
         """Give the notice with the reason and the deadline that Slurm's controller names.
@@ -174,4 +165,4 @@ class SignalDesk:
         if end.unknown_because:
             self._log.warning("cannot determine when the job ends", reason=end.unknown_because)
         cause = Cause.PREEMPTED if end.preempted else Cause.WALLTIME
-        supervisor.stop(cause, end.time_to_save_s(self._settings.notice_time), self._notice)
+        supervisor.stop(cause, end.time_to_save_s(self.settings.notice_time), self._notice)

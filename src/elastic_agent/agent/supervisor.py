@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, TypeAlias
 
 from elastic_agent.agent import events
@@ -24,7 +24,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Cause, Failure, Grace, Notice, Outcome, Phase, Plan, Seat, World
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events as session_events
-from elastic_agent.rendezvous.participant import Participant, Reporter, StopRequests, Workers
+from elastic_agent.rendezvous.participant import Owner, Participant
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import new_incarnation
 from elastic_agent.workers.context import WorkerContext
@@ -59,37 +59,29 @@ _NOWHERE = Address("localhost", 1)
 """Workers that have no world do not learn it."""
 
 
+@dataclass(eq=False, repr=False)
 class Supervisor:
-    """Runs one node until its part in the run is over."""
+    """Runs one node until its part in the run is over. To be made in the event loop."""
 
-    def __init__(
-        self,
-        session: Session,
-        runner: Runner,
-        make_workers: MakeWorkers,
-        *,
-        publish: Callable[[events.Event], None],
-        remember: Callable[[Plan], None],
-        write_down: Callable[[str], Awaitable[None]],
-    ) -> None:
-        """Prepare; in the event loop.
+    session: Session
+    """With the store."""
+    runner: Runner
+    """Of the workers of this node; its settings hold for all of it."""
+    make_workers: MakeWorkers
+    """Makes the workers of an incarnation in a world after so many charged restarts, of which some may be parked; a
+    number: apart from any world (see :meth:`.WorkerFactory.make`). Raises OSError if it cannot."""
+    _: KW_ONLY
+    publish: Callable[[events.Event], None]
+    """Publishes events to the reporters; never raises."""
+    remember: Callable[[Plan], None]
+    """Writes the run history to disk, for a new store; returns at once."""
+    write_down: Callable[[str], Awaitable[None]]
+    """Keeps on disk the present incarnation and the processes it has; raises OSError if that cannot be done soon."""
 
-        Args:
-            session: with the store.
-            runner: of the workers of this node; its settings hold for all of it.
-            make_workers: makes the workers of an incarnation in a world after so many charged restarts, of which some
-                may be parked; a number: apart from any world (see :meth:`.WorkerFactory.make`). Raises OSError if it
-                cannot.
-            publish: publishes events to the reporters; never raises.
-            remember: writes the run history to disk, for a new store; returns at once.
-            write_down: keeps on disk the present incarnation and the processes it has; raises OSError if that cannot be
-                done soon.
-        """
+    def __post_init__(self) -> None:
         self.world: World | None = None
         """The world whose workers this node runs or ran last."""
-        self._session, self._runner, self._make_workers = session, runner, make_workers
-        self._publish, self._remember, self._write_record = publish, remember, write_down
-        self._node_id = session.member.node_id
+        self.node_id = self.session.member.node_id
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[Ending] = loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -99,22 +91,23 @@ class Supervisor:
         """The generation whose workers last got a notice to save and exit."""
         self._last_failure: Failure | None = None
         self._starts_apart = 0
-        """How often workers were started apart from any world."""
-        runner.listen(self._worker_event, self._start_task)
-        workers = Workers(
-            set_deadline=runner.set_deadline,
+        """The number of times that workers were started apart from any world."""
+        self.runner.listen(self._worker_event, self._start_task)
+        owner = Owner(
+            set_deadline=self.runner.set_deadline,
             warm_up=self._warm_up,
             start=self._start_workers,
             stop=self._stop_workers,
             notify=self._notify,
+            departs=self._departs,
+            rejoins=self._rejoins,
+            announced=self.publish,
+            handles_notices=lambda: self.runner.handles_notices,
+            call_later=loop.call_later,
         )
-        reporter = Reporter(announced=publish, rejoins=self._rejoins, departs=self._departs)
-        self._participant = Participant(session, workers, reporter, new_incarnation)
+        self._participant = Participant(self.session, owner, new_incarnation)
         self.node, self._perform = self._participant.node, self._participant.perform
-        self._requests = StopRequests(
-            self._participant, self._node_id, lambda: runner.handles_notices, loop.call_later
-        )
-        session.listen(self.session_event)
+        self.session.listen(self.session_event)
 
     @property
     def seat(self) -> Seat | None:
@@ -124,7 +117,7 @@ class Supervisor:
     @property
     def progress(self) -> Progress | None:
         """The progress of the workers of this node; None while none runs."""
-        return self._runner.progress
+        return self.runner.progress
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -133,18 +126,18 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._callback_failed)
         await self._write_down(self.node.incarnation)
-        session = asyncio.create_task(self._session.run())
+        session = asyncio.create_task(self.session.run())
         session.add_done_callback(self._session_ended)
         try:
             ending = await self._ending
-            await self._session.flush(LAST_WORD_S)  # else other nodes wait for the lease to expire
+            await self.session.flush(LAST_WORD_S)  # else other nodes wait for the lease to expire
             return ending
         finally:
             session.cancel()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(session, *self._tasks, return_exceptions=True)
-            self._runner.close()
+            self.runner.close()
             loop.set_exception_handler(None)
 
     def _session_ended(self, task: asyncio.Task[None]) -> None:
@@ -165,7 +158,7 @@ class Supervisor:
 
     def session_event(self, event: session_events.SessionEvent) -> None:
         """Handle an event of the session."""
-        self._publish(event)
+        self.publish(event)
         match event:
             case session_events.PlanSeen(plan=plan):
                 self._plan_seen(plan)
@@ -174,7 +167,7 @@ class Supervisor:
         self._participant.take_in(event)
 
     def _plan_seen(self, plan: Plan) -> None:
-        self._remember(plan)
+        self.remember(plan)
         for test, waiting in self._waiters:
             if not waiting.done() and test(plan):
                 waiting.set_result(plan)
@@ -189,18 +182,18 @@ class Supervisor:
 
     def drain(self, reason: str, left_s: float | None = None) -> None:
         """Have this node leave after its workers and all others have saved, for which they get this much time."""
-        self._publish(events.DrainRequested(None, reason))
-        self._requests.leave(reason, self._runner.settings.shutdown_timeout if left_s is None else left_s)
+        self.publish(events.DrainRequested(None, reason))
+        self._participant.leave(reason, self.runner.settings.shutdown_timeout if left_s is None else left_s)
 
     def drain_other(self, node_id: str, left_s: float, reason: str) -> None:
         """Have another node leave."""
-        self._publish(events.DrainRequested(node_id, reason))
-        self._requests.remove(node_id, left_s, reason)
+        self.publish(events.DrainRequested(node_id, reason))
+        self._participant.remove(node_id, left_s, reason)
 
     def stop(self, cause: Cause, left_s: float, reason: str) -> None:
         """Have the whole run end after all workers have saved."""
-        self._publish(events.StopRequested(cause, left_s, reason))
-        self._requests.end_run(cause, left_s, reason)
+        self.publish(events.StopRequested(cause, left_s, reason))
+        self._participant.end_run(cause, left_s, reason)
 
     async def node_left(self, node_id: str) -> Ending | None:
         """Wait until the last worker of a node that is to leave has exited.
@@ -208,7 +201,7 @@ class Supervisor:
         Returns:
             How this agent's own part ended, if that came first; None if it continues.
         """
-        if node_id != self._node_id:
+        if node_id != self.node_id:
             serial = self.node.next_stop_request - 1
             plan = self.node.plan
             seats = plan.world.seats if plan is not None and plan.world is not None else ()
@@ -249,10 +242,6 @@ class Supervisor:
 
     # -- workers --------------------------------------------------------------------------------
 
-    def hang(self, generation: int, failure: Failure) -> None:
-        """Handle a hang of the workers of this generation."""
-        self._runner.hang(generation, failure)
-
     async def _record_guard(self, guard: Guard) -> None:
         """Record a new guard on the disk before it starts workers.
 
@@ -261,16 +250,16 @@ class Supervisor:
         """
         incarnation = self.node.incarnation
         is_written = await self._write_down(incarnation)
-        if guard is not self._runner.guards.present:
+        if guard is not self.runner.guards.present:
             return  # it died, too
         if not is_written and incarnation == self.node.incarnation:
             why = "its new guard process could not be recorded in the state directory"
-            self._session.fenced(why, at_deadline=False)
-        self._runner.release_starts()
+            self.session.fenced(why, at_deadline=False)
+        self.runner.release_starts()
 
     def _worker_event(self, event: events.Event) -> None:
         """Handle an event of the runner."""
-        self._publish(event)
+        self.publish(event)
         match event:
             case Spawned(generation=generation):
                 self._perform(self.node.started(generation))
@@ -286,26 +275,26 @@ class Supervisor:
             case events.WorkersSaved(generation=generation):
                 self._perform(self.node.saved(generation))
             case events.WorkersCleared(unkillable=unkillable, parked=parked):
-                all_parked = parked == self._session.member.slots
+                all_parked = parked == self.session.member.slots
                 self._perform(self.node.stopped(unkillable, parked=bool(parked), all_parked=all_parked))
             case events.WarmedUp(parked=parked, all_parked=all_parked, again=again):
                 self._perform(self.node.warmed_up(parked=bool(parked), all_parked=all_parked, again=again))
             case GuardLost():
-                self._start_task(self._record_guard(self._runner.guards.present))
+                self._start_task(self._record_guard(self.runner.guards.present))
             case Fenced():
-                self._session.fenced("the guard killed the workers when the lease expired")
+                self.session.fenced("the guard killed the workers when the lease expired")
 
     # -- actions --------------------------------------------------------------------------------
 
     def _notify(self, notice: Notice) -> None:
         self._noticed = self.node.generation
-        workers = self._runner.notify(notice, boottime_s() + notice.left_s)
-        self._publish(events.NoticeGiven(self.node.generation, notice, workers))
+        workers = self.runner.notify(notice, boottime_s() + notice.left_s)
+        self.publish(events.NoticeGiven(self.node.generation, notice, workers))
 
     def _stop_workers(self, action: machine.StopWorkers) -> None:
-        self._publish(events.WorkersStopping(self.node.generation, action.reason, action.grace))
+        self.publish(events.WorkersStopping(self.node.generation, action.reason, action.grace))
         may_save = action.grace is Grace.DRAIN or self._is_in_order()
-        self._runner.stop(
+        self.runner.stop(
             action.grace, dump_stacks=action.dump_stacks, may_save=may_save, may_park=action.keep
         )
 
@@ -321,17 +310,17 @@ class Supervisor:
         try:
             made = self._made(world)
         except (OSError, ValueError, RuntimeError) as error:
-            failure = start_failure(self._node_id, with_remedy(error))
+            failure = start_failure(self.node_id, with_remedy(error))
             self._worker_event(events.WorkersFailed(world.generation, failure))
         else:
-            self._runner.start(*made)
+            self.runner.start(*made)
 
     def _warm_up(self) -> None:
         """Start the workers that are missing with what they know before they have a place: this node alone."""
-        plan, parked = self.node.plan, self._runner.waiting
+        plan, parked = self.node.plan, self.runner.waiting
         # The next one in which it may have a place.
         generation = plan.generation + (plan.phase is not Phase.FORMING) if plan is not None else 0
-        me = self._session.member
+        me = self.session.member
         seat = Seat(me.node_id, me.incarnation, me.address, me.slots, 0, me.role)
         alone = World(generation, (seat,), _NOWHERE, me.node_id)
         self._starts_apart += 1
@@ -341,21 +330,21 @@ class Supervisor:
             get_logger().warning("workers start in their world, not before it", reason=with_remedy(error))
             self._worker_event(events.WarmedUp(len(parked.pids) if parked is not None else 0, False))
         else:
-            self._runner.start(*made, apart=True)
+            self.runner.start(*made, apart=True)
 
     def _made(self, world: World, number: int | None = None) -> tuple[WorkerContext, HeartbeatFile]:
         """Make the workers of this node; see :meth:`WorkerFactory.make`."""
         restarts = self.node.plan.charged if self.node.plan is not None else 0
-        runner, incarnation = self._runner, self.node.incarnation
-        return self._make_workers(runner.guards.present, world, incarnation, restarts, runner.waiting, number)
+        runner, incarnation = self.runner, self.node.incarnation
+        return self.make_workers(runner.guards.present, world, incarnation, restarts, runner.waiting, number)
 
     def _rejoins(self, incarnation: str, reason: str) -> None:
-        self._publish(events.Rejoining(incarnation, reason))
+        self.publish(events.Rejoining(incarnation, reason))
         # Nothing depends on it but how soon a successor is there.
         self._start_task(self._write_down(incarnation))
 
     def _departs(self, ending: machine.Depart) -> None:
-        self._publish(ending)
+        self.publish(ending)
         plan = self.node.plan
         is_requeuer = plan is not None and plan.requeuer == self.node.incarnation
         self._end(Ending(ending.outcome, ending.reason, self._last_failure, plan, is_requeuer))
@@ -363,7 +352,7 @@ class Supervisor:
     async def _write_down(self, incarnation: str) -> bool:
         """Write the record, and return whether that was possible; else a successor has to wait after a crash."""
         try:
-            await self._write_record(incarnation)
+            await self.write_down(incarnation)
         except OSError as error:
             get_logger().warning(
                 "cannot write the state directory; if this agent is killed, its successor on this node has to wait "

@@ -81,12 +81,12 @@ async def _take_part_as(node: LocalNode, lock: NodeIdLock) -> Ending:
         collectives.open()
         supervisor = _supervisor(node, lock, session, collectives)
         goes_on = history is not None and node.job.continues(history)
-        observer = RunObserver(node, node.run_id, lock.node_id, supervisor, collectives, goes_on=goes_on)
+        observer = RunObserver(node, supervisor, collectives, goes_on=goes_on)
         node.publish(events.AgentStarted(incarnation, os.getpid(), node.slots))
         node.console.read_status = partial(_status, session)
-        node.console.newest_step = partial(_newest_step, supervisor)
-        node.signals.attend(supervisor, lock.node_id)
-        control = await _listen(Commands(node, node.run_id, lock.node_id, supervisor, observer))
+        node.console.newest_step = lambda: supervisor.progress.reported_step if supervisor.progress else 0
+        node.signals.attend(supervisor)
+        control = await _listen(Commands(node, supervisor, observer))
         if control is not None:
             closing.push_async_callback(control.close, LAST_ANSWERS_S)
         closing.callback(collectives.close)
@@ -97,7 +97,7 @@ async def _take_part_as(node: LocalNode, lock: NodeIdLock) -> Ending:
         tasks.start(observer.questions.serve())
         closing.callback(observer.questions.close)
         ending = _with_own_part(node, await supervisor.run(), supervisor, history)
-        await observer.conclude(ending.outcome, ending.reason, node.depending(lock.node_id))
+        await observer.conclude(ending.outcome, ending.reason)
     node.publish(events.AgentEnded(ending.outcome, ending.reason))
     return ending
 
@@ -165,11 +165,6 @@ async def _listen(commands: Commands) -> ControlSocket | None:
 
 async def _status(session: Session) -> Waiting:
     return with_missing_nodes(await session.status(), os.environ)
-
-
-def _newest_step(supervisor: Supervisor) -> int:
-    progress = supervisor.progress
-    return max(progress.steps.values(), default=0) if progress is not None else 0
 
 
 # -- what the outcome means here ------------------------------------------------------------------

@@ -31,10 +31,25 @@ class LaunchError(RuntimeError):
         self.exit_code = exit_code
 
 
-def run_agent(
-    entrypoint: Callable[..., Any] | str, args: Sequence[Any], settings: Mapping[str, Any]
-) -> dict[int, Any]:
-    """Do what `launcher.launch` describes."""
+def launch(entrypoint: Callable[..., Any] | str, *args: Any, **settings: Any) -> dict[int, Any]:
+    """Run ``entrypoint(*args)`` in the workers of an elastic run, with the agent of this node.
+
+    Args:
+        entrypoint: a function, which is pickled (with cloudpickle if that is installed); or a program, for which
+            ``args`` are its arguments.
+        args: what every worker passes to it.
+        settings: settings of the agent, by their names in the settings file; others come from the environment and
+            from the file as usual.
+
+    Returns:
+        What the function returned, by global rank, for the workers of this node; None for each worker of a program.
+
+    Raises:
+        torch.distributed.elastic.multiprocessing.errors.ChildFailedError: workers of this node failed, and the
+            restart budget is exhausted.
+        LaunchError: the run ended otherwise without success, or could not be started.
+        TypeError: there is no such setting, or the function or an argument cannot be pickled.
+    """
     options = _options(settings)
     environ = {**os.environ, **_switched_off(settings)}
     with tempfile.TemporaryDirectory(prefix="elastic-agent-launch-") as name:
@@ -148,8 +163,9 @@ def _result(entrypoint: Callable[..., Any] | str, folder: Path, code: int, mista
             return dict.fromkeys(outcome.ranks)
         if not outcome.started:
             raise LaunchError(f"there are no results: {outcome.reason}", code)
-        results = _by_rank(folder / "results" / str(outcome.generation))
-        return {int(file.name): pickle.loads(file.read_bytes()) for file in results}
+        results = (folder / "results" / str(outcome.generation)).glob("[0-9]*")
+        by_rank = sorted((int(file.name), file) for file in results)
+        return {rank: pickle.loads(file.read_bytes()) for rank, file in by_rank}
     reason = outcome.reason if outcome is not None else ""
     if code == ExitCode.FAILED and outcome is not None and outcome.failed:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -166,10 +182,6 @@ def _result(entrypoint: Callable[..., Any] | str, folder: Path, code: int, mista
     meanings = {int(known): meaning for known, meaning in MEANINGS.items()}
     why = reason or mistake or meanings.get(code, "see its messages")
     raise LaunchError(f"elastic-agent exited with code {code}: {why}", code)
-
-
-def _by_rank(folder: Path) -> list[Path]:
-    return sorted(folder.glob("[0-9]*"), key=lambda file: int(file.name)) if folder.is_dir() else []
 
 
 def _error_file(folder: Path, pid: int) -> str:

@@ -70,7 +70,12 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
     root.setLevel(logging.INFO if wanted == logging.DEBUG else max(wanted, _LIBRARY_LEVEL))
     logging.getLogger(_OWN).setLevel(wanted)
     logging.captureWarnings(True)
-    _configure_structlog()
+    structlog.configure(
+        processors=_processors(),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=BoundLogger,
+        cache_logger_on_first_use=False,
+    )
     adopt_library_loggers()
 
 
@@ -82,15 +87,6 @@ def log_beside_program(level: str, stream: TextIO) -> None:
     own.handlers, own.propagate = [handler], False
     own.setLevel(_LEVELS[level])
     _log.is_beside = True
-
-
-def _configure_structlog() -> None:
-    structlog.configure(
-        processors=_processors(),
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=BoundLogger,
-        cache_logger_on_first_use=False,
-    )
 
 
 def _processors() -> list[Processor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 from structlog.stdlib import BoundLogger
@@ -49,52 +50,39 @@ LEAST_WAIT_S = 0.001
 """For which hints are waited for at least: a time that is over by a rounding error must not make the driver spin."""
 
 
+@dataclass(eq=False, repr=False)
 class RunDriver:
     """Coordinates one run, in a store that this coordinator alone writes plans to."""
 
-    def __init__(
-        self,
-        run_id: str,
-        records: CoordinatorRecords,
-        history_store: RunHistoryStore,
-        wait_for_hints: Callable[[float], Awaitable[Collection[str]]],
-        clock: Callable[[], float],
-        log: BoundLogger,
-        *,
-        store_born_s: float = -math.inf,
-        keep_over_s: float = KEEP_OVER_S,
-        idle_s: float = IDLE_S,
-    ) -> None:
-        """Prepare; :meth:`coordinate` or :meth:`coordinate_until_over` begins.
+    run_id: str
+    """The run's name."""
+    records: CoordinatorRecords
+    """Of the run, in the store."""
+    history_store: RunHistoryStore
+    """The run histories on this machine's disk."""
+    wait_for_hints: Callable[[float], Awaitable[Collection[str]]]
+    """Waits until records changed, or until this time, for :data:`LEAST_WAIT_S` at least: the incarnations whose
+    records did."""
+    clock: Callable[[], float]
+    """Seconds of the coordinator's own clock."""
+    log: BoundLogger
+    """The agent's log."""
+    _: KW_ONLY
+    store_born_s: float = -math.inf
+    """See :class:`~elastic_agent.protocol.coordinator.Coordinator`."""
+    keep_over_s: float = KEEP_OVER_S
+    """How long the records of a run that is over, or never began, stay when no node is left."""
+    idle_s: float = IDLE_S
+    """How often a run without live nodes is checked."""
 
-        Args:
-            run_id: the run's name.
-            records: of the run, in the store.
-            history_store: the run histories on this machine's disk.
-            wait_for_hints: waits until records changed, or until this time, for :data:`LEAST_WAIT_S` at least: the
-                incarnations whose records did.
-            clock: seconds of the coordinator's own clock.
-            log: the agent's log.
-            store_born_s: see :class:`~elastic_agent.protocol.coordinator.Coordinator`.
-            keep_over_s: how long the records of a run that is over, or never began, stay when no node is left.
-            idle_s: how often a run without live nodes is checked.
-        """
+    def __post_init__(self) -> None:
         self.needed = True
         """A live node still depends on the store for this run."""
         self.over = False
         """The run has its outcome, and every live node knows it."""
         self.winding_up = False
         """The run has its outcome, or is about to, and its records are still there."""
-        self._run_id = run_id
-        self._records = records
-        self._history_store = history_store
-        self._wait_for_hints = wait_for_hints
-        self._clock = clock
-        self._log = log
-        self._store_born_s = store_born_s
-        self._keep_over_s = keep_over_s
-        self._idle_s = idle_s
-        now_s = clock()
+        now_s = self.clock()
         self._coordinator = Coordinator(now_s)
         self._decide_s = self._full_read_s = self._lease_read_s = now_s
         """When to decide again, to read all records, and to read the leases."""
@@ -118,7 +106,7 @@ class RunDriver:
         hints: Collection[str] = ()
         while True:
             await self._turn(hints)
-            if self._clock() < self._unused_since_s + self._keep_over_s:
+            if self.clock() < self._unused_since_s + self.keep_over_s:
                 hints = await self._wait(self._next_turn_s if self.needed else self._next_idle_turn_s)
             elif await self._remove_unused():
                 return
@@ -132,19 +120,19 @@ class RunDriver:
         while not self.over:
             hints = await self._wait(self._next_turn_s)
             await self._turn(hints)
-        await self._records.remove_run(self._settled_history)
+        await self.records.remove_run(self._settled_history)
         self.winding_up = False
 
     async def _begin(self) -> None:
         """Read the state of the run from the store and the disk."""
-        plan = await self._records.read_plan()
-        history = await self._history_store.load(self._run_id)
+        plan = await self.records.read_plan()
+        history = await self.history_store.load(self.run_id)
         # After the answers: a notice in the plan has its time from here on.
-        self._coordinator = Coordinator(self._clock(), plan, history, self._store_born_s)
+        self._coordinator = Coordinator(self.clock(), plan, history, self.store_born_s)
 
     async def _wait(self, until_s: float) -> Collection[str]:
-        hints = await self._wait_for_hints(until_s)
-        self._on_time_s = min(self._clock(), until_s)
+        hints = await self.wait_for_hints(until_s)
+        self._on_time_s = min(self.clock(), until_s)
         return hints
 
     @property
@@ -154,12 +142,12 @@ class RunDriver:
     @property
     def _next_idle_turn_s(self) -> float:
         """The same when no node is left: nothing is to be expected but a hint, or that the run's time is over."""
-        removal_s = self._unused_since_s + self._keep_over_s
-        return min(self._decide_s, removal_s, self._clock() + self._idle_s)
+        removal_s = self._unused_since_s + self.keep_over_s
+        return min(self._decide_s, removal_s, self.clock() + self.idle_s)
 
     async def _turn(self, hints: Collection[str]) -> None:
         """Read what may have changed, and act until there is nothing to do."""
-        now_s = self._clock()
+        now_s = self.clock()
         if now_s >= self._full_read_s:
             await self._read_all()
         else:
@@ -179,10 +167,10 @@ class RunDriver:
         """Remove the run's records, unless a node has registered meanwhile: its records are then read at once."""
         await self._read(None)
         if not self._coordinator.has_live_members:
-            await self._records.remove_run(self._settled_history)
+            await self.records.remove_run(self._settled_history)
             return True
         self._unused_since_s = math.inf
-        self._full_read_s = self._clock()
+        self._full_read_s = self.clock()
         return False
 
     @property
@@ -192,15 +180,15 @@ class RunDriver:
     # -- reading --------------------------------------------------------------------------------
 
     async def _read_all(self) -> None:
-        now_s = self._clock()
+        now_s = self.clock()
         await self._read(None)
         self._full_read_s = now_s + self._ttl_s
         self._lease_read_s = self._next_lease_read_s(now_s)
 
     async def _read(self, incarnations: Collection[str] | None) -> Snapshot:
         """Read these incarnations' records again, or all of them (None)."""
-        snapshot = await self._records.read(incarnations)
-        now_s = self._clock()  # after the answer: what it holds was written before
+        snapshot = await self.records.read(incarnations)
+        now_s = self.clock()  # after the answer: what it holds was written before
         for key, member in snapshot.members.items():
             lease = snapshot.leases.get(key)
             if lease is not None:
@@ -208,10 +196,10 @@ class RunDriver:
         return snapshot
 
     async def _read_leases(self) -> None:
-        started_s = self._clock()
+        started_s = self.clock()
         sightings = self._coordinator.ledger.sightings
-        leases = await self._records.read_leases(tuple(sightings))
-        now_s = self._clock()  # after the answer, too
+        leases = await self.records.read_leases(tuple(sightings))
+        now_s = self.clock()  # after the answer, too
         for key, lease in leases.items():
             if key in sightings:
                 self._coordinator.observe(sightings[key].member, lease, now_s)
@@ -237,23 +225,22 @@ class RunDriver:
         """Decide and carry out, again and again, until the decision is to wait."""
         while True:
             await self._allow_for_own_pause()
-            decision = self._coordinator.decide(self._clock())
+            decision = self._coordinator.decide(self.clock())
             if decision.plan is not None and self.plan is None:
-                await (
-                    self._read_all()
-                )  # a node that has just registered may run a world that no other node knows
-                decision = self._coordinator.decide(self._clock())
+                # A node that has just registered may run a world that no other node knows.
+                await self._read_all()
+                decision = self._coordinator.decide(self.clock())
             if decision.revoke:
                 # The hint to a node's newest record may have been lost.
                 await self._read(decision.revoke)
-                decision = self._coordinator.decide(self._clock())
+                decision = self._coordinator.decide(self.clock())
             await self._report(decision)
             progress = await self._revoke(decision.revoke)
             if decision.plan is not None:
                 await self._publish(decision.plan)
                 progress = True
             for incarnation in decision.forget:
-                await self._records.forget(incarnation)
+                await self.records.forget(incarnation)
                 self._coordinator.forgotten(incarnation)
             if not progress:
                 if decision.done and self._settled_history is not None:
@@ -262,30 +249,30 @@ class RunDriver:
 
     async def _allow_for_own_pause(self) -> None:
         """Count neither a pause of this process nor what was read before it against any node."""
-        late_s = self._clock() - self._on_time_s
+        late_s = self.clock() - self._on_time_s
         if late_s > min(self._ttl_s * PAUSE_LEASES, PAUSE_S):
-            self._log.info("the coordinator was paused", for_s=round(late_s, 3))
+            self.log.info("the coordinator was paused", for_s=round(late_s, 3))
             await self._read_all()
-            self._coordinator.stood_still(self._clock(), late_s)
-        self._on_time_s = self._clock()
+            self._coordinator.stood_still(self.clock(), late_s)
+        self._on_time_s = self.clock()
 
     async def _report(self, decision: Decision) -> None:
         if decision.reason != self._reason:
             self._reason = decision.reason
-            self._log.debug("coordinator", decision=decision.reason)
+            self.log.debug("coordinator", decision=decision.reason)
             waiting = Waiting(decision.reason, decision.lacks_nodes, decision.joined)
-            await self._records.write_status(waiting_text(waiting))
+            await self.records.write_status(waiting_text(waiting))
 
     async def _revoke(self, incarnations: Mapping[str, str]) -> bool:
         """End these leases, unless they were renewed meanwhile; whether any has ended."""
         progress = False
         for incarnation, reason in incarnations.items():
             lease = self._coordinator.ledger.sightings[incarnation].lease
-            if await self._records.revoke(lease, reason):
+            if await self.records.revoke(lease, reason):
                 self._coordinator.revoked(incarnation)
                 progress = True
             elif incarnation not in (await self._read([incarnation])).leases:
-                self._coordinator.revoked(incarnation, self._clock())
+                self._coordinator.revoked(incarnation, self.clock())
                 progress = True
         return progress
 
@@ -293,17 +280,17 @@ class RunDriver:
         if plan.generation > 0:
             await self._save(plan)  # before any node can read it
         self.winding_up |= plan.is_terminal  # before our own agent can read it, and end
-        await self._records.publish(plan)
-        self._coordinator.published(plan, self._clock())
+        await self.records.publish(plan)
+        self._coordinator.published(plan, self.clock())
 
     async def _save(self, history: Plan) -> None:
         """Write the run history to disk, for a new store; if that fails, training continues."""
         try:
-            await self._history_store.save(self._run_id, history)
+            await self.history_store.save(self.run_id, history)
         except OSError as error:
             if not self._save_fails:
                 self._save_fails = True
-                self._log.error(
+                self.log.error(
                     "cannot write the state directory; the run continues, but if this machine loses the "
                     "store and all agents with it, generations may repeat and the restart budget starts "
                     "over",
@@ -312,4 +299,4 @@ class RunDriver:
         else:
             if self._save_fails:
                 self._save_fails = False
-                self._log.info("the state directory is writable again")
+                self.log.info("the state directory is writable again")

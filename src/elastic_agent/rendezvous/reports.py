@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_agent.diagnosis.records import NodeReport, decode_bulletin, encode_bulletin
-from elastic_agent.transport import (
-    ReportRecords,
-    RunView,
-    Snapshot,
-    TransportError,
-)
+from elastic_agent.transport import ReportRecords, RunView, Snapshot, TransportError
 
 from .waits import T, in_time
 
@@ -36,11 +31,6 @@ class RunReports:
         """Return node id → its report on this generation."""
         return {report.node_id: report for report in self.reports if report.generation == generation}
 
-    @property
-    def newest(self) -> tuple[NodeReport, ...]:
-        """The newest of each node."""
-        return tuple({report.node_id: report for report in self.reports}.values())
-
 
 def run_reports(view: RunView) -> RunReports:
     """Return what was read, with the reports that can be decoded."""
@@ -49,7 +39,10 @@ def run_reports(view: RunView) -> RunReports:
 
 
 class Reports:
-    """One node's access to the reports of its run."""
+    """One node's access to the reports of its run.
+
+    Every call raises :class:`TransportError` when the store does not answer.
+    """
 
     def __init__(self, connect: Callable[[], Coroutine[Any, Any, ReportRecords]]) -> None:
         """``connect`` dials the store."""
@@ -58,32 +51,20 @@ class Reports:
         self._records: ReportRecords | None = None
 
     async def write(self, node_id: str, reports: Sequence[NodeReport]) -> None:
-        """Replace this node's reports.
-
-        Raises:
-            TransportError: the store does not answer.
-        """
+        """Replace this node's reports."""
         data = encode_bulletin(reports)
         await self.call(lambda records: records.write_report(node_id, data))
 
     async def read(self) -> RunReports:
-        """Return all that the store holds about the run.
-
-        Raises:
-            TransportError: the store does not answer.
-        """
+        """Return all that the store holds about the run."""
         return run_reports(await self.call(lambda records: records.read_run()))
 
     async def read_waiting_runs(self) -> Mapping[str, Snapshot]:
-        """Return other runs that wait at this endpoint; see :class:`ReportRecords`.
-
-        Raises:
-            TransportError: the store does not answer.
-        """
+        """Return other runs that wait at this endpoint; see :class:`ReportRecords`."""
         return await self.call(lambda records: records.read_waiting_runs())
 
     async def call(self, work: Callable[[ReportRecords], Coroutine[Any, Any, T]]) -> T:
-        """Carry out ``work`` on the connection; raises ``TransportError`` if the store does not answer."""
+        """Carry out ``work`` on the connection."""
         async with self._one_at_a_time:
             try:
                 if self._records is None:

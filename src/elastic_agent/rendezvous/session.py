@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -70,46 +71,40 @@ REGISTRATIONS_PER_LEASE = 2
 REDIAL_MIN_S, REDIAL_MAX_S = 0.05, 1.0
 
 
+@dataclass(eq=False, repr=False)
 class Session:
-    """Keeps one node registered, its lease renewed and its owner informed, across losses of the store."""
+    """Keeps one node registered, its lease renewed and its owner informed, across losses of the store.
 
-    def __init__(
-        self,
-        dialer: StoreDialer,
-        member: Member,
-        lease_ttl_s: float,
-        address: str | None = None,
-        *,
-        join_timeout_s: float = math.inf,
-        clock: Callable[[], float] = boottime_s,
-        waits: Waits | None = None,
-    ) -> None:
-        """Prepare; nothing is dialled before :meth:`run`.
+    Nothing is dialled before :meth:`run`.
+    """
 
-        Args:
-            dialer: how to reach the store.
-            member: the node's record, in its first state.
-            lease_ttl_s: how long a lease lasts, seconds.
-            address: under which the other nodes reach this one; None: the one it reaches the store from.
-            join_timeout_s: after so many seconds without an answer the store is given up; see ``GivenUp``.
-            clock: CLOCK_BOOTTIME, seconds.
-            waits: how to wait; None: in asyncio.
-        """
-        self.member = member
+    dialer: StoreDialer
+    """How to reach the store."""
+    member: Member
+    """The node's record, in its first state."""
+    lease_ttl_s: float
+    """How long a lease lasts, seconds."""
+    address: str | None = None
+    """Under which the other nodes reach this one; None: the one it reaches the store from."""
+    _: KW_ONLY
+    join_timeout_s: float = math.inf
+    """After so many seconds without an answer the store is given up; see ``GivenUp``."""
+    clock: Callable[[], float] = boottime_s
+    """CLOCK_BOOTTIME, seconds."""
+    waits: Waits = field(default_factory=Waits)
+    """How to wait: in asyncio, unless in the simulator."""
+
+    def __post_init__(self) -> None:
         self.store_id: str | None = None
         self.history: Plan | None = None
         """The run history, for a store without one."""
-        self._dialer = dialer
-        self._clock = clock
-        self._waits = waits = waits or Waits()
-        self._ttl_s, self._join_timeout_s = lease_ttl_s, join_timeout_s
-        self._patience_s = lease_ttl_s / ANSWERS_PER_LEASE
+        self._patience_s = self.lease_ttl_s / ANSWERS_PER_LEASE
         """An answer that takes longer is not waited for: a fresh connection may save the lease."""
         self._callback: Callable[[events.SessionEvent], None] = lambda event: None
         self._lease: HeldLease | None = None
         # To which store which record of the lease was sent last, and when for the first time:
         self._attempt: tuple[tuple[str, Lease] | None, float] = None, 0.0
-        self._work = waits.signal()
+        self._work = self.waits.signal()
         """The pump may have something to do."""
         self._written: Member | None = None
         self._renew_due = self._offer_due = False
@@ -117,10 +112,10 @@ class Session:
         self._renew_at_s, self._timer_due_s = 0.0, math.inf
         """When the timer requests the next renewal, and when it runs next: if later, the agent was paused."""
         self._prepare: World | None = None
-        self._offers = BootstrapOffers(dialer)
+        self._offers = BootstrapOffers(self.dialer)
         self._dialled: World | None = None
         """The world whose bootstrap store is being dialled."""
-        self._dialled_changed = waits.signal()
+        self._dialled_changed = self.waits.signal()
         self.plan: Plan | None = None
         """The newest plan that was followed."""
         self._read_version = 0
@@ -131,8 +126,8 @@ class Session:
         """The plan has not been delivered to the new incarnation yet."""
         self._over: str | None = None
         """The incarnation whose lease was lost: it is never registered again."""
-        self._own_address, self._local_address = address, ""
-        self._all_written = waits.signal()
+        self._local_address = ""
+        self._all_written = self.waits.signal()
         self._commands: NodeRecords | None = None
         # What went wrong with the store since the lease was renewed last, and since when it has not answered:
         self._problem, self._silent_since_s = "", math.inf
@@ -188,7 +183,7 @@ class Session:
 
     def fenced(self, why: str, *, at_deadline: bool = True) -> None:
         """Take in that the workers were killed: no answer that is still under way renews the lease."""
-        paused = self._paused(self._clock()) if at_deadline else ""
+        paused = self._paused(self.clock()) if at_deadline else ""
         if paused:  # an agent that was paused may hear of it before its own timer runs
             self._lose(paused)
         elif at_deadline and self._problem:
@@ -229,7 +224,7 @@ class Session:
     async def run(self) -> None:
         """Stay registered until cancelled. Raises what went wrong in here or in ``listen``'s callback."""
         try:
-            await self._waits.until_one_ends(
+            await self.waits.until_one_ends(
                 self._keep_time(), self._stay_connected(), self._dial_bootstrap_stores()
             )
         finally:
@@ -237,9 +232,9 @@ class Session:
 
     async def _keep_time(self) -> None:
         """Request renewals, and detect when the lease has run out."""
-        self._time_next_renewal(self._clock())
+        self._time_next_renewal(self.clock())
         while True:
-            now_s = self._clock()
+            now_s = self.clock()
             if self._lease is not None and self._lease.expired(now_s):
                 self._expire(now_s)
             if now_s >= self._renew_at_s:
@@ -248,7 +243,7 @@ class Session:
                 self._work.set()
             deadline_s = self._lease.deadline_s if self._lease is not None else self._renew_at_s
             self._timer_due_s = min(self._renew_at_s, deadline_s)
-            await self._waits.sleep(self._timer_due_s - now_s)
+            await self.waits.sleep(self._timer_due_s - now_s)
 
     def _expire(self, now_s: float) -> None:
         if paused := self._paused(now_s):
@@ -263,7 +258,7 @@ class Session:
         A late timer means that (Ctrl-Z, a suspended machine), not a store that does not answer.
         """
         paused_s = now_s - self._timer_due_s
-        if paused_s <= self._ttl_s / RENEWALS_PER_LEASE:
+        if paused_s <= self.lease_ttl_s / RENEWALS_PER_LEASE:
             return ""
         return f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
 
@@ -272,7 +267,7 @@ class Session:
 
         A renewal out of step is seen late, and so is the loss of this node.
         """
-        self._renew_at_s = next_renewal_s(self._ttl_s, sent_s, self._clock())
+        self._renew_at_s = next_renewal_s(self.lease_ttl_s, sent_s, self.clock())
 
     def _lose(self, why: str, *, unanswered: bool = False) -> None:
         """End this incarnation; the owner stops the workers and rejoins."""
@@ -282,7 +277,7 @@ class Session:
         if self._over == self.member.incarnation:
             return
         self._over = self.member.incarnation
-        self._callback(events.LeaseLost(f"lost the lease of {self._ttl_s:g} s: {why}", unanswered))
+        self._callback(events.LeaseLost(f"lost the lease of {self.lease_ttl_s:g} s: {why}", unanswered))
 
     # -- the connection -------------------------------------------------------------------------
 
@@ -297,17 +292,17 @@ class Session:
                     self._callback(events.Disconnected(self._problem, Obstacle.EXPLAINED))
                 else:
                     self._callback(events.GivenUp(str(error)))
-                await self._waits.sleep(REDIAL_MAX_S)
+                await self.waits.sleep(REDIAL_MAX_S)
             except TransportError as error:  # also: no port is free for an offer, or none of ours answers
                 self._lost_store(error)
-                await self._waits.sleep(REDIAL_MIN_S)
+                await self.waits.sleep(REDIAL_MIN_S)
 
     async def _attend(self) -> None:
         """Connect and work until the store is lost."""
         commands = await self._dial()
         try:
             self._connected(commands)
-            await self._waits.until_one_ends(self._pump(commands), self._watch())
+            await self.waits.until_one_ends(self._pump(commands), self._watch())
         finally:
             self._commands = None
             commands.close()
@@ -320,7 +315,7 @@ class Session:
                 return await self._connect()
             except (NotAStoreError, UnreachableError) as error:
                 self._lost_store(error)
-            await self._waits.back_off(next(pauses_s))
+            await self.waits.back_off(next(pauses_s))
 
     def _lost_store(self, error: TransportError) -> None:
         """Report an attempt to reach the store that failed, and give the store up if it is of no use, or in time.
@@ -329,12 +324,12 @@ class Session:
         """
         self._problem = str(error)
         self._callback(events.Disconnected.by(error))
-        now_s = self._clock()
+        now_s = self.clock()
         self._silent_since_s = min(self._silent_since_s, now_s)
         if isinstance(error, NotAStoreError) and self.store_id is None:
             self._callback(events.GivenUp(str(error)))
-        elif now_s - self._silent_since_s >= self._join_timeout_s:
-            reason = f"the store did not answer for {self._join_timeout_s:g} s: {error}"
+        elif now_s - self._silent_since_s >= self.join_timeout_s:
+            reason = f"the store did not answer for {self.join_timeout_s:g} s: {error}"
             self._callback(events.GivenUp(reason))
 
     def _connected(self, commands: NodeRecords) -> None:
@@ -342,7 +337,7 @@ class Session:
         if replaced:
             self.plan, self._read_version = None, 0
         self.store_id = commands.store_id
-        self._local_address = self._own_address or commands.local_address
+        self._local_address = self.address or commands.local_address
         self._commands = commands
         self._silent_since_s = math.inf
         self._written = None
@@ -350,11 +345,11 @@ class Session:
         self._callback(events.Connected(commands.store_id, replaced))
         if replaced:
             self._registered_in = None
-            if self._lease is not None and self._lease.expired(self._clock()):
+            if self._lease is not None and self._lease.expired(self.clock()):
                 self._lose("the store was lost for longer than the lease")
 
     async def _connect(self) -> NodeRecords:
-        return await self._waits.in_time(self._dialer.connect(), DIAL_TIMEOUT_S)
+        return await self.waits.in_time(self.dialer.connect(), DIAL_TIMEOUT_S)
 
     async def _ask(self, request: Coroutine[Any, Any, T]) -> T:
         """Make a request that is answered soon, or not at all.
@@ -363,7 +358,7 @@ class Session:
             StoreLostError: there was no answer in time, or the connection broke. The request may or may not have been
                 carried out, and the connection is of no use any more.
         """
-        return await self._waits.in_time(request, self._patience_s)
+        return await self.waits.in_time(request, self._patience_s)
 
     # -- the watch ------------------------------------------------------------------------------
 
@@ -374,8 +369,8 @@ class Session:
             if connection.store_id != self.store_id:
                 raise StoreLostError("a different store answers at the endpoint now")
             while True:
-                after, wait_s = self._read_version, self._ttl_s
-                plan = await self._waits.in_time(connection.next_plan(after, wait_s), 2 * wait_s + 1.0)
+                after, wait_s = self._read_version, self.lease_ttl_s
+                plan = await self.waits.in_time(connection.next_plan(after, wait_s), 2 * wait_s + 1.0)
                 if plan is not None and plan.version > after:
                     self._saw(plan)
         finally:
@@ -419,17 +414,19 @@ class Session:
         self.member = member
         if _lacks_offer(member):
             member = await self._with_offer(member)
-        lease = Lease(member.incarnation, self._ttl_s)
+        lease = Lease(member.incarnation, self.lease_ttl_s)
         sent_s = self._sent_since_s(store, lease)
-        timeout_s = self._ttl_s / REGISTRATIONS_PER_LEASE
-        granted = await self._waits.in_time(store.register(member, lease), timeout_s)
+        timeout_s = self.lease_ttl_s / REGISTRATIONS_PER_LEASE
+        granted = await self.waits.in_time(store.register(member, lease), timeout_s)
         if self.member.incarnation != member.incarnation:
             return  # a new incarnation was taken meanwhile
         if granted is None:
-            await self._find_out_why_lost(store, member.incarnation)
+            stored = await self._ask(store.read_lease(member.incarnation))
+            if self.member.incarnation == member.incarnation:
+                self._lose(_revocation(stored))
             return
         held = HeldLease.granted(granted, sent_s)
-        if held.expired(self._clock()):
+        if held.expired(self.clock()):
             self._lose("it expired before the registration was answered")
             return
         deadline_s = self._hold(held, sent_s)
@@ -447,7 +444,7 @@ class Session:
         A write whose answer was lost may have happened, and the coordinator may have seen the record since then.
         """
         if self._attempt[0] != (store.store_id, lease):
-            self._attempt = (store.store_id, lease), self._clock()
+            self._attempt = (store.store_id, lease), self.clock()
         return self._attempt[1]
 
     def _hold(self, held: HeldLease, sent_s: float) -> float:
@@ -455,16 +452,6 @@ class Session:
         self._lease, self._problem = held, ""
         self._time_next_renewal(sent_s)
         return held.deadline_s
-
-    def _may_offer_again(self) -> bool:
-        """Return whether a bootstrap store that could not be offered is to be tried again now."""
-        return _lacks_offer(self.member) and self._prepare is None
-
-    async def _find_out_why_lost(self, store: NodeRecords, incarnation: str) -> None:
-        """Find out why this incarnation may not register (again)."""
-        stored = await self._ask(store.read_lease(incarnation))
-        if self.member.incarnation == incarnation:
-            self._lose(_revocation(stored))
 
     def _is_unchanged(self, member: Member) -> bool:
         mine = msgspec.structs.replace(self.member, bootstrap=member.bootstrap, failure=member.failure)
@@ -499,8 +486,8 @@ class Session:
         held = self._lease
         assert held is not None  # the caller looked
         self._renew_due = False
-        if held.expired(self._clock()):
-            self._expire(self._clock())
+        if held.expired(self.clock()):
+            self._expire(self.clock())
             return
         renewed = held.record.renewed()
         sent_s = self._sent_since_s(store, renewed)
@@ -509,7 +496,7 @@ class Session:
             return  # lost or replaced meanwhile
         if ok:
             deadline_s = self._hold(held.renewed(renewed, sent_s), sent_s)
-            self._offer_due = self._may_offer_again()
+            self._offer_due = _lacks_offer(self.member) and self._prepare is None
             self._callback(events.Renewed(deadline_s))
             return
         stored = await self._ask(store.read_lease(held.record.incarnation))
@@ -550,7 +537,7 @@ class Session:
             if world is None:
                 await self._dialled_changed.wait()
             else:
-                await self._waits.until_one_ends(self._dial_bootstrap(world), self._until_overtaken(world))
+                await self.waits.until_one_ends(self._dial_bootstrap(world), self._until_overtaken(world))
 
     async def _until_overtaken(self, world: World) -> None:
         while self._dialled is world:
@@ -559,7 +546,7 @@ class Session:
     async def _dial_bootstrap(self, world: World) -> None:
         problem: Exception | None = None
         try:
-            await self._dialer.dial_bootstrap(world.bootstrap)
+            await self.dialer.dial_bootstrap(world.bootstrap)
         except (TransportError, OSError) as error:
             problem = error
         if self._dialled is not world:

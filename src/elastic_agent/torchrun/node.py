@@ -34,7 +34,7 @@ from elastic_agent.protocol import (
 )
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends import RendezvousBackend
-from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
+from elastic_agent.rendezvous.participant import Owner, Participant
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.waits import until_one_ends
 from elastic_agent.transport import Obstacle, TransportError, run_abandonable
@@ -78,14 +78,14 @@ class TorchrunNode:
         """Those that this node is to start; None: there will be no other one."""
         self._participant = Participant(
             self._session,
-            Workers(
+            Owner(
                 set_deadline=lambda deadline_s: None,  # torchrun's workers cannot be fenced
                 warm_up=lambda: None,  # torchrun starts them, when they have a world
                 start=self._worlds.put_nowait,
                 stop=lambda action: self._stop(),
                 notify=lambda notice: None,  # torchrun cannot give its workers a notice
+                departs=self._departs,
             ),
-            Reporter(lambda announced: None, lambda incarnation, reason: None, self._departs),
             new_incarnation,
         )
         self._node, self._perform = self._participant.node, self._participant.perform

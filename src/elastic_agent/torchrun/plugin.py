@@ -29,7 +29,7 @@ from elastic_agent.config.value_types import ETCD
 from elastic_agent.logs import bind_context, get_logger, log_beside_program
 from elastic_agent.name_lookups import shorten_lookups
 from elastic_agent.protocol import RECORD_VERSION, Member, State
-from elastic_agent.rendezvous.backends import open_backend
+from elastic_agent.rendezvous.backends import BackendOptions, open_backend
 from elastic_agent.rendezvous.run_history import RunHistoryStore, c10d_store
 from elastic_agent.transport import Secret
 from elastic_agent.transport.c10d import StoreServers
@@ -85,16 +85,16 @@ def create_handler(params: RendezvousParameters, rdzv_backend: str) -> Rendezvou
             f"--rdzv-endpoint: got {endpoint}; a torchrun hosts no member of etcd: expected one HOST[:PORT], or "
             "--rdzv-backend elastic-etcd with the members of an etcd that runs (elastic-agent serve hosts one)"
         )
-    backend = open_backend(
+    options = BackendOptions(
         endpoint,
-        access,
         settings.state_dir,
-        lease_ttl_s=settings.lease_ttl,
-        fence_margin_s=settings.fence_margin,
+        settings.lease_ttl,
+        settings.fence_margin,
         port_range=settings.port_range,
         secret=Secret(secret) if secret else None,
         serve=stores.serve,
     )
+    backend = open_backend(options, access)
     # Distinguishes this run from others with the same id: torchrun's default id is the same for all.
     store = c10d_store(endpoint.port) if access is None else f"etcd {endpoint}"
     backend.history_store = RunHistoryStore(settings.state_dir, store)

@@ -50,7 +50,8 @@ class Secret:
     @property
     def ids(self) -> tuple[str, ...]:
         """Names of the secrets, which tell nothing about them: 8 hexadecimal digits each."""
-        return tuple(map(_id_of, self.values))
+        digests = (hmac.digest(secret, b"elastic-agent secret id", "sha256") for secret in self.values)
+        return tuple(digest[:_ID_BYTES].hex() for digest in digests)
 
     @cached_property
     def client_context(self) -> ssl.SSLContext:
@@ -131,7 +132,3 @@ def certificate_at(endpoint: Endpoint, timeout_s: float, secret: Secret | None =
                 return stream.getpeercert(binary_form=True) or b""
     except (OSError, UnreachableError):
         return b""
-
-
-def _id_of(secret: bytes) -> str:
-    return hmac.digest(secret, b"elastic-agent secret id", "sha256")[:_ID_BYTES].hex()

@@ -8,6 +8,7 @@ one to change: so when a version is written, a key of its own follows it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -15,7 +16,6 @@ import msgspec
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import (
     MAX_REPORTED_GENERATION,
-    ForeignVersionError,
     Lease,
     Member,
     Plan,
@@ -121,14 +121,17 @@ class UnknownPlanError(StoreLostError):
     """The run has a plan that cannot be read, so the next one cannot be determined."""
 
 
+@dataclass(eq=False, repr=False)
 class Plans:
     """The plans of one run over one connection."""
 
-    def __init__(self, table: Table, keys: LifeKeys, report_invalid: ReportInvalid) -> None:
-        """``report_invalid`` is called once with everything in the store that is not a plan."""
-        self._table = table
-        self._keys = keys
-        self._report_invalid = once(report_invalid)
+    table: Table
+    keys: LifeKeys
+    report_invalid: ReportInvalid
+    """Called once with everything in the store that is not a plan."""
+
+    def __post_init__(self) -> None:
+        self._report_invalid = once(self.report_invalid)
         self.newest: Plan | None = None
         """The newest plan, as of the last reading or writing."""
         self._stored: bytes | None = None
@@ -136,14 +139,9 @@ class Plans:
         self.problem: RecordError | None = None
         """The reason why that is no plan that can be read."""
 
-    @property
-    def is_foreign(self) -> bool:
-        """True if another version of elastic-agent coordinates the run, as far as is known."""
-        return isinstance(self.problem, ForeignVersionError)
-
     async def read(self) -> Plan | None:
         """Return the newest plan, or None; what is not a plan is reported, and hides none that was read before."""
-        stored = (await self._table.read([self._keys.plan])).get(self._keys.plan)
+        stored = (await self.table.read([self.keys.plan])).get(self.keys.plan)
         if stored != self._stored:
             self._stored, self.problem = stored, None
             if stored is not None:
@@ -156,7 +154,7 @@ class Plans:
             check_whole(plan)
         except RecordError as error:
             self.problem = error
-            self._report_invalid(f"{self._table.root}{self._keys.plan}: {error}")
+            self._report_invalid(f"{self.table.root}{self.keys.plan}: {error}")
         else:
             self.newest = plan
 
@@ -169,7 +167,7 @@ class Plans:
         plan = await self.read()
         if self.problem is not None:
             raise UnknownPlanError(
-                f"what {self._table.root}{self._keys.plan} in the store holds is not a plan; expected the newest plan; "
+                f"what {self.table.root}{self.keys.plan} in the store holds is not a plan; expected the newest plan; "
                 "restore it from a backup, or stop every agent of the run, remove its keys and start it again"
             )
         if plan is not None:
@@ -184,21 +182,19 @@ class Plans:
         """
         newest = self.newest or await self.read()
         follows = plan.version == (newest.version if newest is not None else 0) + 1
-        key, data = self._keys.plan, encode(plan)
+        key, data = self.keys.plan, encode(plan)
         if not follows or await self._replace(data) != data:
-            raise StoreLostError(f"another coordinator has written {self._table.root}{key}")
+            raise StoreLostError(f"another coordinator has written {self.table.root}{key}")
         self.newest, self._stored = plan, data
         await self._ring(plan.version)
         if plan.version > KEPT_BELLS:
-            await self._table.delete([self._keys.bell(plan.version - KEPT_BELLS)])
+            await self.table.delete([self.keys.bell(plan.version - KEPT_BELLS)])
 
     async def _replace(self, data: bytes) -> bytes | None:
-        stored = await self._table.swap(self._keys.plan, self._stored, data)
-        if (
-            stored is None and self._stored is not None
-        ):  # another client deleted it: nodes go on from what they know
-            stored = await self._table.swap(self._keys.plan, None, data)
+        stored = await self.table.swap(self.keys.plan, self._stored, data)
+        if stored is None and self._stored is not None:  # another client deleted it: nodes go on without it
+            stored = await self.table.swap(self.keys.plan, None, data)
         return stored
 
     async def _ring(self, version: int) -> None:
-        await self._table.put(self._keys.bell(version), b"1")
+        await self.table.put(self.keys.bell(version), b"1")

@@ -6,9 +6,20 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from elastic_agent.printable import on_one_line
-from elastic_agent.protocol import MAX_WAITING_CHARS, Lease, Member, Plan, RecordError, State, decode, encode
+from elastic_agent.protocol import (
+    MAX_WAITING_CHARS,
+    ForeignVersionError,
+    Lease,
+    Member,
+    Plan,
+    RecordError,
+    State,
+    decode,
+    encode,
+)
 
 from .base import OtherVersionError, StoreLostError, Table
 from .keys import GONE, RUNS, LifeKeys, RunKeys, begun_run_in, name_in
@@ -51,28 +62,27 @@ async def begun_life_of(table: Table, run: RunKeys) -> str:
     return life
 
 
+@dataclass(eq=False, repr=False)
 class NodeRecords:
     """A node's connection to one run. Every call raises :class:`StoreLostError` when the store is gone."""
 
-    def __init__(
-        self,
-        table: Table,
-        keys: LifeKeys,
-        report_invalid: ReportInvalid = log_invalid,
-        on_renewal: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """See :meth:`open`."""
-        self._table = table
-        self._keys = keys
-        self._plans = Plans(table, keys, report_invalid)
-        self._on_renewal = on_renewal
-        self._clock = clock
+    table: Table
+    """The connection; closed with the records."""
+    keys: LifeKeys
+    report_invalid: ReportInvalid = log_invalid
+    """Called with a description of each invalid record in the store."""
+    on_renewal: Callable[[], None] = lambda: None
+    """Called when a lease was written."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds."""
+
+    def __post_init__(self) -> None:
+        self._plans = Plans(self.table, self.keys, self.report_invalid)
         self._written: dict[str, bytes] = {}
         """Each incarnation's member record as this connection knows it."""
-        self.store_id = f"{table.store_id}.{keys.life}"
+        self.store_id = f"{self.table.store_id}.{self.keys.life}"
         """Random name of this life of the store, and of the run in it."""
-        self.local_address = table.local_address
+        self.local_address = self.table.local_address
         """The address of this machine on the way to the store."""
 
     @classmethod
@@ -84,15 +94,7 @@ class NodeRecords:
         on_renewal: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> NodeRecords:
-        """Take part in the present life of a run's records, or begin one.
-
-        Args:
-            table: the connection; closed with the records.
-            run_id: the run.
-            report_invalid: called with a description of each invalid record in the store.
-            on_renewal: called when a lease was written.
-            clock: seconds.
-        """
+        """Take part in the present life of a run's records, or begin one; the arguments are the fields."""
         run = RunKeys(run_id)
         # First: should the run be removed meanwhile, :meth:`register` finds another life.
         keys = LifeKeys(run, await begun_life_of(table, run))
@@ -114,33 +116,33 @@ class NodeRecords:
             return None
         if not await self._replace(member, self._written.get(member.incarnation)):
             return None
-        await self._table.hint(self._keys.run.run_id, member.incarnation)
+        await self.table.hint(self.keys.run.run_id, member.incarnation)
         await self._check_life()
-        self._on_renewal()
+        self.on_renewal()
         return granted
 
     async def _claim(self, lease: Lease) -> Lease | None:
         """Write the lease; as written, see :func:`lease_over`."""
-        key = self._keys.lease(lease.incarnation)
-        stored = (await self._table.read([key])).get(key)
+        key = self.keys.lease(lease.incarnation)
+        stored = (await self.table.read([key])).get(key)
         while (following := lease_over(stored, lease)) is not None:
-            stored = await self._table.swap(key, stored, encode(following))
+            stored = await self.table.swap(key, stored, encode(following))
             if stored == encode(following):
                 return following
         return None
 
     async def _check_life(self) -> None:
-        if await life_of(self._table, self._keys.run) != self._keys.life:
+        if await life_of(self.table, self.keys.run) != self.keys.life:
             raise StoreLostError("the store has removed the records of the earlier run of this name")
 
     async def write(self, member: Member) -> None:
         """Replace the member record, if the incarnation is still known; a late write never undoes a newer one."""
-        name, key = member.incarnation, self._keys.member(member.incarnation)
+        name, key = member.incarnation, self.keys.member(member.incarnation)
         known = self._written.get(name)
         if known is None:  # an earlier connection registered it
-            known = (await self._table.read([key])).get(key)
+            known = (await self.table.read([key])).get(key)
         if known != GONE and await self._replace(member, known):
-            await self._table.hint(self._keys.run.run_id, name)
+            await self.table.hint(self.keys.run.run_id, name)
 
     async def _replace(self, member: Member, known: bytes | None) -> bool:
         """Compare-and-set the member record, whatever else has been written since; False if it was forgotten.
@@ -148,7 +150,7 @@ class NodeRecords:
         What sits in a connection that was given up can arrive any time later: by then it expects another record.
         """
         name, data = member.incarnation, encode(member)
-        while (stored := await self._table.swap(self._keys.member(name), known, data)) != data:
+        while (stored := await self.table.swap(self.keys.member(name), known, data)) != data:
             if stored == GONE or (stored is None and await self.read_lease(name) is None):
                 return False
             known = stored
@@ -163,17 +165,17 @@ class NodeRecords:
                 in which nothing of this connection counts.
         """
         wanted = encode(renewed)
-        stored = await self._table.swap(self._keys.lease(expected.incarnation), encode(expected), wanted)
+        stored = await self.table.swap(self.keys.lease(expected.incarnation), encode(expected), wanted)
         if stored is None:
             await self._check_life()
         if stored == wanted:
-            self._on_renewal()
+            self.on_renewal()
         return stored == wanted
 
     async def read_lease(self, incarnation: str) -> Lease | None:
         """Return the lease as it stands, or None; also where something else was written over it."""
-        key = self._keys.lease(incarnation)
-        return lease_in((await self._table.read([key])).get(key), incarnation)
+        key = self.keys.lease(incarnation)
+        return lease_in((await self.table.read([key])).get(key), incarnation)
 
     async def read_plan(self) -> Plan | None:
         """Return the newest plan, or None before the first."""
@@ -181,7 +183,7 @@ class NodeRecords:
 
     async def read_status(self) -> str:
         """Return the text that tells what the coordinator waits for; empty if it wrote nothing."""
-        return await status_in(self._table, self._keys)
+        return await status_in(self.table, self.keys)
 
     async def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
         """Wait, without polling, until a plan newer than ``after_version`` is there; None at the time-out.
@@ -191,27 +193,27 @@ class NodeRecords:
         Raises:
             OtherVersionError: no plan can be read, because another version of elastic-agent coordinates the run.
         """
-        deadline_s = self._clock() + timeout_s
+        deadline_s = self.clock() + timeout_s
         newest, version, is_woken = self._plans.newest, after_version + 1, False
         is_read = newest is not None and newest.version == after_version
         while True:
             plan = newest if is_read else await self._plans.read()
             if plan is not None and plan.version > after_version:
                 return plan
-            if plan is None and self._plans.is_foreign:
+            if plan is None and isinstance(self._plans.problem, ForeignVersionError):
                 raise OtherVersionError(str(self._plans.problem))
-            remaining_s = deadline_s - self._clock()
+            remaining_s = deadline_s - self.clock()
             if remaining_s <= 0:
                 return None
-            bell, is_read = self._keys.bell(version), False
-            if is_woken and await self._table.read([bell]):  # it rang for a plan that cannot be read
+            bell, is_read = self.keys.bell(version), False
+            if is_woken and await self.table.read([bell]):  # it rang for a plan that cannot be read
                 version, is_woken = version + 1, False
             else:
-                is_woken = await self._table.wait(bell, remaining_s)
+                is_woken = await self.table.wait(bell, remaining_s)
 
     def close(self) -> None:
         """Close the connection; never blocks."""
-        self._table.close()
+        self.table.close()
 
 
 async def status_in(table: Table, keys: LifeKeys) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from elastic_agent.agent.local_node import LocalNode
@@ -34,26 +35,24 @@ class StoreSilentError(Exception):
     """The store does not answer, so the command reaches no other node; ``str()`` is the message for the user."""
 
 
+@dataclass(eq=False, repr=False)
 class Commands:
     """Carries commands out on a node of a run."""
 
-    def __init__(
-        self, node: LocalNode, run_id: str, node_id: str, supervisor: Supervisor, observer: RunObserver
-    ) -> None:
-        """Serve commands to this node, which is ``node_id`` in the run; ``observer`` answers those that ask."""
-        self._node, self._run_id, self._node_id = node, run_id, node_id
-        self._supervisor, self._observer = supervisor, observer
+    node: LocalNode
+    supervisor: Supervisor
+    observer: RunObserver
 
     async def act(self, command: Command) -> AsyncGenerator[Answer]:
         """Yield the answers to a command, as they become available."""
         match command.do:
             case "describe":
-                yield Answer(run_id=self._run_id, node=self._node_id)
+                yield Answer(run_id=self.node.run_id, node=self.node.node_id)
             case "status":
-                status = await self._observer.status()
-                yield Answer(run_id=self._run_id, node=self._node_id, status=status)
+                status = await self.observer.status()
+                yield Answer(run_id=self.node.run_id, node=self.node.node_id, status=status)
             case "ask" if command.question is not None:
-                async with aclosing(self._observer.questions.ask(command.question, command.node)) as answers:
+                async with aclosing(self.observer.questions.ask(command.question, command.node)) as answers:
                     async for answer in answers:
                         yield answer
             case "drain" | "stop" as do:
@@ -70,16 +69,16 @@ class Commands:
                 )
 
     def _seats(self) -> dict[str, Seat]:
-        plan = self._supervisor.node.plan
+        plan = self.supervisor.node.plan
         seats = plan.world.seats if plan is not None and plan.world else ()
         return {seat.node_id: seat for seat in seats}
 
     @property
     def _store_problem(self) -> str:
         """Why the store does not answer; empty: it does."""
-        problem = self._node.console.last_problem
-        shown = self._node.backend.shown
-        return f"run {self._run_id}: the store at {shown} does not answer: {problem}" if problem else ""
+        problem = self.node.console.last_problem
+        shown = self.node.backend.shown
+        return f"run {self.node.run_id}: the store at {shown} does not answer: {problem}" if problem else ""
 
     async def _unless_silent(self, outcome: Coroutine[Any, Any, T]) -> T:
         """Return what the command waits for; raises ``StoreSilentError``."""
@@ -100,7 +99,7 @@ class Commands:
     def _what_remains(self, node: str) -> str:
         """Return what the run does without this node."""
         others = self._seats().keys() - {node}
-        plan = self._supervisor.node.plan
+        plan = self.supervisor.node.plan
         if not others:
             return "no other node is training"
         if plan is not None and len(others) < plan.policy.min_nodes:
@@ -108,72 +107,73 @@ class Commands:
         return "the other nodes continue"
 
     async def _drain(self, command: Command) -> AsyncIterator[Answer]:
-        node, seats = command.node or self._node_id, self._seats()
-        is_own = node == self._node_id
+        node, seats = command.node or self.node.node_id, self._seats()
+        is_own = node == self.node.node_id
         if not is_own and node not in seats:
             if problem := self._store_problem:
                 raise StoreSilentError(f"{problem}; whether it has a node {node} is not known")
-            known = ", ".join(sorted({*seats, self._node_id}))
-            yield Answer(f"run {self._run_id} has no node {node}; expected one of {known}", failed=True)
+            known = ", ".join(sorted({*seats, self.node.node_id}))
+            yield Answer(f"run {self.node.run_id} has no node {node}; expected one of {known}", failed=True)
             return
-        left_s = command.left_s if command.left_s is not None else self._node.settings.shutdown_timeout
+        left_s = command.left_s if command.left_s is not None else self.node.settings.shutdown_timeout
         yield Answer(
-            f"run {self._run_id}: draining {node}; workers that handle notices have {left_s:g} s to save",
+            f"run {self.node.run_id}: draining {node}; workers that handle notices have {left_s:g} s to save",
             done=False,
         )
         if is_own:
-            self._supervisor.drain(command.words, left_s)
+            self.supervisor.drain(command.words, left_s)
         else:
-            self._supervisor.drain_other(node, left_s, f"{node} leaves ({command.words})")
-        has_left = f"run {self._run_id}: {node} has left; {self._what_remains(node)}"
-        is_at_store = node in seats and self._node.backend.is_at_store(seats[node])
-        ending = await self._unless_silent(self._supervisor.node_left(node))
+            self.supervisor.drain_other(node, left_s, f"{node} leaves ({command.words})")
+        has_left = f"run {self.node.run_id}: {node} has left; {self._what_remains(node)}"
+        is_at_store = node in seats and self.node.backend.is_at_store(seats[node])
+        ending = await self._unless_silent(self.supervisor.node_left(node))
         if ending is None or (is_own and ending.outcome is Outcome.DRAINED):
-            if is_own and self._node.backend.busy_with:
-                depending = names(self._node.depending(node))
+            if is_own and self.node.backend.busy_with:
+                depending = names(self.node.depending())
                 follows = (
                     f": without it, {depending} cannot go on until {_AGAIN} here again" if depending else ""
                 )
                 yield Answer(
-                    f"run {self._run_id}: the agent of {node} keeps running until the run ends, because it hosts the "
-                    f"rendezvous store{follows}",
+                    f"run {self.node.run_id}: the agent of {node} keeps running until the run ends, because it hosts "
+                    f"the rendezvous store{follows}",
                     done=False,
                 )
             elif is_at_store:
                 yield Answer(
-                    f"run {self._run_id}: the machine of {node} hosts the store; keep it up until the run ends: "
+                    f"run {self.node.run_id}: the machine of {node} hosts the store; keep it up until the run ends: "
                     f"without it, training stops on all nodes until {_AGAIN} there again",
                     done=False,
                 )
-            yield Answer(f"{has_left}{how_to_join_again(None, self._node.scheduled, 'there')}")
+            yield Answer(f"{has_left}{how_to_join_again(None, self.node.scheduled, 'there')}")
         elif is_own and ending.outcome is Outcome.STOPPED:
             yield Answer(
-                f"run {self._run_id}: the workers of {node} have exited, and the run is stopped; {_RESUME}"
+                f"run {self.node.run_id}: the workers of {node} have exited, and the run is stopped; {_RESUME}"
             )
         elif is_own and ending.outcome is not Outcome.STUCK:
-            yield Answer(f"run {self._run_id}: the workers of {node} have exited ({_how(ending)})")
+            yield Answer(f"run {self.node.run_id}: the workers of {node} have exited ({_how(ending)})")
         else:
             yield self._end_of_run(ending, node)
 
     async def _stop(self, command: Command) -> AsyncIterator[Answer]:
-        left_s = command.left_s if command.left_s is not None else self._node.settings.notice_time
+        left_s = command.left_s if command.left_s is not None else self.node.settings.notice_time
         yield Answer(
-            f"stopping run {self._run_id}; workers that handle notices have {left_s:g} s to save", done=False
+            f"stopping run {self.node.run_id}; workers that handle notices have {left_s:g} s to save",
+            done=False,
         )
-        self._supervisor.stop(Cause.OPERATOR, left_s, command.words)
-        yield self._end_of_run(await self._unless_silent(self._supervisor.over()), "every node")
+        self.supervisor.stop(Cause.OPERATOR, left_s, command.words)
+        yield self._end_of_run(await self._unless_silent(self.supervisor.over()), "every node")
 
     def _end_of_run(self, ending: Ending, whose: str) -> Answer:
         """Return the last answer when this agent's part is over; it says whether the workers are known to be gone."""
         plan = ending.plan
         if plan is not None and plan.is_terminal and not plan.uncleared:
             resume = f"; {_RESUME}" if plan.phase is Phase.STOPPED else ""
-            return Answer(f"run {self._run_id} {Outcome(plan.phase.value)}: {plan.reason}{resume}")
+            return Answer(f"run {self.node.run_id} {Outcome(plan.phase.value)}: {plan.reason}{resume}")
         if plan is not None and plan.is_terminal:
-            others = (seat.node_id for seat in plan.uncleared if seat.node_id != self._node_id)
-            whose = names(others) or self._node_id
+            others = (seat.node_id for seat in plan.uncleared if seat.node_id != self.node.node_id)
+            whose = names(others) or self.node.node_id
         return Answer(
-            f"run {self._run_id}: this agent exited ({_how(ending)}) before it could confirm that the "
+            f"run {self.node.run_id}: this agent exited ({_how(ending)}) before it could confirm that the "
             f"workers of {whose} have exited; check for remaining worker processes there before you "
             "continue",
             failed=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
@@ -60,27 +61,21 @@ _SEVERAL = (Obstacle.EXPLAINED, Obstacle.OTHER)
 """Each of these stands for several problems, which differ in the reason."""
 
 
+@dataclass(eq=False, repr=False)
 class ConsoleReporter:
     """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
 
-    def __init__(
-        self,
-        endpoint: Callable[[], str],
-        read_status: Callable[[], Awaitable[Waiting]] | None = None,
-        how_to_reach: Callable[[Obstacle, bool, Sequence[Seat]], str] = lambda *_: "",
-        are_warm: bool = False,
-    ) -> None:
-        """Prepare; nothing is shown yet.
+    endpoint: Callable[[], str]
+    """Gives it as the user wrote it, with the port once that is known."""
+    read_status: Callable[[], Awaitable[Waiting]] | None = None
+    """Reads what the coordinator is waiting for, as soon as that is possible."""
+    how_to_reach: Callable[[Obstacle, bool, Sequence[Seat]], str] = lambda *_: ""
+    """Gives what to do about a store that does not answer, from the obstacle, whether it had answered, and the nodes of
+    the last world."""
+    are_warm: bool = False
+    """Workers are forked from a process that imports torch first."""
 
-        Args:
-            endpoint: gives it as the user wrote it, with the port once that is known.
-            read_status: reads what the coordinator is waiting for, as soon as that is possible.
-            how_to_reach: gives what to do about a store that does not answer, from the obstacle, whether it had
-                answered, and the nodes of the last world.
-            are_warm: workers are forked from a process that imports torch first.
-        """
-        self._endpoint, self._how_to_reach, self._are_warm = endpoint, how_to_reach, are_warm
-        self.read_status = read_status
+    def __post_init__(self) -> None:
         self.newest_step: Callable[[], int] = lambda: 0
         """Gives the newest step that a worker reported; 0: none has."""
         self.node_id = self._incarnation = ""
@@ -123,7 +118,7 @@ class ConsoleReporter:
         """Advice for a store that does not answer; empty: the reason contains it, or the store answers."""
         if not self.last_problem:
             return ""
-        return self._how_to_reach(self._obstacle, self._was_connected, self._seats)
+        return self.how_to_reach(self._obstacle, self._was_connected, self._seats)
 
     def headline(self) -> str:
         """Return the status in one line."""
@@ -132,7 +127,7 @@ class ConsoleReporter:
         is_told = self._dialling or not (self._are_starting or self._notice)
         waits = self._text if self._timer is not None and is_told else ""
         return "; ".join(filter(None, (world, self._notice, waits))) or (
-            "joining the run" if self._was_connected else f"connecting to {self._endpoint()}"
+            "joining the run" if self._was_connected else f"connecting to {self.endpoint()}"
         )
 
     def on_event(self, event: events.Event) -> None:
@@ -188,7 +183,7 @@ class ConsoleReporter:
             )
         elif self._dialling and (self._is_loss_told or not self._was_connected):
             again = " again" if self._was_connected else ""
-            self._log.info(f"the store at {self._endpoint()} answers{again}")
+            self._log.info(f"the store at {self.endpoint()} answers{again}")
         self._dialling, self._was_connected, self.last_problem = False, True, ""
         self._rest()
         if self._shown_plan is not None and self._shown_plan[0] is Phase.FORMING:
@@ -196,7 +191,7 @@ class ConsoleReporter:
 
     def _disconnected(self, reason: str, obstacle: Obstacle) -> None:
         self.last_problem, self._obstacle = reason, obstacle
-        text = f"waiting for the store at {self._endpoint()}: {reason}"
+        text = f"waiting for the store at {self.endpoint()}: {reason}"
         if self._dialling:
             self._text = text
             return
@@ -234,14 +229,14 @@ class ConsoleReporter:
         if not self._is_loss_told:
             self._is_loss_told = True
             self._log.warning(
-                f"lost the connection to the store at {self._endpoint()}; workers go on without it for a while "
+                f"lost the connection to the store at {self.endpoint()}; workers go on without it for a while "
                 "(--lease-ttl)",
                 reason=self.last_problem,
             )
         problem = self.last_problem if self._obstacle in _SEVERAL else self._obstacle.name
         if self._reporter.is_live and self._obstacle not in _TRANSIENT and problem not in self._told:
             self._told.add(problem)
-            self._log.warning(f"the store at {self._endpoint()} does not answer: {self.last_problem}")
+            self._log.warning(f"the store at {self.endpoint()} does not answer: {self.last_problem}")
 
     # -- the run --------------------------------------------------------------------------------
 
@@ -344,7 +339,7 @@ class ConsoleReporter:
     def _await_start(self) -> None:
         self._are_starting = True
         why = ": the process they are forked from still imports torch, or what the script imports"
-        text = f"waiting for the workers of this node to start{why if self._are_warm else ''}"
+        text = f"waiting for the workers of this node to start{why if self.are_warm else ''}"
         self._await(text, WORKERS_PATIENCE_S)
 
     def _have_started(self) -> None:

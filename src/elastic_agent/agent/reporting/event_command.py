@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from elastic_agent.agent import events
 from elastic_agent.agent.run_command import CommandError, run_command
@@ -21,6 +22,7 @@ _ENDS = {Phase.FINISHED: "run_finished", Phase.FAILED: "run_failed", Phase.STOPP
 _ENDS_ALONE = (Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.STUCK)
 
 
+@dataclass(eq=False, repr=False)
 class EventCommand:
     """Follows the plans of a run, and gives the command each event as a line of JSON on standard input.
 
@@ -28,10 +30,13 @@ class EventCommand:
     the world that is not lost runs it. Before there is a world, each agent does.
     """
 
-    def __init__(self, command: str | None, run_id: str, node_id: Callable[[], str]) -> None:
-        """``command``: for ``/bin/sh -c``; None: nothing is done. ``node_id``: gives the id of this node in the run."""
-        self._command = command
-        self._run_id, self._get_node_id = run_id, node_id
+    command: str | None
+    """For ``/bin/sh -c``; None: nothing is done."""
+    run_id: str
+    get_node_id: Callable[[], str]
+    """Gives the id of this node in the run."""
+
+    def __post_init__(self) -> None:
         self._plan: Plan | None = None
         self._lost: frozenset[str] = frozenset()
         """The nodes of the plan's world that were lost since it was sealed."""
@@ -46,7 +51,7 @@ class EventCommand:
             case PlanSeen(plan=plan):
                 self._follow(plan)
             case events.AgentEnded(outcome=outcome, reason=reason) if outcome in _ENDS_ALONE:
-                self._report("node_ended", reason, nodes=[self._get_node_id()])
+                self._report("node_ended", reason, nodes=[self.get_node_id()])
 
     async def close(self) -> None:
         """Wait until the command has got all events, as long as that takes for three at most."""
@@ -75,22 +80,22 @@ class EventCommand:
             return True
         gone = self._lost | self._left
         present = [seat.node_id for seat in plan.world.seats if seat.node_id not in gone]
-        return present[:1] == [self._get_node_id()]
+        return present[:1] == [self.get_node_id()]
 
     def _report(self, event: str, reason: str, nodes: list[str]) -> None:
         plan = self._plan
         record = {
             "event": event,
-            "run": self._run_id,
-            "reported_by": self._get_node_id(),
+            "run": self.run_id,
+            "reported_by": self.get_node_id(),
             "time_s": time.time(),
             "reason": reason,
             "nodes": nodes,
             "generation": 0 if plan is None else plan.generation,
             "restarts": 0 if plan is None else plan.charged,
         }
-        if self._command is not None:
-            self._tasks.start(self._run(self._command, event, (json.dumps(record) + "\n").encode()))
+        if self.command is not None:
+            self._tasks.start(self._run(self.command, event, (json.dumps(record) + "\n").encode()))
 
     async def _run(self, command: str, event: str, line: bytes) -> None:
         async with self._one_at_a_time:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from elastic_agent.agent import events
 from elastic_agent.diagnosis.hangs import Hang, find_standstill, stands_still, where_all_are
 from elastic_agent.diagnosis.records import NodeReport, WorkerState
 from elastic_agent.logs import get_logger
-from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.printable import duration
 from elastic_agent.protocol import Failure, FailureKind, remaining_restarts
 
@@ -29,15 +29,16 @@ SHOWN_BLOCKED = 4
 """So many blocked connections of workers on other nodes are logged at once."""
 
 
+@dataclass(eq=False, repr=False)
 class HangJudge:
     """Compares where the workers of all nodes are when those of this node make no progress."""
 
-    def __init__(
-        self, node_id: str, log: RunLog, reports: NodeReports, report_hang: Callable[[int, Failure], None]
-    ) -> None:
-        """``report_hang``: takes a generation whose workers hang, and the failure."""
-        self._node_id, self._log, self._reports = node_id, log, reports
-        self._report_hang = report_hang
+    reports: NodeReports
+    """Of all nodes, with the worlds of the run."""
+    report_hang: Callable[[int, Failure], None]
+    """Takes a generation whose workers hang, and the failure."""
+
+    def __post_init__(self) -> None:
         self._stacks: dict[int, str] = {}
         self._told: dict[tuple[object, ...], float] = {}
         """The length that a stall had when it was logged, by generation, kind and culprits."""
@@ -50,17 +51,17 @@ class HangJudge:
 
     async def judge(self, stall: events.Stalled) -> None:
         """Log which worker the others wait for; after the hang time-out, report the hang."""
-        world = self._log.world(stall.generation)
+        world = self.reports.log.world(stall.generation)
         if world is None:
             return
         within_s = OVER_GATHER_S if stall.is_over else STALL_GATHER_S
-        gathered = await self._reports.gather(stall.generation, world, _tells_where, within_s)
+        gathered = await self.reports.gather(stall.generation, world, _tells_where, within_s)
         self._tell_blocked(
             {
                 line
                 for node_id, report in gathered.items()
                 for line in report.blocked
-                if node_id != self._node_id
+                if node_id != self.reports.node_id
             }
         )
         hang = find_standstill(gathered.values(), world.world_size)
@@ -72,26 +73,26 @@ class HangJudge:
         self._stacks = {stall.generation: where}
         get_logger().warning(f"where the workers of generation {stall.generation} are:\n{where}")
         culprits = hang.culprits if hang is not None else ()
-        if culprits and self._node_id not in {culprit.node_id for culprit in culprits}:
+        if culprits and self.reports.node_id not in {culprit.node_id for culprit in culprits}:
             await asyncio.sleep(CULPRIT_FIRST_S)
-        self._report_hang(stall.generation, self._failure(stall, hang))
+        self.report_hang(stall.generation, self._failure(stall, hang))
 
     def _failure(self, stall: events.Stalled, hang: Hang | None) -> Failure:
         shown = _shown(stall.stalled_s)
         if hang is None:
             return Failure(
                 FailureKind.HANG,
-                f"worker {self._node_id}/{stall.silent_slot} made no progress for {shown} s "
+                f"worker {self.reports.node_id}/{stall.silent_slot} made no progress for {shown} s "
                 f"(--hang-timeout); its last heartbeat was at step {stall.step}; it may have been waiting for "
                 "another worker: elastic-agent why shows where all of them were"[:512],
                 slot=stall.silent_slot,
                 stalled_s=stall.stalled_s,
-                culprit=self._node_id,
+                culprit=self.reports.node_id,
                 culprit_slot=stall.silent_slot,
                 is_certain=False,
             )
         blamed = hang.culprits[0] if len(hang.culprits) == 1 and hang.culprits[0].node_id else None
-        own = (culprit.slot for culprit in hang.culprits if culprit.node_id == self._node_id)
+        own = (culprit.slot for culprit in hang.culprits if culprit.node_id == self.reports.node_id)
         return Failure(
             FailureKind.HANG,
             f"the workers made no progress for {shown} s (--hang-timeout)",
@@ -124,7 +125,7 @@ class HangJudge:
         """Return what happens if the stall lasts, and when; it follows the description of the stall."""
         if math.isinf(stall.over_at_s):
             return ""
-        plan = self._log.plan
+        plan = self.reports.log.plan
         fails = plan is not None and remaining_restarts(plan) <= 0
         then = "the run fails, as no restart is left," if fails else "all workers restart"
         left_s = max(1, math.ceil(stall.over_at_s - asyncio.get_running_loop().time()))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.diagnosis.differences import differences, member_facts, policy_facts
 from elastic_agent.logs import get_logger
-from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.protocol import Member, Phase, World, names
 from elastic_agent.rendezvous.reports import RunReports
 from elastic_agent.transport import Snapshot, TransportError
@@ -25,14 +24,14 @@ FACTS_S = 10.0
 SHOWN_DIFFERENCES = 8
 
 
+@dataclass(eq=False, repr=False)
 class NodeComparison:
     """Compares the nodes that wait for a world, and those of each world with other nodes than before."""
 
-    def __init__(self, log: RunLog, reports: NodeReports, tasks: BackgroundTasks) -> None:
-        """Prepare; ``log``: the plans so far; ``reports``: of all nodes; ``tasks``: runs what waits for the store."""
-        self._log = log
-        self._reports = reports
-        self._tasks = tasks
+    reports: NodeReports
+    """Of all nodes, with the plans so far."""
+
+    def __post_init__(self) -> None:
         self._logged: set[str] = set()
         self._has_taken_part = False
         self._compared: set[str] = set()
@@ -42,20 +41,20 @@ class NodeComparison:
 
     def on_plan(self) -> None:
         """Take note of a new plan in the log."""
-        plan = self._log.plan
+        plan = self.reports.log.plan
         if plan is None:
             return
         is_idle = self._waiting is None or self._waiting.done()
         if plan.phase is Phase.FORMING and is_idle and not self._has_taken_part:
-            self._waiting = self._tasks.start(self._compare_waiting())
+            self._waiting = self.reports.tasks.start(self._compare_waiting())
         world = plan.world if plan.phase is Phase.RUNNING else None
         if world is None:
             return
-        self._has_taken_part |= world.seat_of(self._reports.incarnation) is not None
+        self._has_taken_part |= world.seat_of(self.reports.incarnation) is not None
         fresh = {seat.incarnation for seat in world.seats} - self._compared
         if fresh:  # also without this node: a difference may be why there is no place for it
             self._compared |= fresh
-            self._tasks.start(self._compare_world(plan.generation, world))
+            self.reports.tasks.start(self._compare_world(plan.generation, world))
 
     def stop(self) -> None:
         """Stop comparing nodes that wait."""
@@ -67,23 +66,24 @@ class NodeComparison:
         while True:
             await asyncio.sleep(self._wait_s)
             self._wait_s *= 2
-            plan = self._log.plan
+            plan = self.reports.log.plan
             if plan is None or plan.phase is not Phase.FORMING:
                 return
             with contextlib.suppress(TransportError):
-                known = await self._reports.store.read()
+                known = await self.reports.store.read()
                 self._tell(known, {})
                 if plan.world is None:
-                    own = known.view.snapshot.members.get(self._reports.incarnation)
-                    others = await self._reports.store.read_waiting_runs()
+                    own = known.view.snapshot.members.get(self.reports.incarnation)
+                    others = await self.reports.store.read_waiting_runs()
                     self._log_lines([] if own is None else _waiting(own, others))
 
     async def _compare_world(self, generation: int, world: World) -> None:
-        gathered = await self._reports.gather(generation, world, lambda _: True, FACTS_S)
+        gathered = await self.reports.gather(generation, world, lambda _: True, FACTS_S)
         with contextlib.suppress(TransportError):
-            known = await self._reports.store.read()
+            known = await self.reports.store.read()
             # Its own, too: a spare node is not in the world.
-            self._tell(known, self._reports.facts | {node: report.facts for node, report in gathered.items()})
+            own = {self.reports.node_id: self.reports.start_facts}
+            self._tell(known, own | {node: report.facts for node, report in gathered.items()})
 
     def _tell(self, known: RunReports, reported: Mapping[str, Mapping[str, str]]) -> None:
         plan = known.view.plan

@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -38,36 +39,27 @@ READ_EVERY_S = 0.25
 LONGEST_TEXT = 512
 
 
+@dataclass(eq=False, repr=False)
 class NodeReports:
     """One node's reports on its workers, and access to those of the others. For the event loop."""
 
-    def __init__(
-        self,
-        node_id: str,
-        reports: Reports,
-        supervisor: Supervisor,
-        log: RunLog,
-        facts: Mapping[str, str],
-        log_dir: str,
-        tasks: BackgroundTasks,
-    ) -> None:
-        """Report nothing yet.
+    node_id: str
+    """This node."""
+    store: Reports
+    """Access to the reports of all nodes."""
+    supervisor: Supervisor
+    """Runs the workers."""
+    log: RunLog
+    """The worlds of the run."""
+    start_facts: dict[str, str]
+    """How this node was started."""
+    log_dir: str
+    """Where the output of the run's workers is; empty: nowhere."""
+    tasks: BackgroundTasks
+    """Runs what waits for the store."""
 
-        Args:
-            node_id: this node.
-            reports: access to the reports of all nodes.
-            supervisor: runs the workers.
-            log: the worlds of the run.
-            facts: how this node was started.
-            log_dir: where the output of the run's workers is; empty: nowhere.
-            tasks: runs what waits for the store.
-        """
-        self._node_id = node_id
-        self.store = reports
-        """Access to the reports of all nodes."""
-        self._supervisor, self._log, self._tasks = supervisor, log, tasks
-        self._facts = dict(facts)
-        self._log_dir = without_surrogates(log_dir)[:LONGEST_TEXT]
+    def __post_init__(self) -> None:
+        self._log_dir = without_surrogates(self.log_dir)[:LONGEST_TEXT]
         self._rate = StepRate()
         self._usage = WorkerUsage()
         self._own: dict[int, NodeReport] = {}
@@ -77,22 +69,17 @@ class NodeReports:
     @property
     def incarnation(self) -> str:
         """Of this node."""
-        return self._supervisor.node.incarnation
+        return self.supervisor.node.incarnation
 
     @property
     def own(self) -> list[NodeReport]:
         """This node's on the last generations, the oldest first."""
         return [self._own[number] for number in sorted(self._own)]
 
-    @property
-    def facts(self) -> dict[str, Mapping[str, str]]:
-        """The facts of this node's start, by its id."""
-        return {self._node_id: self._facts}
-
     def on_progress(self) -> None:
         """Report the present workers, if they have made progress since the last report, or that is old."""
-        progress = self._supervisor.progress
-        world = self._log.world(progress.generation) if progress is not None else None
+        progress = self.supervisor.progress
+        world = self.log.world(progress.generation) if progress is not None else None
         if progress is None or world is None:
             return
         workers = _present_workers(progress, self._first_rank(world))
@@ -109,19 +96,19 @@ class NodeReports:
 
     def on_ended(self, event: events.GenerationEnded) -> None:
         """Report how the workers of a generation ended."""
-        world = self._log.world(event.generation)
+        world = self.log.world(event.generation)
         if world is None:
             return
         first_rank = self._first_rank(world)
         workers = tuple(msgspec.structs.replace(end, rank=first_rank + end.rank) for end in event.workers)
         report = self._report(event.generation, workers)
-        self._keep(msgspec.structs.replace(report, facts={**self._facts, **event.facts}, is_final=True))
+        self._keep(msgspec.structs.replace(report, facts={**self.start_facts, **event.facts}, is_final=True))
 
     def on_new_store(self) -> None:
         """Write the reports of the last generations to a store that was restarted empty."""
         self._in_lost_store = max(self._own, default=0)
         self.store.close()  # the connection to the old one
-        self._tasks.start(self._publish())
+        self.tasks.start(self._publish())
 
     def on_blocked(self, generation: int, line: str) -> None:
         """Report a connection of a worker that the network blocks, in words."""
@@ -156,7 +143,7 @@ class NodeReports:
                 found |= known.of(generation)
                 snapshot = known.view.snapshot
             if generation in self._own:
-                found[self._node_id] = self._own[generation]
+                found[self.node_id] = self._own[generation]
             may_register = generation <= self._in_lost_store
             awaited = [seat for seat in world.seats if not _is_lost(seat, snapshot, may_register)]
             complete = all(seat.node_id in found and is_enough(found[seat.node_id]) for seat in awaited)
@@ -165,18 +152,18 @@ class NodeReports:
             await asyncio.sleep(READ_EVERY_S)
 
     def _first_rank(self, world: World) -> int:
-        return next((seat.first_rank for seat in world.seats if seat.node_id == self._node_id), 0)
+        return next((seat.first_rank for seat in world.seats if seat.node_id == self.node_id), 0)
 
     def _report(self, generation: int, workers: tuple[WorkerReport, ...]) -> NodeReport:
         known = self._own.get(generation)
         return NodeReport(
-            self._node_id,
+            self.node_id,
             self.incarnation,
             generation,
             time.time(),
             host=os.uname().nodename[:LONGEST_TEXT],
             workers=workers,
-            facts=self._facts,
+            facts=self.start_facts,
             blocked=known.blocked if known is not None else (),
             log_dir=self._log_dir,
         )
@@ -185,11 +172,11 @@ class NodeReports:
         self._own[report.generation] = report
         while len(self._own) > KEPT_REPORTS:
             self._own.pop(min(self._own))
-        self._tasks.start(self._publish())
+        self.tasks.start(self._publish())
 
     async def _publish(self) -> None:
         with contextlib.suppress(TransportError):  # the next report is written over a new connection
-            await self.store.write(self._node_id, self.own)
+            await self.store.write(self.node_id, self.own)
 
 
 def _is_lost(seat: Seat, snapshot: Snapshot, may_register: bool) -> bool:

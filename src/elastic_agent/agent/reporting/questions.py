@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import AsyncGenerator, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -45,20 +46,19 @@ MOST_READINGS = 4
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class Questions:
     """One node's part in them: it answers, and asks for the users of this machine. For the event loop."""
 
-    def __init__(
-        self,
-        node_id: str,
-        reports: Reports,
-        supervisor: Supervisor,
-        collectives: Collectives,
-        log_folder: str,
-    ) -> None:
-        """``reports`` lead to the store; the output of the run's workers is in ``log_folder`` (empty: nowhere)."""
-        self._node_id, self._reports, self._log_folder = node_id, reports, log_folder
-        self._supervisor, self._collectives = supervisor, collectives
+    node_id: str
+    reports: Reports
+    """They lead to the store."""
+    supervisor: Supervisor
+    collectives: Collectives
+    log_folder: str
+    """Where the output of the run's workers is; empty: nowhere."""
+
+    def __post_init__(self) -> None:
         self._stacks_one_at_a_time = asyncio.Lock()
         self._readings = threading.BoundedSemaphore(MOST_READINGS)
         self._closed = asyncio.Event()
@@ -70,13 +70,13 @@ class Questions:
     async def serve(self) -> None:
         """Answer the questions of the others, as long as the store answers."""
         answered, at_s, now_s = set[str](), -BUSY_S, asyncio.get_running_loop().time
-        own = f"asked/{self._node_id}"
+        own = f"asked/{self.node_id}"
         while True:
             await asyncio.sleep(NEXT_S if now_s() - at_s < BUSY_S else LOOK_EVERY_S)
             with contextlib.suppress(TransportError):
-                if not self._reports.is_connected:
+                if not self.reports.is_connected:
                     continue
-                notes = await self._reports.call(partial(ReportRecords.read_notes, names=[own]))
+                notes = await self.reports.call(partial(ReportRecords.read_notes, names=[own]))
                 questions = _decoded(tuple[Question, ...], notes.get(own)) or ()
                 fresh = [question for question in questions if question.id not in answered]
                 answered = {question.id for question in questions}
@@ -85,35 +85,35 @@ class Questions:
                     with contextlib.suppress(UnicodeError):  # of this question; the others are answered
                         data = msgspec.msgpack.encode(await self.answer(question))
                         tell = partial(ReportRecords.write_note, name=f"told/{question.id}", data=data)
-                        await self._reports.call(partial(tell, lasts_s=TOLD_S))
+                        await self.reports.call(partial(tell, lasts_s=TOLD_S))
 
     async def answer(self, question: Question) -> Answer:
         """Answer a question about the workers of this node."""
-        progress, seat = self._supervisor.progress, self._supervisor.seat
+        progress, seat = self.supervisor.progress, self.supervisor.seat
         if question.do == "stacks" and progress is not None and progress.pids and seat is not None:
-            workers = self._node_id, progress, seat.first_rank
+            workers = self.node_id, progress, seat.first_rank
             async with self._stacks_one_at_a_time:
-                text = await worker_stacks(*workers, self._collectives, self._log_folder)
+                text = await worker_stacks(*workers, self.collectives, self.log_folder)
             return Answer(without_surrogates(text)[:MOST_BYTES])
         if question.do == "stacks":
-            return Answer(f"node {self._node_id}: no worker runs at present")
-        if question.do != "logs" or not self._log_folder:
+            return Answer(f"node {self.node_id}: no worker runs at present")
+        if question.do != "logs" or not self.log_folder:
             return Answer(
-                f"node {self._node_id}: output is kept in no file (--logs-specs, or --log-dir /dev/null)"
+                f"node {self.node_id}: output is kept in no file (--logs-specs, or --log-dir /dev/null)"
             )
         try:
             output, known = await run_abandonable(partial(self._read, question), READ_S)
             return Answer(output=output, known=known)
         except (TransportError, OSError) as error:
-            return Answer(without_surrogates(f"node {self._node_id}: {self._log_folder}: {error}"))
+            return Answer(without_surrogates(f"node {self.node_id}: {self.log_folder}: {error}"))
 
     def _read(self, question: Question) -> tuple[dict[str, str], dict[str, int]]:
         """Read the output that is asked for; may block."""
         if not self._readings.acquire(timeout=READ_S):
             raise StoreLostError(f"no answer within {READ_S:g} s")
         try:
-            worker = self._node_id, question.slot, question.generation
-            read = partial(read_output, Path(self._log_folder), question.known, *worker)
+            worker = self.node_id, question.slot, question.generation
+            read = partial(read_output, Path(self.log_folder), question.known, *worker)
             return read(last_lines=question.lines, follows=question.follows)
         finally:
             self._readings.release()
@@ -126,8 +126,8 @@ class Questions:
         known: dict[str, dict[str, int]] = {}
         silent: Collection[str] = ()
         while not self._closed.is_set():
-            seats = self._supervisor.world.seats if self._supervisor.world is not None else ()
-            nodes = {seat.node_id for seat in seats} | {self._node_id}
+            seats = self.supervisor.world.seats if self.supervisor.world is not None else ()
+            nodes = {seat.node_id for seat in seats} | {self.node_id}
             if node_id not in {None, *nodes, *known}:
                 has = ", ".join(sorted(nodes))
                 yield Answer(f"the run has no node {node_id} now; it has {has}", failed=True)
@@ -136,8 +136,8 @@ class Questions:
                 node: replace(question, id=secrets.token_hex(8), known=known.get(node, {}))
                 for node in sorted(nodes if node_id is None else {node_id})
             }
-            own = asked.pop(self._node_id, None)
-            told = {self._node_id: await self.answer(own)} if own is not None else {}
+            own = asked.pop(self.node_id, None)
+            told = {self.node_id: await self.answer(own)} if own is not None else {}
             problem = f"no answer within {ANSWER_S:g} s: the machine is lost or slow, or its agent has another version"
             try:
                 told |= await self._gather(asked, silent if node_id is None else ()) if asked else {}
@@ -155,10 +155,10 @@ class Questions:
                 break
             yield Answer(done=False)
             await asyncio.sleep(NEXT_S)
-        if question.follows and node_id in {None, self._node_id}:
-            last = replace(question, known=known.get(self._node_id, {}), follows=False)
-            yield replace(await self.answer(last), done=False, node=self._node_id)
-        if question.follows and known.keys() - {self._node_id}:
+        if question.follows and node_id in {None, self.node_id}:
+            last = replace(question, known=known.get(self.node_id, {}), follows=False)
+            yield replace(await self.answer(last), done=False, node=self.node_id)
+        if question.follows and known.keys() - {self.node_id}:
             yield Answer(
                 "this agent ends; what others wrote last is in the files on their machines", done=False
             )
@@ -173,20 +173,20 @@ class Questions:
             if self._closed.is_set():
                 raise StoreLostError("this agent ends")
             missing = {f"told/{asked[node].id}": node for node in asked.keys() - told.keys()}
-            found = await self._reports.call(partial(ReportRecords.read_notes, names=missing))
+            found = await self.reports.call(partial(ReportRecords.read_notes, names=missing))
             told |= {missing[name]: _decoded(Answer, data) or Answer() for name, data in found.items()}
             if not asked.keys() - told.keys() - {*silent}:
                 break
         await self._change(asked, are_over=True)
         over = [f"told/{question.id}" for question in asked.values()]
-        await self._reports.call(partial(ReportRecords.remove_notes, names=over))
+        await self.reports.call(partial(ReportRecords.remove_notes, names=over))
         return told
 
     async def _change(self, asked: Mapping[str, Question], *, are_over: bool = False) -> None:
         """Ask each node, or take that back, in a call of its own: those of hundreds of nodes take a while."""
         for node, question in asked.items():
             change = partial(_changed, question=question, is_over=are_over)
-            await self._reports.call(partial(ReportRecords.change_note, name=f"asked/{node}", change=change))
+            await self.reports.call(partial(ReportRecords.change_note, name=f"asked/{node}", change=change))
 
 
 def _changed(data: bytes | None, question: Question, *, is_over: bool) -> bytes:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from msgspec.structs import replace
 
@@ -66,46 +66,38 @@ SAVED_S = 1.0
 """The time that writing the last status may take otherwise: there is nothing to explain."""
 
 
+@dataclass(eq=False, repr=False)
 class RunObserver:
     """One node's view of the run, from the start of the agent's part in it to the end."""
 
-    def __init__(
-        self,
-        node: LocalNode,
-        run_id: str,
-        node_id: str,
-        supervisor: Supervisor,
-        collectives: Collectives,
-        *,
-        goes_on: bool,
-    ) -> None:
-        """Observe from now on what the node publishes; in its event loop.
+    node: LocalNode
+    supervisor: Supervisor
+    """Runs the workers; told when they hang."""
+    collectives: Collectives
+    """Asks the workers."""
+    _: KW_ONLY
+    goes_on: bool
+    """The run has begun before, so that earlier agents may have recorded generations of it."""
 
-        Args:
-            node: this node.
-            run_id: the run.
-            node_id: of this node in the run.
-            supervisor: runs the workers; told when they hang.
-            collectives: asks the workers.
-            goes_on: the run has begun before, so that earlier agents may have recorded generations of it.
-        """
-        self._node, self._run_id, self._node_id = node, run_id, node_id
-        self._supervisor = supervisor
+    def __post_init__(self) -> None:
+        run_id, node_id = self.node.run_id, self.node.node_id
         self._log, self._tasks = RunLog(node_id), BackgroundTasks()
-        self._log_dir = node.workers.log_dir(run_id)
-        store = Reports(node.backend.connect_reports)
-        facts = start_facts(node.settings.script_args, os.environ)
-        self._reports = NodeReports(node_id, store, supervisor, self._log, facts, self._log_dir, self._tasks)
-        self._files = StatusFiles(node.settings.state_dir, run_id, node_id)
-        self.questions = Questions(node_id, store, supervisor, collectives, self._log_dir)
-        self.training = Training(supervisor)
-        self._comparison = NodeComparison(self._log, self._reports, self._tasks)
-        self._judge = HangJudge(node_id, self._log, self._reports, supervisor.hang)
-        watch = ConnectionWatch(node_id, lambda: supervisor.world, self._blocked)
+        self._log_dir = self.node.workers.log_dir(run_id)
+        store = Reports(self.node.backend.connect_reports)
+        facts = start_facts(self.node.settings.script_args, os.environ)
+        self._reports = NodeReports(
+            node_id, store, self.supervisor, self._log, facts, self._log_dir, self._tasks
+        )
+        self._files = StatusFiles(self.node.settings.state_dir, run_id, node_id)
+        self.questions = Questions(node_id, store, self.supervisor, self.collectives, self._log_dir)
+        self.training = Training(self.supervisor)
+        self._comparison = NodeComparison(self._reports)
+        self._judge = HangJudge(self._reports, self.supervisor.runner.hang)
+        watch = ConnectionWatch(node_id, lambda: self.supervisor.world, self._blocked)
         self._stop_watch = watch.stop
         self._subscribers = self.training.on_event, self.on_event, watch.on_event
         for subscriber in self._subscribers:
-            node.publish.subscribe(subscriber)
+            self.node.publish.subscribe(subscriber)
         self._page: StatusServer | None = None
         self._history = History()
         self._last_view = RunReports()
@@ -116,7 +108,7 @@ class RunObserver:
         """Since when the store has not answered, seconds since 1970; None: it answers."""
         self._silent_because, self._was_away = "", False
         """Why; and whether this node has lost its lease and seen no plan since."""
-        self._is_recalled = not goes_on
+        self._is_recalled = not self.goes_on
         """The records of earlier agents are known; before that, they must not be replaced by less."""
         self._is_unsaved = False
         self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
@@ -124,7 +116,7 @@ class RunObserver:
     def _look(self) -> None:
         """Report and keep how far this node is, and again after a while."""
         self._reports.on_progress()
-        progress = self._supervisor.progress
+        progress = self.supervisor.progress
         generation, step = (progress.generation, progress.newest_step) if progress is not None else (0, 0)
         is_counted = progress is None or not any(progress.steps.values())
         self._history.see(time.time(), self.training.goodput, generation, step, is_counted=is_counted)
@@ -136,7 +128,7 @@ class RunObserver:
         """Serve the status page from now on, if there is to be one."""
         output = self._output if self._log_dir else None
         run = ShownRun(self.status, self._history.samples, output)
-        self._page = open_status_page(self._node.settings.status_port, run, self._node.backend.secret)
+        self._page = open_status_page(self.node.settings.status_port, run, self.node.backend.secret)
 
     async def _output(self) -> str:
         """Return what the workers of this node wrote last; nothing while there are no files, or the disk hangs."""
@@ -158,7 +150,7 @@ class RunObserver:
                 self._reports.on_progress()
                 self._tasks.start(self._judge.judge(event))
             case events.GenerationEnded(generation=generation, shown=slots):
-                shown = [f"{self._node_id}/{slot}" for slot in slots]
+                shown = [f"{self.node.node_id}/{slot}" for slot in slots]
                 self._shown = generation, frozenset(shown if is_console() else ())
                 self._reports.on_ended(event)
 
@@ -224,7 +216,7 @@ class RunObserver:
         except (TransportError, TimeoutError) as error:
             problem = self._silent_because or str(error) or f"no answer within {within_s:g} s"
         with contextlib.suppress(TimeoutError):
-            store = await asyncio.wait_for(self._node.backend.members(), within_s)
+            store = await asyncio.wait_for(self.node.backend.members(), within_s)
         return replace(self._status(problem), store=store)
 
     def _status(self, problem: str = "") -> RunStatus:
@@ -237,20 +229,20 @@ class RunObserver:
         newest = {report.node_id: report for report in (*self._last_view.reports, *self._reports.own)}
         is_silent = bool(problem) and self._silent_since_s is not None
         generations = self._log.generations
-        has_trained = bool(generations) and self._node_id in generations[-1].nodes
+        has_trained = bool(generations) and self.node.node_id in generations[-1].nodes
         known = RunStatus(
-            self._run_id,
-            self._node.backend.shown,
+            self.node.run_id,
+            self.node.backend.shown,
             time.time(),
             since_s=self._log.since_s if is_known else None,
             generations=generations,
             goodput=self.training.goodput,
             problem=problem,
-            node_id=self._node_id,
+            node_id=self.node.node_id,
             left=self._left,
             silent_since_s=self._silent_since_s if is_silent else None,
-            is_paused=is_silent and has_trained and self._supervisor.progress is None,
-            remedy=self._node.console.remedy if is_silent else "",
+            is_paused=is_silent and has_trained and self.supervisor.progress is None,
+            remedy=self.node.console.remedy if is_silent else "",
             serves=self._serves,
         )
         return run_status(
@@ -265,15 +257,12 @@ class RunObserver:
 
     # -- the end --------------------------------------------------------------------------------
 
-    async def conclude(self, outcome: Outcome, reason: str, serves: Sequence[str] = ()) -> None:
+    async def conclude(self, outcome: Outcome, reason: str) -> None:
         """Wait until the last failure is explained and the status is saved, not for long.
 
-        Args:
-            outcome: of this node's part in the run.
-            reason: of this outcome.
-            serves: the nodes that cannot go on without the store of this agent.
+        ``outcome`` and ``reason``: of this node's part in the run.
         """
-        has_failed, self._serves = outcome is Outcome.FAILED, tuple(serves)
+        has_failed, self._serves = outcome is Outcome.FAILED, tuple(self.node.depending())
         if outcome not in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
             self._left = reason
         self._comparison.stop()
@@ -286,7 +275,7 @@ class RunObserver:
         self._save()
         if self._is_recalled:  # otherwise the disk hangs
             await self._files.written(patience_s)
-        if has_failed and self._node.backend.is_host:
+        if has_failed and self.node.backend.is_host:
             await self.others_have_read(READ_S)
         if self._page is not None:
             await self._page.tell_end(self._status())
@@ -301,7 +290,7 @@ class RunObserver:
     def close(self) -> None:
         """Observe no more, and give up whatever is under way."""
         for subscriber in self._subscribers:
-            self._node.publish.unsubscribe(subscriber)
+            self.node.publish.unsubscribe(subscriber)
         self.training.close()
         self._stop_watch()
         self._timer.cancel()

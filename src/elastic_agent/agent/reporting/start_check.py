@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_agent.agent.events import Event, LeaveSignalled, RunAgreed
@@ -33,27 +34,29 @@ DOCTORS_PROBE = "elastic_agent.doctor.probe"
 """The worker of the doctor's own run, which needs no advice to start it."""
 
 
+@dataclass(eq=False, repr=False)
 class StartCheck:
-    """Examines this machine once, for a run of several nodes."""
+    """Examines this machine once, for a run of several nodes. Begins when it is made, in the event loop."""
 
-    def __init__(
-        self, settings: Settings, store_problem: Callable[[], str], patience_s: float = PATIENCE_S
-    ) -> None:
-        """Begin; in the event loop. ``store_problem``: gives why the store does not answer; empty: it does."""
-        several = settings.nnodes.most > 1
-        self._is_doctor = settings.script == DOCTORS_PROBE
-        self._run_id = settings.rdzv_id
-        self._store_problem = store_problem
+    settings: Settings
+    store_problem: Callable[[], str]
+    """Gives why the store does not answer; empty: it does."""
+    patience_s: float = PATIENCE_S
+
+    def __post_init__(self) -> None:
+        several = self.settings.nnodes.most > 1
+        self._is_doctor = self.settings.script == DOCTORS_PROBE
+        self._run_id = self.settings.rdzv_id
         self._is_alone = False
         """The newest world is of this node, and the endpoint may be another machine on every machine."""
         self._tasks = BackgroundTasks()
-        endpoint = settings.rdzv_endpoint if several else None
+        endpoint = self.settings.rdzv_endpoint if several else None
         self._is_loopback = endpoint is not None and all(
             is_loopback_name(each.host) for each in endpoint.members
         )
-        self._waiting = None if endpoint is None else self._tasks.start(self._wait(endpoint, patience_s))
-        if several and not (settings.runs_program or settings.runs_module):
-            self._tasks.start(self._tell(lambda: _script_findings(settings.script)))
+        self._waiting = None if endpoint is None else self._tasks.start(self._wait(endpoint, self.patience_s))
+        if several and not (self.settings.runs_program or self.settings.runs_module):
+            self._tasks.start(self._tell(lambda: _script_findings(self.settings.script)))
 
     def on_event(self, event: Event) -> None:
         """Stop the examination when the run starts or ends, unless this node may be alone in it by mistake."""
@@ -75,7 +78,7 @@ class StartCheck:
     async def _wait(self, endpoint: Endpoint, patience_s: float) -> None:
         """Check the endpoint of a run that does not start, or starts with this node alone."""
         await asyncio.sleep(patience_s)
-        if not self._store_problem():
+        if not self.store_problem():
             is_meant = await self._has_another_agent()
             if is_meant and self._is_alone:
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from elastic_agent.agent import events
 from elastic_agent.protocol import Announce, State
@@ -29,12 +30,15 @@ ANSWER_S = 0.5
 """After a registration the coordinator may refuse this node; that comes at once, or not at all."""
 
 
+@dataclass(eq=False, repr=False)
 class SystemdReporter:
     """Notifies systemd about one agent. Does nothing if no systemd is listening."""
 
-    def __init__(self, manager: SystemdNotifier, headline: Callable[[], str]) -> None:
-        """Notify of nothing yet; ``headline``: the agent's status in one line."""
-        self._manager, self._headline = manager, headline
+    manager: SystemdNotifier
+    headline: Callable[[], str]
+    """Gives the agent's status in one line."""
+
+    def __post_init__(self) -> None:
         self._registered_s: float | None = None
         """Since when the node is registered with the run; None: it is not."""
         self._runs = self._hosting = False
@@ -45,9 +49,9 @@ class SystemdReporter:
 
     def start(self) -> None:
         """Notify systemd from now on; to be called in the agent's loop."""
-        if self._manager.watchdog_s is not None:
+        if self.manager.watchdog_s is not None:
             faulthandler.enable()  # its SIGABRT writes down where we hang
-        if self._manager.listens:
+        if self.manager.listens:
             self._tick()
 
     def on_event(self, event: events.Event) -> None:
@@ -55,7 +59,7 @@ class SystemdReporter:
         match event:
             case events.LeaveSignalled(reason=reason) if not self._stopping:
                 self._stopping = reason
-                self._manager.notify(STOPPING)
+                self.manager.notify(STOPPING)
                 self._extend_due_s = 0.0
                 self._send()
             case events.AgentStarted():
@@ -79,18 +83,18 @@ class SystemdReporter:
         """
         # In a message of its own: of several states in one, systemd takes the last.
         if in_order and not self._is_up:
-            self._manager.notify(READY, patience_s=LAST_WORD_S)
-        self._manager.notify(STOPPING, status(how), patience_s=LAST_WORD_S)
+            self.manager.notify(READY, patience_s=LAST_WORD_S)
+        self.manager.notify(STOPPING, status(how), patience_s=LAST_WORD_S)
 
     def _tick(self) -> None:
         self._send()
-        pause_s = min(LOOK_EVERY_S, self._manager.alive_every_s) if self._is_up else LOOK_EVERY_AT_START_S
+        pause_s = min(LOOK_EVERY_S, self.manager.alive_every_s) if self._is_up else LOOK_EVERY_AT_START_S
         asyncio.get_running_loop().call_later(pause_s, self._tick)
 
     def _send(self) -> None:
         """Send what has changed, and signs of life that are due; what systemd cannot take now, the next time."""
         now_s, lines = asyncio.get_running_loop().time(), []
-        headline = self._headline()
+        headline = self.headline()
         text = f"{self._stopping}: {headline}" if self._stopping else headline
         if text != self._sent_status:
             lines.append(status(text))
@@ -99,7 +103,7 @@ class SystemdReporter:
         is_up = self._is_up or self._runs or is_accepted
         if is_up and not self._is_up:
             lines.append(READY)
-        is_alive_due = self._manager.watchdog_s is not None and now_s >= self._alive_due_s
+        is_alive_due = self.manager.watchdog_s is not None and now_s >= self._alive_due_s
         if is_alive_due:
             lines.append(ALIVE)
         # Our own time-outs bound the wait for the store, and that for workers to save and end; systemd is to bound
@@ -108,7 +112,7 @@ class SystemdReporter:
         is_extended = waits and now_s >= self._extend_due_s
         if is_extended:
             lines.append(extend(EXTENSION_S))
-        if lines and self._manager.notify(*lines):
+        if lines and self.manager.notify(*lines):
             self._sent_status, self._is_up = text, is_up
-            self._alive_due_s = now_s + self._manager.alive_every_s if is_alive_due else self._alive_due_s
+            self._alive_due_s = now_s + self.manager.alive_every_s if is_alive_due else self._alive_due_s
             self._extend_due_s = now_s + EXTEND_EVERY_S if is_extended else self._extend_due_s

@@ -113,7 +113,7 @@ class Training:
     def _compare_step(self) -> None:
         """Compare the first step that workers report with the last one of those before, and keep the newest."""
         progress = self._supervisor.progress
-        step = max(progress.steps.values(), default=0) if progress is not None else 0
+        step = progress.reported_step if progress is not None else 0
         if step <= 0:
             return
         self._begin()

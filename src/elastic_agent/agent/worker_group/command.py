@@ -144,14 +144,13 @@ def worker_environment(
         variables.STACKS_SIGNAL: str(STACKS_SIGNAL),
         variables.STORE_PORT: str(world.bootstrap.port),
     }
-    if facts.asked_by is not None:
-        env[variables.PROGRESS] = facts.asked_by
-    if facts.state_memory:
-        env[variables.STATE_MEMORY] = facts.state_memory[slot]
-    if settings.survive != "restart":
-        env[variables.TRAINER_MEMORY] = "1"
-    if facts.parking:
-        env[variables.PARKING] = facts.parking
+    optional = {
+        variables.PROGRESS: facts.asked_by,
+        variables.STATE_MEMORY: facts.state_memory[slot] if facts.state_memory else None,
+        variables.TRAINER_MEMORY: "1" if settings.survive != "restart" else None,
+        variables.PARKING: facts.parking or None,
+    }
+    env |= {name: text for name, text in optional.items() if text is not None}
     if facts.parking == variables.APART:
         # A process group that the script makes itself would be one of this node's workers, or wait for others.
         env.update(dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", variables.STORE_PORT), ""))

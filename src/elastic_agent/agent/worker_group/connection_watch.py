@@ -40,16 +40,17 @@ class _Blocked:
     is_connected: bool
 
 
+@dataclass(eq=False, repr=False)
 class ConnectionWatch:
     """Watches the connections of this node's workers; a subscriber."""
 
-    def __init__(
-        self, node_id: str, world: Callable[[], World | None], report: Callable[[int, str], None]
-    ) -> None:
-        """Prepare; ``world``: whose workers run; ``report``: takes the generation, and what is blocked, in a line."""
-        self._node_id = node_id
-        self._world = world
-        self._report = report
+    node_id: str
+    world: Callable[[], World | None]
+    """Gives the world whose workers run."""
+    report: Callable[[int, str], None]
+    """Takes the generation, and what is blocked, in a line."""
+
+    def __post_init__(self) -> None:
         self._tasks = BackgroundTasks()
         self._told: set[tuple[str, bool]] = set()
 
@@ -85,15 +86,15 @@ class ConnectionWatch:
             return
         self._told.add((connection.host, connection.is_connected))
         peer = f"{node} ({connection.host})" if node else connection.host
-        worker = f"{self._node_id}/{connection.slot}"
+        worker = f"{self.node_id}/{connection.slot}"
         tried_s = None if connection.is_connected else for_s
-        self._report(generation, blocked_words(worker, peer, connection.port, tried_s))
+        self.report(generation, blocked_words(worker, peer, connection.port, tried_s))
 
     def _node_at(self, host: str) -> str:
-        world = self._world()
+        world = self.world()
         seats = world.seats if world is not None else ()
         return next(
-            (seat.node_id for seat in seats if seat.address == host and seat.node_id != self._node_id), ""
+            (seat.node_id for seat in seats if seat.address == host and seat.node_id != self.node_id), ""
         )
 
 

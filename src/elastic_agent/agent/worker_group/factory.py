@@ -221,7 +221,7 @@ class WorkerFactory:
         heartbeats = make_heartbeat_file(seat.slots) if parked is None else parked.heartbeats
         try:
             interface, memory = interface_of(seat.address), self._state_memory.paths
-            parking = self._parking(apart=number is not None)
+            parking = "" if not self.keeps_workers else variables.KEEP if number is None else variables.APART
             facts = RunFacts(run_id, restarts, heartbeats.path, interface, asked_by, memory, parking)
             envs = {
                 slot: worker_environment(os.environ, self._settings, facts, world, seat, slot)
@@ -253,11 +253,6 @@ class WorkerFactory:
         self._closer.drain_closing(patience_s)
         if isinstance(self._logs, GenerationLogs):
             self._logs.close()
-
-    def _parking(self, *, apart: bool) -> str:
-        if not self.keeps_workers:
-            return ""
-        return variables.APART if apart else variables.KEEP
 
     def _context(
         self, guard: Guard, number: int, world: World, envs: dict[int, dict[str, str]]

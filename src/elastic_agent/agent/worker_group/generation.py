@@ -12,17 +12,17 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from elastic_agent import worker_variables as variables
 from elastic_agent.agent import events
-from elastic_agent.agent.tasks import BackgroundTasks, in_this_loop, wait_for
+from elastic_agent.agent.tasks import in_this_loop, wait_for
 from elastic_agent.client._cells import HeartbeatFile
-from elastic_agent.config.settings import Settings
 from elastic_agent.diagnosis.known_errors import signal_name
 from elastic_agent.files import with_remedy
 from elastic_agent.linux import boottime_s, catches, is_frozen
@@ -34,7 +34,6 @@ from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.end import WorkerEnd
 from elastic_agent.workers.guard import client as guard_events
 
-from .collectives import Collectives
 from .endings import (
     log_cleanup,
     protocol_failure,
@@ -43,11 +42,12 @@ from .endings import (
     warn_of_unsaved,
     with_memory,
 )
-from .interruptions import SPREAD_S, Interruptions, StopSignals
-from .keeping import can_park, go_on, stop_after_parking, until_may_start
-from .parking import Parked
+from .interruptions import SPREAD_S, Interruptions
+from .parking import Parked, can_park, go_on, stop_after_parking, until_may_start
 from .stalls import Progress, StallWatch
-from .warm_start import Guards
+
+if TYPE_CHECKING:
+    from .runner import Runner
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
 """A real-time signal that neither glibc, Python, torch nor NCCL uses."""
@@ -74,78 +74,23 @@ EXPLAIN_AFTER_S = 0.2
 """After a failure the next workers start first: reading how the last ones ended takes tens of milliseconds."""
 
 
-@dataclass
-class WorkerGroup:
-    """The part that the generations of workers of a node have in common."""
-
-    guards: Guards
-    """The present guard starts and stops the workers."""
-    node_id: str
-    settings: Settings
-    stop_signals: StopSignals
-    """The signals that make this agent stop, and which of them it has received."""
-    collectives: Collectives
-    """The workers' answers about their collectives."""
-    sends_notice_signal: bool = True
-    """Workers get the notice signal from this agent, and not from Slurm."""
-    report: Callable[[events.Event], None] = field(init=False)
-    """Takes each event."""
-    start_task: Callable[[Coroutine[None, None, None]], asyncio.Task[None]] = field(init=False)
-    """Starts a coroutine whose error ends the agent."""
-    may_start: bool = True
-    """The present guard is on record on the disk; before that it starts no workers."""
-    wants_cold: bool = False
-    """A worker of an earlier generation was not what a cold one would be; later ones start cold."""
-    present: Generation | None = None
-    parked: Parked | None = None
-    """Workers of the generation before that wait for the next world."""
-    explanations: BackgroundTasks = field(default_factory=BackgroundTasks)
-    reached_step: int = 0
-    reached_optimizer_steps: int = 0
-    """The highest counts of workers of earlier generations, on this node, by their heartbeats."""
-
-    def take_in_steps(self, workers: Generation) -> None:
-        """Count these workers among the earlier ones; they have ended."""
-        cells, slots = workers.heartbeats, workers.pids
-        self.reached_step = max(self.reached_step, *(cells.read(slot)[1] for slot in slots), 0)
-        counts = map(cells.optimizer_steps, slots)
-        self.reached_optimizer_steps = max(self.reached_optimizer_steps, *counts, 0)
-
-    def is_passed_by(self, workers: Generation) -> bool:
-        """Return whether one of these workers got further, by its steps or by heartbeats without steps.
-
-        A worker that reports neither did if it made more optimizer steps.
-        """
-        kept = workers.parked.pids if workers.parked is not None else {}
-        for slot, pid in workers.pids.items():
-            beats, step = workers.heartbeats.read(slot)
-            if step > self.reached_step if step else bool(beats):
-                return True
-            reached = 0 if kept.get(slot) == pid else self.reached_optimizer_steps  # it did not begin again
-            if not step and workers.heartbeats.optimizer_steps(slot) > reached:
-                return True
-        return False
-
-
+@dataclass(eq=False, repr=False)
 class Generation:
     """The workers of one generation: facts known of them, and means to stop them; see :func:`run_generation`."""
 
-    def __init__(
-        self,
-        group: WorkerGroup,
-        context: WorkerContext,
-        heartbeats: HeartbeatFile,
-        parked: Parked | None,
-        *,
-        apart: bool = False,
-    ) -> None:
-        self.is_apart = apart
-        """They are started apart from any world, and reports about them concern no generation."""
-        self.group, self.context, self.heartbeats = group, context, heartbeats
-        self.guard, self.number = group.guards.present, context.generation
-        self.cleanup = Cleanup(self.guard.pid) if parked is None else parked.cleanup.for_next()
-        self.parked = parked
-        """The workers among these that go on."""
+    group: Runner
+    context: WorkerContext
+    heartbeats: HeartbeatFile
+    parked: Parked | None
+    """The workers among these that go on."""
+    _: KW_ONLY
+    is_apart: bool = False
+    """They are started apart from any world, and reports about them concern no generation."""
+
+    def __post_init__(self) -> None:
+        group = self.group
+        self.guard, self.number = group.guards.present, self.context.generation
+        self.cleanup = Cleanup(self.guard.pid) if self.parked is None else self.parked.cleanup.for_next()
         self.may_park = False
         """The workers that can may park instead of being stopped."""
         self.failure: Failure | None = None
@@ -166,12 +111,12 @@ class Generation:
         self.stalls = StallWatch(
             self.number,
             self.alive,
-            heartbeats,
+            self.heartbeats,
             group.collectives,
             group.settings.hang_timeout,
             group.report,
         )
-        self._interruptions = Interruptions(group.stop_signals, context.ignored_signals)
+        self._interruptions = Interruptions(group.stop_signals, self.context.ignored_signals)
         self._notice_sent: set[int] = set()
         self.news = asyncio.Event()
         """Has the coroutine look at what has changed."""
@@ -218,9 +163,7 @@ class Generation:
                 self.is_fenced = True
         of_worker = guard_events.Spawned | guard_events.Exited | guard_events.Stopped
         is_reported = not (self.is_apart and isinstance(event, of_worker))
-        if is_reported and not isinstance(
-            event, guard_events.GuardLost
-        ):  # that is reported for the whole node
+        if is_reported and not isinstance(event, guard_events.GuardLost):  # reported for the whole node
             self.group.report(event)
         self.news.set()
 

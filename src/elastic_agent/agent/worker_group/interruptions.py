@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from elastic_agent.linux import ignores
 
@@ -52,13 +53,15 @@ class StopSignals:
         return signal.SIGINT if signal.SIGINT in self._received else signal.SIGTERM
 
 
+@dataclass(eq=False, repr=False)
 class Interruptions:
     """The workers of one generation that were reached by such signals."""
 
-    def __init__(self, signals: StopSignals, ignored: Collection[int]) -> None:
-        """Begin with no signals; ``ignored``: those that the workers began with ignored."""
-        self._signals = signals
-        self._ignored = frozenset(ignored)
+    signals: StopSignals
+    ignored: Collection[int]
+    """Those that the workers began with ignored."""
+
+    def __post_init__(self) -> None:
         self._reached: dict[int, set[int]] = {}
 
     def guard_received(self, signum: int, pids: Mapping[int, int | None]) -> None:
@@ -66,16 +69,16 @@ class Interruptions:
 
         Whether a process that is gone ignored it cannot be seen any more: its initial setting is used then.
         """
-        if signum not in self._signals.handled:
+        if signum not in self.signals.handled:
             return
         for slot, pid in pids.items():
             ignored = ignores(pid, signum) if pid is not None else None
-            if not (signum in self._ignored if ignored is None else ignored):
+            if not (signum in self.ignored if ignored is None else ignored):
                 self._reached.setdefault(slot, set()).add(signum)
 
     def suspects(self, slot: int, returncode: int) -> frozenset[int]:
         """Return the signals that may have ended the worker."""
         found = set(self._reached.get(slot, ()))
-        if -returncode in self._signals.handled:
+        if -returncode in self.signals.handled:
             found.add(-returncode)
         return frozenset(found)

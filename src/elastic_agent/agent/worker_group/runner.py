@@ -4,26 +4,55 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic_agent.agent import events
+from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.config.settings import Settings
 from elastic_agent.protocol import Failure, Grace, Notice
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard import client as guard_events
 
-from .generation import Generation, WorkerGroup, run_generation
-from .keeping import run_apart, take_in_news
-from .parking import Parked
+from .collectives import Collectives
+from .generation import Generation, run_generation
+from .interruptions import StopSignals
+from .parking import Parked, run_apart, take_in_news
 from .stalls import Progress
+from .warm_start import Guards
 
 _TOO_LATE = "a line in the output of warm ones says what had no effect on preloaded packages"
 
 
 @dataclass
-class Runner(WorkerGroup):
+class Runner:
     """The workers of this node, at most one generation at a time, and the guard that is their parent."""
 
+    guards: Guards
+    """The present guard starts and stops the workers."""
+    node_id: str
+    settings: Settings
+    stop_signals: StopSignals
+    """The signals that make this agent stop, and which of them it has received."""
+    collectives: Collectives
+    """The workers' answers about their collectives."""
+    sends_notice_signal: bool = True
+    """Workers get the notice signal from this agent, and not from Slurm."""
+    report: Callable[[events.Event], None] = field(init=False)
+    """Takes each event."""
+    start_task: Callable[[Coroutine[None, None, None]], asyncio.Task[None]] = field(init=False)
+    """Starts a coroutine whose error ends the agent."""
+    may_start: bool = True
+    """The present guard is on record on the disk; before that it starts no workers."""
+    wants_cold: bool = False
+    """A worker of an earlier generation was not what a cold one would be; later ones start cold."""
+    present: Generation | None = None
+    parked: Parked | None = None
+    """Workers of the generation before that wait for the next world."""
+    explanations: BackgroundTasks = field(default_factory=BackgroundTasks)
+    reached_step: int = 0
+    reached_optimizer_steps: int = 0
+    """The highest counts of workers of earlier generations, on this node, by their heartbeats."""
     _deadline_s: float | None = None
     _starts_cold: bool = False
 
@@ -58,7 +87,7 @@ class Runner(WorkerGroup):
             self._starts_cold = True
             self.report(guard_events.Cold(_TOO_LATE, ""))
         context.warm = context.warm and not self._starts_cold
-        self.present = Generation(self, context, heartbeats, self.waiting, apart=apart)
+        self.present = Generation(self, context, heartbeats, self.waiting, is_apart=apart)
         self.start_task(run_apart(self.present) if apart else run_generation(self.present))
 
     @property
@@ -133,6 +162,28 @@ class Runner(WorkerGroup):
     @property
     def _in_world(self) -> Generation | None:
         return self.present if self.present is not None and not self.present.is_apart else None
+
+    def take_in_steps(self, workers: Generation) -> None:
+        """Count these workers among the earlier ones; they have ended."""
+        cells, slots = workers.heartbeats, workers.pids
+        self.reached_step = max(self.reached_step, *(cells.read(slot)[1] for slot in slots), 0)
+        counts = map(cells.optimizer_steps, slots)
+        self.reached_optimizer_steps = max(self.reached_optimizer_steps, *counts, 0)
+
+    def is_passed_by(self, workers: Generation) -> bool:
+        """Return whether one of these workers got further, by its steps or by heartbeats without steps.
+
+        A worker that reports neither did if it made more optimizer steps.
+        """
+        kept = workers.parked.pids if workers.parked is not None else {}
+        for slot, pid in workers.pids.items():
+            beats, step = workers.heartbeats.read(slot)
+            if step > self.reached_step if step else bool(beats):
+                return True
+            reached = 0 if kept.get(slot) == pid else self.reached_optimizer_steps  # it did not begin again
+            if not step and workers.heartbeats.optimizer_steps(slot) > reached:
+                return True
+        return False
 
     # -- the guard ----------------------------------------------------------------------------------
 

@@ -31,14 +31,6 @@ def _has_effect(change: EnvironmentChange, environ: Mapping[str, str]) -> bool:
     return is_read_at_import(change.name, change.value)
 
 
-def _why_cold(change: EnvironmentChange, file: str) -> str:
-    does, advice = ("removes", "set it as needed") if change.removed else ("sets", "set it")
-    return (
-        f"{file} {does} {change.name} in line {change.line}, which torch reads when it is imported; for warm "
-        f"workers, {advice} in the agent's environment"
-    )
-
-
 def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapping[str, str]) -> str | None:
     """Return why a worker that has imported torch already would not be as good; None if there is no reason.
 
@@ -53,7 +45,11 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
         name = os.path.basename(file)
         for change in _changes_before_torch(tree):
             if _has_effect(change, environ):
-                return _why_cold(change, name)
+                does, advice = ("removes", "set it as needed") if change.removed else ("sets", "set it")
+                return (
+                    f"{name} {does} {change.name} in line {change.line}, which torch reads when it is imported; for "
+                    f"warm workers, {advice} in the agent's environment"
+                )
         if any(_imports(node, _TITLES) for node in ast.walk(tree)):
             return f"{name} imports {_TITLES}, which has no effect in a warm worker"
     return None

@@ -63,39 +63,34 @@ class Progress:
     """The steps that were counted of each since its start; 0: none, or not known."""
 
     @property
+    def reported_step(self) -> int:
+        """The highest step that a worker reported; 0: none has."""
+        return max(self.steps.values(), default=0)
+
+    @property
     def newest_step(self) -> int:
-        """The highest step that a worker reported, or else the highest count of optimizer steps; 0: none is known."""
-        return max(self.steps.values(), default=0) or max(self.optimizer_steps.values(), default=0)
+        """The same, or else the highest count of optimizer steps; 0: none is known."""
+        return self.reported_step or max(self.optimizer_steps.values(), default=0)
 
 
+@dataclass(eq=False, repr=False)
 class StallWatch:
     """Watches the workers of one generation."""
 
-    def __init__(
-        self,
-        generation: int,
-        alive: Callable[[], Mapping[int, int]],
-        heartbeats: HeartbeatFile,
-        collectives: Collectives,
-        limit_s: float | None,
-        report: Callable[[events.Event], None],
-    ) -> None:
-        """Watch nothing yet.
+    generation: int
+    """The workers'."""
+    alive: Callable[[], Mapping[int, int]]
+    """The processes of the workers that run, by slot."""
+    heartbeats: HeartbeatFile
+    """Their heartbeats."""
+    collectives: Collectives
+    """Their answers."""
+    limit_s: float | None
+    """The time-out; 0: a stall never counts as a hang; None: by the collectives' own time-outs."""
+    report: Callable[[events.Event], None]
+    """Publishes :class:`~elastic_agent.agent.events.Stalled`."""
 
-        Args:
-            generation: the workers'.
-            alive: the processes of the workers that run, by slot.
-            heartbeats: their heartbeats.
-            collectives: their answers.
-            limit_s: the time-out; 0: a stall never counts as a hang; None: by the collectives' own time-outs.
-            report: publishes :class:`~elastic_agent.agent.events.Stalled`.
-        """
-        self._generation = generation
-        self._alive = alive
-        self._heartbeats = heartbeats
-        self._collectives = collectives
-        self._limit_s = limit_s
-        self._report = report
+    def __post_init__(self) -> None:
         self._beats: dict[int, tuple[int, float]] = {}
         """Of each slot with heartbeats: how many, and since when there are so many."""
         self._position: object = None
@@ -105,8 +100,8 @@ class StallWatch:
         """The same, first signs of life of the workers not counted: until they have met, they may wait for each
         other."""
         self._has_progressed = False
-        self._tells_first_s = TELL_AFTER_S if not limit_s else min(TELL_AFTER_S, limit_s / 2)
-        self._pause_s = min(LOOK_AT_LEAST_EVERY_S, (limit_s or HEARTBEAT_TIMEOUT_S) / LOOKS_PER_TIMEOUT)
+        self._tells_first_s = TELL_AFTER_S if not self.limit_s else min(TELL_AFTER_S, self.limit_s / 2)
+        self._pause_s = min(LOOK_AT_LEAST_EVERY_S, (self.limit_s or HEARTBEAT_TIMEOUT_S) / LOOKS_PER_TIMEOUT)
 
     @property
     def stalled_s(self) -> float | None:
@@ -121,7 +116,7 @@ class StallWatch:
         tell_after_s, over_again_s = self._tells_first_s, 0.0
         while True:
             now_s = clock()
-            cells = {slot: self._heartbeats.read(slot) for slot in self._alive()}
+            cells = {slot: self.heartbeats.read(slot) for slot in self.alive()}
             silent = self._silent({slot: beats for slot, (beats, _) in cells.items()}, now_s)
             if self._has_moved(cells, now_s):
                 over_again_s = 0.0
@@ -133,19 +128,19 @@ class StallWatch:
                 # A stall that was reported as over and is no hang is reported again after it has lasted for so long.
                 over_again_s = stalled_s + OVER_AGAIN_S if is_over else over_again_s
                 tell_after_s = 2 * quiet_s if quiet_s >= tell_after_s else tell_after_s
-                self._collectives.ask(details=True)
+                self.collectives.ask(details=True)
                 await asyncio.sleep(min(ANSWER_S, max(0.3, self._pause_s)))
                 self._tell(is_over, silent)
             else:
-                self._collectives.ask(details=False)
+                self.collectives.ask(details=False)
                 await asyncio.sleep(
                     self._pause_s if quiet_s == 0 else min(self._pause_s, STALLED_LOOK_EVERY_S)
                 )
 
     def _has_moved(self, cells: Mapping[int, tuple[int, int]], now_s: float) -> bool:
         """Note and return whether there was any progress since the last look."""
-        workers = self._collectives.workers
-        counts = [self._heartbeats.optimizer_steps(slot) for slot in cells]
+        workers = self.collectives.workers
+        counts = [self.heartbeats.optimizer_steps(slot) for slot in cells]
         position = [(slot, workers[slot].position) for slot in sorted(workers)], cells, counts
         if position == self._position:
             return False
@@ -157,7 +152,7 @@ class StallWatch:
 
     def _silent(self, counts: Mapping[int, int], now_s: float) -> int | None:
         """Return a slot whose heartbeats have stopped for the time-out; ``counts``: how many each has sent."""
-        limit_s = HEARTBEAT_TIMEOUT_S if self._limit_s is None else self._limit_s
+        limit_s = HEARTBEAT_TIMEOUT_S if self.limit_s is None else self.limit_s
         silent = None
         for slot, beats in counts.items():
             known = self._beats.get(slot)
@@ -169,23 +164,23 @@ class StallWatch:
 
     def _limit(self) -> tuple[float, str]:
         """Return the time-out, of several the one that ends first, and its name."""
-        waiting = [worker for worker in self._collectives.workers.values() if is_waiting(worker)]
+        waiting = [worker for worker in self.collectives.workers.values() if is_waiting(worker)]
         own_s = SHARE_OF_TIMEOUT * min(
             (worker.timeout_s for worker in waiting if worker.timeout_s > 0), default=0.0
         )
-        if self._limit_s == 0:
+        if self.limit_s == 0:
             return math.inf, ""
-        limits = (own_s, _OWN_LIMIT), (self._limit_s or 0.0, f"--hang-timeout {self._limit_s or 0:g}")
+        limits = (own_s, _OWN_LIMIT), (self.limit_s or 0.0, f"--hang-timeout {self.limit_s or 0:g}")
         return min((limit for limit in limits if limit[0] > 0), default=(math.inf, ""))
 
     def _tell(self, is_over: bool, silent: int | None) -> None:
         stalled_s = asyncio.get_running_loop().time() - self._quiet_since_s
-        step = self._heartbeats.read(silent)[1] if silent is not None else 0
+        step = self.heartbeats.read(silent)[1] if silent is not None else 0
         limit_s, limit = self._limit()
         over_at_s = self._since_s + limit_s
-        self._report(
+        self.report(
             events.Stalled(
-                self._generation, stalled_s, is_over, silent, step, over_at_s=over_at_s, limit=limit
+                self.generation, stalled_s, is_over, silent, step, over_at_s=over_at_s, limit=limit
             )
         )
 

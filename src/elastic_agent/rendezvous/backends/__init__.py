@@ -6,13 +6,13 @@ import abc
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, Unpack
 
 from elastic_agent.files import with_remedy
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan, Seat
-from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.rendezvous.run_history import JobFiles, RunHistoryStore
 from elastic_agent.rendezvous.waits import in_time
 from elastic_agent.transport import NodeRecords, Obstacle, ReportRecords, Secret, run_abandonable
 from elastic_agent.transport.c10d import BootstrapStore, PortPicker, ServeStore, check_store, serve_here
@@ -20,45 +20,48 @@ from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
 BOOTSTRAP_TIMEOUT_S = 5.0
 
+DISK_S = 5.0
+"""The time for reading, or writing, which run a job is."""
 
-class BackendOptions(TypedDict, total=False):
-    """The options that all backends have."""
 
-    port_range: PortRange | None
+@dataclass(frozen=True)
+class BackendOptions:
+    """The facts and options that all backends have."""
+
+    endpoint: Endpoint
+    """Of the store."""
+    state_dir: Path
+    """This agent's."""
+    lease_ttl_s: float = 0.0
+    """Of the run's nodes, seconds."""
+    fence_margin_s: float = 0.0
+    local_addr: str | None = None
+    """This machine's address, if given."""
+    port_range: PortRange | None = None
     """The ports for bootstrap stores; None: any."""
-    port_rest_s: float
-    """For how long no bootstrap store's port is used again, seconds."""
-    secret: Secret | None
+    secret: Secret | None = None
     """The secret that all agents of the run share; None: they share none."""
-    serve: ServeStore
+    serve: ServeStore = serve_here
     """Serves stores."""
 
 
 class RendezvousBackend(abc.ABC):
     """One endpoint, one run; a ``StoreDialer``. Used in one event loop; only what blocks is called in threads."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        state_dir: Path,
-        *,
-        port_range: PortRange | None = None,
-        port_rest_s: float = 0.0,
-        secret: Secret | None = None,
-        serve: ServeStore = serve_here,
-    ) -> None:
-        """Prepare; connects to nothing.
-
-        ``endpoint``: of the store; ``state_dir``: this agent's; the rest: see :class:`BackendOptions`.
-        """
+    def __init__(self, options: BackendOptions) -> None:
+        """Prepare; connects to nothing."""
         self.run_id = ""
         """The run's name: set by the owner, or agreed at the endpoint; empty before that."""
-        self.history_store = RunHistoryStore(state_dir)
-        self._endpoint = endpoint
-        self.secret = secret
+        self.history_store = RunHistoryStore(options.state_dir)
+        self._jobs = JobFiles(options.state_dir)
+        self._fingerprint: str | None = None
+        """Of the job whose run was agreed; None: the run has been given a name."""
+        self._endpoint = options.endpoint
+        self.secret = options.secret
         """The secret that all agents of the run share; None: they share none."""
-        self._serve = serve
-        self._ports = PortPicker(port_range, port_rest_s)
+        self._serve = options.serve
+        # For so long a paused worker of an old world may still dial the port that it knows.
+        self._ports = PortPicker(options.port_range, 2 * (options.lease_ttl_s + options.fence_margin_s))
         self._changed = asyncio.Event()
         self._log = get_logger()
 
@@ -69,15 +72,26 @@ class RendezvousBackend(abc.ABC):
 
     # -- which run ------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     async def agree(self, fingerprint: str) -> str:
         """Find the run of this job at the endpoint, or create it. Takes one dial at most.
 
         Raises:
             UnreachableError: nothing answers (yet).
             NotAStoreError: another program answers.
-            StoreLostError: the store went away meanwhile.
+            StoreLostError: the store went away meanwhile, or the disk hangs.
         """
+        known = await run_abandonable(lambda: self._jobs.run_of(self._job(fingerprint)), DISK_S)
+        run_id = await self._agree_on(fingerprint, known)
+        self.run_id, self._fingerprint = run_id, fingerprint
+        await run_abandonable(lambda: self._jobs.write(self._job(fingerprint), run_id), DISK_S)
+        return run_id
+
+    @abc.abstractmethod
+    async def _agree_on(self, fingerprint: str, known: str | None) -> str:
+        """Do that in the store; ``known``: the run of this machine that did not end in order."""
+
+    def _job(self, fingerprint: str) -> str:
+        return f"{self._endpoint} {fingerprint}"
 
     @abc.abstractmethod
     async def release(self) -> None:
@@ -95,6 +109,11 @@ class RendezvousBackend(abc.ABC):
         """
         if self.run_id:
             self.history_store.settle(self.run_id)
+        self._forget_job()
+
+    def _forget_job(self) -> None:
+        if self._fingerprint is not None:
+            self._jobs.remove(self._job(self._fingerprint))
 
     @property
     def is_host(self) -> bool:
@@ -194,30 +213,19 @@ class RendezvousBackend(abc.ABC):
         """Stop whatever is done for others, in the event loop or after it."""
 
 
-def open_backend(
-    endpoint: Endpoint,
-    access: EtcdAccess | None,
-    state_dir: Path,
-    *,
-    lease_ttl_s: float,
-    fence_margin_s: float,
-    local_addr: str | None = None,
-    **options: Unpack[BackendOptions],
-) -> RendezvousBackend:
+def open_backend(options: BackendOptions, access: EtcdAccess | None) -> RendezvousBackend:
     """Return the rendezvous backend for the endpoint, which does not connect yet.
 
     It is etcd if ``access`` is given, an etcd of the agents' own if the endpoint lists several machines, else c10d.
-    ``local_addr``: this machine's, if given.
     """
-    options["port_rest_s"] = 2 * (lease_ttl_s + fence_margin_s)
-    if access is None and not endpoint.others:
+    if access is None and not options.endpoint.others:
         from .c10d.backend import C10dBackend
 
-        return C10dBackend(endpoint, state_dir, **options)
+        return C10dBackend(options)
     if access is None:
         from .members.backend import MembersBackend
 
-        return MembersBackend(endpoint, state_dir, lease_ttl_s, local_addr, **options)
+        return MembersBackend(options)
     from .etcd.backend import EtcdBackend  # gRPC takes a quarter of a second
 
-    return EtcdBackend(endpoint, access, state_dir, lease_ttl_s, **options)
+    return EtcdBackend(options, access)

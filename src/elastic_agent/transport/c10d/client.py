@@ -17,6 +17,7 @@ import ssl
 import struct
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from elastic_agent.transport.addresses import set_up_for_messages
@@ -60,8 +61,9 @@ class Request(enum.IntEnum):
     LIST_KEYS = 17
 
 
+@dataclass(eq=False, repr=False)
 class TCPStoreClient:
-    """One connection to a server. Calls of several tasks wait for each other.
+    """One connection to a server; see :meth:`over`. Calls of several tasks wait for each other.
 
     It is closed when nobody has it any more. Every call raises:
         StoreLostError: no answer in time, or none that this protocol has, or the connection broke; whether the call was
@@ -70,17 +72,15 @@ class TCPStoreClient:
         ValueError: a key, a value or the number of keys is larger than the server accepts; nothing was sent.
     """
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shown: str, call_timeout_s: float
-    ) -> None:
-        """See :meth:`over`."""
-        self._reader = reader
-        self._writer = writer
-        self._shown = shown
-        self._call_timeout_s = call_timeout_s
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    shown: str
+    call_timeout_s: float
+
+    def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
         self._now_s = loop.time
-        weakref.finalize(self, _abandon, loop, writer).atexit = False
+        weakref.finalize(self, _abandon, loop, self.writer).atexit = False
         self._ends_s = 0.0
         """The time from which the present call is late."""
         self._failure = ""
@@ -137,11 +137,11 @@ class TCPStoreClient:
     async def _greet(self, timeout_s: float) -> None:
         nonce, answer = secrets.token_bytes(NONCE_BYTES), b""
         self._ends_s = self._now_s() + timeout_s
-        self._writer.write(greeting(nonce))
+        self.writer.write(greeting(nonce))
         try:
             answer = await self._read(len(nonce))
         except TimeoutError:
-            raise silent(self._shown, timeout_s) from None
+            raise silent(self.shown, timeout_s) from None
         except asyncio.IncompleteReadError as error:
             answer = error.partial
         except ssl.SSLError:
@@ -149,14 +149,14 @@ class TCPStoreClient:
         except OSError:
             pass
         if not answer:  # a host that dies while it accepts, a proxy before one that is not there yet
-            raise UnreachableError(f"{self._shown} closed the connection without an answer", Obstacle.CLOSED)
+            raise UnreachableError(f"{self.shown} closed the connection without an answer", Obstacle.CLOSED)
         if answer != nonce:
-            raise not_a_store(self._shown, answer)
+            raise not_a_store(self.shown, answer)
 
     @property
     def own_address(self) -> str:
         """The address of this machine on the connection."""
-        return str(self._writer.get_extra_info("sockname")[0])
+        return str(self.writer.get_extra_info("sockname")[0])
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -206,8 +206,8 @@ class TCPStoreClient:
             try:
                 answer = await self._read(1, late_s=0.0)
             except TimeoutError:
-                self._ends_s = self._now_s() + self._call_timeout_s
-                self._writer.write(_request(Request.CANCEL_WAIT))
+                self._ends_s = self._now_s() + self.call_timeout_s
+                self.writer.write(_request(Request.CANCEL_WAIT))
                 answer = await self._read(1)
                 if answer == _STOP_WAITING:  # the answers crossed
                     await self._read(1)
@@ -250,14 +250,14 @@ class TCPStoreClient:
         async with self._lock:
             if self._failure:
                 raise StoreLostError(self._failure)
-            self._ends_s = self._now_s() + self._call_timeout_s
+            self._ends_s = self._now_s() + self.call_timeout_s
             try:
-                self._writer.write(request)
+                self.writer.write(request)
                 return await parse()
             except TimeoutError:
-                self._fail(f"{self._shown} did not answer within {self._call_timeout_s:g} s")
+                self._fail(f"{self.shown} did not answer within {self.call_timeout_s:g} s")
             except (OSError, EOFError) as error:
-                self._fail(_closed(self._shown, error))
+                self._fail(_closed(self.shown, error))
             except StoreLostError as error:
                 self._fail(str(error))
             except asyncio.CancelledError:
@@ -269,18 +269,18 @@ class TCPStoreClient:
         if not self._failure:
             self._failure = failure
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._writer.transport.abort()  # to send the rest could take for ever
+                self.writer.transport.abort()  # to send the rest could take for ever
 
     def _unexpected(self, answer: bytes) -> StoreLostError:
-        return StoreLostError(str(not_a_store(self._shown, answer)))
+        return StoreLostError(str(not_a_store(self.shown, answer)))
 
     async def _read(self, size: int, late_s: float = LATE_S) -> bytes:
         """Return the next bytes. What has come when it is late still counts: this process may have been stopped."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._ends_s):
-                return await self._reader.readexactly(size)
+                return await self.reader.readexactly(size)
         async with asyncio.timeout(late_s):
-            return await self._reader.readexactly(size)
+            return await self.reader.readexactly(size)
 
     async def _read_value(self) -> bytes:
         size = await self._read_number()

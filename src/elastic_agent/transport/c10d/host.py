@@ -8,6 +8,7 @@ import errno
 import secrets
 import socket
 from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
 
 from elastic_agent.store_servers import allow_many_connections
 from elastic_agent.transport.addresses import (
@@ -68,7 +69,9 @@ async def find_or_host(
         StoreLostError: the server could not be made.
     """
     sock = await run_abandonable(
-        lambda: _free_port(endpoint, timeout_s), 2 * timeout_s + 3 * LOOK_UP_S, too_late=_close_socket
+        lambda: _free_port(endpoint, timeout_s),
+        2 * timeout_s + 3 * LOOK_UP_S,
+        too_late=lambda late: late.close() if late is not None else None,
     )
     if sock is None:
         return None
@@ -100,48 +103,41 @@ def _free_port(endpoint: Endpoint, timeout_s: float) -> socket.socket | None:
         return None
 
 
-def _close_socket(sock: socket.socket | None) -> None:
-    if sock is not None:
-        sock.close()
-
-
+@dataclass(eq=False, repr=False)
 class C10dHost:
-    """A store, and what its coordinator needs of it."""
+    """A store, and what its coordinator needs of it. It takes a while to begin to serve: see :meth:`make`."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        secret: Secret | None,
-        *,
-        alone: bool,
-        serve: ServeStore,
-    ) -> None:
-        """Serve on a listening socket, which takes a while; :meth:`make` does it beside the event loop.
+    sock: socket.socket
+    """Becomes the store's."""
+    secret: Secret | None
+    """What clients need, in TLS; None: nothing."""
+    _: KW_ONLY
+    alone: bool
+    """No other machine or user has a part in the run: clients need no secret."""
+    serve: ServeStore
+    """Serves the store."""
 
-        Args:
-            sock: becomes the store's.
-            secret: what clients need, in TLS; None: nothing.
-            alone: whether no other machine or user has a part in the run: clients need no secret.
-            serve: serves the store.
+    def __post_init__(self) -> None:
+        """Serve on the socket.
 
         Raises:
             NotAStoreError: this machine has no means to keep clients without the secret from the store.
             StoreLostError: the server could not be made.
         """
         allow_many_connections()
-        self.port = int(sock.getsockname()[1])
+        self.port = int(self.sock.getsockname()[1])
         self.store_id = secrets.token_hex(8)
         self._relay: StoreRelay | None = None
         self._close_store: Callable[[], None] = lambda: None
-        if alone:
-            self._relay = keep_other_users_out(sock, _WHAT)
-        elif secret is not None:
-            self._relay = _secure_relay(sock, secret)
-        listener = sock if self._relay is None else self._relay.store_listener
+        if self.alone:
+            self._relay = keep_other_users_out(self.sock, _WHAT)
+        elif self.secret is not None:
+            self._relay = _secure_relay(self.sock, self.secret)
+        listener = self.sock if self._relay is None else self._relay.store_listener
         self._own_port = self.port if self._relay is None else self._relay.port
-        self._address = LOOPBACK if secret is not None and not alone else own_address(sock)
+        self._address = LOOPBACK if self.secret is not None and not self.alone else own_address(self.sock)
         try:
-            self._close_store = serve(listener, self._address)
+            self._close_store = self.serve(listener, self._address)
             asyncio.run(self._name_store())  # clients wait for it
         except BaseException:
             self.close()
@@ -185,15 +181,16 @@ class C10dHost:
             self._relay.close()
 
 
+@dataclass(eq=False, repr=False)
 class C10dInbox:
     """Hints for the coordinator, and the records of all runs of the store."""
 
-    def __init__(self, waiting: C10dTable, requests: C10dTable) -> None:
-        """``waiting``: a connection that the wait for hints occupies; ``requests``: one for everything else, as a run
-        that is only a name must cost nothing.
-        """
-        self._waiting = waiting
-        self._requests = requests
+    waiting: C10dTable
+    """A connection that the wait for hints occupies."""
+    requests: C10dTable
+    """One for everything else, as a run that is only a name must cost nothing."""
+
+    def __post_init__(self) -> None:
         self._ended: dict[str, None] = {}
         """Runs that were removed but for their reports."""
 
@@ -203,21 +200,21 @@ class C10dInbox:
         Raises:
             StoreLostError: the store is gone.
         """
-        items = await self._waiting.take_hints(timeout_s, MAX_HINTS)
+        items = await self.waiting.take_hints(timeout_s, MAX_HINTS)
         return [hint for item in dict.fromkeys(items) if (hint := _hint_in(item)) is not None]
 
     def close(self) -> None:
         """Close its connections; a wait raises StoreLostError."""
-        self._waiting.close()
-        self._requests.close()
+        self.waiting.close()
+        self.requests.close()
 
     async def runs(self) -> Collection[str]:
         """Return every run that has begun here."""
-        return await begun_runs(self._requests)
+        return await begun_runs(self.requests)
 
     async def records(self, run_id: str) -> CoordinatorRecords | None:
         """Return the coordinator's records of one run; None if it has none."""
-        return await records_of(self._requests, RunKeys(run_id))
+        return await records_of(self.requests, RunKeys(run_id))
 
     async def ended(self, run_id: str) -> None:
         """Keep the reports of a run that was removed, and remove those of the oldest such runs."""
@@ -226,8 +223,8 @@ class C10dInbox:
         while len(self._ended) > KEPT_RUNS:
             oldest = RunKeys(next(iter(self._ended)))
             del self._ended[oldest.run_id]
-            if await life_of(self._requests, oldest) is None:
-                await self._requests.delete((), oldest.folder)
+            if await life_of(self.requests, oldest) is None:
+                await self.requests.delete((), oldest.folder)
 
 
 def _hint_in(item: bytes) -> tuple[str, str] | None:

@@ -114,9 +114,8 @@ class StoreRelay:
         await self._closing.wait()
         for listener in self._listeners:
             self._loop.remove_reader(listener)
-        await asyncio.sleep(
-            0
-        )  # those accepted last begin: a task that never began would not close its client
+        # Those accepted last begin: a task that never began would not close its client.
+        await asyncio.sleep(0)
         for admission in self._admissions:
             admission.cancel()
         while self._admissions or self._sides:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from elastic_agent.transport.keys import INBOX
 
@@ -23,26 +24,22 @@ _HINTS = 64
 """The number that is asked for at once."""
 
 
+@dataclass(eq=False, repr=False)
 class C10dTable:
     """One connection (see :class:`~elastic_agent.transport.table.Table`). Its calls wait for each other."""
 
     is_shared = False
 
-    def __init__(
-        self, client: TCPStoreClient, local_address: str = "", store_id: str = "", root: str = ROOT
-    ) -> None:
-        """Use a connection.
+    client: TCPStoreClient
+    """Closed with the table."""
+    local_address: str = ""
+    """Of this machine on the way to the store."""
+    store_id: str = ""
+    """Of the store."""
+    root: str = ROOT
+    """Of all keys."""
 
-        Args:
-            client: becomes the table's.
-            local_address: of this machine on the way to the store.
-            store_id: of the store.
-            root: of all keys.
-        """
-        self._store = client
-        self.local_address = local_address
-        self.store_id = store_id
-        self.root = root
+    def __post_init__(self) -> None:
         self._expiring: deque[tuple[float, str]] = deque()
         """The keys that expire, each with its time, in the order in which they were written."""
 
@@ -52,7 +49,7 @@ class C10dTable:
         found: dict[str, bytes] = {}
         for start in range(0, len(wanted), _BATCH):
             batch = wanted[start : start + _BATCH]
-            values = await self._store.get([self.root + key for key in batch])
+            values = await self.client.get([self.root + key for key in batch])
             found.update((key, value) for key, value in zip(batch, values, strict=True) if value)
         return found
 
@@ -63,7 +60,7 @@ class C10dTable:
     async def keys(self, *folders: str) -> list[str]:
         """Return every key that begins with one of ``folders``."""
         begins = tuple(self.root + folder for folder in folders)
-        found = await self._store.list_keys()  # in no order
+        found = await self.client.list_keys()  # in no order
         return sorted(key.removeprefix(self.root) for key in found if key.startswith(begins))
 
     async def swap(self, key: str, expected: bytes | None, desired: bytes) -> bytes | None:
@@ -74,12 +71,12 @@ class C10dTable:
             if (await self.read([key])).get(key) == expected:
                 await self.delete([key])
             expected = None
-        stored = await self._store.compare_and_set(self.root + key, expected or b"", desired)
+        stored = await self.client.compare_and_set(self.root + key, expected or b"", desired)
         return None if stored in (expected, b"") else stored  # the former it answers for a missing key
 
     async def put(self, key: str, value: bytes, lasts_s: float | None = None) -> None:
         """Write; what expires is removed with a later call, by the connection that wrote it."""
-        await self._store.set(self.root + key, value)
+        await self.client.set(self.root + key, value)
         if lasts_s is not None:
             now_s = time.monotonic()
             self._expiring.append((now_s + lasts_s, key))
@@ -90,17 +87,17 @@ class C10dTable:
         """Remove those keys that are there, then every key that begins with one of ``folders``."""
         names = [self.root + key for key in keys]
         for start in range(0, len(names), _BATCH):
-            await self._store.delete(names[start : start + _BATCH])
+            await self.client.delete(names[start : start + _BATCH])
         if folders:
             await self.delete(await self.keys(*folders))
 
     async def wait(self, key: str, timeout_s: float) -> bool:
         """Wait until the key is there; False at the time-out."""
-        return await self._store.wait(self.root + key, timeout_s)
+        return await self.client.wait(self.root + key, timeout_s)
 
     async def hint(self, run_id: str, incarnation: str) -> None:
         """Put it into the coordinator's inbox."""
-        await self._store.queue_push(self.root + INBOX, f"{run_id} {incarnation}".encode())
+        await self.client.queue_push(self.root + INBOX, f"{run_id} {incarnation}".encode())
 
     def written_by(self, key: str) -> float | None:
         """Return None: the server keeps no times."""
@@ -109,10 +106,10 @@ class C10dTable:
     async def take_hints(self, timeout_s: float, most: int) -> list[bytes]:
         """Wait until there is a hint; that and what else is there, up to ``most``. Empty at the time-out."""
         queue, hints = self.root + INBOX, list[bytes]()
-        if await self._store.wait(queue, timeout_s):
+        if await self.client.wait(queue, timeout_s):
             while len(hints) < most:
                 wanted = min(_HINTS, most - len(hints))
-                taken = await self._store.queue_pop(queue, wanted)
+                taken = await self.client.queue_pop(queue, wanted)
                 hints += taken
                 if len(taken) < wanted:
                     break
@@ -120,4 +117,4 @@ class C10dTable:
 
     def close(self) -> None:
         """Close the connection; a call in progress raises ``StoreLostError``."""
-        self._store.close()
+        self.client.close()

@@ -88,40 +88,33 @@ class News:
     deleted: frozenset[bytes]
 
 
+@dataclass(eq=False, repr=False)
 class EtcdClient:
-    """One connection, and the login that goes with it."""
+    """One connection, and the login that goes with it; see :meth:`dial`."""
 
-    def __init__(
-        self,
-        channel: Any,
-        endpoint: Endpoint,
-        access: EtcdAccess,
-        secret: Secret | None,
-        local_address: str,
-        timeout_s: float,
-    ):
-        """Use :meth:`dial`."""
-        self.endpoint = endpoint
-        self.local_address = local_address
+    channel: Any
+    endpoint: Endpoint
+    access: EtcdAccess
+    secret: Secret | None
+    local_address: str
+    timeout_s: float
+
+    def __post_init__(self) -> None:
         self.store, self.times = "", RevisionTimes()
         """The name of this life of the etcd, and when this process first saw its revisions; set once that is known."""
-        self._channel = channel
-        self._kv = rpc.KVStub(channel)
-        self._leases = rpc.LeaseStub(channel)
-        self._auth = rpc.AuthStub(channel)
-        self._cluster = rpc.ClusterStub(channel)
-        self._maintenance = rpc.MaintenanceStub(channel)
+        self._kv = rpc.KVStub(self.channel)
+        self._leases = rpc.LeaseStub(self.channel)
+        self._auth = rpc.AuthStub(self.channel)
+        self._cluster = rpc.ClusterStub(self.channel)
+        self._maintenance = rpc.MaintenanceStub(self.channel)
         # etcd takes requests for ever on both, but gets one; and keeping a lease alive once has one answer.
-        self._watch = _calls(channel.unary_stream, "Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
+        self._watch = _calls(self.channel.unary_stream, "Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
         self._keep_alive = _calls(
-            channel.unary_unary,
+            self.channel.unary_unary,
             "Lease/LeaseKeepAlive",
             rpc.LeaseKeepAliveRequest,
             rpc.LeaseKeepAliveResponse,
         )
-        self._access = access
-        self._secret = secret
-        self._timeout_s = timeout_s
         self._has_answered = False
         self._token: str | None = None
         self._open = True
@@ -151,7 +144,12 @@ class EtcdClient:
         local_address, numeric, own = await run_abandonable(
             lambda: _reach(endpoint, access, timeout_s, secret), DIAL_TIMEOUT_S
         )
-        channel = _channel_to(numeric, own, endpoint.host if secret is None else SERVER_NAME)
+        if own is None:
+            channel = grpc.aio.insecure_channel(numeric, options=_OPTIONS)
+        else:
+            name = endpoint.host if secret is None else SERVER_NAME  # which the certificate there is to have
+            options = (*_OPTIONS, ("grpc.ssl_target_name_override", name))
+            channel = grpc.aio.secure_channel(numeric, own, options=options)
         client = cls(channel, endpoint, access, secret, local_address, timeout_s)
         try:
             if access.user:
@@ -172,7 +170,7 @@ class EtcdClient:
             for call in calls:
                 call.cancel()
             with contextlib.suppress(StopIteration):
-                self._channel.close().send(None)  # without a grace it waits for nothing
+                self.channel.close().send(None)  # without a grace it waits for nothing
 
     # -- keys -----------------------------------------------------------------------------------
 
@@ -295,7 +293,7 @@ class EtcdClient:
         try:
             return await self._attempt(method, request, self._token)
         except grpc.RpcError as error:
-            if not self._access.user or not _login_expired(error):
+            if not self.access.user or not _login_expired(error):
                 raise self._explained(error) from None
         await self._log_in()
         try:
@@ -304,7 +302,7 @@ class EtcdClient:
             raise self._explained(error) from None
 
     async def _attempt(self, method: Callable[..., Any], request: Any, token: str | None) -> Any:
-        with self._begun(method, request, self._timeout_s, token) as call:
+        with self._begun(method, request, self.timeout_s, token) as call:
             answer = await call
         self._has_answered = True
         return answer
@@ -330,7 +328,7 @@ class EtcdClient:
             call.cancel()
 
     async def _log_in(self) -> None:
-        request = rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
+        request = rpc.AuthenticateRequest(name=self.access.user, password=self.access.password)
         try:
             self._token = (await self._attempt(self._auth.Authenticate, request, None)).token
         except grpc.RpcError as error:
@@ -342,7 +340,7 @@ class EtcdClient:
     def _explained(self, error: Any) -> Exception:
         """Return what went wrong, in one line."""
         code, details = error.code(), " ".join(_details(error).split())
-        shown, access, status = f"etcd at {self.endpoint}", self._access, grpc.StatusCode
+        shown, access, status = f"etcd at {self.endpoint}", self.access, grpc.StatusCode
         if "requested lease not found" in details:
             return LeaseGoneError("the etcd lease does not exist")
         if "authentication failed" in details:
@@ -364,7 +362,7 @@ class EtcdClient:
                 return StoreLostError(f"{shown} {problem.format(details[:120])}", Obstacle.EXPLAINED)
         if _timed_out(error):
             return StoreLostError(
-                f"{shown} did not answer within {self._timeout_s:g} s (no majority of its members, or it is frozen or "
+                f"{shown} did not answer within {self.timeout_s:g} s (no majority of its members, or it is frozen or "
                 "overloaded, or another program listens there)",
                 Obstacle.SILENT,
             )
@@ -381,18 +379,18 @@ class EtcdClient:
             cause.rpartition("OPENSSL_internal:")[2].removesuffix(": OK")[:200] or "the connection was lost"
         )
         if any(sign in details for sign in _BAD_CERTIFICATE):
-            if self._secret is not None:
+            if self.secret is not None:
                 return WrongKeyError(
                     f"{shown} has certificates that were not made from this agent's secret (key id "
-                    f"{', '.join(self._secret.ids)}): {cause}; give all agents and all members of etcd the same "
+                    f"{', '.join(self.secret.ids)}): {cause}; give all agents and all members of etcd the same "
                     "secret, or the agents --etcd-ca in place of theirs (docs/etcd.md)"
                 )
             return NotAStoreError(
                 f"the certificate of {shown} is not accepted: {cause}; expected one that names {self.endpoint.host}, "
-                f"is valid by this machine's clock, and is issued by --etcd-ca {self._access.ca}"
+                f"is valid by this machine's clock, and is issued by --etcd-ca {self.access.ca}"
             )
         if "Failed to create security handshaker" in details:
-            files = filter(None, (self._access.ca, self._access.cert, self._access.key))
+            files = filter(None, (self.access.ca, self.access.cert, self.access.key))
             return NotAStoreError(
                 f"{' or '.join(map(str, files))} cannot be used for etcd: expected PEM, and the key of --etcd-cert "
                 "without a passphrase"
@@ -406,12 +404,12 @@ class EtcdClient:
 
     def _how_to_agree(self) -> str:
         """Return what to do if the two sides have different certificates: then gRPC knows only that etcd hung up."""
-        if self._secret is not None:
+        if self.secret is not None:
             return (
                 "if it runs, start it with the certificates that `elastic-agent secret --certificates DIR FILE` writes "
-                f"for this agent's secret (key id {self._secret.ids[0]}; docs/etcd.md)"
+                f"for this agent's secret (key id {self.secret.ids[0]}; docs/etcd.md)"
             )
-        if self._access.tls:
+        if self.access.tls:
             return "if it runs: without TLS it needs no --etcd-ca; with it, it must trust --etcd-cert and --etcd-key"
         return "if it runs and requires TLS, give --etcd-ca, or the --secret-file that its certificates were made from"
 
@@ -495,14 +493,6 @@ def _reach(
     except OSError as error:
         raise NotAStoreError(f"{error.filename}: {error.strerror}; expected a PEM file for etcd") from None
     return local_address, numeric, grpc.ssl_channel_credentials(ca, key, certificate)
-
-
-def _channel_to(numeric: str, own: Any, name: str) -> Any:
-    """Open a channel to this address; ``name``: which the certificate there is to have."""
-    if own is None:
-        return grpc.aio.insecure_channel(numeric, options=_OPTIONS)
-    options = (*_OPTIONS, ("grpc.ssl_target_name_override", name))
-    return grpc.aio.secure_channel(numeric, own, options=options)
 
 
 def _calls(kind: Any, method: str, request: Any, response: Any) -> Any:

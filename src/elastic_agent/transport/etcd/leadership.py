@@ -13,6 +13,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from elastic_agent.logs import get_logger
@@ -35,39 +36,39 @@ class NotLeaderError(StoreLostError):
     """Another agent coordinates the run now."""
 
 
+@dataclass(eq=False, repr=False)
 class Leadership:
     """One agent's time as coordinator of a run; it ends when another agent leads.
 
     Every call raises :class:`NotLeaderError` when another agent coordinates, and ``StoreLostError``
-    when etcd does not answer; either ends the term.
+    when etcd does not answer; either ends the term. See :func:`campaign_for`.
     """
 
-    def __init__(
-        self, client: EtcdClient, root: str, keys: LifeKeys, lease_id: int, ttl_s: int, since: int, who: str
-    ) -> None:
-        """``since``: the revision in which our leader key was written. See :func:`campaign_for`."""
-        self.ttl_s = ttl_s
-        """The time for which the leader key lives without :meth:`keep_alive`, seconds.
+    client: EtcdClient
+    root: str
+    keys: LifeKeys
+    lease_id: int
+    ttl_s: int
+    """The time for which the leader key lives without :meth:`keep_alive`, seconds.
 
-        Up to twice as long if etcd changes its own leader or restarts meanwhile: it renews every lease then.
-        """
-        self._client = client
-        self._root = root
-        self._keys = keys
-        self._table = EtcdTable(client, root, transact=self._while_leading)
-        self.records = CoordinatorRecords(self._table, keys)
+    Up to twice as long if etcd changes its own leader or restarts meanwhile: it renews every lease then.
+    """
+    since: int
+    """The revision in which our leader key was written."""
+    who: str
+
+    def __post_init__(self) -> None:
+        self._table = EtcdTable(self.client, self.root, transact=self._while_leading)
+        self.records = CoordinatorRecords(self._table, self.keys)
         """Of the run; each write is under the condition that this agent leads."""
-        self._lease_id = lease_id
-        self._who = who
-        self._since = since
-        self._leader = _bytes(root, keys.run.leader)
-        self._next_revision = since
+        self._leader = _bytes(self.root, self.keys.run.leader)
+        self._next_revision = self.since
         self._watch: Watch | None = None
 
     async def keep_alive(self) -> bool:
         """Keep the leader key alive; False if it is gone."""
         try:
-            await self._client.keep_alive(self._lease_id)
+            await self.client.keep_alive(self.lease_id)
         except LeaseGoneError:
             return False
         return True
@@ -78,29 +79,29 @@ class Leadership:
         So each of them can date everything that had been written before: above all the lease of the coordinator's
         own node, which may be lost together with it.
         """
-        await self._while_leading([], [put(self._leader, self._who.encode(), self._lease_id)])
+        await self._while_leading([], [put(self._leader, self.who.encode(), self.lease_id)])
 
     async def resign(self) -> None:
         """Resign, so that another agent takes over at once. Best effort; raises nothing."""
         try:
-            await self._client.revoke(self._lease_id)
+            await self.client.revoke(self.lease_id)
         except Exception as error:  # then the key goes with its lease
             get_logger().debug("the leader key was not released", error=str(error))
         finally:
-            self._client.close()
+            self.client.close()
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
         """Return incarnations whose member records changed since the last time; empty at the time-out."""
-        folder = _bytes(self._root, self._keys.members)
+        folder = _bytes(self.root, self.keys.members)
         try:
             if self._watch is None:
-                self._watch = Watch(self._client, folder, prefix_end(folder), self._next_revision)
+                self._watch = Watch(self.client, folder, prefix_end(folder), self._next_revision)
             news = await self._watch.wait(timeout_s)
         except CompactedError:
             self._watch = None
-            self._next_revision = int((await self._client.range(self._leader)).header.revision) + 1
-            names = await self._table.keys(self._keys.members)
-            return [key.removeprefix(self._keys.members) for key in names]
+            self._next_revision = int((await self.client.range(self._leader)).header.revision) + 1
+            names = await self._table.keys(self.keys.members)
+            return [key.removeprefix(self.keys.members) for key in names]
         keys = dict.fromkeys(key for change in news for key in change.written)
         return [key.removeprefix(folder).decode("utf-8", "replace") for key in keys]
 
@@ -110,13 +111,13 @@ class Leadership:
         Counted from when the first agent came after etcd was set up, or after it had lost its data. A run whose id was
         drawn in this life of the data has no nodes from before it.
         """
-        if await self._client.get(_bytes(self._root, self._keys.run.new)) is not None:
+        if await self.client.get(_bytes(self.root, self.keys.run.new)) is not None:
             return math.inf
-        found = await self._client.get(id_key(self._root))
+        found = await self.client.get(id_key(self.root))
         if found is None:  # lost this moment: who dials next begins the next life
             return 0.0
         named = NAME_WITH_AGE.fullmatch(found.value.decode("ascii", "replace"))
-        left_s = await self._client.left_s(int(named[1], 16)) if named is not None else -1
+        left_s = await self.client.left_s(int(named[1], 16)) if named is not None else -1
         return max(0.0, AGE_KNOWN_S - left_s - 1.0) if left_s >= 0 else math.inf  # etcd reports whole seconds
 
     async def _while_leading(
@@ -127,13 +128,13 @@ class Leadership:
         Raises:
             NotLeaderError: another agent coordinates; nothing was written.
         """
-        is_leader = was_created_at(self._leader, self._since)
-        done = await self._client.transact([is_leader, *compare], then, [*otherwise, get(self._leader)])
+        is_leader = was_created_at(self._leader, self.since)
+        done = await self.client.transact([is_leader, *compare], then, [*otherwise, get(self._leader)])
         if not done.succeeded:
             leader = found_in(done.responses[-1])
             if leader is None:
                 raise NotLeaderError("the leader key no longer exists")
-            if leader.create_revision != self._since:
+            if leader.create_revision != self.since:
                 who = leader.value.decode("utf-8", "replace")
                 raise NotLeaderError(f"{who} is now the coordinator of the run")
         return done

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 
 from elastic_agent.transport.base import StoreLostError
@@ -28,36 +29,28 @@ Transact = Callable[..., Awaitable[Any]]
 ``otherwise`` come first in its answer."""
 
 
+@dataclass(eq=False, repr=False)
 class EtcdTable:
     """One connection (see :class:`~elastic_agent.transport.table.Table`). For one task at a time."""
 
     is_shared = True
 
-    def __init__(
-        self,
-        client: EtcdClient,
-        root: str,
-        *,
-        lease: KeptLease | None = None,
-        transact: Transact | None = None,
-        on_close: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Use a connection.
+    client: EtcdClient
+    """Closed with the table."""
+    root: str
+    """Of all keys."""
+    _: KW_ONLY
+    lease: KeptLease | None = None
+    """What new keys hang on; None: they stay until they are removed."""
+    transact: Transact | None = None
+    """Carries out every write, in place of the client."""
+    on_close: Callable[[], None] = lambda: None
+    """Called when the table is closed."""
 
-        Args:
-            client: closed with the table.
-            root: of all keys.
-            lease: what new keys hang on; None: they stay until they are removed.
-            transact: carries out every write, in place of the client.
-            on_close: called when the table is closed.
-        """
-        self._client = client
-        self.root = root
-        self.store_id = client.store
-        self.local_address = client.local_address
-        self._lease = lease
-        self._transact: Transact = transact if transact is not None else client.transact
-        self._on_close = on_close
+    def __post_init__(self) -> None:
+        self.store_id = self.client.store
+        self.local_address = self.client.local_address
+        self._transact: Transact = self.transact if self.transact is not None else self.client.transact
         self._read_at = 0
         """The revision as of which was read last."""
         self._written_at: dict[str, int] = {}
@@ -72,7 +65,7 @@ class EtcdTable:
     async def keys(self, folder: str) -> Sequence[str]:
         """Return every key that begins with ``folder``."""
         start = self._full(folder)
-        found = await self._client.range(start, prefix_end(start), keys_only=True)
+        found = await self.client.range(start, prefix_end(start), keys_only=True)
         return [self._short(kv.key) for kv in found.kvs]
 
     async def read_folders(self, *folders: str) -> dict[str, bytes]:
@@ -84,13 +77,13 @@ class EtcdTable:
         if not spans:
             return {}
         if len(spans) == 1:
-            answer = await self._client.range(*spans[0])
+            answer = await self.client.range(*spans[0])
             self._read_at, ranges = int(answer.header.revision), [answer]
         else:
             batches = [
                 spans[start : start + MAX_OPERATIONS] for start in range(0, len(spans), MAX_OPERATIONS)
             ]
-            answers = [await self._client.transact([], [get(*span) for span in batch]) for batch in batches]
+            answers = [await self.client.transact([], [get(*span) for span in batch]) for batch in batches]
             self._read_at = int(answers[0].header.revision)
             ranges = [response.response_range for answer in answers for response in answer.responses]
         found = {self._short(kv.key): kv for answer in ranges for kv in answer.kvs if kv.value}
@@ -101,7 +94,7 @@ class EtcdTable:
         """Compare-and-set; the value afterwards. Without a lease of its own, a key keeps the one that it hangs on."""
         name = self._full(key)
         # The life of a run's records outlasts the node that begins it.
-        lease = None if is_life(key) else self._lease
+        lease = None if is_life(key) else self.lease
         condition = is_missing(name) if expected is None else has_value(name, expected)
 
         async def exchange(lease_id: int) -> Any:
@@ -120,11 +113,11 @@ class EtcdTable:
     async def put(self, key: str, value: bytes, lasts_s: float | None = None) -> None:
         """Write."""
         name = self._full(key)
-        lease = self._lease if lasts_s is None else KeptLease(lasts_s)
+        lease = self.lease if lasts_s is None else KeptLease(lasts_s)
         await self._hanging_on(lease, lambda lease_id: self._transact([], [put(name, value, lease_id)]))
 
     async def _hanging_on(self, lease: KeptLease | None, write: Callable[[int], Awaitable[Any]]) -> Any:
-        return await (lease.write(self._client, write) if lease is not None else write(0))
+        return await (lease.write(self.client, write) if lease is not None else write(0))
 
     async def delete(self, keys: Collection[str], *folders: str) -> None:
         """Remove those keys that are there, and every key that begins with one of ``folders``; of few, all at once."""
@@ -147,7 +140,7 @@ class EtcdTable:
         watch = self._watches.get(folder)
         if watch is None:
             start = self._full(folder)
-            watch = Watch(self._client, start, prefix_end(start), self._read_at + 1)
+            watch = Watch(self.client, start, prefix_end(start), self._read_at + 1)
             self._watches[folder] = watch
         try:
             while news := await watch.wait(max(0.0, deadline_s - time.monotonic())):
@@ -165,7 +158,7 @@ class EtcdTable:
     def written_by(self, key: str) -> float | None:
         """Return the latest time at which the key can have been written, as of the last reading; None: not known."""
         revision = self._written_at.get(key)
-        return self._client.written_by(revision) if revision is not None else None
+        return self.client.written_by(revision) if revision is not None else None
 
     def _full(self, key: str) -> bytes:
         return f"{self.root}{key}".encode()
@@ -175,8 +168,8 @@ class EtcdTable:
 
     def close(self) -> None:
         """Release the connection; a call in progress raises ``StoreLostError``."""
-        self._on_close()
-        self._client.close()
+        self.on_close()
+        self.client.close()
 
 
 class KeptLease:

@@ -11,12 +11,10 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Unpack
 
 from elastic_agent.protocol import Plan, Seat
 from elastic_agent.rendezvous.backends import BackendOptions, RendezvousBackend
-from elastic_agent.rendezvous.run_history import JobFiles, new_run_id
+from elastic_agent.rendezvous.run_history import new_run_id
 from elastic_agent.transport import (
     NodeRecords,
     Obstacle,
@@ -40,17 +38,16 @@ DIAL_TIMEOUT_S = 5.0
 class C10dBackend(RendezvousBackend):
     """A c10d store at the endpoint, hosted by one of the agents there."""
 
-    def __init__(self, endpoint: Endpoint, state_dir: Path, **options: Unpack[BackendOptions]) -> None:
+    def __init__(self, options: BackendOptions) -> None:
         """Prepare; connects to nothing yet.
 
         With port 0, the store is on any free port, and known to this agent alone: the secret has no effect.
         """
-        self._alone = endpoint.port == 0
+        self._alone = options.endpoint.port == 0
         """Any port will do: no other agent can know it, nor can a restart of this one."""
-        super().__init__(endpoint, state_dir, **options)
+        super().__init__(options)
         self._store_secret = None if self._alone else self.secret
         """The secret that clients of the store need."""
-        self._jobs = JobFiles(state_dir)
         self._host: c10d.C10dHost | None = None
         self._hosting: asyncio.Task[None] | None = None
         """Finds out whether to host the store."""
@@ -58,7 +55,6 @@ class C10dBackend(RendezvousBackend):
         self._coordination: CoordinatorThread | None = None
         self._plans: dict[str, Plan] = {}
         """The newest plan of each run of the store that this process hosts; written by the coordinator's thread."""
-        self._fingerprint: str | None = None
         self._store_addresses: list[tuple[int, str]] = []
         """Of the store's machine, as last dialled."""
         self._is_store_here = False
@@ -67,18 +63,18 @@ class C10dBackend(RendezvousBackend):
     # -- which run ------------------------------------------------------------------------------
 
     async def agree(self, fingerprint: str) -> str:
-        """Find the run of this job in the store, or create it; see :class:`RendezvousBackend`."""
+        """Host the store first if need be; see :class:`RendezvousBackend`."""
         await self._host_if_needed()
-        job = f"{self._endpoint} {fingerprint}"
-        # The disk may hang.
-        known = await run_abandonable(lambda: self._jobs.run_of(job), DIAL_TIMEOUT_S)
-        run_id = await c10d.agree_run_id(
-            self._endpoint, fingerprint, known or new_run_id(), DIAL_TIMEOUT_S, self._store_secret
-        )
-        self.run_id, self._fingerprint = run_id, fingerprint
         if not self._alone:
-            await run_abandonable(lambda: self._jobs.write(job, run_id), DIAL_TIMEOUT_S)
-        return run_id
+            return await super().agree(fingerprint)
+        self.run_id, self._fingerprint = await self._agree_on(fingerprint, None), fingerprint
+        return self.run_id
+
+    async def _agree_on(self, fingerprint: str, known: str | None) -> str:
+        proposal = known or new_run_id()
+        return await c10d.agree_run_id(
+            self._endpoint, fingerprint, proposal, DIAL_TIMEOUT_S, self._store_secret
+        )
 
     async def release(self) -> None:
         """Remove the agreed name from the store; see :class:`RendezvousBackend`."""
@@ -95,8 +91,7 @@ class C10dBackend(RendezvousBackend):
         """
         if self.is_host or not self._is_store_here:
             super().run_ended()
-        if self._fingerprint is not None:
-            self._jobs.remove(f"{self._endpoint} {self._fingerprint}")
+        self._forget_job()
 
     # -- dialling and hosting -------------------------------------------------------------------
 
@@ -158,7 +153,8 @@ class C10dBackend(RendezvousBackend):
             return
         if self._hosting is None or self._hosting.done():
             self._hosting = asyncio.create_task(self._find_or_host(), name="hosting")
-            self._hosting.add_done_callback(_look_at)
+            # An error that nobody waits for any more is not logged: the next attempt meets it again.
+            self._hosting.add_done_callback(lambda hosting: hosting.cancelled() or hosting.exception())
         await asyncio.shield(self._hosting)
 
     async def _find_or_host(self) -> None:
@@ -249,9 +245,3 @@ def _is_here(address: str) -> bool:
     except ValueError:
         return address == "localhost"
     return is_local([(socket.AF_INET6 if version == 6 else socket.AF_INET, address)])
-
-
-def _look_at(hosting: asyncio.Task[None]) -> None:
-    """Have an error that nobody waits for any more not logged: the next attempt meets it again."""
-    if not hosting.cancelled():
-        hosting.exception()

@@ -10,13 +10,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Plan
 from elastic_agent.rendezvous.coordinator_driver import KEEP_OVER_S, LEAST_WAIT_S, RunDriver
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.rendezvous.waits import back_offs
+from elastic_agent.rendezvous.waits import Signal, back_offs
 from elastic_agent.transport import StoreLostError, TransportError
 from elastic_agent.transport.c10d import C10dInbox
 
@@ -30,32 +30,23 @@ RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """The time for which a run is left alone after an internal error with it."""
 
 
+@dataclass(eq=False, repr=False)
 class StoreCoordinator:
     """Runs the drivers of all runs of a store."""
 
-    def __init__(
-        self,
-        open_inbox: Callable[[], Awaitable[C10dInbox]],
-        history_store: RunHistoryStore,
-        on_change: Callable[[], None] = lambda: None,
-        *,
-        on_plan: Callable[[str, Plan], None] = lambda run_id, plan: None,
-        keep_over_s: float = KEEP_OVER_S,
-    ) -> None:
-        """Prepare; :meth:`run` begins.
+    open_inbox: Callable[[], Awaitable[C10dInbox]]
+    """Connects to the store."""
+    history_store: RunHistoryStore
+    """The run histories on this machine's disk."""
+    on_change: Callable[[], None] = lambda: None
+    """Called whenever ``busy_with`` changed, and when the store was lost."""
+    _: KW_ONLY
+    on_plan: Callable[[str, Plan], None] = lambda run_id, plan: None
+    """Called with the newest plan of each run, when it has changed."""
+    keep_over_s: float = KEEP_OVER_S
+    """How long a run that is over stays in the store when no node of it is left."""
 
-        Args:
-            open_inbox: connects to the store.
-            history_store: the run histories on this machine's disk.
-            on_change: called whenever ``busy_with`` changed, and when the store was lost.
-            on_plan: called with the newest plan of each run, when it has changed.
-            keep_over_s: how long a run that is over stays in the store when no node of it is left.
-        """
-        self._open_inbox = open_inbox
-        self._history_store = history_store
-        self._on_change = on_change
-        self._on_plan = on_plan
-        self._keep_over_s = keep_over_s
+    def __post_init__(self) -> None:
         self._runs: dict[str, _Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = get_logger()
@@ -78,11 +69,11 @@ class StoreCoordinator:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         self.failed = True
         self.busy_with = []
-        self._on_change()
+        self.on_change()
 
     async def _dispatch(self) -> None:
         """Give each run its hints, and take up those that begin."""
-        inbox = await self._open_inbox()
+        inbox = await self.open_inbox()
         with contextlib.closing(inbox):
             while True:
                 began_s = time.monotonic()
@@ -93,7 +84,8 @@ class StoreCoordinator:
                 while (left_s := again_s - time.monotonic()) > 0:
                     for run_id, incarnation in await inbox.wait(left_s):
                         if run_id in self._runs:
-                            self._runs[run_id].hints.add(incarnation)
+                            self._runs[run_id].hints[incarnation] = None
+                            self._runs[run_id].came.set()
                         else:
                             again_s = min(again_s, soonest_s)  # it has begun, or is only a name
 
@@ -110,6 +102,7 @@ class StoreCoordinator:
         """Coordinate a run until it is over. What goes wrong with one run is not to end the others."""
         while True:
             run.hints.clear()  # all is read now
+            run.came.take()
             try:
                 await self._drive(run, inbox)
             except Exception as error:
@@ -141,22 +134,24 @@ class StoreCoordinator:
             nonlocal shown
             if driver.plan is not None and driver.plan is not shown:
                 shown = driver.plan
-                self._on_plan(run.run_id, shown)
+                self.on_plan(run.run_id, shown)
 
         async def wait_for_hints(until_s: float) -> Collection[str]:
             show()
             run.pauses_s = _pauses_s()
             self._is_needed(run, driver.needed)
-            return await run.hints.take(until_s)
+            await run.came.wait(max(LEAST_WAIT_S, until_s - time.monotonic()))
+            hints, run.hints = run.hints, {}
+            return hints
 
         driver = RunDriver(
             run.run_id,
             records,
-            self._history_store,
+            self.history_store,
             wait_for_hints,
             time.monotonic,
             get_logger(run=run.run_id),
-            keep_over_s=self._keep_over_s,
+            keep_over_s=self.keep_over_s,
         )
         await driver.coordinate()
         show()
@@ -168,35 +163,7 @@ class StoreCoordinator:
         busy = sorted(run.run_id for run in self._runs.values() if run.is_needed)
         if busy != self.busy_with:
             self.busy_with = busy
-            self._on_change()
-
-
-class _Hints:
-    """The incarnations whose records changed, until they are taken."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, None] = {}
-        self._came = asyncio.Event()
-
-    def __bool__(self) -> bool:
-        return bool(self._names)
-
-    def add(self, incarnation: str) -> None:
-        self._names[incarnation] = None
-        self._came.set()
-
-    def clear(self) -> None:
-        self._names = {}
-        self._came.clear()
-
-    async def take(self, until_s: float) -> Collection[str]:
-        """Wait for hints, until this time; all that are there."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(LEAST_WAIT_S, until_s - time.monotonic())):
-                await self._came.wait()
-        names = self._names
-        self.clear()
-        return names
+            self.on_change()
 
 
 def _pauses_s() -> Iterator[float]:
@@ -208,7 +175,10 @@ class _Run:
     """A run that is coordinated, or is left alone for a while."""
 
     run_id: str
-    hints: _Hints = field(default_factory=_Hints)
+    hints: dict[str, None] = field(default_factory=dict)
+    """The incarnations whose records changed, until they are taken."""
+    came: Signal = field(default_factory=Signal)
+    """There are hints."""
     pauses_s: Iterator[float] = field(default_factory=_pauses_s)
     is_needed: bool = False
     """It depends on the store."""

@@ -13,18 +13,19 @@ import faulthandler
 import os
 import signal
 import socket
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elastic_agent.logs import get_logger
 from elastic_agent.printable import listed
 from elastic_agent.protocol import Phase, Plan, count
+from elastic_agent.rendezvous.run_history import RunHistoryStore, c10d_store
+from elastic_agent.rendezvous.waits import until_one_ends
 from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, status
+from elastic_agent.transport import Secret, TransportError, c10d, is_local, resolve
 from elastic_agent.values import DEFAULT_PORT, Endpoint
 
-if TYPE_CHECKING:
-    from elastic_agent.transport import Secret
-    from elastic_agent.transport.c10d import C10dHost, ServeStore
+from .coordinator import StoreCoordinator
 
 DIAL_TIMEOUT_S = 5.0
 
@@ -61,7 +62,7 @@ async def show_life(manager: SystemdNotifier) -> None:
 async def serve(
     endpoint: Endpoint | None,
     state_dir: Path,
-    serve_store: ServeStore,
+    serve_store: c10d.ServeStore,
     secret: Secret | None = None,
 ) -> bool:
     """Serve until a signal to stop.
@@ -88,19 +89,13 @@ async def serve(
 class Server:
     """The coordinator of a hosted store, and the log lines about its runs."""
 
-    def __init__(self, host: C10dHost, endpoint: Endpoint, state_dir: Path) -> None:
-        from elastic_agent.rendezvous.run_history import RunHistoryStore, c10d_store
-
-        from .coordinator import StoreCoordinator
-
+    def __init__(self, host: c10d.C10dHost, endpoint: Endpoint, state_dir: Path) -> None:
         self._endpoint = endpoint
         self._state_dir = state_dir
         self._manager = SystemdNotifier.taken_from(os.environ)
         self._log = get_logger()
         self._open: set[str] = set()
         """Runs that began and have no outcome yet."""
-        self._signal = ""
-        """The one to stop by."""
         self._coordinator = StoreCoordinator(
             host.inbox,
             RunHistoryStore(state_dir, c10d_store(host.port)),
@@ -110,27 +105,24 @@ class Server:
 
     async def run(self, stop: asyncio.Queue[str]) -> bool:
         """Coordinate until a signal to stop; whether that is why it ended."""
-        from elastic_agent.rendezvous.waits import until_one_ends
-
         self._log.info(f"serving at {self._endpoint}", state_dir=str(self._state_dir))
         self._manager.notify(READY, self._status(), patience_s=DIAL_TIMEOUT_S)
-        parts = [self._coordinator.run(), self._await_signal(stop)]
+        signalled = asyncio.ensure_future(stop.get())
+        parts: list[Awaitable[object]] = [self._coordinator.run(), signalled]
         if self._manager.watchdog_s is not None:
             faulthandler.enable()  # its SIGABRT writes down where we hang
             parts.append(show_life(self._manager))
         await until_one_ends(*parts)
         self._manager.notify(STOPPING)
+        name = "" if signalled.cancelled() else signalled.result()
         if needed_by := self._coordinator.busy_with:
             self._log.warning(
-                f"{self._signal} received: closing the store, which is still used by {_enumerated(needed_by)}; "
+                f"{name} received: closing the store, which is still used by {_enumerated(needed_by)}; "
                 "workers keep running if it is back within the lease"
             )
-        elif self._signal:
-            self._log.info(f"{self._signal} received: closing the store, which no run uses")
-        return bool(self._signal)
-
-    async def _await_signal(self, stop: asyncio.Queue[str]) -> None:
-        self._signal = await stop.get()
+        elif name:
+            self._log.info(f"{name} received: closing the store, which no run uses")
+        return bool(name)
 
     def _show_status(self) -> None:
         self._manager.notify(self._status())
@@ -152,11 +144,9 @@ class Server:
 
 
 async def _host(
-    endpoint: Endpoint, shown: Endpoint, secret: Secret | None, serve_store: ServeStore
-) -> C10dHost:
+    endpoint: Endpoint, shown: Endpoint, secret: Secret | None, serve_store: c10d.ServeStore
+) -> c10d.C10dHost:
     """Return the store, hosted by this process alone."""
-    from elastic_agent.transport import TransportError, c10d, is_local, resolve
-
     try:
         addresses = resolve(endpoint.host)
         if not is_local(addresses):
@@ -166,27 +156,16 @@ async def _host(
                 "the endpoint, or pass an endpoint of this machine"
             )
         host = await c10d.find_or_host(endpoint, DIAL_TIMEOUT_S, secret, serve_store)
-        problem = await _who_answers(endpoint, secret) if host is None else ""
-    except TransportError as error:
-        host, problem = None, str(error)
-    if host is None:
-        raise CannotServeError(f"cannot serve at {shown}: {problem.replace(str(endpoint), str(shown))}")
-    return host
-
-
-async def _who_answers(endpoint: Endpoint, secret: Secret | None) -> str:
-    """Return the program at the endpoint, in words.
-
-    Raises:
-        TransportError: it is no store of ours, or not one with this secret.
-    """
-    from elastic_agent.transport import c10d
-
-    (await c10d.open_table(endpoint, DIAL_TIMEOUT_S, secret)).close()
-    return (
-        "the port is in use by a store of elastic-agent (another elastic-agent serve, or an agent that "
-        "hosts it); stop that process first"
-    )
+        if host is not None:
+            return host
+        (await c10d.open_table(endpoint, DIAL_TIMEOUT_S, secret)).close()
+        problem = (
+            "the port is in use by a store of elastic-agent (another elastic-agent serve, or an agent that "
+            "hosts it); stop that process first"
+        )
+    except TransportError as error:  # or what answers is no store of ours, or not one with this secret
+        problem = str(error)
+    raise CannotServeError(f"cannot serve at {shown}: {problem.replace(str(endpoint), str(shown))}")
 
 
 def _enumerated(run_ids: list[str]) -> str:

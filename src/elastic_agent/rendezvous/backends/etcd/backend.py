@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Unpack
+from dataclasses import dataclass
 
 from elastic_agent.protocol import RevisionTimes, Seat
 from elastic_agent.rendezvous.backends import BackendOptions, RendezvousBackend
@@ -39,30 +38,23 @@ TIMEOUT_LEASES = 0.25
 """A member that hangs must not cost a lease: after this part of one it is given up, or after a second."""
 
 
+@dataclass(eq=False, repr=False)
 class Members:
     """The members of an etcd cluster, of which one that answers is used."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        access: EtcdAccess,
-        timeout_s: float = CALL_TIMEOUT_S,
-        secret: Secret | None = None,
-    ) -> None:
-        """Connect to nothing yet.
+    endpoint: Endpoint
+    """All members."""
+    access: EtcdAccess
+    """Prefix, certificates and user."""
+    timeout_s: float = CALL_TIMEOUT_S
+    """After so long without an answer a member is given up for the next one."""
+    secret: Secret | None = None
+    """Connects with certificates made from it, in place of those of ``access``."""
 
-        Args:
-            endpoint: all members.
-            access: prefix, certificates and user.
-            timeout_s: after so long without an answer a member is given up for the next one.
-            secret: connect with certificates made from it, in place of those of ``access``.
-        """
-        self.root = root_of(access.prefix)
+    def __post_init__(self) -> None:
+        self.root = root_of(self.access.prefix)
         """Of the keys of all runs."""
-        self._members = endpoint.members
-        self._access = access
-        self._timeout_s = timeout_s
-        self._secret = secret
+        self._members = self.endpoint.members
         self._times = RevisionTimes()
         self.preferred = 0
         """By number, the one that answered last, or is to be tried first: everything of this process goes there."""
@@ -95,7 +87,7 @@ class Members:
         raise UnreachableError(reasons, obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER)
 
     async def _dial_one(self, number: int) -> EtcdClient:
-        client = await EtcdClient.dial(self._members[number], self._access, self._timeout_s, self._secret)
+        client = await EtcdClient.dial(self._members[number], self.access, self.timeout_s, self.secret)
         try:
             client.store, client.times = await store_id(client, self.root), self._times
         except BaseException:
@@ -112,18 +104,12 @@ class Members:
 class EtcdBackend(RendezvousBackend):
     """One run in an etcd that others may use as well."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        access: EtcdAccess,
-        state_dir: Path,
-        lease_ttl_s: float,
-        **options: Unpack[BackendOptions],
-    ) -> None:
-        """``lease_ttl_s``: of the run's nodes, seconds; the rest as for every backend."""
-        super().__init__(endpoint, state_dir, **options)
+    def __init__(self, options: BackendOptions, access: EtcdAccess) -> None:
+        """Prepare; connects to nothing yet."""
+        super().__init__(options)
+        lease_ttl_s = options.lease_ttl_s
         timeout_s = min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES)
-        self._members = Members(endpoint, access, timeout_s, self.secret)
+        self._members = Members(options.endpoint, access, timeout_s, self.secret)
         self._lease_ttl_s = lease_ttl_s
         self._kept = KeptLease.of_node(lease_ttl_s)
         self._kept_reports = KeptLease.of_node(lease_ttl_s)
@@ -131,7 +117,7 @@ class EtcdBackend(RendezvousBackend):
         self._election: Election | None = None
         self._taking_part: asyncio.Task[None] | None = None
 
-    async def agree(self, fingerprint: str) -> str:
+    async def _agree_on(self, fingerprint: str, known: str | None) -> str:
         """Raise an error: in etcd, which is shared, every run has a name (the settings enforce it)."""
         raise NotAStoreError("a run in etcd requires a run id; give --rdzv-id, the same on every node")
 

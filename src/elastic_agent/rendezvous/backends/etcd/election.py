@@ -14,6 +14,7 @@ import os
 import platform
 import time
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import KW_ONLY, dataclass, field
 
 from structlog.stdlib import BoundLogger
 
@@ -41,46 +42,34 @@ REST_S = 5.0
 """The pause after an internal error."""
 
 
+@dataclass(eq=False, repr=False)
 class Election:
-    """One agent's part in the election of a run's coordinator, until the run is over."""
+    """One agent's part in the election of a run's coordinator, until the run is over; :meth:`live` begins."""
 
-    def __init__(
-        self,
-        run_id: str,
-        root: str,
-        dial: Callable[[], Awaitable[EtcdClient]],
-        history_store: RunHistoryStore,
-        lease_ttl_s: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        waits: Waits | None = None,
-        log: BoundLogger | None = None,
-        on_resigned: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Prepare; :meth:`live` begins.
+    run_id: str
+    """The run's name."""
+    root: str
+    """Of all keys in etcd."""
+    dial: Callable[[], Awaitable[EtcdClient]]
+    """Returns a new connection to a member that answers."""
+    history_store: RunHistoryStore
+    """The run histories on this machine's disk."""
+    lease_ttl_s: float
+    """Of the run's nodes, seconds."""
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+    """Seconds of this machine's clock."""
+    waits: Waits = field(default_factory=Waits)
+    """How to wait: in asyncio, unless in the simulator."""
+    log: BoundLogger | None = None
+    """None: the agent's."""
+    on_resigned: Callable[[], None] = lambda: None
+    """Called when this agent does not coordinate the run any more."""
 
-        Args:
-            run_id: the run's name.
-            root: of all keys in etcd.
-            dial: a new connection to a member that answers.
-            history_store: the run histories on this machine's disk.
-            lease_ttl_s: of the run's nodes, seconds.
-            clock: seconds of this machine's clock.
-            waits: how to wait; None: in asyncio.
-            log: None: the agent's.
-            on_resigned: called when this agent does not coordinate the run any more.
-        """
-        self._run_id = run_id
-        self._root = root
-        self._run = RunKeys(run_id)
-        self._dial = dial
-        self._history_store = history_store
-        self._lease_ttl_s = lease_ttl_s
-        self._clock = clock
-        self._waits = waits or Waits()
-        self._on_resigned = on_resigned
-        self._log = log or get_logger(run=run_id)
-        self._mark_due = self._waits.signal()
+    def __post_init__(self) -> None:
+        self._run = RunKeys(self.run_id)
+        self._log = self.log or get_logger(run=self.run_id)
+        self._mark_due = self.waits.signal()
         self._client: EtcdClient | None = None
         self._leadership: Leadership | None = None
         """While this agent leads."""
@@ -122,24 +111,24 @@ class Election:
                 await self._take_part()
                 pauses_s = back_offs(RETRY_MIN_S, RETRY_MAX_S)
             except TransportError:
-                await self._waits.back_off(next(pauses_s))
+                await self.waits.back_off(next(pauses_s))
             except OSError as error:
                 self._log.warning(
                     "cannot read the run's history in the state directory; not coordinating the run, "
                     f"retrying in {REST_S:g} s",
                     reason=str(error),
                 )
-                await self._waits.sleep(REST_S)
+                await self.waits.sleep(REST_S)
             except Exception:
                 self._log.exception(f"error in the coordinator; retrying in {REST_S:g} s")
-                await self._waits.sleep(REST_S)
+                await self.waits.sleep(REST_S)
 
     async def _take_part(self) -> None:
         """Campaign over one connection until elected, and lead until that ends."""
         await self._connect()
         while True:
             life = await self._await_no_leader()
-            sent_s = self._clock()
+            sent_s = self.clock()
             if life is not None and (elected := await self._campaign(life)) is not None:
                 return await self._lead(elected, sent_s)
 
@@ -152,10 +141,10 @@ class Election:
 
         async def keep() -> None:
             nonlocal lost
-            lost = await keep_leading(leadership, self._mark_due, self._clock, elected_s)
+            lost = await keep_leading(leadership, self._mark_due, self.clock, elected_s)
 
         try:
-            await self._waits.until_one_ends(self._coordinate(leadership), keep())
+            await self.waits.until_one_ends(self._coordinate(leadership), keep())
         except NotLeaderError as error:
             lost = str(error)
         except Exception as error:
@@ -169,7 +158,7 @@ class Election:
 
     async def _resign(self) -> None:
         self._driver = None
-        self._on_resigned()
+        self.on_resigned()
         leadership, self._leadership = self._leadership, None
         if leadership is not None:
             await self._give_back(leadership)
@@ -186,14 +175,14 @@ class Election:
         store_born_s = await self._begin_run(leadership) if plan is None else -math.inf
 
         async def wait_for_hints(until_s: float) -> Collection[str]:
-            return await leadership.wait(max(LEAST_WAIT_S, until_s - self._clock()))
+            return await leadership.wait(max(LEAST_WAIT_S, until_s - self.clock()))
 
         self._driver = RunDriver(
-            self._run_id,
+            self.run_id,
             leadership.records,
-            self._history_store,
+            self.history_store,
             wait_for_hints,
-            self._clock,
+            self.clock,
             self._log,
             store_born_s=store_born_s,
         )
@@ -212,16 +201,16 @@ class Election:
         ended = await leadership.records.read_ended()
         if ended is not None:
             with contextlib.suppress(OSError):  # the run's driver logs it
-                await self._history_store.save(self._run_id, ended)
+                await self.history_store.save(self.run_id, ended)
         age_s = await leadership.store_age_s()
-        return self._clock() - age_s  # at the latest: the answer took a while
+        return self.clock() - age_s  # at the latest: the answer took a while
 
     # -- etcd, in whose place the simulator has its own -------------------------------------------
 
     async def _connect(self) -> None:
         """Connect to a member that answers, in place of an earlier connection."""
         self._close()
-        self._client = await self._dial()
+        self._client = await self.dial()
 
     def _close(self) -> None:
         if self._client is not None:
@@ -231,13 +220,13 @@ class Election:
     async def _await_no_leader(self) -> str | None:
         """Wait until the run has nodes and no leader: the life of its records; None if that takes longer."""
         assert self._client is not None  # connected first
-        return await await_no_leader(self._client, self._root, self._run, PATIENCE_S)
+        return await await_no_leader(self._client, self.root, self._run, PATIENCE_S)
 
     async def _campaign(self, life: str) -> Leadership | None:
         """Create the leader key, unless there is one or the run's records have another life."""
         assert self._client is not None  # connected first
         who, keys = f"{platform.node()}:{os.getpid()}", LifeKeys(self._run, life)
-        return await campaign_for(self._client, self._root, keys, who, self._lease_ttl_s)
+        return await campaign_for(self._client, self.root, keys, who, self.lease_ttl_s)
 
     async def _give_back(self, leadership: Leadership) -> None:
         """Delete the leader key, so that another agent takes over at once; this agent may end meanwhile."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Unpack
 
 from elastic_agent.protocol import Seat
 from elastic_agent.rendezvous.backends import BackendOptions
 from elastic_agent.rendezvous.backends.etcd.backend import EtcdBackend
-from elastic_agent.rendezvous.run_history import JobFiles, new_run_id
+from elastic_agent.rendezvous.run_history import new_run_id
 from elastic_agent.transport import (
     JOBS,
     NodeRecords,
@@ -19,15 +17,13 @@ from elastic_agent.transport import (
     RunKeys,
     TransportError,
     name_in,
-    run_abandonable,
     runs_with_nodes,
 )
 from elastic_agent.transport.etcd import EtcdTable
-from elastic_agent.values import Endpoint, EtcdAccess
+from elastic_agent.values import EtcdAccess
 
 from .hosting import IF_LOST, Hosting
 
-DISK_S = 5.0
 NEED_CHECK_S = 0.3
 NEW_RUN_S = 3600
 """For how long it is known that a run is new; it has a plan long before."""
@@ -36,56 +32,32 @@ NEW_RUN_S = 3600
 class MembersBackend(EtcdBackend):
     """One run in the etcd of these machines."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        state_dir: Path,
-        lease_ttl_s: float,
-        local_addr: str | None,
-        **options: Unpack[BackendOptions],
-    ) -> None:
-        """``local_addr``: this machine's, if given; the rest: see :class:`EtcdBackend`; ValueError: no etcd here."""
-        super().__init__(endpoint, EtcdAccess(), state_dir, lease_ttl_s, **options)
-        self._jobs = JobFiles(state_dir)
-        self._fingerprint: str | None = None
-        self._hosting = Hosting(endpoint, state_dir, self.secret, local_addr)
+    def __init__(self, options: BackendOptions) -> None:
+        """Prepare; connects to nothing yet. Raises ValueError: this machine is to host a member, and has no etcd."""
+        super().__init__(options, EtcdAccess())
+        self._hosting = Hosting(options.endpoint, options.state_dir, self.secret, options.local_addr)
         self._members.preferred = self._hosting.own or 0  # so the loss of another machine costs no connection
         self._needed_by: list[str] | None = None
         """The runs that have nodes, as last read; None before that."""
-
-    @property
-    def _job(self) -> str:
-        return f"{self._endpoint} {self._fingerprint}"
 
     async def _table(self) -> EtcdTable:
         self._hosting.begin()
         client = await self._members.dial()
         return EtcdTable(client, self._members.root, on_close=lambda: self._members.suspect(client))
 
-    async def agree(self, fingerprint: str) -> str:
-        """Find the run of this job in etcd, or create it; see :class:`RendezvousBackend`."""
-        self._fingerprint = fingerprint
-        known = await run_abandonable(lambda: self._jobs.run_of(self._job), DISK_S)
+    async def _agree_on(self, fingerprint: str, known: str | None) -> str:
         proposal = known or new_run_id()
         with contextlib.closing(await self._table()) as table:
             if known is None:
                 await table.put(RunKeys(proposal).new, b"1", NEW_RUN_S)
             stored = await table.swap(f"{JOBS}{fingerprint}", None, proposal.encode())
-        self.run_id = run_id = name_in(stored or b"") or proposal
-        await run_abandonable(lambda: self._jobs.write(self._job, run_id), DISK_S)
-        return run_id
+        return name_in(stored or b"") or proposal
 
     async def release(self) -> None:
         """Give the agreed name back; see :class:`RendezvousBackend`."""
         if self._fingerprint is not None:
             with contextlib.closing(await self._table()) as table:
                 await table.swap(f"{JOBS}{self._fingerprint}", self.run_id.encode(), b"")
-
-    def run_ended(self) -> None:
-        """Have the next start of the same job be a new run; see :class:`RendezvousBackend`."""
-        super().run_ended()
-        if self._fingerprint is not None:
-            self._jobs.remove(self._job)
 
     async def connect(self) -> NodeRecords:
         """Return a connection to one member; hosts those of this machine from the first time on."""

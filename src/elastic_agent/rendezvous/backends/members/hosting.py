@@ -48,18 +48,16 @@ class Hosting:
         self._tasks: list[asyncio.Task[None]] = []
         self._told = ""
         self._log = get_logger()
-        self.own = self._find_own()
+        self.own: int | None = None
         """The number of the first member on this machine; None: none is, as far as names resolve."""
+        with contextlib.suppress(UnreachableError):  # dialling it says so
+            here = (number for number, member in enumerate(self._members) if member.is_here())
+            self.own = next(here, None)
         if shutil.which(PROGRAM) is None and self.own is not None:
             raise ValueError(
                 f"this machine is to host a member of etcd, and the command `{PROGRAM}` is not installed; install it "
                 "(Debian, Ubuntu: apt install etcd-server)"
             )
-
-    def _find_own(self) -> int | None:
-        with contextlib.suppress(UnreachableError):  # dialling it says so
-            return next((number for number, member in enumerate(self._members) if member.is_here()), None)
-        return None
 
     @property
     def is_supervising(self) -> bool:
