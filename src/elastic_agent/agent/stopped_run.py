@@ -13,7 +13,7 @@ from elastic_agent.transport import StoreLostError, run_abandonable
 from .local_node import LocalNode
 
 DISK_S = 1.0
-"""How long the disk may take; what it does not tell or take in that time is left out."""
+"""The time that the disk may take; what it does not tell or take in that time is left out."""
 
 
 async def note_end(node: LocalNode, outcome: Outcome) -> None:

@@ -99,7 +99,7 @@ class Supervisor:
         """The generation whose workers last got a notice to save and exit."""
         self._last_failure: Failure | None = None
         self._starts_apart = 0
-        """How often workers were started apart from any world."""
+        """The number of times that workers were started apart from any world."""
         runner.listen(self._worker_event, self._start_task)
         workers = Workers(
             set_deadline=runner.set_deadline,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .generation import Generation
 
 LOOK_EVERY_S = 0.5
-"""How often to look whether a worker trains that was started apart from any world."""
+"""The pause between two looks whether a worker trains that was started apart from any world."""
 
 
 async def until_may_start(workers: Generation) -> None:
