@@ -221,8 +221,10 @@ def _plan_the_rest(original: Any, trainer: Any, args: Any, dataloader: Any) -> A
         # At the last step, the Trainer takes another one if that was not the last step of an epoch.
         return (0, *values[1:]) if callback.continues and done >= max_steps else values
     rest = position.restore(restored, dataloader, args.gradient_accumulation_steps)
-    if args.process_index == 0:
-        _report_misfit(position.misfit(restored), checkpoint, rest.epoch)
+    misfit = position.misfit(restored)
+    if misfit and args.process_index == 0:
+        cause = f"{checkpoint} has the position in other training data ({misfit})"
+        say(f"{cause}: starting epoch {rest.epoch} from its beginning")
     if args.max_steps > 0:
         epochs = rest.epoch + 2 + (max_steps - done) // steps_per_epoch
     else:
@@ -233,12 +235,6 @@ def _plan_the_rest(original: Any, trainer: Any, args: Any, dataloader: Any) -> A
         epochs = epochs if steps_left > 0 else rest.epoch
         max_steps = done + max(0, int(-(-steps_left // 1)))
     return (epochs, steps_per_epoch, *between, max_steps)
-
-
-def _report_misfit(misfit: str, checkpoint: str, epoch: int) -> None:
-    if misfit:
-        cause = f"{checkpoint} has the position in other training data ({misfit})"
-        say(f"{cause}: starting epoch {epoch} from its beginning")
 
 
 def _position_in(dataloader: Any) -> Any:
