@@ -67,8 +67,8 @@ def save(accelerator: Accelerator, folder: Path, sampler: ElasticSampler) -> Non
     if accelerator.is_main_process:
         older = list(folder.glob("checkpoint-*"))
         new.rename(folder / f"checkpoint-{sampler.epoch:04}-{sampler.samples_finished:012}")
-        for one in older:
-            shutil.rmtree(one)
+        for checkpoint in older:
+            shutil.rmtree(checkpoint)
     accelerator.wait_for_everyone()
 
 

@@ -20,7 +20,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -104,7 +104,7 @@ def set_parent_death_signal(signum: int) -> None:
 
 def set_process_name(name: str) -> None:
     """Set the name that `ps -o comm` and `top` show, at most 15 bytes."""
-    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    buffer = ctypes.create_string_buffer(os.fsencode(name)[:15])
     _check(_libc.prctl(_PR_SET_NAME, buffer, 0, 0, 0), "prctl")
 
 
@@ -403,12 +403,16 @@ def descendants(of_pid: int) -> list[Process]:
     Not a snapshot: a process whose parent dies during the scan can be missed. Scan again until nothing new
     turns up.
     """
+    return below((of_pid,), (process for process in all_processes() if not process.dead))
+
+
+def below(pids: Iterable[int], processes: Iterable[Process]) -> list[Process]:
+    """Return those of the processes that are children of ``pids``, their children and so on."""
     children: dict[int, list[Process]] = {}
-    for process in all_processes():
-        if not process.dead:
-            children.setdefault(process.parent, []).append(process)
+    for process in processes:
+        children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
-    pending = [of_pid]
+    pending = [*pids]
     while pending:
         for process in children.get(pending.pop(), ()):
             found.append(process)

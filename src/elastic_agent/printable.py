@@ -42,7 +42,11 @@ def escaped(text: str, *, keep_lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept = "\n\t" if keep_lines else ""
-    return "".join(sign if sign.isprintable() or sign in kept else _escape(sign) for sign in text)
+    signs = (
+        sign if sign.isprintable() or sign in kept else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
+    return "".join(signs)
 
 
 def json_text(value: object) -> str:
@@ -50,10 +54,6 @@ def json_text(value: object) -> str:
     text = json.dumps(value, default=str, ensure_ascii=False)
     # Outside of strings JSON has nothing of this, and within them these escapes mean the same.
     return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def one_line(text: str, length: int) -> str:

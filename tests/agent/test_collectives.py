@@ -167,10 +167,10 @@ async def answer_always(worker: Worker, group: dict[str, Any]) -> None:
 
 def test_a_stall_is_told_before_the_time_out_and_when_it_is_over(tmp_path: Path) -> None:
     told = stalls(tmp_path, 40.0)
-    assert [one.is_over for one in told] == [False, False, False, True]
+    assert [hang.is_over for hang in told] == [False, False, False, True]
     assert TELL_AFTER_S <= told[0].stalled_s < 40.0 <= told[-1].stalled_s
-    assert {one.limit for one in told} == {"--hang-timeout 40"}
-    assert len({one.over_at_s for one in told}) == 1, "it began once"
+    assert {hang.limit for hang in told} == {"--hang-timeout 40"}
+    assert len({hang.over_at_s for hang in told}) == 1, "it began once"
 
 
 def recorded(serial: int, *, retired: bool) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def test_collectives_that_complete_in_another_order_are_not_waited_for(
     (before,) = recorders.summary()
     (details,) = recorders.details()
     (after,) = recorders.summary()
-    assert [one["completed"] for one in (before, details, after)] == [1, completed, completed]
+    assert [answer["completed"] for answer in (before, details, after)] == [1, completed, completed]
 
 
 def test_this_torch_has_the_private_names_that_workers_need() -> None:

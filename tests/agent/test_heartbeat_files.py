@@ -129,10 +129,10 @@ def test_files_of_killed_agents_are_removed_and_no_others(tmp_path: Path) -> Non
         os.mkfifo(tmp_path / "elastic-agent.fifo.beat")
         (tmp_path / "elastic-agent.link.beat").symlink_to(paths[1])
         (tmp_path / "precious.beat").touch()
-        before = {one.name for one in tmp_path.iterdir()}
+        before = {file.name for file in tmp_path.iterdir()}
         sweep_heartbeat_files(str(tmp_path / "nowhere"))
         sweep_heartbeat_files(str(tmp_path))
-        assert before - {one.name for one in tmp_path.iterdir()} == {Path(paths[0]).name}
+        assert before - {file.name for file in tmp_path.iterdir()} == {Path(paths[0]).name}
     finally:
         alive.kill()
         alive.communicate()

@@ -74,9 +74,9 @@ def test_agents_get_distinct_ids_and_the_same_ones_after_all_were_killed(tmp_pat
     base = host_name()
     ids = [base, f"{base}-2", f"{base}-3"]
     with holders(tmp_path, 3) as said:
-        assert sorted(said) == [f"{one} None" for one in ids]
+        assert sorted(said) == [f"{node_id} None" for node_id in ids]
     with holders(tmp_path, 3) as said:
-        assert sorted(said) == [f"{one} life" for one in ids], (
+        assert sorted(said) == [f"{node_id} life" for node_id in ids], (
             "the predecessors had no process that still lives"
         )
     with holders(tmp_path, 1) as said:

@@ -246,7 +246,7 @@ def test_a_worker_that_fails_on_the_signal_instead_of_saving_is_named(
         os.kill(here.agent.pid, signum)
         assert here.ended() == ExitCode.STOPPED
     who = "it and 1 other worker of this node" if other_code else "it"
-    (line,) = [one for one in here.shown.splitlines() if "may not have saved" in one]
+    (line,) = [text for text in here.shown.splitlines() if "may not have saved" in text]
     assert line.endswith(
         f"/0 exited with code 1 after {signum.name}: KeyError: 'bucket'; {who} may not have saved"
     )

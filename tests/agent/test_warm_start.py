@@ -19,9 +19,9 @@ REPORT = """
 import json, os, sys
 from pathlib import Path
 facts = {
-    "fds": sorted(int(one) for one in os.listdir("/proc/self/fd")),
+    "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd")),
     "path": sys.path[0],
-    "warm": any(type(one).__name__ == "Preloaded" for one in sys.meta_path),
+    "warm": any(type(finder).__name__ == "Preloaded" for finder in sys.meta_path),
     "parent": Path(f"/proc/{os.getppid()}/comm").read_text().strip(),
 }
 Path(sys.argv[1]).write_text(json.dumps(facts))
@@ -100,7 +100,7 @@ def seed(number):
     pass
 torch.manual_seed = seed
 torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-is_warm = any(type(one).__name__ == "Preloaded" for one in sys.meta_path)
+is_warm = any(type(finder).__name__ == "Preloaded" for finder in sys.meta_path)
 print(is_warm, "torch._dynamo" in sys.modules, torch.manual_seed is seed, flush=True)
 """
 
@@ -121,7 +121,7 @@ REPLACES_WHAT_MODULES_IMPORT = """
 import colorsys, sys
 colorsys.rgb_to_hls = print
 import archived, stands_for_itself
-is_warm = any(type(one).__name__ == "Preloaded" for one in sys.meta_path)
+is_warm = any(type(finder).__name__ == "Preloaded" for finder in sys.meta_path)
 print(is_warm, archived.CAPTURED is print, stands_for_itself.CAPTURED is print, flush=True)
 """
 

@@ -134,7 +134,7 @@ def test_tests_own_their_clock_and_their_names(folder: str) -> None:
         ("assert event['boottime_s'] < other['boottime_s']", ""),
         ("assert stopped_s < killed_s", ""),
         ("assert pause_s == 2.0", ""),
-        ("assert max(one.late_s for one in found) <= 1e-3", COMPARES),
+        ("assert max(result.late_s for result in found) <= 1e-3", COMPARES),
         ("assert abs(first_s - second_s) < module.MARGIN_S", COMPARES),
         ("assert len(steps_s) > 2 * RENEWALS", ""),
         ("assert 0 < age_s", ""),

@@ -104,7 +104,7 @@ def _imports(node: ast.AST, package: list[str], for_types_only: bool) -> Iterato
         elif isinstance(child, ast.ImportFrom):
             base = package[: len(package) + 1 - child.level] if child.level else []
             start = ".".join([*base, *([child.module] if child.module else [])])
-            names = [f"{start}.{one.name}" for one in child.names]
+            names = [f"{start}.{alias.name}" for alias in child.names]
             yield from (Import(name, child.lineno, for_types_only) for name in names)
         else:
             checking = isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")
@@ -132,10 +132,10 @@ def complaints(checked: list[Path], wrong: Callable[[Path, Import], bool]) -> li
     """A line for each import that ``wrong(file, import)`` finds wrong."""
     assert checked
     return [
-        f"{place(file)}:{one.line} imports {one.module}"
+        f"{place(file)}:{imported.line} imports {imported.module}"
         for file in checked
-        for one in imports(file)
-        if wrong(file, one)
+        for imported in imports(file)
+        if wrong(file, imported)
     ]
 
 
@@ -149,8 +149,8 @@ def test_imports_run_downwards(room: str) -> None:
     floor = FLOOR_OF.get(BESIDE.get(room, room))
     assert floor is not None, f"give {room} its place in FLOORS"
 
-    def upwards(file: Path, one: Import) -> bool:
-        other = room_of(one.module)
+    def upwards(file: Path, imported: Import) -> bool:
+        other = room_of(imported.module)
         same_house = other in (None, BESIDE.get(room, room))
         return not same_house and FLOOR_OF[str(other)] <= floor
 
@@ -164,25 +164,25 @@ def test_every_package_has_a_layer_and_every_layer_exists() -> None:
 def test_only_upper_layers_read_settings() -> None:
     """What a lower room needs of them it is given, so that it can be used without them."""
 
-    def reads(file: Path, one: Import) -> bool:
+    def reads(file: Path, imported: Import) -> bool:
         allowed = place(file) in READ_SETTINGS or place(file).split("/")[0] in READ_SETTINGS
-        return room_of(one.module) == "config" and not allowed
+        return room_of(imported.module) == "config" and not allowed
 
     assert complaints(files({*FLOOR_OF} - {"config"}), reads) == []
 
 
 def test_the_protocol_is_pure() -> None:
-    assert complaints(files({"protocol"}), lambda _, one: one.module.split(".")[0] in IMPURE) == []
+    assert complaints(files({"protocol"}), lambda _, imported: imported.module.split(".")[0] in IMPURE) == []
 
 
 def test_the_guard_needs_the_standard_library_only() -> None:
     guard = [PACKAGE / name for name in GUARD]
 
-    def foreign(_: Path, one: Import) -> bool:
-        top = one.module.split(".")[0]
-        if top != NAME or one.for_types_only:
+    def foreign(_: Path, imported: Import) -> bool:
+        top = imported.module.split(".")[0]
+        if top != NAME or imported.for_types_only:
             return top not in {*sys.stdlib_module_names, NAME}
-        parts = one.module.split(".")
+        parts = imported.module.split(".")
         return not any(
             f"{'/'.join(parts[1:length])}.py" in GUARD for length in range(2, len(parts) + 1)
         ) and parts[-1] not in {Path(name).stem for name in GUARD}
@@ -191,9 +191,9 @@ def test_the_guard_needs_the_standard_library_only() -> None:
 
 
 def test_private_names_of_torch_are_used_in_three_modules() -> None:
-    def private(file: Path, one: Import) -> bool:
-        parts = one.module.split(".")
-        known = any(one.module.startswith(binding) for binding in TORCHS_BINDINGS)
+    def private(file: Path, imported: Import) -> bool:
+        parts = imported.module.split(".")
+        known = any(imported.module.startswith(binding) for binding in TORCHS_BINDINGS)
         hidden = parts[0] == "torch" and any(part.startswith("_") for part in parts[1:])
         return hidden and not known and place(file) not in TORCHS_PRIVATE
 
@@ -209,22 +209,24 @@ def test_the_substitute_for_torch_distributed_is_the_same_object() -> None:
 
 
 def test_private_modules_are_used_in_their_own_package_only() -> None:
-    def pries(file: Path, one: Import) -> bool:
-        other = room_of(one.module)
+    def pries(file: Path, imported: Import) -> bool:
+        other = room_of(imported.module)
         if other is None or other == place(file).split("/")[0]:
             return False
-        known = any(one.module.startswith(module) for module in OTHER_ROOMS_PRIVATE)
-        hidden = any(part.startswith("_") and not part.startswith("__") for part in one.module.split("."))
+        known = any(imported.module.startswith(module) for module in OTHER_ROOMS_PRIVATE)
+        hidden = any(
+            part.startswith("_") and not part.startswith("__") for part in imported.module.split(".")
+        )
         return hidden and not known
 
     assert complaints(files(FLOOR_OF.keys()), pries) == []
 
 
 def test_names_of_protocol_and_transport_are_imported_from_the_package() -> None:
-    def deeper(file: Path, one: Import) -> bool:
-        parts = one.module.split(".")[1:]
+    def deeper(file: Path, imported: Import) -> bool:
+        parts = imported.module.split(".")[1:]
         doors = [door for door in FRONT_DOORS if parts[: door.count("/") + 1] == door.split("/")]
-        if room_of(one.module) == place(file).split("/")[0] or not doors:
+        if room_of(imported.module) == place(file).split("/")[0] or not doors:
             return False
         package = PACKAGE / max(doors, key=len)
         rest = parts[max(doors, key=len).count("/") + 1 :]

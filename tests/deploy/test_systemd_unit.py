@@ -80,7 +80,7 @@ def test_the_page_explains_each_remaining_privilege(tmp_path: Path) -> None:
     instance = tmp_path / "elastic-agent@digits.service"
     instance.write_text(UNIT.read_text())
     result = analyze("security", "--offline=true", "--json=short", instance, folder=tmp_path)
-    left = {one["name"] for one in json.loads(result.stdout) if not one["set"] and one["exposure"]}
+    left = {check["name"] for check in json.loads(result.stdout) if not check["set"] and check["exposure"]}
     rows = [row.split(" | ")[0] for row in privileges_section().splitlines() if row.startswith("| `")]
     explained = {name.replace("\\|", "|") for row in rows for name in re.findall(r"`([A-Z]\w+=[^`]*)`", row)}
     assert explained == left

@@ -283,7 +283,7 @@ def test_variables_of_workers_are_those_that_the_agent_sets() -> None:
 def test_the_requirements_that_are_stated_are_those_of_the_package() -> None:
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     python = project["requires-python"].removeprefix(">=")
-    torch = next(one for one in project["dependencies"] if one.startswith("torch"))
+    torch = next(requirement for requirement in project["dependencies"] if requirement.startswith("torch"))
     for page in ("README.md", "CONTRIBUTING.md"):
         assert f"Python {python}" in text_of(page)
     assert f"PyTorch {re.findall(r'>=([0-9.]+)', torch)[0]}" in text_of("README.md")

@@ -25,7 +25,7 @@ trainer = Trainer(
     model, TrainingArguments("made", **settings), train_dataset=data, callbacks=[ElasticCallback()]
 )
 trainer.train()
-mine = [one for one in trainer.callback_handler.callbacks if isinstance(one, ElasticCallback)]
+mine = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, ElasticCallback)]
 print("callbacks:", len(mine), "samples:", mine[0].position.sampler.samples_finished)
 """
 

@@ -38,7 +38,7 @@ subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 agent = [sys.executable, "-m", "elastic_agent"]
 script = sys.argv[1]
 words = ["--help"], ["version"], ["--nproc-per-node", "2", script]
-found = {one[0]: count(lambda: subprocess.run([*agent, *one], stdout=subprocess.DEVNULL)) for one in words}
+found = {command[0]: count(lambda: subprocess.run([*agent, *command], stdout=subprocess.DEVNULL)) for command in words}
 print(json.dumps({"control": count(connect), "found": found}))
 '''
 SCRIPT = """

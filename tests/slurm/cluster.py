@@ -348,7 +348,7 @@ class Slurm:
             if entry.isdigit():
                 with contextlib.suppress(OSError):
                     environment = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
-                    if all(one in environment for one in wanted):
+                    if all(variable in environment for variable in wanted):
                         found.append(int(entry))
         return found
 

@@ -26,7 +26,7 @@ def notes(folder: Path, kind: str) -> list[Note]:
 
 def steps(folder: Path) -> list[Note]:
     """The steps of rank 0, which are those of all."""
-    return [one for one in notes(folder, "step") if one["rank"] == 0]
+    return [record for record in notes(folder, "step") if record["rank"] == 0]
 
 
 def wait_steps(job: Job, count: int = 5, after: int = 0) -> list[Note]:
@@ -34,7 +34,7 @@ def wait_steps(job: Job, count: int = 5, after: int = 0) -> list[Note]:
 
     def look() -> list[Note] | None:
         assert job.state != "FAILED", job.output
-        taken = [one for one in steps(job.folder) if one["generation"] > after]
+        taken = [record for record in steps(job.folder) if record["generation"] > after]
         return taken if len(taken) >= count else None
 
     return job.wait(f"{count} steps in a generation above {after}", look)
@@ -42,7 +42,7 @@ def wait_steps(job: Job, count: int = 5, after: int = 0) -> list[Note]:
 
 def nodes_of(born: list[Note], generation: int) -> dict[str, int]:
     """How many workers each node had in a generation."""
-    nodes = [one["node_id"] for one in born if one["generation"] == generation]
+    nodes = [record["node_id"] for record in born if record["generation"] == generation]
     return {node: nodes.count(node) for node in sorted(set(nodes))}
 
 

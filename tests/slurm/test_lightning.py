@@ -30,8 +30,8 @@ def test_a_job_is_requeued_at_its_time_limit_and_loses_no_step(slurm: Slurm, fol
     job.start_soon()
     wait_steps(job, after=before)
     finish(job)
-    taken = [one["step"] for one in steps(folder)]
+    taken = [record["step"] for record in steps(folder)]
     assert taken == list(range(1, len(taken) + 1)), "a step was lost or trained twice"
-    assert {one["restarts"] for one in notes(folder, "born")} == {0}
+    assert {record["restarts"] for record in notes(folder, "born")} == {0}
     assert job.facts()["Restarts"] == "1"
     assert not list(folder.rglob("hpc_ckpt*"))

@@ -26,14 +26,18 @@ def check_next_life(job: Job, reason: str) -> None:
     folder = job.folder
     left = notes(folder, "left")
     saved, before = left[0]["step"], left[0]["generation"]
-    assert {(one["step"], one["reason"], one["generation"]) for one in left} == {(saved, reason, before)}
-    assert {one["worker_id"] for one in left} == {one["worker_id"] for one in notes(folder, "born")}
+    assert {(record["step"], record["reason"], record["generation"]) for record in left} == {
+        (saved, reason, before)
+    }
+    assert {record["worker_id"] for record in left} == {
+        record["worker_id"] for record in notes(folder, "born")
+    }
     wait_steps(job, after=before)
-    taken = [one["step"] for one in steps(folder)]
+    taken = [record["step"] for record in steps(folder)]
     assert taken == list(range(1, len(taken) + 1))
-    born = [one for one in notes(folder, "born") if one["generation"] > before]
-    assert {one["step"] for one in born} == {saved}
-    assert {(one["run_id"], one["restarts"]) for one in born} == {(f"slurm-{job.id}", 0)}
+    born = [record for record in notes(folder, "born") if record["generation"] > before]
+    assert {record["step"] for record in born} == {saved}
+    assert {(record["run_id"], record["restarts"]) for record in born} == {(f"slurm-{job.id}", 0)}
     assert len(born) == len(left)
     assert job.facts()["Restarts"] == "1"
     assert job.output.count("all workers have") == len(left)  # one request, and one notice to each

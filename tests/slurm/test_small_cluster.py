@@ -50,11 +50,11 @@ def test_a_job_whose_workers_get_the_signal_too_loses_no_step(slurm: Slurm, fold
         job.start_soon()
     finish(job)
     taken = steps(folder)
-    assert [one["step"] for one in taken] == list(range(1, len(taken) + 1)), (
+    assert [record["step"] for record in taken] == list(range(1, len(taken) + 1)), (
         "a step was lost or trained twice"
     )
-    assert len({one["generation"] for one in taken}) == LIVES
-    assert {one["restarts"] for one in notes(folder, "born")} == {0}
-    assert {one["reason"] for one in notes(folder, "left")} == {"walltime"}
+    assert len({record["generation"] for record in taken}) == LIVES
+    assert {record["restarts"] for record in notes(folder, "born")} == {0}
+    assert {record["reason"] for record in notes(folder, "left")} == {"walltime"}
     assert job.facts()["Restarts"] == str(LIVES - 1)
     assert "died" not in job.output, "helper processes outlive the signal as well"

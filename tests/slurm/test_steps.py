@@ -24,8 +24,8 @@ def test_unequal_nodes_form_one_run_without_options(slurm: Slurm, folder: Path) 
     wait_steps(job)
     born = notes(folder, "born")
     assert nodes_of(born, 1) == {"n0": 2, "n1": 1, "n2": 1}
-    assert {one["run_id"] for one in born} == {f"slurm-{job.id}"}
-    assert [one["worker_id"] for one in sorted(born, key=lambda one: one["rank"])] == [
+    assert {record["run_id"] for record in born} == {f"slurm-{job.id}"}
+    assert [record["worker_id"] for record in sorted(born, key=lambda record: record["rank"])] == [
         "n0/0",
         "n0/1",
         "n1/0",
@@ -45,7 +45,7 @@ def test_two_steps_of_a_job_are_two_runs(slurm: Slurm, folder: Path) -> None:
         (folder / name / "finish").touch()
     job = slurm.submit(script, folder=folder)
     assert job.wait_state("COMPLETED", "FAILED") == "COMPLETED", job.output
-    runs = [{one["run_id"] for one in notes(folder / name, "born")} for name in ("one", "two")]
+    runs = [{record["run_id"] for record in notes(folder / name, "born")} for name in ("one", "two")]
     assert runs == [{f"slurm-{job.id}"}, {f"slurm-{job.id}.1"}]
 
 
@@ -61,7 +61,7 @@ def test_a_heterogeneous_job_is_one_run(slurm: Slurm, folder: Path) -> None:
     finish(job)
     born = notes(folder, "born")
     assert nodes_of(born, 1) == {"n0": 2, "n1": 1, "n2": 1}
-    assert {one["run_id"] for one in born} == {f"slurm-{job.id}"}
+    assert {record["run_id"] for record in born} == {f"slurm-{job.id}"}
 
 
 def test_tasks_of_an_array_are_runs_of_their_own_on_the_same_nodes(slurm: Slurm, folder: Path) -> None:
@@ -75,7 +75,7 @@ def test_tasks_of_an_array_are_runs_of_their_own_on_the_same_nodes(slurm: Slurm,
     for task in ("3", "5"):
         born = notes(folder / "checkpoints" / task, "born")
         assert nodes_of(born, 1) == {"n0": 1, "n1": 1}, job.output
-        assert {one["run_id"] for one in born} == {f"slurm-{job.id}_{task}"}
+        assert {record["run_id"] for record in born} == {f"slurm-{job.id}_{task}"}
 
 
 def test_scancel_lets_workers_save_and_leaves_no_processes(slurm: Slurm, folder: Path) -> None:
@@ -120,7 +120,7 @@ def test_three_nodes_that_host_the_store_do_without_the_first(slurm: Slurm, fold
     assert nodes_of(notes(folder, "born"), steps(folder)[-1]["generation"]) == {"n1": 1, "n2": 1}
     (folder / "finish").touch()
     job.wait("the agents and members of etcd to end", lambda: not job.processes())
-    assert {one["generation"] for one in notes(folder, "done")} == {steps(folder)[-1]["generation"]}
+    assert {record["generation"] for record in notes(folder, "done")} == {steps(folder)[-1]["generation"]}
 
 
 def test_after_a_nodes_failure_slurm_requeues_a_plain_job_and_it_is_the_same_run(
@@ -136,6 +136,6 @@ def test_after_a_nodes_failure_slurm_requeues_a_plain_job_and_it_is_the_same_run
     before = notes(folder, "born")[-1]["generation"]
     wait_steps(job, after=before)
     born = notes(folder, "born")
-    assert {one["run_id"] for one in born} == {f"slurm-{job.id}"}
+    assert {record["run_id"] for record in born} == {f"slurm-{job.id}"}
     assert nodes_of(born, born[-1]["generation"]) == {"n0": 1, "n2": 1}
     assert job.facts()["Restarts"] == "1"

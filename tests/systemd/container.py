@@ -256,7 +256,7 @@ class Container:
 
     def outside(self, pid: int) -> int:
         """The id outside of a process that has this one inside."""
-        return next(one for one in self.everything() if _pid_within(one) == str(pid))
+        return next(found for found in self.everything() if _pid_within(found) == str(pid))
 
     def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
         """Wait until ``look`` finds something; the failure tells the story."""
@@ -327,9 +327,9 @@ def _sweep() -> None:
 
 def _remove(group: Path) -> None:
     """Remove a cgroup and those below it; OSError while a process is in one."""
-    below = [one for one in group.rglob("*") if one.is_dir()]
-    for one in [*sorted(below, reverse=True), group]:
-        one.rmdir()
+    below = [folder for folder in group.rglob("*") if folder.is_dir()]
+    for folder in [*sorted(below, reverse=True), group]:
+        folder.rmdir()
 
 
 def kill(pid: int, signum: signal.Signals = signal.SIGKILL) -> None:

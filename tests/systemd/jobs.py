@@ -98,8 +98,8 @@ class Job:
 
         def look() -> int | None:
             steps = self.lines("step")
-            newest = max((one["generation"] for one in steps), default=0)
-            taking = {one["node"] for one in steps if one["generation"] == newest}
+            newest = max((line["generation"] for line in steps), default=0)
+            taking = {line["node"] for line in steps if line["generation"] == newest}
             return newest if newest > after and taking == {*nodes} else None
 
         return self.machine.wait(f"steps of {', '.join(nodes)} in a generation above {after}", look)
@@ -107,16 +107,16 @@ class Job:
     def worker(self, machine: Container | None = None) -> int:
         """The newest worker's process on a machine, by its id outside."""
         machine = machine or self.machine
-        pids = [one["pid"] for one in self.lines("begun") if one["node"] == machine.name]
+        pids = [line["pid"] for line in self.lines("begun") if line["node"] == machine.name]
         return machine.outside(pids[-1])
 
     def ranks(self, generation: int) -> dict[str, int]:
         """Which rank each node's worker had."""
-        return {one["node"]: one["rank"] for one in self.lines("step") if one["generation"] == generation}
+        return {line["node"]: line["rank"] for line in self.lines("step") if line["generation"] == generation}
 
     def steps(self, generation: int) -> list[int]:
         """The steps that were taken in a generation."""
-        return [one["step"] for one in self.lines("step") if one["generation"] == generation]
+        return [line["step"] for line in self.lines("step") if line["generation"] == generation]
 
     def ended(self, machine: Container | None = None) -> dict[str, str]:
         """How systemd says that the service ended."""

@@ -45,7 +45,7 @@ def test_the_unit_is_ready_with_the_world_and_a_stop_lets_workers_save(machine: 
     shown = machine.systemctl("status", job.unit)
     assert "active (running)" in shown
     assert 'Status: "generation 1: 1 node, 1 worker, step ' in shown
-    assert [one["inherited"] for one in job.lines("begun")] == [[]], "no worker may speak for the agent"
+    assert [line["inherited"] for line in job.lines("begun")] == [[]], "no worker may speak for the agent"
 
     processes = machine.processes(job.unit)
     assert len(processes) >= 4, "agent, guard, worker, and what the worker left"
@@ -131,7 +131,7 @@ def test_an_unknown_key_in_the_settings_file_is_one_line_and_not_retried(
     assert job.ended()["ExecMainStatus"] == str(int(ExitCode.USAGE))
     assert job.ended()["NRestarts"] == "0"
     said = machine.journal("--unit", job.unit, "--identifier", "elastic-agent")
-    assert [one["MESSAGE"] for one in said] == [
+    assert [entry["MESSAGE"] for entry in said] == [
         'elastic-agent: /etc/elastic-agent/typo.toml: unknown key "nnode"; did you mean nnodes?'
     ]
 
@@ -166,8 +166,8 @@ def check_journal(machine: Container, job: Job, failed: int) -> None:
     failure = machine.journal(*said, "--priority=err")[0]["MESSAGE"]
     assert "SIGKILL" in failure
     assert f"[{job.name} n1 g{failed}]" in failure
-    priorities = {one["MESSAGE"]: one["PRIORITY"] for one in machine.journal(*said)}
-    started = {one for line, one in priorities.items() if f"[{job.name} n1 g{failed + 1}]" in line}
+    priorities = {entry["MESSAGE"]: entry["PRIORITY"] for entry in machine.journal(*said)}
+    started = {priority for line, priority in priorities.items() if f"[{job.name} n1 g{failed + 1}]" in line}
     assert "6" in started
     assert "a line of the worker's own" in priorities
 
@@ -195,7 +195,7 @@ def test_the_watchdog_ends_an_agent_whose_loop_hangs(machine: Container) -> None
     with without_first_thread(machine.main_process(job.unit)):  # in which the loop runs
         machine.wait("the watchdog", lambda: watchdog_barked(machine, job))
     job.wait_training("n1", after=first)
-    traceback = [str(one["MESSAGE"]) for one in machine.journal("--unit", job.unit, "_TRANSPORT=stdout")]
+    traceback = [str(entry["MESSAGE"]) for entry in machine.journal("--unit", job.unit, "_TRANSPORT=stdout")]
     assert "Fatal Python error: Aborted" in traceback, "it says where it hung"
     assert any("in run_forever" in line for line in traceback)
     machine.systemctl("disable", "--now", job.unit)
@@ -203,7 +203,7 @@ def test_the_watchdog_ends_an_agent_whose_loop_hangs(machine: Container) -> None
 
 def watchdog_barked(machine: Container, job: Job) -> bool:
     said = machine.journal("--unit", job.unit, "_PID=1")
-    return any("Watchdog timeout" in one["MESSAGE"] for one in said)
+    return any("Watchdog timeout" in entry["MESSAGE"] for entry in said)
 
 
 def test_a_crash_loop_of_the_service_ends(machine: Container) -> None:
@@ -215,7 +215,7 @@ def test_a_crash_loop_of_the_service_ends(machine: Container) -> None:
         machine.wait("systemd to know", lambda crash=crash: has_crashed(machine, job, crash + 1))
     machine.wait_state(job.unit, "failed")
     said = machine.journal("--unit", job.unit, "_PID=1")
-    assert any("Start request repeated too quickly" in one["MESSAGE"] for one in said)
+    assert any("Start request repeated too quickly" in entry["MESSAGE"] for entry in said)
     machine.systemctl("reset-failed", job.unit)
     job.start()
     job.wait_training("n1")
@@ -224,7 +224,7 @@ def test_a_crash_loop_of_the_service_ends(machine: Container) -> None:
 
 def has_crashed(machine: Container, job: Job, times: int) -> bool:
     said = machine.journal("--unit", job.unit, "_PID=1")
-    return sum("Main process exited" in one["MESSAGE"] for one in said) >= times
+    return sum("Main process exited" in entry["MESSAGE"] for entry in said) >= times
 
 
 ENDS = {

@@ -38,6 +38,6 @@ def test_a_hanging_server_is_restarted_and_an_idle_one_is_not(tmp_path: Path) ->
             "User": "elastic-rendezvous",
             "Result": "success",
         }
-        said = [one["MESSAGE"] for one in machine.journal("--unit", unit)]
+        said = [entry["MESSAGE"] for entry in machine.journal("--unit", unit)]
         assert any("Watchdog timeout" in line for line in said)
         assert any("in run_forever" in line for line in said), "it says where it hung"

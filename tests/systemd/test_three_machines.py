@@ -60,4 +60,4 @@ def test_store_servers_can_be_lost_and_restarted_without_an_effect_on_the_run(tm
         job.finish()
         worker.wait_state(job.unit, "inactive")
         assert job.ended()["Result"] == "success"
-        assert max(one["generation"] for one in job.lines("step")) == generation
+        assert max(line["generation"] for line in job.lines("step")) == generation

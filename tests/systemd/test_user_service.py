@@ -86,7 +86,7 @@ def test_a_user_runs_an_agent_without_root(machine: Container) -> None:
     assert 'Status: "generation 1: 1 node, 1 worker, step ' in shown
     assert (home / ".local/state/elastic-agent").is_dir()
     found = machine.journal("_TRANSPORT=stdout", "_SYSTEMD_USER_UNIT=elastic-agent@mine.service")
-    assert {one["_UID"] for one in found} == {str(USER_ID)}
+    assert {entry["_UID"] for entry in found} == {str(USER_ID)}
 
     systemctl(machine, "stop", "elastic-agent@mine")
     assert json.loads((home / "checkpoint.json").read_text())["why"] == "told"

@@ -106,13 +106,14 @@ import json, socket
 from pathlib import Path
 from elastic_agent.transport.addresses import connect, is_local, listen, local_address_towards
 addresses = ["10.9.8.7", "10.9.8.6", "127.0.1.1", "10.9.8.8", "192.0.2.1"]
-local = lambda: [is_local([(int(socket.AF_INET), one)]) for one in addresses]
+local = lambda: [is_local([(int(socket.AF_INET), address)]) for address in addresses]
 facts = {"local": local()}
 Path("/proc/sys/net/ipv6/bindv6only").write_text("1")
 with listen("node1", 0) as server:
     port = server.getsockname()[1]
     facts["advertised"] = [
-        local_address_towards("node1", connect(one, port, 5.0).getsockname()[0]) for one in ("127.0.1.1", "10.9.8.7")
+        local_address_towards("node1", connect(address, port, 5.0).getsockname()[0])
+        for address in ("127.0.1.1", "10.9.8.7")
     ]
 Path("/proc/sys/net/ipv4/ip_nonlocal_bind").write_text("1")
 facts["local though all can be bound"] = local()

@@ -43,7 +43,7 @@ async def use():
         "done": [first.succeeded, second.succeeded, third.succeeded],
         "found": third.responses[0].response_range.kvs[0].value.decode(),
         "value": value.value.decode(),
-        "news": sorted(one.decode() for one in news.written.values()),
+        "news": sorted(value.decode() for value in news.written.values()),
         "gone": await client.get(key),
         "version": google.protobuf.__version__,
         "implementation": api_implementation.Type(),

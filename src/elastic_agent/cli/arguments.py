@@ -73,7 +73,9 @@ class CommandParser(Parser):
         unknown = [word for word in (*rest, *found.words) if word.startswith("-")]
         if unknown:
             option = unknown[0].partition("=")[0]
-            hint = did_you_mean(option, self._options) or f"expected {self._accepted()}"
+            *first, last = self._options or ["no options"]
+            accepted = f"{', '.join(first)} or {last}" if first else last
+            hint = did_you_mean(option, self._options) or f"expected {accepted}"
             raise UsageError(f"{self._command}: unknown option {quoted(option)}; {hint}")
         if len(found.words) > self._most_words:
             raise UsageError(
@@ -82,10 +84,6 @@ class CommandParser(Parser):
         if self._names_run and found.words:
             found.run = found.words[0]
         return found
-
-    def _accepted(self) -> str:
-        *first, last = self._options or ["no options"]
-        return f"{', '.join(first)} or {last}" if first else last
 
 
 def _uid_of(user: str) -> int:

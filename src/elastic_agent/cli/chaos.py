@@ -82,17 +82,13 @@ def chaos(argv: Sequence[str]) -> int:
         **{name: value for name, value in given.items() if name != "words" and value is not None}
     )
     _check(options, script)
-    signal.signal(signal.SIGTERM, _interrupt)  # its agents are to end with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its agents are to end with it
     try:
         report = run_chaos(script, options, lambda line: print(f"chaos: {escaped(line)}", flush=True))
     except OSError as error:
         raise UsageError(f"chaos: cannot make the folders of the run: {error}") from None
     print(report.verdict(), flush=True)
     return ExitCode.FINISHED if report.passed else ExitCode.FAILED
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

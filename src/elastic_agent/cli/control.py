@@ -26,8 +26,7 @@ _OPTIONS = """\
   --deadline SECONDS   when to stop workers that have not exited yet, from now [default: from the agent's settings]
   --user USER          only agents of this user (for root, if several users run agents on this machine)"""
 
-DRAIN_PAGE = (
-    """\
+DRAIN_PAGE = f"""\
 Usage: elastic-agent drain [NODE] [--run RUN] [--deadline SECONDS]
 
 Gracefully removes a node from its run: all workers of the run get a notice (client.notice), save and exit; then the
@@ -35,21 +34,16 @@ other nodes continue without that node. NODE defaults to this machine's node. Th
 process of the node has exited and the machine can be rebooted (exit code 0), or when that cannot be confirmed (exit
 code 7). The node's agent exits with code 6. If no other node is left, the run is stopped, and the agent exits with
 code 75. Run the command on any machine of the run, as the user who runs the agents or as root.
-"""
-    + _OPTIONS
-)
+{_OPTIONS}"""
 
-STOP_PAGE = (
-    """\
+STOP_PAGE = f"""\
 Usage: elastic-agent stop [--run RUN] [--deadline SECONDS]
 
 Gracefully shuts down a run on all nodes: all workers get a notice (client.notice), save and exit; the agents exit with
 code 75. To resume the run, start it again with the same run id. The command returns when the last worker process of
 every node has exited (exit code 0), or when that cannot be confirmed (exit code 7). Run the command on any machine of
 the run, as the user who runs the agents or as root.
-"""
-    + _OPTIONS
-)
+{_OPTIONS}"""
 
 
 def drain(argv: Sequence[str]) -> int:

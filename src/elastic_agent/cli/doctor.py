@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_agent.config.errors import HelpRequested, UsageError
+from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.script import check_module, check_working_directory
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
@@ -63,10 +63,7 @@ def doctor(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the settings are wrong; nothing was examined.
     """
-    try:
-        line = parse_command_line(argv, switches=(_JSON, _ALONE), values=(_PATHS, _WAIT))
-    except HelpRequested:
-        raise HelpRequested(DOCTOR_PAGE) from None
+    line = parse_command_line(argv, switches=(_JSON, _ALONE), values=(_PATHS, _WAIT), page=DOCTOR_PAGE)
     check_working_directory()
     wait_s = _WAIT_TIME.read(line.values.get(_WAIT, "60"), f"doctor: {_WAIT}")
     resolved, script_error = _resolve(line)

@@ -94,9 +94,9 @@ def help_page(width: int | None = None) -> str:
     return "\n".join(parts)
 
 
-def short_page(width: int | None = None) -> str:
+def short_page() -> str:
     """Return the commands, the options that are used most, and where the others are explained."""
-    columns = min(width or shutil.get_terminal_size((110, 24)).columns, 110)
+    columns = min(shutil.get_terminal_size((110, 24)).columns, 110)
     parts = [help_head(), "Options that are used most\n"]
     for spec in (spec for spec in specs() if spec.name in _USED_MOST):
         meaning = f"{_beginning(spec.help)} [default: {spec.shown_default}]"
@@ -108,9 +108,9 @@ def short_page(width: int | None = None) -> str:
     return "\n".join(parts)
 
 
-def serve_page(names: Sequence[str], width: int | None = None) -> str:
+def serve_page(names: Sequence[str]) -> str:
     """Return the page of ``serve``, which has only the settings of these names."""
-    columns = min(width or shutil.get_terminal_size((110, 24)).columns, 110)
+    columns = min(shutil.get_terminal_size((110, 24)).columns, 110)
     parts = [_SERVE_HEAD]
     for spec in specs():
         if spec.name == "rdzv_endpoint":

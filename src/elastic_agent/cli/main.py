@@ -128,10 +128,8 @@ def _answer(argv: list[str]) -> int:
         _print_error(f"{error}{meant}")
         return ExitCode.USAGE
     except HelpRequested as requested:
-        print(
-            *requested.args or (_general_help(is_short=isinstance(requested, ShortHelpRequested)),),
-            flush=True,
-        )
+        is_short = isinstance(requested, ShortHelpRequested)
+        print("".join(requested.args) or _general_help(is_short=is_short), flush=True)
         return ExitCode.FINISHED
     except VersionRequested:
         return load_command("version")(())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from elastic_agent.cli.help import serve_page
 from elastic_agent.config.directories import make_state_dir
-from elastic_agent.config.errors import HelpRequested, UsageError, quoted
+from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.script import check_working_directory
 from elastic_agent.config.settings import spec_by_name
@@ -40,10 +40,7 @@ def serve(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the settings are wrong; nothing was started.
     """
-    try:
-        line = parse_command_line(argv)
-    except HelpRequested:
-        raise HelpRequested(serve_page(OPTIONS)) from None
+    line = parse_command_line(argv, page=serve_page(OPTIONS))
     _check(line)
     check_working_directory()
     resolved = resolve(line, os.environ, script_needed=False, only=OPTIONS)

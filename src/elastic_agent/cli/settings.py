@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elastic_agent.config.errors import HelpRequested, UsageError, quoted
+from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.settings import GROUPS, Settings, Spec, specs
 from elastic_agent.config.sources import Layer
@@ -51,10 +51,7 @@ def settings(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the same as ``run``, except that no script is needed.
     """
-    try:
-        line = parse_command_line(argv, switches=(_SCHEMA,))
-    except HelpRequested:
-        raise HelpRequested(PAGE) from None
+    line = parse_command_line(argv, switches=(_SCHEMA,), page=PAGE)
     if _SCHEMA in line.switches:
         print(json.dumps(schema(), indent=2, ensure_ascii=False), flush=True)
         return ExitCode.FINISHED
@@ -69,10 +66,7 @@ def init(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the same as ``run``, except that no script is needed; or the file exists or cannot be written.
     """
-    try:
-        line = parse_command_line(argv, values=(_OUTPUT,))
-    except HelpRequested:
-        raise HelpRequested(INIT_PAGE) from None
+    line = parse_command_line(argv, values=(_OUTPUT,), page=INIT_PAGE)
     text = commented(resolve(line, os.environ, script_needed=False))
     path = line.values.get(_OUTPUT, _FILE)
     if path == "-":

@@ -34,7 +34,7 @@ class MissingScriptError(UsageError):
 
 
 class HelpRequested(Exception):  # noqa: N818 - not an error
-    """The command line has ``--help`` or ``-h``; the argument is the command's page, if it has its own."""
+    """The command line has ``--help`` or ``-h``; the argument is the command's own page, or empty."""
 
     options: tuple[str, ...] = ()
     """Those that the command's parser accepts, if it has its own."""

@@ -92,10 +92,8 @@ def check_source(script: str) -> None:
     except OSError:  # a folder, or a file of which the workers report what is wrong
         return
     problem = problem_with_source(source)
-    is_compiled = source.startswith(MAGIC_NUMBER[:2])
-    if (
-        problem and not is_compiled and b"PK\x05\x06" not in source
-    ):  # compiled, and an archive: Python runs both
+    # Python runs what is compiled, and an archive.
+    if problem and not source.startswith(MAGIC_NUMBER[:2]) and b"PK\x05\x06" not in source:
         raise UsageError(f"script {quoted(script)} does not compile: {problem}; nothing was started")
 
 

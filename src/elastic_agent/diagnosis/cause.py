@@ -174,9 +174,8 @@ def _own_frames(tail: str, most_lines: int) -> list[str]:
     last = kept[-most_lines:] if most_lines > 0 else []
     if not any(line.startswith(_FRAME) for line in last):
         return last
-    return list(
-        itertools.dropwhile(lambda line: line.startswith("    "), last)
-    )  # of a frame that was cut off
+    # Without the rest of a frame that was cut off.
+    return list(itertools.dropwhile(lambda line: line.startswith("    "), last))
 
 
 def _who(cause: RootCause) -> str:

@@ -42,15 +42,15 @@ class SharedFolders:
 
     def mark(self) -> tuple[Shared, ...]:
         """Look at each folder, then write a small file to it."""
-        shared = describe(self._paths)
+        shared = tuple(map(describe, self._paths))
         for path in self._paths:
-            with (
-                contextlib.suppress(OSError),
-                open(self._mark(path, self._me), "xb", opener=_private) as file,
-            ):
-                file.write(b"elastic-agent doctor")
-                file.flush()
-                os.fsync(file.fileno())
+            with contextlib.suppress(OSError):
+                file = os.open(
+                    self._mark(path, self._me), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+                )
+                with open(file, "wb", buffering=0) as opened:
+                    opened.write(b"elastic-agent doctor")
+                    os.fsync(file)
         return shared
 
     def look(self, size: int) -> tuple[tuple[int, ...], ...]:
@@ -69,20 +69,11 @@ class SharedFolders:
         return path / f".elastic-agent-doctor-{self._examination}-{rank}"
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def _is_there(file: Path) -> bool:
     with contextlib.suppress(OSError):
         os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))  # asks the server, not only the client's cache
         return True
     return False
-
-
-def describe(paths: Iterable[Path]) -> tuple[Shared, ...]:
-    """Return what this machine finds at the paths. Blocks: the storage may not answer."""
-    return tuple(map(_describe, paths))
 
 
 def unanswered(paths: Iterable[Path]) -> tuple[Shared, ...]:
@@ -95,7 +86,8 @@ def _shown(path: Path) -> str:
     return without_surrogates(str(path), "backslashreplace")
 
 
-def _describe(path: Path) -> Shared:
+def describe(path: Path) -> Shared:
+    """Return what this machine finds at the path. Blocks: the storage may not answer."""
     shown = _shown(path)
     try:
         if not path.is_dir():

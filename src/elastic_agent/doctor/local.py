@@ -72,7 +72,7 @@ async def examine_alone(request: Request) -> Local:
         in_time(find_gpus, CHECK_TIMEOUT_S, Gpus(problem=f"no answer within {CHECK_TIMEOUT_S:g} s")),
         find_installed(request.python),
         in_time(lambda: machine.etcd_version() if etcd_ports(settings) else "", CHECK_TIMEOUT_S, ""),
-        in_time(lambda: describe(request.paths), CHECK_TIMEOUT_S, unanswered(request.paths)),
+        in_time(lambda: tuple(map(describe, request.paths)), CHECK_TIMEOUT_S, unanswered(request.paths)),
         asyncio.gather(*(_checked(name, check) for name, check in _checks(request, slots).items())),
     )
     found = [

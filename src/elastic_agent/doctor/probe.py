@@ -53,11 +53,8 @@ class Exchange:
             timeout=timedelta(seconds=EXCHANGE_S),
         )
 
-    async def swap(self, record: R, timeout_s: float) -> dict[int, R]:
+    def swap(self, record: R, timeout_s: float) -> dict[int, R]:
         """Give the others this machine's record; return those of all machines that came in time, by rank."""
-        return await asyncio.to_thread(self._swap, record, timeout_s)
-
-    def _swap(self, record: R, timeout_s: float) -> dict[int, R]:
         folder = f"elastic-agent-doctor/{type(record).__name__}"
         self._store.set(f"{folder}/{self.rank}", msgspec.json.encode(record).decode())
         until_s, found = time.monotonic() + timeout_s, {}
@@ -77,7 +74,7 @@ async def examine(task: Task) -> Gathered:
     address = task.address or source_towards(*resolve(os.environ["MASTER_ADDR"])[0])
     place = await echo.listen(address, task.ports)
     here = Arrived(task.local, place, interface_of(address) or "", secrets.token_hex(4))
-    arrived = await exchange.swap(here, EXCHANGE_S)
+    arrived = await asyncio.to_thread(exchange.swap, here, EXCHANGE_S)
     # A folder that one machine was given has to be on all.
     paths = [
         Path(path)
@@ -93,7 +90,8 @@ async def examine(task: Task) -> Gathered:
             connect_to_all(peers),
             closed_ports(task.etcd),
         )
-        tested = await exchange.swap(Surroundings(tuple(connections), shared, closed), TEST_S + EXCHANGE_S)
+        found = Surroundings(tuple(connections), shared, closed)
+        tested = await asyncio.to_thread(exchange.swap, found, TEST_S + EXCHANGE_S)
         backends = possible_backends(exchange.size, arrived.values(), tested.values())
         seen = await in_time(lambda: folders.look(exchange.size), STORAGE_S, tuple[tuple[int, ...], ...]())
         reduced: dict[str, Reduced] = {}
@@ -102,7 +100,7 @@ async def examine(task: Task) -> Gathered:
             if reduced[backend].problem:
                 break
         limit_s = STORAGE_S + sum(2 * REDUCE_S[backend] + START_S for backend in backends)
-        ended = await exchange.swap(Ended(seen, reduced), limit_s + EXCHANGE_S)
+        ended = await asyncio.to_thread(exchange.swap, Ended(seen, reduced), limit_s + EXCHANGE_S)
     finally:
         await in_time(folders.remove_marks, STORAGE_S, None)
         echo.close()

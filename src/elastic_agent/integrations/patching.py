@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from elastic_agent.worker_variables import TRAINER_MEMORY
+
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=StrEnum)
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,8 @@ class Patches:
                     found[patch.feature] = problem
         return found
 
-    def apply(self, root: str, versions: tuple[str, str], features: frozenset[StrEnum]) -> frozenset[StrEnum]:
-        """Apply the patches of these features, and return the features that do not fit.
+    def apply(self, root: str, versions: tuple[str, str], features: frozenset[S]) -> frozenset[S]:
+        """Apply the patches of these features, and return the features that fit.
 
         Args:
             root: the framework's package.
@@ -127,26 +130,27 @@ class Patches:
             if patch.feature in {None, *features} and not {None, patch.feature} & problems.keys():
                 patch.apply(root)
         if not problems:
-            return frozenset()
+            return features
         if None in problems:
             problems = {None: problems[None]}
         why = "; ".join(f"{feature or 'all'}: {problem}" for feature, problem in problems.items())
         say_once([f"{root} {installed} differs from {tested}, so that these features are left out: {why}"])
-        return (
-            features
-            if None in problems
-            else frozenset(feature for feature in problems if feature is not None)
-        )
+        return frozenset(feature for feature in features if not {None, feature} & problems.keys())
 
 
-def wanted(variable: str, features: type[StrEnum], *, quietly: bool = False) -> frozenset[StrEnum]:
-    """Return the features that the user has not disabled, by a list of names in an environment variable."""
+def wanted(variable: str, features: type[S], *, quietly: bool = False) -> frozenset[S]:
+    """Return the features that the user has not disabled, by a list of names in an environment variable.
+
+    A feature ``memory`` needs the memory that the agent gives with --survive memory or keep.
+    """
     text = os.environ.get(variable, "")
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in {*features}]
     if unknown and not quietly:
         listed = f"{', '.join(unknown)}; expected a comma-separated list of {', '.join(features)}"
         say_once([f"{variable}={text!r}: no such feature: {listed}"])
+    if TRAINER_MEMORY not in os.environ:
+        names.append("memory")
     return frozenset(feature for feature in features if feature not in names)
 
 

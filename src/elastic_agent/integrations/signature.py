@@ -136,7 +136,8 @@ def of_data(name: str, data: Any) -> Signature:
         if len(data) > _LISTED or not all(_is_data(part) for _, part in parts):
             return {name: _name_of(type(data)), f"{name}.length": len(data)}
         parts = data.items() if isinstance(data, dict) else enumerate(data)
-        return _merged(of_data(f"{name}.{key}", part) for key, part in parts)
+        described_parts = [of_data(f"{name}.{key}", part) for key, part in parts]
+        return {fact: value for found in described_parts for fact, value in found.items()}
     if isinstance(data, DataLoader):
         chosen = _selection(f"{name}.sampler.indices", getattr(data.sampler, "indices", None))
         return {**of_values(f"{name}.batch_size", data.batch_size), **chosen, **of_data(name, data.dataset)}
@@ -196,11 +197,8 @@ def of_optimizers(optimizers: Iterable[Any]) -> Signature:
     for index, optimizer in enumerate(optimizers):
         found[f"optimizer.{index}"] = _name_of(type(optimizer))
         for number, group in enumerate(optimizer.param_groups):
-            left_out = {
-                "params",
-                "param_names",
-                *(["lr"] if "initial_lr" in group else []),
-            }  # a schedule's first rate
+            # Of a schedule, the first rate counts.
+            left_out = {"params", "param_names", *(["lr"] if "initial_lr" in group else [])}
             settings = {key: value for key, value in group.items() if key not in left_out}
             _describe(found, f"optimizer.{index}.{number}", settings, _DEPTH, objects=False)
     return found
@@ -261,9 +259,8 @@ def _describe(found: Signature, name: str, value: Any, depth: int, *, objects: b
 
 def _parts(value: Any) -> dict[str, Any] | None:
     """Return the parts of a small collection by name; None if the value is none, or has too many."""
-    if type(value).__module__.startswith(
-        "omegaconf."
-    ):  # without what its resolvers, the script's code, compute
+    if type(value).__module__.startswith("omegaconf."):
+        # Without what its resolvers, the script's code, compute.
         value = sys.modules["omegaconf"].OmegaConf.to_container(value, resolve=False)
     if isinstance(value, argparse.Namespace) or (
         dataclasses.is_dataclass(value) and not isinstance(value, type)
@@ -322,10 +319,6 @@ def _checksum(parts: Iterable[Any]) -> str:
         known = part if isinstance(part, str | bytes | int | float | None) else _name_of(type(part))
         total = zlib.crc32(repr(known).encode(errors="backslashreplace"), total)
     return f"checksum {total:08x}"
-
-
-def _merged(signatures: Iterable[Signature]) -> Signature:
-    return {name: value for signature in signatures for name, value in signature.items()}
 
 
 def _name_of(kind: type) -> str:

@@ -87,10 +87,19 @@ class Training:
         """The id that the checkpoints of this training contain."""
         return self._record["id"]
 
-    @property
-    def is_only(self) -> bool:
-        """Whether no process of the run has begun another training there: that is never continued."""
-        return not self._record["several"]
+    def id_of_copies(self, named: Any, why_not: Callable[[], str]) -> str:
+        """Return the id that copies of this training in memory have; empty if there are to be none.
+
+        Args:
+            named: the checkpoint from which the script begins it; None: none.
+            why_not: tells why there can be no copies, which is said; empty if there can be.
+        """
+        if named is not None or self._record["several"]:  # it is never continued
+            return ""
+        reason = why_not()
+        if reason:
+            say(f"no copies of the training in memory: {reason}")
+        return "" if reason else self.id
 
     def complete(self, name: str, signature: Signature) -> str:
         """Add what is known only after a checkpoint has been chosen; return how it differs from what was recorded.

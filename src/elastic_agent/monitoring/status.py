@@ -289,10 +289,12 @@ def _planned(status: RunStatus, plan: Plan, present: Sequence[NodeReport]) -> Ru
     forms, running = plan.phase is Phase.FORMING, plan.world if plan.phase is Phase.RUNNING else None
     standstill = _standstill(present, running.world_size, status.asked_s) if running is not None else None
     trains = running is not None and standstill is None  # a worker that hangs is not slow
+    # The plan that ends a run may have a number of its own, as it ended a generation that was still forming.
+    number = status.generations[-1].generation if plan.is_terminal and status.generations else plan.generation
     return replace(
         status,
         phase=plan.phase.value,
-        generation=_shown_generation(plan, status.generations),
+        generation=number,
         reason=_reason(plan, status.generations),
         waiting_for=status.waiting_for if forms else "",
         common_causes=status.common_causes if forms and plan.world is None else "",
@@ -320,11 +322,6 @@ def _reason(plan: Plan, generations: Sequence[GenerationStatus]) -> str:
     if not is_its_end or (failure.kind is FailureKind.HANG and not last.cause):
         return plan.reason
     return last.end_words if plan.phase is Phase.FORMING else end_reason(plan, last.end_words) or plan.reason
-
-
-def _shown_generation(plan: Plan, generations: Sequence[GenerationStatus]) -> int:
-    # The plan that ends a run may have a number of its own, as it ended a generation that was still forming.
-    return generations[-1].generation if plan.is_terminal and generations else plan.generation
 
 
 def _standstill(present: Sequence[NodeReport], world_size: int, asked_s: float) -> Standstill | None:
@@ -378,9 +375,7 @@ class _Nodes:
         if lease is not None and lease.revoked and not has_left:
             role, note = "lost", lease.why
         state = member.state.value if member is not None and role not in ("left", "ended") else ""
-        return self._row(
-            seat.node_id, role, state, seat.address, seat.slots, seat.first_rank if runs else None, note
-        )
+        return self._row(seat, role, state, note, rank=seat.first_rank if runs else None)
 
     def _seated_role(self, plan: Plan, seat: Seat, member: Member | None) -> str:
         if plan.is_terminal:
@@ -412,30 +407,23 @@ class _Nodes:
         else:
             is_leaving = member.state is State.LEAVING or member.incarnation in plan.leaving
             role = "leaving" if is_leaving else IN_LAST_WORLD
-        return self._row(
-            member.node_id,
-            role,
-            member.state.value if role != "ended" else "",
-            member.address,
-            member.slots,
-            None,
-            refusal.why if refusal is not None else "",
-        )
+        state = member.state.value if role != "ended" else ""
+        return self._row(member, role, state, refusal.why if refusal is not None else "")
 
     def _row(
-        self, node_id: str, role: str, state: str, address: str, slots: int, rank: int | None, note: str
+        self, node: Seat | Member, role: str, state: str, note: str, rank: int | None = None
     ) -> NodeStatus:
-        report = self.reports.get(node_id)
+        report = self.reports.get(node.node_id)
         generation = self.plan.generation if self.plan is not None else None
         present = report if report is not None and report.generation == generation else None
         workers = present.workers if present is not None else ()
         return NodeStatus(
-            node_id,
+            node.node_id,
             role,
             state,
-            address,
+            node.address,
             report.host if report is not None else "",
-            slots,
+            node.slots,
             rank,
             max((worker.step for worker in workers if worker.step is not None), default=None),
             report.written_s if report is not None else None,

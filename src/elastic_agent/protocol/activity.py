@@ -1,4 +1,4 @@
-"""What a node's workers are doing, and what changes it: every transition of the node's state machine.
+"""The activity of a node's workers, and what changes it: every transition of the node's state machine.
 
 :class:`~.node.Node` decides which event has happened and what follows from it; the activity changes only as
 :data:`TRANSITIONS` defines. The diagram in docs/internals.md is made from this table.
@@ -12,7 +12,7 @@ import enum
 
 
 class Activity(enum.StrEnum):
-    """What the node's workers are doing."""
+    """The activity of the node's workers."""
 
     IDLE = "idle"
     PREPARING = "preparing"
@@ -23,7 +23,7 @@ class Activity(enum.StrEnum):
 
 
 class Event(enum.StrEnum):
-    """What happens to a node, as far as it matters to its workers."""
+    """Something that happens to a node, as far as it matters to its workers."""
 
     FORMING = "a generation forms"
     SEATED = "sealed with a seat"
@@ -53,7 +53,7 @@ _END_THE_START = (
     Event.LEASE_LOST,
     Event.FAILED,
 )
-"""What ends workers that are being started, or run."""
+"""The events that end workers that are being started, or run."""
 
 TRANSITIONS: dict[tuple[Activity, Event], Activity] = {
     (Activity.IDLE, Event.FORMING): Activity.IDLE,
@@ -86,4 +86,4 @@ WITH_PARKED: dict[tuple[Activity, Event], Activity] = {
     for activity in (Activity.IDLE, Activity.PREPARING)
     for event in (Event.RUN_STOPPED, Event.LEAVE, Event.LEASE_LOST)
 }
-"""What differs while workers are parked, or warm up."""
+"""The transitions that differ while workers are parked, or warm up."""

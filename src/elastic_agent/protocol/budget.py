@@ -25,7 +25,7 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 
 WRITES_PER_WINDOW = 10
-"""How often in a window the progress is written into the plan while failures are to be forgiven."""
+"""The number of times in a window that the progress is written into the plan while failures are to be forgiven."""
 
 WRITTEN_EVERY_S = 1.0
 """Nor more often than this, however short the window."""

@@ -20,7 +20,7 @@ UNSTABLE = 2
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do next, and why.
+    """The next step, and why.
 
     ``plan`` follows the current plan's version by one, or is None when nothing changes. ``revoke``
     are incarnations whose leases are to be revoked, with the reason (each may fail: a renewal won the race).
@@ -64,7 +64,7 @@ class PhaseClock:
     world_runs_since_s: float | None = None
     """Since when the workers of all nodes were seen to run."""
     progress_before_s: float = 0.0
-    """What the plan's budget knew of the run's progress then."""
+    """The run's progress as the plan's budget knew it then."""
 
     @classmethod
     def of(cls, plan: Plan, before: PhaseClock, now_s: float, *, new_phase: bool) -> PhaseClock:
@@ -109,7 +109,7 @@ class ClusterView:
     by_node: dict[str, Sighting] = field(default_factory=dict)
     """For each node its current incarnation: alive, not refused, the newest proven one."""
     losses: dict[str, int] = field(default_factory=dict)
-    """How often in a row each node was lost without progress, participants being cleared included."""
+    """The times in a row that each node was lost without progress, participants being cleared included."""
 
     @classmethod
     def of(cls, plan: Plan, ledger: LeaseLedger, clock: PhaseClock, now_s: float) -> ClusterView:
@@ -124,7 +124,7 @@ class ClusterView:
 
     @property
     def notice_left_s(self) -> float:
-        """How long workers still have that were given a notice."""
+        """Return the time that workers still have that were given a notice."""
         return max(0.0, self.clock.notice_ends_s - self.now_s)
 
     @property

@@ -35,7 +35,7 @@ class ForeignVersionError(RecordError):
 
 
 class _Header(msgspec.Struct):
-    """What the records of all versions begin with."""
+    """The fields with which the records of all versions begin."""
 
     version: int | None = None
     """Of a member record."""

@@ -35,13 +35,13 @@ from .running import decide_running, whole_world_runs
 FINISHED_BEFORE = "the run has already finished and is not repeated under the same id"
 
 MAX_REFUSED = 256
-"""How many refusals a plan holds at most: every node reads them."""
+"""The most refusals that a plan holds: every node reads them."""
 
 FORGET_AT_ONCE = 16
-"""How many records are removed before the coordinator reads what is new: each takes a round trip to the store."""
+"""The most records that are removed before the coordinator reads what is new: each takes a round trip to the store."""
 
 ACK_PATIENCE_LEASES = 2.0
-"""How many lease times the outcome is kept for live members that do not acknowledge it."""
+"""The number of lease times for which the outcome is kept for live members that do not acknowledge it."""
 
 
 class Coordinator:
@@ -104,7 +104,7 @@ class Coordinator:
 
     @property
     def has_live_members(self) -> bool:
-        """Whether a member is alive and has not left."""
+        """Return whether a member is alive and has not left."""
         return any(
             node.alive and node.member.state is not State.LEFT for node in self.ledger.sightings.values()
         )

@@ -18,10 +18,10 @@ from .leases import FAR_S, Sighting
 from .records import LONGEST_TEXT, Failure, FailureKind, Growth, Member, Phase, Plan, Seat, State, World
 
 STOP_SLACK_S = 5.0
-"""How much longer than announced a node may take to stop its workers before it is revoked."""
+"""The time beyond what it announced that a node may take to stop its workers before it is revoked."""
 
 MAX_REMEMBERED_NODES = 4096
-"""How many nodes that once had a seat keep their position in the order."""
+"""The number of nodes that once had a seat and keep their position in the order."""
 
 _DIGITS = re.compile(r"(\d+)")
 

@@ -34,7 +34,7 @@ RENEWALS_THAT_PROVE_LIFE = 3
 """A dead agent's last renewal may be noticed late, and one more may have been under way when it died."""
 
 PAUSE_COMPENSATION_LEASES = 1 / 3
-"""How much of its time a lease has left at least, after the coordinator itself was paused."""
+"""The part of its time that a lease has left at least, after the coordinator itself was paused."""
 
 MAX_PAUSE_COMPENSATIONS = 3
 """So often since its last renewal: a coordinator that is always late must revoke the leases of dead agents, too."""
@@ -84,7 +84,7 @@ class Sighting:
     renewals_s: tuple[float, ...] = ()
     """When its last few renewals were noticed."""
     pause_compensations: int = 0
-    """How often its end was postponed since its last renewal."""
+    """The number of times that its end was postponed since its last renewal."""
 
     def seen_alive_since(self, moment_s: float) -> bool:
         """Return whether it has certainly renewed after this moment."""
@@ -92,7 +92,7 @@ class Sighting:
 
     @property
     def alive(self) -> bool:
-        """Whether its lease still counts (it may be overdue; only a revocation ends it)."""
+        """Return whether its lease still counts (it may be overdue; only a revocation ends it)."""
         return not self.lease.revoked
 
     @property

@@ -26,7 +26,7 @@ from .records import Failure, FailureKind, Notice, Phase, Plan, State, StopReque
 
 
 class Outcome(enum.StrEnum):
-    """How a node's part in the run ended."""
+    """The way in which a node's part in the run ended."""
 
     FINISHED = "finished"
     FAILED = "failed"
@@ -43,7 +43,7 @@ class Outcome(enum.StrEnum):
 
 
 class Grace(enum.StrEnum):
-    """How much time workers get between SIGTERM and SIGKILL."""
+    """The time that workers get between SIGTERM and SIGKILL."""
 
     RESTART = "restart"
     DRAIN = "drain"
@@ -168,7 +168,7 @@ class Node:
         """Serial of the newest notice that the present workers were given."""
         self._handles_notices = False
         self._interrupted: Failure | None = None
-        """How a signal ended workers of the present generation."""
+        """The end by a signal of workers of the present generation."""
         self.has_participated = False
         """This node has seen the run in progress, under any incarnation."""
         self._lease_lost: str | None = None
@@ -178,7 +178,7 @@ class Node:
 
     @property
     def activity(self) -> Activity:
-        """What its workers are doing."""
+        """Return what its workers are doing."""
         return self._activity
 
     def _on(self, event: Event, generation: int | None = None) -> bool:
@@ -257,12 +257,12 @@ class Node:
 
     @property
     def _wants_next_life(self) -> bool:
-        """Whether the run was stopped before this node joined, and not on this node's request."""
+        """Return whether the run was stopped before this node joined, and not on this node's request."""
         return not self.has_participated and not self._requests_end
 
     @property
     def is_lingering(self) -> bool:
-        """Whether the run is stopped and this node stays only until no worker of any node is left."""
+        """Return whether the run is stopped and this node stays only until no worker of any node is left."""
         stopped = self.plan is not None and self.plan.phase is Phase.STOPPED and not self._wants_next_life
         idle = self.activity in (Activity.IDLE, Activity.STOPPING) and self._ending is None
         return stopped and idle
@@ -520,7 +520,7 @@ class Node:
 
     @property
     def _concerns_others(self) -> bool:
-        """Whether the coordinator is to know before this node leaves: for its workers' peers, or the run's end."""
+        """Return whether the coordinator has to know of it before this node leaves: for its peers, or the run's end."""
         works = self.activity in (Activity.STARTING, Activity.RUNNING) or self.announced.state is State.SAVED
         return works or (self.plan is not None and not self.plan.is_terminal)
 

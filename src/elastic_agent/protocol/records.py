@@ -47,7 +47,7 @@ Signature = Annotated[str, Meta(max_length=64, pattern=r"\A[0-9a-f]*\Z")]
 
 
 class Record(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is written into the store: immutable, without defaults, and without room for unknown fields."""
+    """A record that is written into the store: immutable, without defaults, and without room for unknown fields."""
 
 
 class State(enum.StrEnum):
@@ -98,7 +98,7 @@ class Phase(enum.StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the run is over."""
+        """Return whether the run is over."""
         return self in (Phase.FINISHED, Phase.FAILED, Phase.STOPPED)
 
 
@@ -149,7 +149,7 @@ class Failure(Record, frozen=True):
     is_certain: bool = True
     """For a hang: the worker that it is attributed to is known to be the cause."""
     detail: Text = ""
-    """What follows the summary where there is room: for a hang, the worker that the others wait for."""
+    """The text that follows the summary where there is room: for a hang, the worker that the others wait for."""
 
     @property
     def words(self) -> str:
@@ -174,7 +174,7 @@ class StopRequest(Record, frozen=True):
     """Grows with every request of this incarnation."""
     cause: Cause
     left_s: Seconds
-    """How long workers have until they are stopped."""
+    """The time that workers have until they are stopped."""
     words: Text
     """The origin of the request, in words."""
     leaver: Name | None = None
@@ -190,21 +190,21 @@ class Notice(Record, frozen=True):
     """The version of the plan that it came with."""
     cause: Cause
     left_s: Seconds
-    """How long workers had when it was published."""
+    """The time that workers had when it was published."""
     words: Text
     ends: bool = False
     """The run ends when all workers have exited; otherwise the next generation is formed."""
 
 
 class Job(Record, frozen=True):
-    """What a run was started for. With the run's id, it distinguishes a run from an earlier one of the same id."""
+    """The job that a run was started for. With the run's id, it tells a run from an earlier one of the same id."""
 
     commands: Annotated[tuple[Text, ...], Meta(max_length=MOST_NODES)] = ()
     """Digests of the script and its arguments: a node has one, a world those of its nodes; empty if unknown."""
     scheduled: Text = ""
     """Id of the job in the scheduler; empty outside of one."""
     requeues: Count = 0
-    """How often the scheduler started that job again before."""
+    """The number of times that the scheduler started that job again before."""
 
     def including(self, others: Iterable[Job]) -> Job:
         """Return this job with the commands of these, too. Arguments may differ between nodes."""
@@ -251,9 +251,9 @@ class Policy(Record, frozen=True):
     start_timeout_s: Seconds = 30.0
     grow: Growth = Growth.AFTER
     notice_s: Seconds = 60.0
-    """How long workers have to save before a growing world is replaced by the next one."""
+    """The time that workers have to save before a growing world is replaced by the next one."""
     node_counts: Annotated[tuple[Nodes, ...], Meta(max_length=1024)] = ()
-    """How many nodes a world may have: multiples of the one number given, or one of several. Empty: any number."""
+    """The sizes that a world may have: multiples of the one number of nodes given, or one of several. Empty: any."""
     finishes_once: bool = False
     """A run that has finished is not started again under its name with the same command."""
     restart_window_s: Seconds = 3600.0
@@ -347,14 +347,14 @@ class World(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Budget(Record, frozen=True):
-    """What is known of the charged failures of a run, besides their number (see :mod:`.budget`)."""
+    """The facts known of the charged failures of a run, besides their number (see :mod:`.budget`)."""
 
     forgiven: Count = 0
-    """How many of them do not count against the budget any more."""
+    """The number of them that do not count against the budget any more."""
     progress_s: Annotated[float, Meta(ge=0, le=1e17)] = 0.0
-    """How long training has made progress, as far as that may still forgive failures."""
+    """The time for which training has made progress, as far as that may still forgive failures."""
     in_a_row: Count = 0
-    """How many came in a row since training last made progress."""
+    """The number of them that came in a row since training last made progress."""
     signature: Signature = ""
     """Of the last one, if it came before any progress and ended the generation before the newest one."""
 
@@ -373,9 +373,9 @@ class Member(Record, frozen=True):
     bootstrap: Address | None = None
     """The store offered for the generation this node is ready for."""
     failure: Failure | None = None
-    """What failed here; of a node that is ready: why it offers no store."""
+    """The failure on this node; of a node that is ready: why it offers no store."""
     stop_s: Seconds = 0.0
-    """How long stopping the workers may take at most, as announced."""
+    """The longest time that stopping the workers may take, as announced."""
     replaces: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     """Earlier incarnations of this node whose workers are proven gone."""
     preferred_rank: Count | None = None
@@ -392,7 +392,7 @@ class Member(Record, frozen=True):
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the node will not return."""
+        """Return whether the node will not return."""
         return self.state in (State.LEAVING, State.LEFT)
 
     @property
@@ -468,9 +468,9 @@ class Plan(Record, frozen=True):
     joining: tuple[Name, ...] = ()
     """Forming: the nodes to let in which the previous generation was ended."""
     losses: dict[Name, Count] = {}
-    """How often in a row each node was lost or started late without progress, or was let in and then did not come."""
+    """The times in a row that each node was lost or started late without progress, or was let in and did not come."""
     start_failures: dict[Name, Count] = {}
-    """How often in a row each node failed before user code ran."""
+    """The times in a row that each node failed before user code ran."""
     avoid_bootstrap: tuple[Name, ...] = ()
     """Nodes whose bootstrap store could not be reached from everywhere."""
     notice: Notice | None = None
@@ -488,7 +488,7 @@ class Plan(Record, frozen=True):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the run is over."""
+        """Return whether the run is over."""
         return self.phase.is_terminal
 
     @property
@@ -520,7 +520,7 @@ class Plan(Record, frozen=True):
 
     @property
     def outcome(self) -> Phase | None:
-        """How the run ended, if it has."""
+        """Return how the run ended, if it has."""
         return self.phase if self.is_terminal else None
 
     @property
@@ -536,7 +536,7 @@ class Plan(Record, frozen=True):
 
 
 class Waiting(Struct, frozen=True, omit_defaults=True):
-    """What the coordinator waits for, as it tells the nodes."""
+    """The condition that the coordinator waits for, as it tells the nodes."""
 
     reason: str = ""
     """In words; empty: nothing is known."""

@@ -13,7 +13,7 @@ from .notices import announce_growth, decide_under_notice
 from .records import Failure, FailureKind, Growth, Phase, Seat, State, World
 
 EXPLAIN_S = 15.0
-"""How long an agent may take to publish what a signal that ended its workers means: it may query a scheduler."""
+"""The time that an agent may take to publish what a signal that ended its workers means: it may query a scheduler."""
 
 
 class SeatedNode:
@@ -46,12 +46,12 @@ class SeatedNode:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a signal that makes its agent stop has ended workers of it."""
+        """Return whether a signal that makes its agent stop has ended workers of it."""
         return self.failure is not None and self.failure.kind is FailureKind.INTERRUPTED
 
     @property
     def could_not_start(self) -> bool:
-        """Whether it failed before user code ran, or has not started in time."""
+        """Return whether it failed before user code ran, or has not started in time."""
         before = (FailureKind.START, FailureKind.BOOTSTRAP)
         failed = self.state is State.FAILED and self.failure is not None and self.failure.kind in before
         return failed or self.is_late

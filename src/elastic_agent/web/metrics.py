@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from elastic_agent.monitoring.status import UNKNOWN, NodeStatus, RunStatus
+from elastic_agent.monitoring.status import IN_WORLD, UNKNOWN, NodeStatus, RunStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -73,7 +74,8 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
     yield _Gauge("phase", "Phase of the run: 1 for the present one, else 0.", ("phase",), phases)
     yield _single("generation", "Number of the present generation.", status.generation)
     yield _single("world_size", "Workers of the present generation; 0 while none runs.", status.world_size)
-    yield _Gauge("nodes", "Nodes of the run by their role.", ("role",), _count_roles(status))
+    roles: _Values = {(IN_WORLD,): 0.0, **Counter((node.role,) for node in status.nodes)}
+    yield _Gauge("nodes", "Nodes of the run by their role.", ("role",), roles)
     yield _single("restarts", "Restarts that count against the budget.", status.restarts)
     yield _single("restarts_limit", "The restart budget.", status.max_restarts)
     if status.since_s is not None:
@@ -97,13 +99,6 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
     }
     text = "Part of the last minutes in which the worker waited in collectives; stragglers wait least."
     yield _Gauge("collective_wait_ratio", text, ("node", "slot"), waits)
-
-
-def _count_roles(status: RunStatus) -> _Values:
-    counts: _Values = {("in the world",): 0.0}
-    for node in status.nodes:
-        counts[node.role,] = counts.get((node.role,), 0.0) + 1
-    return counts
 
 
 def _single(name: str, text: str, value: float) -> _Gauge:

@@ -124,7 +124,7 @@ class StatusServer:
             except OSError:  # the client has gone, or this process has no descriptor left for it
                 await asyncio.sleep(FRESH_S)
                 continue
-            if len(self._clients) >= MOST_CLIENTS or not self._is_welcome(client):
+            if len(self._clients) >= MOST_CLIENTS or (self._is_for_this_user and not _is_this_user(client)):
                 client.close()
                 continue
             serving = loop.create_task(self._attend(client))
@@ -169,13 +169,6 @@ class StatusServer:
             if writer is not None:  # else asyncio has closed the connection
                 writer.transport.abort()
 
-    def _is_welcome(self, client: socket.socket) -> bool:
-        """Return whether to serve this client, of which nothing has been read yet."""
-        return not self._is_for_this_user or _is_this_user(client)
-
-    def _may_see_output(self, client: socket.socket) -> bool:
-        return self._tls is not None or (self._is_local and _is_this_user(client))
-
     async def _answer(self, head: str, client: socket.socket) -> bytes:
         request, *lines = head.split("\r\n")
         method, _, rest = request.partition(" ")
@@ -189,7 +182,7 @@ class StatusServer:
         elif self._is_local and not _means_this_machine(headers.get("host", "")):
             code, kind = HTTPStatus.FORBIDDEN, TEXT
             body = b"this page is served to clients on this machine only\n"
-        elif target.path == "/output" and not self._may_see_output(client):
+        elif target.path == "/output" and not (self._tls or (self._is_local and _is_this_user(client))):
             code, kind = HTTPStatus.FORBIDDEN, TEXT
             body = b"output is for the agent's user and root, on this machine (ssh -L) or with the run's secret\n"
         else:

@@ -123,6 +123,7 @@ class WorkerContext:
         """The ends of workers as far as they are known, by local rank, in the order in which they ended."""
         logs = logs_specs.reify(self._envs)
         self.stdouts, self.stderrs = logs.stdouts, logs.stderrs
+        """The files of the workers' streams, by local rank; empty: the agent's own stream."""
         self.kept: Mapping[int, str] = getattr(logs, "kept", {})  # not in torch's
         """By local rank, the file in which output to the console is kept."""
         self._kept_bytes = kept_bytes
@@ -149,10 +150,6 @@ class WorkerContext:
                 self._filtered.append(open(path, "w", errors="replace", buffering=1))  # noqa: SIM115
                 tees.append(Tee(files, self._filtered[-1], header, _contains_one_of(filters)))
         return tees
-
-    def shows_stderr(self, slot: int) -> bool:
-        """Return whether this worker writes to the agent's own standard error."""
-        return not self.stderrs[slot]
 
     def output_file(self, slot: int) -> str | None:
         """Return the file in which the worker's output is; empty: that of the agent. None: it wrote nothing.

@@ -20,11 +20,12 @@ _ERROR_FILE_BYTES = 1024 * 1024
 _ROOM_BYTES = 16 * 1024
 """The error and the end of the output of a worker."""
 _LONGEST_ERROR = 500
+_AT_ONCE = os.O_NONBLOCK | os.O_NOCTTY
 
 
 @dataclass(frozen=True)
 class WorkerEnd(Exited):
-    """How a worker ended, as far as it is known: both the failure that nodes exchange and the report follow from it."""
+    """A worker's end, as far as it is known: both the failure that nodes exchange and the report follow from it."""
 
     note: Note | None = None
     """The worker's note on the end of its script."""
@@ -76,7 +77,7 @@ class WorkerEnd(Exited):
 def _read(path: str, most_bytes: int, *, end: bool = False) -> str:
     """Return the beginning of a file, or its end; empty for anything but a file, such as a pipe without a writer."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE)) as file:
             known = os.fstat(file.fileno())
             if not stat.S_ISREG(known.st_mode):
                 return ""
@@ -84,10 +85,6 @@ def _read(path: str, most_bytes: int, *, end: bool = False) -> str:
             return file.read(most_bytes).decode(errors="replace")
     except OSError:
         return ""
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _no_room_in(folder: str) -> str:

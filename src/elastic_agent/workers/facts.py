@@ -90,7 +90,7 @@ def worker_facts(before: Baseline) -> dict[str, str]:
     Takes about a second at most, for the working directory may be on a file server that does not answer.
     """
     facts: dict[str, str] = {}
-    memory: dict[str, Look] = {"oom_kills": partial(_kills_since, before), "memory_limit": _memory_limit_text}
+    memory: dict[str, Look] = {"oom_kills": partial(_kills_since, before), "memory_limit": _memory_limit}
     gather({**memory, "memory_available": _available_memory, **_LIMITS}, facts)
     folder, python = before.started.folder, before.started.python
     how: dict[str, Look] = {
@@ -176,20 +176,15 @@ def _kills_since(before: Baseline) -> str:
     return str(max(0, after - before.oom_kills)) if after is not None and before.oom_kills is not None else ""
 
 
-def _memory_limit_text() -> str:
-    limit = _memory_limit()
-    return size_text(limit) if limit is not None else ""
-
-
-def _memory_limit() -> int | None:
-    """Return the smallest limit of this process's cgroup and those that contain it; None without one."""
+def _memory_limit() -> str:
+    """Return the smallest limit of this process's cgroup and those that contain it; empty without one."""
     limits = []
     for folder in _memory_cgroups():
         while len(folder) >= len(_CGROUP_ROOT):
             limits += _limits_in(folder)
             folder = os.path.dirname(folder)
     limit = min(limits, default=_NO_LIMIT)
-    return limit if limit < _NO_LIMIT else None
+    return size_text(limit) if limit < _NO_LIMIT else ""
 
 
 def _limits_in(folder: str) -> list[int]:

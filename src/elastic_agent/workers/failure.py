@@ -176,7 +176,9 @@ def describe(
     same = _fixed_signature(returncode, recognised, message, line)
     if same is None:
         is_lasting = bool(recognised and recognised.error and recognised.error.is_lasting)
-        same = signature(_own_code(returncode, trace), message or last_line, tail or stderr, is_lasting)
+        # The code with which the worker would have exited if it had not been aborted.
+        own_code = 1 if trace is not None and returncode == -signal.SIGABRT else returncode
+        same = signature(own_code, message or last_line, tail or stderr, is_lasting)
     return WorkerFailure(
         slot=slot,
         returncode=returncode,
@@ -194,16 +196,12 @@ def describe(
 
 def _fixed_signature(returncode: int, recognised: Recognised | None, message: str, line: str) -> str | None:
     """Return the signature of an error that is the same where its traceback or message differs; None: of others."""
-    if _is_mismatch(returncode, recognised):
+    if returncode == -signal.SIGABRT and recognised is not None and recognised.name == _MISMATCH:
+        # gloo aborted the worker because others passed tensors of another size.
         return signature_at(message, line)
     if recognised is not None and recognised.reason is not None and recognised.reason.is_lasting:
         return signature_at(recognised.reason.name, line)
     return None
-
-
-def _is_mismatch(returncode: int, recognised: Recognised | None) -> bool:
-    """Return whether gloo aborted the worker because others passed tensors of another size."""
-    return returncode == -signal.SIGABRT and recognised is not None and recognised.name == _MISMATCH
 
 
 def _no_space(no_room: str) -> str:
@@ -226,11 +224,6 @@ def _final_traceback(returncode: int, stderr: str) -> Traceback | None:
         return trace if trace is not None and trace.error.startswith("KeyboardInterrupt") else None
     end = stderr.rstrip().removesuffix(_ABORTED_AFTER_EXCEPTION).rstrip()
     return trace if trace is not None and end.endswith(trace.error) else None
-
-
-def _own_code(returncode: int, trace: Traceback | None) -> int:
-    """Return the code with which the worker would have exited if it had not been aborted."""
-    return 1 if trace is not None and returncode == -signal.SIGABRT else returncode
 
 
 def _from_error_file(content: str) -> tuple[str, str]:

@@ -67,7 +67,7 @@ class _Answer(Place, frozen=True):
     is_last: bool = False
     """An exception ends the worker's script."""
     parking: Annotated[str, Meta(max_length=64)] = ""
-    """What it says about parking; empty: nothing."""
+    """The word that it says about parking; empty: nothing."""
 
 
 _DECODER = msgspec.json.Decoder(_Answer)
@@ -129,7 +129,7 @@ class Collectives:
         self._workers: dict[int, WorkerCollectives] = {}
         self._is_ending = False
         self.parking = Parking(self._send_to)
-        """What they say about parking."""
+        """The words that they say about parking."""
 
     def open(self) -> None:
         """Listen. Without a socket, which is logged, nothing is known of the workers' collectives."""

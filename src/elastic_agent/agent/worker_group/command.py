@@ -105,7 +105,7 @@ class RunFacts:
     state_memory: Sequence[str] = ()
     """For each slot, where its worker may keep its state; empty: nowhere."""
     parking: str = ""
-    """What workers of :mod:`elastic_agent.survive` do: ``keep`` or ``apart`` (see
+    """The part of workers of :mod:`elastic_agent.survive`: ``keep`` or ``apart`` (see
     :data:`~elastic_agent.worker_variables.PARKING`); empty: they are started again."""
 
 

@@ -90,7 +90,7 @@ def read_ends(
         worker_report(context.with_files(end), stopped_s, context.output_file(end.slot)) for end in ends
     )
     found = context.machine_facts() if any(map(_is_failure, reports)) else {}
-    shown = frozenset(report.slot for report in reports if context.shows_stderr(report.slot))
+    shown = frozenset(report.slot for report in reports if not context.stderrs[report.slot])
     return events.GenerationEnded(context.generation, reports, found, shown)
 
 

@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from .generation import Generation
 
 PARK_S = 1.0
-"""How long workers may take to park."""
+"""The time that workers may take to park."""
 
 GO_ON_S = 5.0
-"""How long a worker may take to say that it goes on."""
+"""The time that a worker may take to say that it goes on."""
 
 CAN_PARK, HAS_PARKED, GOES_ON = "can park", "has parked", "goes on"
-"""What workers say; anything else means that they cannot park any more."""
+"""The words that workers say; anything else means that they cannot park any more."""
 
 PARK, RAISE = b"park", b"raise"
-"""What they are told: to leave their world; that there is no next one, so that the error with which they left it is
+"""The words to them: to leave their world; that there is no next one, so that the error with which they left it is
 raised; or, as JSON, what differs in the world in which they go on."""
 
 
 class Parking:
-    """What the workers of the present generation have said about parking."""
+    """The words that the workers of the present generation have said about parking."""
 
     def __init__(self, send: Callable[[bytes, bytes], bool]) -> None:
         """``send``: sends a message to the worker at this address, and returns whether that was possible."""

@@ -59,7 +59,7 @@ class CommandLine:
 
 
 def parse_command_line(
-    argv: Sequence[str], *, switches: Iterable[str] = (), values: Iterable[str] = ()
+    argv: Sequence[str], *, switches: Iterable[str] = (), values: Iterable[str] = (), page: str = ""
 ) -> CommandLine:
     """Read a command line without the program's name.
 
@@ -67,6 +67,7 @@ def parse_command_line(
         argv: the words.
         switches: options without a value that only this command has.
         values: options with a value that only this command has.
+        page: the page of this command; empty: the general one.
 
     Raises:
         UsageError: an unknown or ambiguous option, or one without its value.
@@ -81,9 +82,9 @@ def parse_command_line(
         parser.add_argument(switch, dest=switch, action="store_true")
     for option in values:
         parser.add_argument(option, dest=option)
-    parser.add_argument(HELP, action=_Raise, nargs=0, error=HelpRequested)
-    parser.add_argument("-h", action=_Raise, nargs=0, error=ShortHelpRequested)
-    parser.add_argument(VERSION, action=_Raise, nargs=0, error=VersionRequested)
+    parser.add_argument(HELP, action=_Raise, nargs=0, error=HelpRequested(page))
+    parser.add_argument("-h", action=_Raise, nargs=0, error=ShortHelpRequested(page))
+    parser.add_argument(VERSION, action=_Raise, nargs=0, error=VersionRequested())
     parser.add_argument("training_script").required = False
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER).required = False
     try:
@@ -105,7 +106,7 @@ def parse_command_line(
 class _Raise(argparse.Action):
     """Ends the parsing at once, as argparse's own help does."""
 
-    def __init__(self, *args: Any, error: type[Exception], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, error: Exception, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._error = error
 

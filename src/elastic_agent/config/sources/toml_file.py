@@ -64,10 +64,7 @@ def _load(path: Path, source: Source) -> dict[str, Any]:
         raise UsageError(
             f"{source}: cannot read {quoted(path)}: {error.strerror}; expected a TOML file"
         ) from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # also UnicodeDecodeError, and numbers of thousands of digits
+    except (ValueError, RecursionError) as error:  # bad UTF-8 and numbers of thousands of digits, too
         problem = " ".join(str(error).split())
         raise UsageError(f"{path}: not valid TOML: {problem}") from None
 

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import traceback
+from itertools import takewhile
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -40,6 +41,7 @@ _Place = tuple[FrameType, int]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _STARTS_WORKERS = (os.path.join(_PACKAGE, "workers", ""), os.path.join(_PACKAGE, "__main__.py"))
+"""The files of the frames in which a process forked from the spawner runs the script."""
 
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/elastic_agent/")
@@ -50,11 +52,6 @@ _WAITS = (
     "torch/distributed/c10d_logger.py",
     "torch/distributed/rendezvous.py",
 )
-
-
-def _starts_workers(frame: FrameType) -> bool:
-    """Return whether it is one of the frames in which a process forked from the spawner runs the script."""
-    return frame.f_code.co_filename.startswith(_STARTS_WORKERS)
 
 
 class Answers:
@@ -134,7 +131,11 @@ class Answers:
                 if question == STACKS:
                     self._socket.send(json.dumps({**self._hello, "stacks": _stacks()}).encode())
                     continue
-                self._socket.send(self._encoded(self._details() if question == DETAILS else self._summary()))
+                self._socket.send(
+                    self._encoded(
+                        self._details() if question == DETAILS else {"groups": self._recorders.summary()}
+                    )
+                )
             except OSError:  # the agent is gone, and this worker soon
                 return
             except Exception:  # never the script's problem
@@ -147,9 +148,6 @@ class Answers:
         # A worker of very many groups: those that wait are worth most.
         groups = [group for group in answer["groups"] if group["enqueued"] > group["completed"]]
         return json.dumps({**self._hello, **answer, "groups": groups[:MOST_GROUPS]}).encode()
-
-    def _summary(self) -> dict[str, Any]:
-        return {"groups": self._recorders.summary()}
 
     def _details(self) -> dict[str, Any]:
         main = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -166,8 +164,9 @@ class Answers:
 
     def _place(self, frames: list[_Place]) -> dict[str, str]:
         """Describe where the main thread is; ``frames``: the innermost first."""
-        started_by = next((at for at, (frame, _) in enumerate(frames) if _starts_workers(frame)), len(frames))
-        frames = frames[:started_by]
+        frames = list(
+            takewhile(lambda place: not place[0].f_code.co_filename.startswith(_STARTS_WORKERS), frames)
+        )
         lines = [f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in frames]
         places = ((frame.f_code.co_filename, line) for frame, line in frames)
         own = next((place for place in places if _is_script(place[0])), None)

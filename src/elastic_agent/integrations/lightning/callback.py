@@ -156,17 +156,14 @@ class TrainerHooks:
             complete: no gradients are being accumulated.
             last: the training or the epoch ends; what is done then would be missing in a copy.
         """
-        self._leave_on_notice(trainer, "step", complete=complete)
+        self.leave_on_notice(trainer, "step", complete=complete)
         if complete and not last and self._copies is not None and self._copies.is_due(trainer.global_step):
             self._at, self._random = "step", random_states()  # which all ranks have to come to
             self._copies.make(trainer.global_step, lambda: private_names.checkpoint_of(trainer))
             self._at, self._random = None, None
 
-    def after_epoch(self, trainer: Any) -> None:
-        """Leave on a notice after an epoch."""
-        self._leave_on_notice(trainer, "epoch", complete=True)
-
-    def _leave_on_notice(self, trainer: Any, at: str, *, complete: bool) -> None:
+    def leave_on_notice(self, trainer: Any, at: str, *, complete: bool = True) -> None:
+        """Leave on a notice, after a "step" or an "epoch" that is ``complete``."""
         notice = self._agreement.notice() if self._agreement is not None else None
         if notice is None or not complete:
             return
@@ -211,7 +208,8 @@ class TrainerHooks:
                 earlier = self._training.earlier
                 for sentence in damaged(earlier):
                     say(sentence)
-            copies_of = self._begin_copies(trainer, self._training, named)
+            if Feature.MEMORY in self._features:
+                copies_of = self._training.id_of_copies(named, lambda: self._why_no_copies(trainer))
         # Rank 0's record, as the others may have begun to read it when it has been changed.
         recorded: Checkpoints
         recorded, copies_of = from_rank_0((earlier, copies_of))
@@ -233,18 +231,10 @@ class TrainerHooks:
         self._continues = found is not None
         return found
 
-    def _begin_copies(self, trainer: Any, training: Training, named: Any) -> str | None:
-        """Return the id of the training if there are to be copies of it, else ""; None: the user has asked for none."""
-        if Feature.MEMORY not in self._features:
-            return None
-        if named is not None or not training.is_only:
-            return ""
-        why_not = "" if Feature.NOTICES in self._features else "they need the feature notices"
+    def _why_no_copies(self, trainer: Any) -> str:
         if not private_names.is_replicated(trainer):
-            why_not = f"{type(trainer.strategy).__name__} may divide the state among the workers"
-        if why_not:
-            say(f"no copies of the training in memory: {why_not}")
-        return "" if why_not else training.id
+            return f"{type(trainer.strategy).__name__} may divide the state among the workers"
+        return "" if Feature.NOTICES in self._features else "they need the feature notices"
 
     def is_of_this_training(self, trainer: Any, path: str, checkpoint: dict[str, Any]) -> bool:
         """Return whether a checkpoint's content is of this training: other trainings may overwrite the file."""
@@ -280,7 +270,8 @@ def _explain_choice(named: Any, on_all: list[str], readable_by_some: list[str]) 
 
 def _forget_folder(training: Training, path: str) -> None:
     # A mixture of old and new files can have the same size. A single file is good until it is replaced.
-    if _is_folder(path):
+    fs, inside = filesystem_of(path)
+    if fs.isdir(inside):
         training.forget(path)
 
 
@@ -352,12 +343,6 @@ def damaged(checkpoints: Checkpoints) -> list[str]:
         for path, recorded, size in found
         if size not in (None, recorded)
     ]
-
-
-def _is_folder(path: str) -> bool:
-    """Return whether a checkpoint is a folder: a mixture of old and new files can have the same size."""
-    fs, inside = filesystem_of(path)
-    return bool(fs.isdir(inside))
 
 
 def remove_others(folder: str, newest: str) -> None:

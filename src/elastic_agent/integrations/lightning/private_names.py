@@ -16,7 +16,7 @@ from typing import Any
 from elastic_agent.integrations import signature
 from elastic_agent.integrations.patching import Patches, wanted
 from elastic_agent.integrations.signature import Signature
-from elastic_agent.worker_variables import LIGHTNING_DISABLE, TRAINER_MEMORY
+from elastic_agent.worker_variables import LIGHTNING_DISABLE
 
 TESTED = "2.6.6"
 """The version of Lightning that the tests run with."""
@@ -121,9 +121,8 @@ def _devices_of_this_node(connector: Any) -> list[Any]:
     if len(devices) >= workers:
         return devices[:workers]
     accelerator = type(connector.accelerator)
-    if (
-        devices and getattr(devices[0], "type", "") != "cpu"
-    ):  # --virtual-local-rank shows each worker one device
+    if devices and getattr(devices[0], "type", "") != "cpu":
+        # With --virtual-local-rank, each worker sees one device.
         workers = max(int(os.environ["LOCAL_RANK"]) + 1, min(workers, accelerator.auto_device_count()))
     found: list[Any] = accelerator.get_parallel_devices(accelerator.parse_devices(workers))
     return found
@@ -183,7 +182,7 @@ def _leave_after_epoch(original: Any, loop: Any) -> None:
     original(loop)
     hooks = hooks_of(loop.trainer)
     if hooks is not None:
-        hooks.after_epoch(loop.trainer)
+        hooks.leave_on_notice(loop.trainer, "epoch")
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
@@ -344,21 +343,19 @@ for _patches, _needed in ((FABRIC, _FABRIC_NEEDED), (PYTORCH, _PYTORCH_NEEDED)):
 
 # -- all of it -----------------------------------------------------------------------------------
 
-_adapted: set[str] = set()
-_unfit: set[Any] = set()
+_fitting: dict[str, frozenset[Feature]] = {}
+"""The features that fit each of the packages that have been adapted."""
 
 
 def adapt() -> frozenset[Feature]:
     """Replace what the features need in whatever of Lightning is loaded, and return the features in force."""
-    roots = [root for root in loaded(FABRICS + PYTORCHES) if root not in _adapted]
+    roots = [root for root in loaded(FABRICS + PYTORCHES) if root not in _fitting]
     features = wanted(LIGHTNING_DISABLE, Feature, quietly=not roots)
-    if TRAINER_MEMORY not in os.environ:
-        features -= {Feature.MEMORY}
     for root in roots:
-        _adapted.add(root)
+        _fitting[root] = features
         versions = str(sys.modules[root].__version__), TESTED
-        _unfit.update((FABRIC if root in FABRICS else PYTORCH).apply(root, versions, features))
-    return frozenset(feature for feature in Feature if feature in features - _unfit)
+        _fitting[root] = (FABRIC if root in FABRICS else PYTORCH).apply(root, versions, features)
+    return features.intersection(*_fitting.values())
 
 
 def loaded(roots: tuple[str, ...]) -> Iterator[str]:
@@ -420,9 +417,8 @@ def begin_next_epoch(trainer: Any) -> None:
     fit_loop: Any = trainer.fit_loop
     base: Any = type(fit_loop).__mro__[1]  # the setter of _FitLoop itself ignores False if max_steps is given
     base.restarting.fset(fit_loop, False)
-    fit_loop._resuming_from_checkpoint = (
-        False  # otherwise the epoch would use the iterator made before the restoration
-    )
+    # Otherwise the epoch would use the iterator made before the restoration.
+    fit_loop._resuming_from_checkpoint = False
 
 
 def validated_last(trainer: Any) -> bool:

@@ -75,7 +75,10 @@ class ElasticCallback(TrainerCallback, ExportableState):
             if named is None:
                 self.training.explain(REMEDY)
                 newest = _newest(self.training, args.output_dir)
-            copies = self._begin_copies(trainer, self.training, named, newest)
+            if Feature.MEMORY in self._features:
+                copies_of = self.training.id_of_copies(named, lambda: why_not_in_memory(trainer))
+                step = trainer_state(newest).get("global_step", 0) if copies_of and newest is not None else 0
+                copies = copies_of, int(step)
         newest, copies = from_rank_0((newest, copies))
         if copies is not None:
             from elastic_agent.integrations.transformers.memory import TrainerMemory  # only if it is used
@@ -87,19 +90,6 @@ class ElasticCallback(TrainerCallback, ExportableState):
         if self.continues and args.process_index == 0 and (self.memory is None or not self.memory.checkpoint):
             say(f"resuming from {newest}")
         return named if named is not None else newest
-
-    def _begin_copies(
-        self, trainer: Any, training: Training, named: Any, newest: str | None
-    ) -> tuple[str, int] | None:
-        """Return the id of the training, or "" without copies, and its checkpoint's step; None: none are asked for."""
-        if Feature.MEMORY not in self._features:
-            return None
-        if named is not None or not training.is_only:
-            return "", 0
-        if why_not := why_not_in_memory(trainer):
-            say(f"no copies of the training in memory: {why_not}")
-            return "", 0
-        return training.id, int(trainer_state(newest).get("global_step", 0)) if newest is not None else 0
 
     def end_training(self) -> None:
         """Record that the training is complete: the script may now do what makes it skip it after a restart."""

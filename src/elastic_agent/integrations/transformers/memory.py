@@ -36,10 +36,6 @@ class TrainerMemory:
         """The folder to continue from; None: there is no newer copy."""
         return self._folder.name if self._folder is not None else None
 
-    def is_checkpoint(self, path: Any) -> bool:
-        """Return whether the ``Trainer`` reads from the copy."""
-        return self._folder is not None and path == self._folder.name
-
     def load_model(self, trainer: Any) -> None:
         """Load the weights."""
         assert self._found is not None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from enum import StrEnum
 from typing import Any
 
 from elastic_agent.integrations.patching import Patches, say, wanted
 from elastic_agent.integrations.transformers.position import Position, saved, trainer_state
-from elastic_agent.worker_variables import TRAINER_MEMORY, TRANSFORMERS_DISABLE
+from elastic_agent.worker_variables import TRANSFORMERS_DISABLE
 
 TESTED = "5.23.0"
 """The version of transformers that the tests run with."""
@@ -129,7 +128,7 @@ def _copy_after_step(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
 def _from_memory(original: Any, trainer: Any, checkpoint: Any, take: str, *args: Any, **kwargs: Any) -> Any:
     """Call this method of the copies in memory if the checkpoint is one; else do what transformers does."""
     memory = _callback(trainer).memory
-    if memory is not None and memory.is_checkpoint(checkpoint):
+    if memory is not None and checkpoint is not None and checkpoint == memory.checkpoint:
         return getattr(memory, take)(trainer)
     return original(trainer, checkpoint, *args, **kwargs)
 
@@ -222,8 +221,10 @@ def _plan_the_rest(original: Any, trainer: Any, args: Any, dataloader: Any) -> A
         # At the last step, the Trainer takes another one if that was not the last step of an epoch.
         return (0, *values[1:]) if callback.continues and done >= max_steps else values
     rest = position.restore(restored, dataloader, args.gradient_accumulation_steps)
-    if args.process_index == 0:
-        _report_misfit(position.misfit(restored), checkpoint, rest.epoch)
+    misfit = position.misfit(restored)
+    if misfit and args.process_index == 0:
+        cause = f"{checkpoint} has the position in other training data ({misfit})"
+        say(f"{cause}: starting epoch {rest.epoch} from its beginning")
     if args.max_steps > 0:
         epochs = rest.epoch + 2 + (max_steps - done) // steps_per_epoch
     else:
@@ -234,12 +235,6 @@ def _plan_the_rest(original: Any, trainer: Any, args: Any, dataloader: Any) -> A
         epochs = epochs if steps_left > 0 else rest.epoch
         max_steps = done + max(0, int(-(-steps_left // 1)))
     return (epochs, steps_per_epoch, *between, max_steps)
-
-
-def _report_misfit(misfit: str, checkpoint: str, epoch: int) -> None:
-    if misfit:
-        cause = f"{checkpoint} has the position in other training data ({misfit})"
-        say(f"{cause}: starting epoch {epoch} from its beginning")
 
 
 def _position_in(dataloader: Any) -> Any:
@@ -318,10 +313,6 @@ _in_force: list[frozenset[Feature]] = []
 def adapt() -> frozenset[Feature]:
     """Replace what the features need, once, and return the features in force."""
     if not _in_force:
-        features = wanted(TRANSFORMERS_DISABLE, Feature)
-        if TRAINER_MEMORY not in os.environ:
-            features -= {Feature.MEMORY}
         versions = str(sys.modules[ROOT].__version__), TESTED
-        unfit = PATCHES.apply(ROOT, versions, features)
-        _in_force.append(frozenset(feature for feature in Feature if feature in features - unfit))
+        _in_force.append(PATCHES.apply(ROOT, versions, wanted(TRANSFORMERS_DISABLE, Feature)))
     return _in_force[0]

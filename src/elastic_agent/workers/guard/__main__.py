@@ -216,12 +216,10 @@ class GuardProcess:
                 if self._pool is not None:
                     self._pool.reaped(dead.si_pid, status)
         if self._generation is not None:
-            childless = childless or (self._news and self._only_standbys_left())
+            if self._news and self._pool is not None:  # standbys are no generation's
+                childless = childless or self._pool.owns_all(linux.children(os.getpid()))
             self._generation.after_reaping(childless, self._news)
         self._news = False
-
-    def _only_standbys_left(self) -> bool:
-        return self._pool is not None and self._pool.owns_all(linux.children(os.getpid()))
 
     # --- commands ---------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Which processes are those of workers that are kept while everything else of their generation is ended.
+"""Finds the processes of workers that are kept while everything else of their generation is ended.
 
 Whatever is not certainly theirs is ended with the rest.
 """
@@ -26,17 +26,9 @@ def family(workers: Mapping[int, int], processes: Sequence[Process], guard_pid: 
     ours = {*workers}
     groups = {process.group for process in processes if process.pid in workers}
     slots = {str(slot) for slot in workers.values()}
-    children: dict[int, list[Process]] = {}
-    for process in processes:
-        children.setdefault(process.parent, []).append(process)
-    orphans = children.get(guard_pid, ())
+    orphans = [process for process in processes if process.parent == guard_pid]
     ours |= {orphan.pid for orphan in orphans if orphan.group in groups or _slot_of(orphan.pid) in slots}
-    pending = [*ours]
-    while pending:
-        born = [child.pid for child in children.get(pending.pop(), ())]
-        ours.update(born)
-        pending += born
-    return ours
+    return ours | {process.pid for process in linux.below(ours, processes)}
 
 
 def _slot_of(pid: int) -> str | None:

@@ -127,10 +127,7 @@ class WarmPool:
     def without_own(self, processes: list[Process]) -> list[Process]:
         """Return those of the guard's descendants, as just seen, that are neither of the spawner's nor standbys."""
         self._listen()
-        own = self._pids()
-        for process in processes:  # parents come before their children
-            if process.parent in own:
-                own.add(process.pid)
+        own = self._pids() | {process.pid for process in linux.below(self._pids(), processes)}
         return [process for process in processes if process.pid not in own]
 
     def owns_all(self, children: list[int]) -> bool:

@@ -120,7 +120,10 @@ class GenerationLogs:
             console = dict.fromkeys(envs, _CONSOLE)
             nowhere = dict.fromkeys(envs, os.devnull)
             return Destinations(console, dict(console), {}, {}, nowhere, os.devnull, os.devnull, {})
-        node_directory = self._make_node_directory(envs[0])
+        run_id, node_id = envs[0][variables.RUN_ID], envs[0][variables.NODE_ID]
+        apart = envs[0].get(variables.PARKING) == variables.APART
+        generation = int(envs[0][variables.GENERATION])
+        node_directory = self._folders.make(run_id, generation, node_id, apart=apart)
         for slot, env in envs.items():
             (node_directory / str(slot)).mkdir(exist_ok=True)
             env["TORCHELASTIC_ERROR_FILE"] = str(node_directory / str(slot) / "error.json")
@@ -172,11 +175,6 @@ class GenerationLogs:
             else:
                 written[slot] = _CONSOLE if is_shown else os.devnull
         return written, shown
-
-    def _make_node_directory(self, env: Mapping[str, str]) -> Path:
-        generation = int(env[variables.GENERATION])
-        apart = env.get(variables.PARKING) == variables.APART
-        return self._folders.make(env[variables.RUN_ID], generation, env[variables.NODE_ID], apart=apart)
 
 
 def _usable_directory(log_dir: str) -> str:

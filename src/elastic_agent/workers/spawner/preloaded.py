@@ -198,9 +198,8 @@ class Preloaded:
                 self._enter(kind, value)
         if "torch" in new:
             self._set_threads(sys.modules["torch"])
-        for module in filter(
-            self._out_of_date.__contains__, new
-        ):  # to look at the others takes a millisecond
+        # Not all of them: to look at the others takes a millisecond.
+        for module in filter(self._out_of_date.__contains__, new):
             self._bring_up_to_date(module)
 
     def _set_threads(self, torch: Any) -> None:
@@ -399,9 +398,8 @@ def _ignore_interrupts_then() -> None:
     before: dict[str, object] = {}
     atexit.register(vars(sys).update, before)
     atexit.register(signal.signal, signal.SIGINT, operator.is_)
-    atexit.register(
-        signal.signal, signal.SIGINT, operator.is_
-    )  # instead raises KeyboardInterrupt, if it is due
+    # The second one raises KeyboardInterrupt instead, if it is due.
+    atexit.register(signal.signal, signal.SIGINT, operator.is_)
     atexit.register(setattr, sys, "unraisablehook", bool)
     atexit.register(before.update, vars(sys))
 

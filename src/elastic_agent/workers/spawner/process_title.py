@@ -10,9 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 
-from elastic_agent.linux import stat_fields
+from elastic_agent.linux import set_process_name, stat_fields
 
-_PR_SET_NAME = 15
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
 _KEEP_EXECUTABLE = 0xFFFFFFFF
@@ -56,7 +55,7 @@ def show_as(argv: list[str], environment: dict[str, str]) -> None:
     middle = start + len(arguments)
     _move_areas(start, middle, middle, middle + len(variables))
     _shown[:] = [shown]
-    _libc.prctl(_PR_SET_NAME, os.fsencode(os.path.basename(argv[0]))[:15], 0, 0, 0)
+    set_process_name(os.path.basename(argv[0]))
 
 
 def _move_areas(arg_start: int, arg_end: int, env_start: int, env_end: int) -> None:
