@@ -2,53 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.agent.support import run
-
-ERROR_WITH_A_FILE_NAME = """
-    import json, os, sys
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        path = os.fsdecode(b"caf\\xe9.jpg")
-        error = {"message": f"ValueError: cannot read {path}", "extraInfo": {"py_callstack": path}}
-        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:  # as torch's `@record` writes it
-            json.dump({"message": error}, file)
-        sys.exit(1)
-"""
-PIPES = """
-    import os, sys
-    error_file = os.environ["TORCHELASTIC_ERROR_FILE"]
-    stderr_log = os.path.join(os.path.dirname(error_file), "stderr.log")
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        os.unlink(stderr_log)
-        for path in (error_file, stderr_log):
-            os.mkfifo(path)
-        sys.exit(7)
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        pytest.param(
-            ERROR_WITH_A_FILE_NAME,
-            r"ValueError: cannot read caf\udce9.jpg",
-            id="not UTF-8",
-        ),
-        pytest.param(PIPES, "exited with code 7", id="pipes"),
-    ],
-)
-def test_an_odd_error_file_costs_one_restart(tmp_path: Path, script: str, said: str) -> None:
-    logs = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
-    done = run(tmp_path, script, "--max-restarts", "1", "--log-format", "json", *logs)
-    assert done.returncode == 0, done.stderr
-    messages = [json.loads(line)["message"] for line in done.stderr.splitlines() if line.startswith("{")]
-    assert any(said in message for message in messages), done.stderr
-
 
 SAYS_WHY_ON_STDOUT = "import os, sys; print('no such device'); sys.exit(3 * int(os.environ['LOCAL_RANK']))"
 SAYS_WHY_ON_STDERR = "import sys; print('no such device', file=sys.stderr); sys.exit(3)"
@@ -99,35 +58,6 @@ def test_a_traceback_is_shown_once_where_people_read(
     log = run(tmp_path, BAD, "--max-restarts", "0", *options).stderr
     assert log.count("raise ValueError") == times, log
     assert "exited with code 1: ValueError: bad label" in log
-
-
-HANGS = """
-    import os, time
-    import torch
-    import torch.distributed as dist
-    dist.init_process_group("gloo")
-    for _ in range(2):
-        dist.all_reduce(torch.ones(1))
-    if os.environ["ELASTIC_AGENT_GENERATION"] == "1":
-        if dist.get_rank() == 1:
-            time.sleep(600)
-        dist.all_reduce(torch.ones(1))
-"""
-
-
-def test_the_stacks_of_a_hang_are_shown_once_with_their_generation_and_no_frame_of_the_agent(
-    tmp_path: Path,
-) -> None:
-    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--hang-timeout", "6", "--log-format", "json")
-    done = run(tmp_path, HANGS, *options)
-    log = done.stderr
-    assert done.returncode == 0, log
-    assert log.count(": has completed 2 collectives, at train.py:10") == 1, log
-    assert log.count("where the workers of generation 1 are:") == 1
-    assert "most recent call first" not in log
-    assert "elastic_agent/integrations" not in log
-    (root_cause,) = [line for line in log.splitlines() if "generation 1: root cause: " in line]
-    assert root_cause.count("/1 (rank 1)") == 1, "the worker is named once"
 
 
 TRAINS = """
