@@ -159,6 +159,8 @@ def test_a_hanging_worker_is_named_with_its_line_and_all_workers_restart(make_cl
         cluster.wait_said(agent.name, "worker b/0 (rank 1) is one all_reduce behind", "it is at train.py:")
     cluster.wait_training("a", "b", after=first)
     cluster.wait_said("b", "where the workers of generation 1 are:", "in all_reduce", "in obey")
+    cluster.let_finish()
+    assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.FINISHED), cluster.story()
     for agent in (a, b):
         (cause,) = agent.lines("generation 1: root cause: ")
         assert cause.count("b/0 (rank 1)") == 1, "the worker is named once"
@@ -168,8 +170,6 @@ def test_a_hanging_worker_is_named_with_its_line_and_all_workers_restart(make_cl
     state = str(cluster.folder / "state")
     told = elastic_agent("why", str(cluster.run_id), "--generation", "1", "--state-dir", state).stdout
     assert "in obey" in told.partition("where the workers were:")[2], told
-    cluster.let_finish()
-    assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.FINISHED), cluster.story()
     assert charged(cluster) >= 1
     check_safety(cluster)
     check_nothing_left(cluster)
