@@ -60,6 +60,35 @@ def test_a_traceback_is_shown_once_where_people_read(
     assert "exited with code 1: ValueError: bad label" in log
 
 
+HANGS = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    for _ in range(2):
+        dist.all_reduce(torch.ones(1))
+    if os.environ["ELASTIC_AGENT_GENERATION"] == "1":
+        if dist.get_rank() == 1:
+            time.sleep(600)
+        dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_the_stacks_of_a_hang_are_shown_once_with_their_generation_and_no_frame_of_the_agent(
+    tmp_path: Path,
+) -> None:
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--hang-timeout", "6", "--log-format", "json")
+    done = run(tmp_path, HANGS, *options)
+    log = done.stderr
+    assert done.returncode == 0, log
+    assert log.count(": has completed 2 collectives, at train.py:10") == 1, log
+    assert log.count("where the workers of generation 1 are:") == 1
+    assert "most recent call first" not in log
+    assert "elastic_agent/integrations" not in log
+    (root_cause,) = [line for line in log.splitlines() if "generation 1: root cause: " in line]
+    assert root_cause.count("/1 (rank 1)") == 1, "the worker is named once"
+
+
 TRAINS = """
     import os, torch
     weights = torch.zeros(1, requires_grad=True)

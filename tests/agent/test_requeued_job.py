@@ -5,15 +5,16 @@ Slurm does so when the daemon of a node hangs. Tests with a real Slurm are in te
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from tests.agent.support import Started, options_for, started
+from tests.agent.support import Started, started
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.system
 
@@ -42,9 +43,17 @@ def start_of_job(job: str, requeues: int, node: str) -> dict[str, str]:
     return {**step, **again, "SLURMD_NODENAME": node}
 
 
-def agent(folder: Path, variables: Mapping[str, str], *options: str) -> AbstractContextManager[Started]:
-    """An agent that runs the script."""
-    return started(*options_for(folder, SCRIPT, *options), variables=variables)
+@contextlib.contextmanager
+def agent(folder: Path, variables: Mapping[str, str], *options: str) -> Iterator[Started]:
+    """An agent that runs the script, and logs to a file named after its node."""
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    argv = ["--state-dir", str(folder / "state"), "--log-format", "console", *options, str(script)]
+    with (
+        (folder / f"{variables['SLURMD_NODENAME']}.log").open("w") as log,
+        started(*argv, variables=variables, stderr=log) as running,
+    ):
+        yield running
 
 
 def test_the_next_start_of_a_job_waits_until_the_one_that_still_runs_has_ended(tmp_path: Path) -> None:
@@ -52,15 +61,15 @@ def test_the_next_start_of_a_job_waits_until_the_one_that_still_runs_has_ended(t
     with agent(tmp_path, start_of_job("100", 0, "n1")) as first:
         assert first.line() == "starts at step 0"
         with agent(tmp_path, start_of_job("100", 1, "n2")) as second:
-            log = second.log_until("an earlier start of job 100")
+            log = tmp_path / "n2.log"
+            wait_for("the second start waits", lambda: "an earlier start of job 100" in log.read_text())
             first.process.send_signal(signal.SIGUSR1)
             step = first.line().split()[2]
             assert second.line() == f"starts at step {step}"
-            assert first.end()[0] == ExitCode.STOPPED
+            assert first.process.wait() == ExitCode.STOPPED
             (tmp_path / "finish").touch()
-            code, rest = second.end()
-    assert code == ExitCode.FINISHED
-    assert (log + rest).count("an earlier start of job 100 still runs at a standalone endpoint on ") == 1
+            assert second.process.wait() == ExitCode.FINISHED
+    assert log.read_text().count("an earlier start of job 100 still runs at a standalone endpoint on ") == 1
 
 
 def test_an_earlier_start_that_does_not_stop_is_named_when_the_time_to_join_is_over(tmp_path: Path) -> None:
@@ -68,8 +77,8 @@ def test_an_earlier_start_that_does_not_stop_is_named_when_the_time_to_join_is_o
         assert first.line() == "starts at step 0"
         first.process.send_signal(signal.SIGSTOP)
         with agent(tmp_path, start_of_job("100", 1, "n2"), "--join-timeout", "1") as second:
-            code, said = second.end()
-    assert code == ExitCode.USAGE
+            assert second.process.wait() == ExitCode.USAGE
+    said = (tmp_path / "n2.log").read_text()
     assert "an earlier start of job 100 still runs at a standalone endpoint on " in said
     assert " after 1 s (--join-timeout); end its agents, then requeue" in said
     (claim,) = (tmp_path / "state").glob("nodes/*/=endpoint.lock")
