@@ -71,17 +71,22 @@ NEXT = after(
 STOPPED_LATER = ended(after(RUNNING, phase=Phase.FORMING, generation=2), Phase.STOPPED)
 
 
+def tell(command: str, node: str, *happened: Plan | events.AgentEnded) -> None:
+    """Have this command of a node be told that these things happen."""
+
+    async def follow() -> None:
+        told = EventCommand(command, "run-1", lambda: node)
+        for event in happened:
+            told.on_event(PlanSeen(event) if isinstance(event, Plan) else event)
+        await told.close()
+
+    asyncio.run(follow())
+
+
 def told(folder: Path, node: str, *happened: Plan | events.AgentEnded) -> list[dict[str, Any]]:
     """Return what the command of this node gets when these things happen."""
     path = folder / f"{node}.jsonl"
-
-    async def follow() -> None:
-        command = EventCommand(f"cat >> {path}", "run-1", lambda: node)
-        for event in happened:
-            command.on_event(PlanSeen(event) if isinstance(event, Plan) else event)
-        await command.close()
-
-    asyncio.run(follow())
+    tell(f"cat >> {path}", node, *happened)
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -171,14 +176,7 @@ def test_a_command_is_ended_with_what_it_started_after_its_time(
     rest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("elastic_agent.agent.reporting.event_command.LIMIT_S", 2.0)
-
-    async def follow() -> None:
-        command = EventCommand(f"echo $$ > {tmp_path}/pid; {rest}", "run-1", lambda: "a")
-        command.on_event(PlanSeen(RUNNING))
-        command.on_event(PlanSeen(ended(RUNNING, Phase.FINISHED)))
-        await command.close()
-
-    asyncio.run(follow())
+    tell(f"echo $$ > {tmp_path}/pid; {rest}", "a", RUNNING, ended(RUNNING, Phase.FINISHED))
     assert "did not complete within 2 s" in "".join(capsys.readouterr())
     # A stalled machine may end it before it has begun.
     groups = [int(path.read_text() or 0) for path in tmp_path.glob("pid")]
@@ -187,14 +185,8 @@ def test_a_command_is_ended_with_what_it_started_after_its_time(
 
 def test_what_a_command_leaves_running_when_it_succeeds_goes_on(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-
-    async def follow() -> None:
-        command = EventCommand(f"sleep 1000 > /dev/null 2>&1 & echo $! > {pid_file}", "run-1", lambda: "a")
-        command.on_event(PlanSeen(RUNNING))
-        command.on_event(PlanSeen(ended(RUNNING, Phase.FINISHED)))
-        await command.close()
-
-    asyncio.run(follow())
+    command = f"sleep 1000 > /dev/null 2>&1 & echo $! > {pid_file}"
+    tell(command, "a", RUNNING, ended(RUNNING, Phase.FINISHED))
     pid = int(pid_file.read_text())
     process = read_process(pid)
     os.kill(pid, signal.SIGKILL)

@@ -2,53 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.agent.support import run
-
-ERROR_WITH_A_FILE_NAME = """
-    import json, os, sys
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        path = os.fsdecode(b"caf\\xe9.jpg")
-        error = {"message": f"ValueError: cannot read {path}", "extraInfo": {"py_callstack": path}}
-        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:  # as torch's `@record` writes it
-            json.dump({"message": error}, file)
-        sys.exit(1)
-"""
-PIPES = """
-    import os, sys
-    error_file = os.environ["TORCHELASTIC_ERROR_FILE"]
-    stderr_log = os.path.join(os.path.dirname(error_file), "stderr.log")
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        os.unlink(stderr_log)
-        for path in (error_file, stderr_log):
-            os.mkfifo(path)
-        sys.exit(7)
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        pytest.param(
-            ERROR_WITH_A_FILE_NAME,
-            r"ValueError: cannot read caf\udce9.jpg",
-            id="not UTF-8",
-        ),
-        pytest.param(PIPES, "exited with code 7", id="pipes"),
-    ],
-)
-def test_an_odd_error_file_costs_one_restart(tmp_path: Path, script: str, said: str) -> None:
-    logs = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
-    done = run(tmp_path, script, "--max-restarts", "1", "--log-format", "json", *logs)
-    assert done.returncode == 0, done.stderr
-    messages = [json.loads(line)["message"] for line in done.stderr.splitlines() if line.startswith("{")]
-    assert any(said in message for message in messages), done.stderr
-
 
 SAYS_WHY_ON_STDOUT = "import os, sys; print('no such device'); sys.exit(3 * int(os.environ['LOCAL_RANK']))"
 SAYS_WHY_ON_STDERR = "import sys; print('no such device', file=sys.stderr); sys.exit(3)"

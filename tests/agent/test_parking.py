@@ -133,13 +133,18 @@ async def test_a_stop_without_parking_overtakes_one_with_it(guard: Guard, tmp_pa
         assert bench.runner.parked is None
 
 
+@pytest.mark.parametrize("grace", [Grace.NONE, Grace.RESTART], ids=["at once", "when the next ones start"])
 @asynchronous
-async def test_parked_workers_are_stopped_when_nothing_may_be_parked(guard: Guard, tmp_path: Path) -> None:
+async def test_parked_workers_are_stopped_when_nothing_may_be_parked(
+    guard: Guard, tmp_path: Path, grace: Grace
+) -> None:
     async with running(guard, tmp_path, "parks") as bench:
         (worker,) = bench.pids
         bench.runner.stop(Grace.RESTART, may_park=True)
         await bench.until("parked", 1)
-        bench.runner.stop(Grace.NONE)
+        if grace is Grace.RESTART:
+            bench.start(2, "-")
+        bench.runner.stop(grace)
         await bench.until("stopped", ())
         assert not os.path.exists(f"/proc/{worker}")
         assert not [*tmp_path.glob("*.beat")]
@@ -167,20 +172,6 @@ async def test_a_worker_that_leaves_its_world_by_itself_raises_its_error_if_noth
         bench.runner.stop(Grace.RESTART, may_park=True)
         await bench.until("stopped", ())
         assert (tmp_path / "told").read_text() == "raise"
-
-
-@asynchronous
-async def test_parked_workers_are_stopped_if_the_next_ones_are_before_they_were_started(
-    guard: Guard, tmp_path: Path
-) -> None:
-    async with running(guard, tmp_path, "parks") as bench:
-        (worker,) = bench.pids
-        bench.runner.stop(Grace.RESTART, may_park=True)
-        await bench.until("parked", 1)
-        bench.start(2, "-")
-        bench.runner.stop(Grace.RESTART)
-        await bench.until("stopped", ())
-        assert not os.path.exists(f"/proc/{worker}")
 
 
 def test_what_a_kept_worker_has_reported_is_no_progress_of_the_next_generation(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Grace
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
 from elastic_agent.testing.processes import freeze
+from elastic_agent.workers import cleanup
 from elastic_agent.workers.cleanup import Cleanup, SharedMemorySweep, SweepReport
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.end import WorkerEnd
@@ -50,7 +52,9 @@ class Unprintable:
 class Bench:
     """A runner, and what it reported, in order."""
 
-    def __init__(self, guard: Guard, folder: Path, collectives: Collectives | None = None) -> None:
+    def __init__(
+        self, guard: Guard, folder: Path, collectives: Collectives | None = None, shutdown_s: float = 1.0
+    ) -> None:
         self.guard = guard
         self.folder = folder
         self.closer = BackgroundCloser()
@@ -61,7 +65,7 @@ class Bench:
         self.runner = Runner(
             Guards(guard, Guard.start),
             "n1",
-            Settings(shutdown_timeout=1.0, restart_idle=1.0, hang_timeout=0.0),
+            Settings(shutdown_timeout=shutdown_s, restart_idle=1.0, hang_timeout=0.0),
             self.stop_signals,
             collectives or Collectives(),
         )
@@ -389,6 +393,43 @@ async def test_the_wait_for_the_cleanup_is_limited(
     await bench.until("stopped", ())
     assert bench.reported == [("started", 1), ("succeeded", 1), ("started", 2), ("stopped", ())]
     bench.close()
+
+
+HOLDS_SHARED_MEMORY = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+memory, seen = sys.argv[1:]
+held = open(memory, "x")
+while not os.path.exists(seen):
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@asynchronous
+async def test_shared_memory_that_workers_held_when_they_were_stopped_is_removed(
+    guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tests/workers/test_cleanup.py says which files are removed, and which are not."""
+    monkeypatch.setattr(cleanup, "INSPECT_EVERY_S", PATIENCE_S)
+    bench = Bench(guard, tmp_path, shutdown_s=PATIENCE_S)
+    memory, seen = Path(f"/dev/shm/psm_{secrets.token_hex(4)}"), tmp_path / "seen"
+    await bench.begin(1, "-I", "-S", "-c", HOLDS_SHARED_MEMORY, memory, seen)
+    await wait_for_async("the worker", memory.exists)
+    note = SharedMemorySweep.note
+
+    def noting(sweep: SharedMemorySweep, pids: Collection[int]) -> None:
+        note(sweep, pids)
+        seen.touch()
+
+    monkeypatch.setattr(SharedMemorySweep, "note", noting)
+    bench.runner.stop(Grace.DRAIN)
+    await bench.until("stopped", ())
+    bench.close()
+    assert not memory.exists()
+    assert f"removed shared memory left behind by workers files=('{memory.name}',)" in "".join(
+        capsys.readouterr()
+    )
 
 
 @pytest.mark.parametrize("is_fenced", [False, True])

@@ -8,16 +8,10 @@ gone), `tests/faults/test_stories_of_workers.py` (a hang, what exited workers le
 
 from __future__ import annotations
 
-import fcntl
 import os
-import secrets
 import shutil
 import signal
-import subprocess
-import termios
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,72 +20,26 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.processes import NodeProcess
 from tests.agent.support import COMMAND, clean_environment, elastic_agent
 from tests.faults.cluster import Cluster
+from tests.names import unique
 from tests.ports import free_port
+from tests.terminal import Terminal
 from tests.workers.support import FAMILY, News
 
 PATIENCE_S = 300.0
 
 
-class Terminal:
+class AgentTerminal(Terminal):
     """A terminal with an agent on it."""
 
     def __init__(self, folder: Path, script: str, *arguments: str, options: tuple[str, ...] = ()) -> None:
-        self.run_id = f"run-{secrets.token_hex(4)}"
+        self.run_id = unique("run")
         (folder / "train.py").write_text(script)
-        self._ours, theirs = os.openpty()
-        self._shown = bytearray()
-        self.agent = subprocess.Popen(
-            [
-                *COMMAND,
-                *("run", "--rdzv-id", self.run_id, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"),
-                *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP", "--state-dir", str(folder / "state")),
-                *("--log-format", "console", *options, str(folder / "train.py"), *arguments),
-            ],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=clean_environment(),
-            cwd=folder,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
-        os.close(theirs)
-        self._news = threading.Condition()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        with suppress(OSError):  # EIO: nobody has the terminal open any more
-            while data := os.read(self._ours, 4096):
-                with self._news:
-                    self._shown += data
-                    self._news.notify()
-
-    @property
-    def shown(self) -> str:
-        return self._shown.decode(errors="replace").replace("\r\n", "\n")
-
-    def wait_shown(self, text: str) -> None:
-        with self._news:
-            assert self._news.wait_for(lambda: text in self.shown, PATIENCE_S), self.shown
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._ours, keys)
-
-    def ended(self) -> int:
-        """Wait for the agent; returns its exit code."""
-        code = self.agent.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
-        return code
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.agent.kill()
-        self.agent.wait()
-        self._reader.join(PATIENCE_S)
-        os.close(self._ours)
+        command = [
+            *(*COMMAND, "run", "--rdzv-id", self.run_id, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"),
+            *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP", "--state-dir", str(folder / "state")),
+            *("--log-format", "console", *options, str(folder / "train.py"), *arguments),
+        ]
+        super().__init__(command, clean_environment(), folder)
 
 
 @pytest.fixture
@@ -105,11 +53,11 @@ COLD = ("--worker-start", "cold", "--notice-time", "0.1")
 WITH_TORCH = ("--worker-start", "warm", "--nproc-per-node", "2")
 
 
-def sends(signum: signal.Signals) -> Callable[[Terminal], None]:
-    return lambda here: os.kill(here.agent.pid, signum)
+def sends(signum: signal.Signals) -> Callable[[AgentTerminal], None]:
+    return lambda here: os.kill(here.process.pid, signum)
 
 
-def commands(command: str) -> Callable[[Terminal], None]:
+def commands(command: str) -> Callable[[AgentTerminal], None]:
     return lambda here: elastic_agent(command, "--run", here.run_id, "--deadline", "0.1").check_returncode()
 
 
@@ -132,10 +80,10 @@ PROVE = pytest.mark.prove
     ],
 )
 def test_a_worker_and_its_child_get_each_signal_once_and_in_order(
-    tmp_path: Path, news: News, stop: Callable[[Terminal], None], told: list[str]
+    tmp_path: Path, news: News, stop: Callable[[AgentTerminal], None], told: list[str]
 ) -> None:
     options = (*COLD, "--notice-time", "300")  # at the end of which it would get SIGTERM
-    with Terminal(tmp_path, FAMILY, str(news.path), "handles", options=options) as here:
+    with AgentTerminal(tmp_path, FAMILY, str(news.path), "handles", options=options) as here:
         assert news.line(PATIENCE_S) == "ready"
         here.wait_shown("1 node, 1 worker")
         stop(here)
@@ -146,7 +94,7 @@ def test_a_worker_and_its_child_get_each_signal_once_and_in_order(
 
 
 def test_a_second_ctrl_c_kills_the_workers_and_ends_the_agent_at_once(tmp_path: Path, news: News) -> None:
-    with Terminal(tmp_path, FAMILY, str(news.path), "stays", options=COLD) as here:
+    with AgentTerminal(tmp_path, FAMILY, str(news.path), "stays", options=COLD) as here:
         assert news.line(PATIENCE_S) == "ready"
         here.wait_shown("1 node, 1 worker")
         here.type(b"\x03")
@@ -175,43 +123,11 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_lets_workers_save_that_except_keyboard_interrupt(tmp_path: Path) -> None:
-    with Terminal(tmp_path, SAVES_ON_CTRL_C, options=WITH_TORCH) as here:
+    with AgentTerminal(tmp_path, SAVES_ON_CTRL_C, options=WITH_TORCH) as here:
         here.wait_shown("training")
         here.type(b"\x03")
         assert here.ended() == ExitCode.STOPPED
     assert (tmp_path / "interrupted.pt").exists(), here.shown
-    assert "may not have saved" not in here.shown
-
-
-FLAG_AND_LOADER = """
-import signal, torch
-from torch.utils.data import DataLoader
-
-class Numbers(torch.utils.data.Dataset):
-    def __len__(self):
-        return 1_000_000
-    def __getitem__(self, index):
-        return index
-
-stopping = []
-signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
-batches = iter(DataLoader(Numbers(), num_workers=2))
-for step, _ in enumerate(batches):
-    if step == 20:
-        print("training", flush=True)
-    if stopping:
-        torch.save([next(batches) for _ in range(50)], "saved.pt")  # the rest of the step
-        break
-"""
-
-
-@pytest.mark.prove
-def test_a_worker_whose_handler_sets_a_flag_completes_its_step_with_its_data_loader(tmp_path: Path) -> None:
-    with Terminal(tmp_path, FLAG_AND_LOADER, options=("--worker-start", "warm")) as here:
-        here.wait_shown("training")
-        os.kill(here.agent.pid, signal.SIGTERM)
-        assert here.ended() == ExitCode.STOPPED
-    assert (tmp_path / "saved.pt").exists(), here.shown
     assert "may not have saved" not in here.shown
 
 
@@ -240,10 +156,10 @@ def test_a_worker_that_fails_on_the_signal_instead_of_saving_is_named(
     tmp_path: Path, signum: signal.Signals, other_code: int
 ) -> None:
     options = ("--nproc-per-node", "2", "--worker-start", "cold")
-    with Terminal(tmp_path, FAILS, str(other_code), options=options) as here:
+    with AgentTerminal(tmp_path, FAILS, str(other_code), options=options) as here:
         for rank in range(2):
             here.wait_shown(f"ready of {rank}")
-        os.kill(here.agent.pid, signum)
+        os.kill(here.process.pid, signum)
         assert here.ended() == ExitCode.STOPPED
     who = "it and 1 other worker of this node" if other_code else "it"
     (line,) = [text for text in here.shown.splitlines() if "may not have saved" in text]
@@ -272,10 +188,10 @@ while True:
 """
     # Only of the one that does not end, the time that it has is to pass.
     options = (*COLD, "--shutdown-timeout", "0.5" if is_named else "300")
-    with Terminal(tmp_path, script, options=options) as here:
+    with AgentTerminal(tmp_path, script, options=options) as here:
         here.wait_shown("ready")
         here.wait_shown("1 node, 1 worker")
-        os.kill(here.agent.pid, signal.SIGTERM)
+        os.kill(here.process.pid, signal.SIGTERM)
         assert here.ended() == ExitCode.STOPPED
     assert ("/0 was killed by SIGKILL after SIGTERM; it may not have saved" in here.shown) is is_named
     assert ("may not have saved" in here.shown) is is_named

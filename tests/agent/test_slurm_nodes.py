@@ -9,7 +9,7 @@ import pytest
 from elastic_agent.agent.slurm.job import reachable_endpoint, with_missing_nodes
 from elastic_agent.protocol import Waiting
 from elastic_agent.values import Endpoint
-from tests.agent.support import started
+from tests.agent.support import options_for, started
 from tests.names import unique
 from tests.ports import free_port
 
@@ -83,11 +83,8 @@ def test_only_names_of_slurm_nodes_are_queried(
 
 def test_nodes_of_the_step_whose_agents_have_not_joined_are_named(tmp_path: Path) -> None:
     step = {**STEP, "SLURM_STEP_NODELIST": "localhost,n[2-3].invalid", "SLURMD_NODENAME": "localhost"}
-    script = tmp_path / "train.py"
-    script.touch()
-    options = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", unique("step")]
-    options += ["--state-dir", str(tmp_path), "--log-format", "console"]
-    with started(*options, str(script), variables=step) as agent:
+    options = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", unique("step"))
+    with started(*options_for(tmp_path, "", *options), variables=step) as agent:
         line = agent.log_until("waiting for 2 more nodes")
         agent.process.terminate()
         agent.end()

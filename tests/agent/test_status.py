@@ -18,9 +18,10 @@ import pytest
 
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.monitoring.status import RunStatus
-from tests.agent.support import Started, elastic_agent, started
+from tests.agent.support import Started, elastic_agent, options_for, started
 from tests.names import unique
 from tests.ports import free_port
+from tests.transport.support import torchs_server
 from tests.waiting import wait_for
 
 RUN_ID = f"shown-{secrets.token_hex(4)}"
@@ -251,12 +252,17 @@ def test_without_an_agent_and_a_saved_status_there_is_one_clear_line(tmp_path: P
         assert f"and no saved status in {tmp_path} (" in nobodys.stderr
 
 
-def test_a_wrong_run_id_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_set_by", ["option", "variable"])
+def test_a_wrong_run_id_is_answered_with_those_that_there_are(tmp_path: Path, is_set_by: str) -> None:
+    """In the state directory that an option or the environment names."""
+    options = ("--state-dir", str(tmp_path)) if is_set_by == "option" else ()
+    variables = {"ELASTIC_AGENT_STATE_DIR": str(tmp_path)} if is_set_by == "variable" else {}
     folder = tmp_path / "status" / "mnist"
     folder.mkdir(parents=True)
     (folder / "n1.json").write_bytes(msgspec.json.encode(RunStatus("mnist", "host0:29400", 1.0)))
     for command in ("status", "why"):
-        done = elastic_agent(command, "minst", "--state-dir", str(tmp_path))
+        assert elastic_agent(command, "mnist", *options, variables=variables).returncode == 0
+        done = elastic_agent(command, "minst", *options, variables=variables)
         assert (
             f"and no saved status of that run in {tmp_path} (--state-dir); there are saved statuses of mnist; run the"
         ) in done.stderr
@@ -290,6 +296,17 @@ def test_the_status_of_a_run_that_another_program_kept_from_forming_says_so(tmp_
     assert re.search(rf"not formed yet; node lab1 of this machine ended at .*: {endpoint} {reason}", told), (
         told
     )
+
+
+def test_an_agent_ends_if_another_version_created_the_store(tmp_path: Path) -> None:
+    """If another version coordinates the run, it ends in the same way: see tests/transport/test_bad_records.py."""
+    server = torchs_server()
+    server.set("elastic-agent/1/id", "0123456789abcdef")
+    endpoint = f"127.0.0.1:{server.port}"
+    where = ("--rdzv-endpoint", endpoint, "--rdzv-id", unique("run"), "--nnodes", "1:2")
+    done = elastic_agent(*options_for(tmp_path, "", *where))
+    assert done.returncode == ExitCode.NO_STORE, done.stderr
+    assert f"the store at {endpoint} was created by another version of elastic-agent" in done.stderr
 
 
 def answer_all(other: socket.socket, words: bytes) -> None:

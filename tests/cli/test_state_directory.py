@@ -200,18 +200,3 @@ def test_paths_in_an_inaccessible_home_are_refused_in_one_line(
 
     shown = re.sub('"(.+?)"', lambda match: quoted(named(match[1])), said)
     assert named(shown) in refusal(*map(named, argv), under=without_overrides())
-
-
-def test_commands_look_for_runs_in_the_state_directory_that_the_environment_names(
-    tmp_path: Path, script: Path
-) -> None:
-    variables = {**LONG_LEASE, "ELASTIC_AGENT_STATE_DIR": str(tmp_path / "state")}
-    run_id = unique("named")
-    options = ("--standalone", "--rdzv-id", run_id, "--nproc-per-node", "1", "--worker-start", "cold")
-    ran = elastic_agent(*options, str(script), variables=variables)
-    assert ran.returncode == 0, ran.stderr
-    for command in ("status", "why"):
-        found = elastic_agent(command, run_id, variables=variables)
-        assert (found.returncode, run_id in found.stdout) == (0, True), found.stderr
-        missing = refusal(command, unique("none"), variables=variables)
-        assert f"no saved status of that run in {tmp_path / 'state'} (--state-dir)" in missing

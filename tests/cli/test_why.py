@@ -22,7 +22,9 @@ def test_a_generation_that_nobody_failed_says_why_it_ended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As when the store was lost: an older failure alone would be taken for the reason."""
-    failed = GenerationStatus(1, 0.0, 1.0, end="killed", cause="root cause: killed", failed=True)
+    failed = GenerationStatus(
+        1, 0.0, 1.0, end="killed", cause="root cause: killed", failed=True, stacks="worker n1/0: in train"
+    )
     lost = GenerationStatus(2, 1.0, 2.0, end="the store was lost together with lab1", failed=True)
     grown = GenerationStatus(3, 2.0, 3.0, end="lab3 joins")
     run = RunStatus(
@@ -32,6 +34,8 @@ def test_a_generation_that_nobody_failed_says_why_it_ended(
     assert status.why([]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "generation 1: root cause: killed",
+        "where the workers were:",
+        "worker n1/0: in train",
         "",
         "generation 2: the store was lost together with lab1",
         "",

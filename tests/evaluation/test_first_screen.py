@@ -30,9 +30,12 @@ ALONE = {
     "the disk of the workers' output is full",
 }
 CASES = [case for case in (*STARTING, *CONNECTING, *LOSING) if ALL or case.name in ALONE]
-JOBS = [pytest.param(FAILING, True, id="failing, beside harmless lines")]
+JOBS = [
+    pytest.param(FAILING, True, id="failing, beside harmless lines"),
+    pytest.param(HANGING, False, id="hanging"),
+]
 if ALL:
-    JOBS += [pytest.param(FAILING, False, id="failing"), pytest.param(HANGING, False, id="hanging")]
+    JOBS += [pytest.param(FAILING, False, id="failing")]
 JOB_S = 300.0
 
 

@@ -54,7 +54,6 @@ class Cluster(Processes):
         endpoint_host: str = "127.0.0.1",
         run_id: str | None = UNIQUE,
         etcd: str | None = None,
-        etcd_is_new: bool = False,
         hosts: tuple[str, ...] = (),
         lease_s: float = LEASE_S,
         margin_s: float = MARGIN_S,
@@ -70,7 +69,6 @@ class Cluster(Processes):
             endpoint_host: of the c10d store.
             run_id: the agents' ``--rdzv-id``, by default one that no other cluster has; None: they derive it.
             etcd: the members of the etcd to meet in; None: a c10d store at ``endpoint_host`` and ``port``.
-            etcd_is_new: nothing was there before, so that the first run in it waits for a lease and the margin.
             hosts: machines that host the store together, at ``port``; none: only ``endpoint_host`` does.
             lease_s: the agents' ``--lease-ttl``.
             margin_s: the agents' ``--fence-margin``.
@@ -83,7 +81,6 @@ class Cluster(Processes):
         self.endpoint_host = endpoint_host
         self.run_id = unique("run") if run_id == UNIQUE else run_id
         self.etcd = etcd
-        self.etcd_is_new = etcd_is_new
         self.hosts = hosts
         self.lease_s = lease_s
         self.margin_s = margin_s
@@ -94,7 +91,7 @@ class Cluster(Processes):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        if self.etcd is not None and not self.etcd_is_new:
+        if self.etcd is not None:
             set_up_long_ago(self.etcd, self._etcd_prefix)
         return self
 
@@ -281,17 +278,13 @@ class Cluster(Processes):
         reached = self.steps()[-1]["step"]
         self.wait(f"{count} more steps", lambda: self.steps()[-1]["step"] >= reached + count or None)
 
-    def wait_note(self, kind: str) -> Line:
-        """Until a worker wrote down that it obeys an order of this kind (see train.py)."""
-        return self.wait(f"a worker's {kind}", lambda: next(iter(self._steps.of(kind)), None))
-
     def notes(self, kind: str) -> list[Line]:
-        """Return what workers wrote down of this kind (see handling_notices.py), in order of time."""
+        """Return what workers wrote down of this kind (see notes.py), in order of time."""
         return [*self._steps.of(kind)]
 
     def wait_daemon(self) -> int:
         """Until a worker left a daemon behind; its pid."""
-        return int(self.wait_note("daemon")["pid"])
+        return int(self.wait("a daemon", lambda: next(iter(self.notes("daemon")), None))["pid"])
 
     def more_lines(self) -> list[Line]:
         return [*self.born(), *self._last_steps()]

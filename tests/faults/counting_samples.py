@@ -7,8 +7,6 @@ time to change the world.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import runpy
 import sys
 import time
@@ -17,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from notes import note
+
 import elastic_agent.data
-from elastic_agent import client
 from elastic_agent.data import ElasticBatchSampler, MicroBatch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic_ddp.py"
@@ -57,22 +56,7 @@ class CountingSampler(ElasticBatchSampler):
             time.sleep(STEP_S)
 
     def _note(self, kind: str, samples: list[int]) -> None:
-        me = client.current()
-        line = {
-            "boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME),
-            "kind": kind,
-            "node_id": me.node_id,
-            "worker_id": me.worker_id,
-            "generation": me.placement.generation,
-            "rank": me.placement.rank,
-            "pid": os.getpid(),
-            "step": self.samples_finished,
-            "epoch": self.epoch,
-            "samples": samples,
-        }
-        handle = os.open(self.folder / "steps.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(handle, (json.dumps(line) + "\n").encode())
-        os.close(handle)
+        note(self.folder, kind, step=self.samples_finished, epoch=self.epoch, samples=samples)
 
 
 def main() -> None:

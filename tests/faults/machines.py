@@ -62,17 +62,6 @@ class Machines:
     def address(self, node: str) -> str:
         return f"{SUBNET}.{self.names.index(node) + 1}"
 
-    def block_port(self, node: str, port: int) -> None:
-        """A firewall there drops what comes in for this port, and what goes out to it."""
-        rules = "".join(
-            f"chain {hook} {{ type filter hook {hook} priority 0; tcp dport {port} drop; }}\n"
-            for hook in ("input", "output")
-        )
-        subprocess.run([*self.within(node), "nft", f"table inet t {{\n{rules}}}"], check=True)
-
-    def unblock(self, node: str) -> None:
-        subprocess.run([*self.within(node), "nft", "flush ruleset"], check=True)
-
     def cut_off(self, node: str) -> None:
         ip(f"-n {self._tag}-net link set port-{node} down")
 

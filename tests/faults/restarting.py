@@ -15,22 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from elastic_agent import linux
+
 
 def held_by(pid: int) -> tuple[int, int]:
     """Open descriptors and threads of a process."""
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-
-
-def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def main() -> None:
@@ -44,11 +34,11 @@ def main() -> None:
     if dist.get_rank() != 0:
         time.sleep(600)  # ended by the stop that rank 0's failure brings about
     guard = os.getppid()
-    agent = parent_of(guard)
-    children = children_of(guard)
-    spawner, *just_forked = [pid for pid in children if name_of(pid) == "elastic-spawner"]
+    agent = int(linux.stat_fields(guard)[1])
+    children = linux.children(guard)
+    spawner, *just_forked = [pid for pid in children if linux.process_name(pid) == "elastic-spawner"]
     # How many standbys wait at this moment is chance; the guard holds two descriptors for each.
-    idle = sum(name_of(pid) == "elastic-standby" for pid in children) + len(just_forked)
+    idle = sum(linux.process_name(pid) == "elastic-standby" for pid in children) + len(just_forked)
     fds, threads = held_by(guard)
     line = {
         "generation": generation,
@@ -57,7 +47,7 @@ def main() -> None:
         "guard": (fds - 2 * idle, threads),
         "spawner": (*held_by(spawner), spawner),
         "worker": held_by(os.getpid()),
-        "children": len(children) + len(children_of(agent)) - idle,
+        "children": len(children) + len(linux.children(agent)) - idle,
         "heartbeat_files": Path(f"/proc/{agent}/maps").read_bytes().count(b".beat"),
     }
     with (folder / "restarts.jsonl").open("a") as file:

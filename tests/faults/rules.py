@@ -111,6 +111,12 @@ def check_all_told_and_left(cluster: Cluster, generation: int, reason: str) -> N
     assert len({note["step"] for note in left}) == 1, cluster.story()
 
 
+def check_every_step_once(cluster: Cluster) -> None:
+    """Rank 0 took every step exactly once, whichever generation it was in."""
+    taken = [step["step"] for step in cluster.steps() if step["rank"] == 0]
+    assert taken == [*range(1, len(taken) + 1)], cluster.story()
+
+
 def check_saved_and_gone(cluster: Cluster, *nodes: str) -> None:
     """Each of these nodes' workers saved, and its process is gone, now that the command has returned."""
     saved = {note["node_id"] for note in cluster.notes("saved")}

@@ -11,7 +11,12 @@ from elastic_agent.exit_codes import ExitCode
 
 from .cluster import COUNTING_SAMPLES, HANDLING_NOTICES, Cluster
 from .conftest import MakeCluster, on_both_to_prove
-from .rules import check_all_told_and_left, check_nothing_left, check_saved_and_gone
+from .rules import (
+    check_all_told_and_left,
+    check_every_step_once,
+    check_nothing_left,
+    check_saved_and_gone,
+)
 
 pytestmark = pytest.mark.system
 
@@ -82,8 +87,7 @@ def test_no_step_is_lost_or_repeated_when_a_node_leaves_and_when_the_run_stops_a
     cluster.wait_training("a", after=second)
     cluster.let_finish()
     assert cluster.wait_end("a") == {"a": ExitCode.FINISHED}, cluster.story()
-    taken = [step["step"] for step in cluster.steps() if step["rank"] == 0]
-    assert taken == [*range(1, len(taken) + 1)], cluster.story()
+    check_every_step_once(cluster)
     assert {worker["run_id"] for worker in cluster.born()} == {cluster.run_id}
     check_nothing_left(cluster)
 

@@ -117,39 +117,6 @@ def test_all_three_killed_at_once_resume_at_the_checkpoint_with_the_budget(
     see_it_end(cluster, restarts=1)
 
 
-def test_a_machine_that_was_wiped_joins_again_by_itself(cluster: Cluster, machines: Machines) -> None:
-    first = max(cluster.worlds())
-    cluster.agents["b"].kill_node()
-    second = cluster.wait_training("a", "c", after=first)
-    shutil.rmtree(cluster.folder / "state-b")
-    start(cluster, machines, "b")
-    third = cluster.wait_training(*NODES, after=second)
-    wait_members(cluster, machines)
-    cluster.agents["c"].kill_node()  # the new member is needed from now on
-    cluster.wait_training("a", "b", after=third)
-    see_it_end(cluster, restarts=0, c=-signal.SIGKILL)
-
-
-@pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed (Debian: nftables)")
-def test_a_firewall_between_members_is_named_by_those_it_does_not_let_through(
-    cluster: Cluster, machines: Machines
-) -> None:
-    """The agent there takes part by way of the other members, whose ports for clients are open."""
-    peer_port = cluster.port + 1
-    first = max(cluster.worlds())
-    cluster.agents["c"].kill_node()
-    second = cluster.wait_training("a", "b", after=first)
-    machines.block_port("c", peer_port)
-    start(cluster, machines, "c")
-    third = cluster.wait_training(*NODES, after=second)
-    others = ", ".join(f"{machines.address(node)}:{peer_port}" for node in ("a", "b"))
-    cluster.wait_said("c", f"knows of no leader, and there is no answer from {others}; ")
-    machines.unblock("c")
-    wait_members(cluster, machines)
-    assert max(cluster.worlds()) == third
-    see_it_end(cluster, restarts=0)
-
-
 def test_two_wiped_at_once_lose_the_store_and_harm_nothing(cluster: Cluster, machines: Machines) -> None:
     first = max(cluster.worlds())
     for node in ("a", "b"):

@@ -18,15 +18,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from notes import note
+
 from elastic_agent import client
-
-
-def note(folder: Path, **line: object) -> None:
-    """One line, one write: many processes share the file."""
-    stamped = {"boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME), **line}
-    handle = os.open(folder / "steps.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(handle, (json.dumps(stamped) + "\n").encode())
-    os.close(handle)
 
 
 def load(folder: Path) -> int:
@@ -42,12 +36,12 @@ def save(folder: Path, step: int, run_id: str) -> None:
     draft.replace(folder / "checkpoint.json")
 
 
-def daemonise(folder: Path, worker_id: str) -> None:
+def daemonise(folder: Path) -> None:
     """Leave a grandchild behind that has its own session and ignores SIGTERM."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            note(folder, kind="daemon", worker_id=worker_id, pid=os.getpid())
+            note(folder, "daemon")
             code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
             os.execv(sys.executable, [sys.executable, "-S", "-c", code])
         os._exit(0)
@@ -72,7 +66,7 @@ def obey(folder: Path, worker_id: str) -> None:
             while True:
                 time.sleep(3600)
         case "daemon":
-            daemonise(folder, worker_id)
+            daemonise(folder)
         case unknown:
             raise AssertionError(f"unknown order {unknown}")
 
@@ -120,23 +114,11 @@ def main() -> None:
     folder: Path = options.folder
     me = client.current()
     place = me.placement
-    who = {
-        "run_id": me.run_id,
-        "node_id": me.node_id,
-        "worker_id": me.worker_id,
-        "generation": place.generation,
-        "rank": place.rank,
-        "local_rank": place.local_rank,
-        "node_rank": place.node_rank,
-        "world_size": place.world_size,
-        "restarts": place.restarts,
-        "pid": os.getpid(),
-    }
-    note(folder, kind="born", **who)
+    note(folder, "born")
     steps = steps_alone if options.alone else steps_together
     for step in steps(folder, place, options.step_s):
         client.heartbeat(step)
-        note(folder, kind="step", step=step, **who)
+        note(folder, "step", step=step)
         if place.rank == 0:
             save(folder, step, me.run_id)
         obey(folder, me.worker_id)

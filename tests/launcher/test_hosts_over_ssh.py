@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from tests.cli.support import clean_environment
+from tests.cli.support import COMMAND, clean_environment
 from tests.faults.cluster import HANDLING_NOTICES
 from tests.faults.machines import Machines, built
 from tests.names import unique
+from tests.terminal import Terminal
 from tests.waiting import GUARD_S, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
@@ -44,7 +43,6 @@ class Lab:
     def __init__(self, machines: Machines, folder: Path) -> None:
         self.machines, self.folder, self.run_id = machines, folder, unique("lab")
         self.sshd: dict[str, subprocess.Popen[bytes]] = {}
-        self._terminals: list[int] = []
         for key in ("host-key", "user-key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
         hosts = [f"Host {lab}\n  HostName {machines.address(lab)}\n" for lab in LABS]
@@ -90,15 +88,14 @@ class Lab:
                     os.kill(pid, signum)
         self.sshd[lab].wait()
 
-    def type(self, *options: str, hosts: str = "lab1,lab2:2,lab3", blind: bool = False) -> Terminal:
+    def type(self, *options: str) -> Terminal:
         """Type the command at the desk, in a terminal of its own."""
-        # No machine resolves the names. With addresses as hosts, the store is on the first one.
-        endpoint = ("--rdzv-endpoint", f"{self.machines.address('lab1')}:29400") if "lab" in hosts else ()
+        endpoint = f"{self.machines.address('lab1')}:29400"  # no machine resolves the names
         command = [
             *self.machines.within("desk"),
-            *(sys.executable, "-m", "elastic_agent", "--hosts", hosts, "--rdzv-id", self.run_id),
-            *("--settle", "0.4", *endpoint, *options),
-            *(str(HANDLING_NOTICES), "--folder", str(self.folder), *(["--blind"] if blind else ())),
+            *(*COMMAND, "--hosts", "lab1,lab2:2,lab3", "--rdzv-id", self.run_id),
+            *("--settle", "0.4", "--rdzv-endpoint", endpoint, *options),
+            *(str(HANDLING_NOTICES), "--folder", str(self.folder)),
         ]
         path = f"{self.folder}/bin:{os.environ['PATH']}"
         environ = clean_environment({"PATH": path, "GLOO_SOCKET_IFNAME": "eth0"})
@@ -123,51 +120,6 @@ class Lab:
         return wait_for(f"{workers} workers after generation {after}", look)
 
 
-class Terminal:
-    """A pseudo-terminal with the command in its foreground."""
-
-    def __init__(self, command: list[str], environ: dict[str, str], folder: Path) -> None:
-        self._output = b""
-        self.pid, self._master = pty.fork()
-        if self.pid == 0:
-            os.chdir(folder)
-            os.execvpe(command[0], command, environ)
-        os.set_blocking(self._master, False)
-        self.code: int | None = None
-
-    def text(self) -> str:
-        try:
-            while data := os.read(self._master, 65536):
-                self._output += data
-        except OSError:  # nothing more yet, or the terminal has no process any more
-            pass
-        return self._output.decode(errors="replace")
-
-    def wait_text(self, *texts: str) -> None:
-        wait_for(f"{texts} on the terminal", lambda: all(text in self.text() for text in texts) or None)
-
-    def press_ctrl_c(self) -> None:
-        os.write(self._master, b"\x03")
-
-    def close(self) -> None:
-        os.close(self._master)
-
-    def wait(self) -> int:
-        """Wait for the exit code, and read what is written meanwhile."""
-
-        def look() -> bool | None:
-            self.text()
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.code = os.waitstatus_to_exitcode(status)
-            return pid != 0 or None
-
-        wait_for("the end of the command", look)
-        assert self.code is not None
-        self.text()
-        return self.code
-
-
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
     if not Path(SSHD).exists() or shutil.which("ssh") is None:
@@ -189,20 +141,22 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 def test_ctrl_c_stops_the_run_on_all_machines_and_leaves_nothing(lab: Lab) -> None:
-    terminal = lab.type()
-    lab.wait_training(4)
-    terminal.wait_text("lab1: ", "lab2: ", "lab3: ", "4 workers")
-    terminal.press_ctrl_c()
-    assert terminal.wait() == ExitCode.STOPPED, terminal.text()
-    assert [line["reason"] for line in lab.trained() if line["kind"] == "left"] == ["operator"] * 4
+    with lab.type() as terminal:
+        generation = lab.wait_training(4)
+        for text in ("lab1: ", "lab2: ", "lab3: ", "4 workers"):
+            terminal.wait_shown(text)
+        terminal.type(b"\x03")
+        assert terminal.ended() == ExitCode.STOPPED, terminal.shown
+    left = [line for line in lab.trained() if (line["kind"], line["generation"]) == ("left", generation)]
+    assert [line["reason"] for line in left] == ["operator"] * 4
     lab.wait_empty(*LABS)
 
 
 def test_a_closed_terminal_ends_nothing(lab: Lab) -> None:
-    terminal = lab.type()
-    generation = lab.wait_training(4)
-    terminal.close()
-    os.waitpid(terminal.pid, 0)
+    with lab.type() as terminal:
+        generation = lab.wait_training(4)
+        terminal.close()
+        terminal.ended()
     wait_for("the end of ssh", lambda: not lab.processes("desk") or None)
     assert lab.wait_training(4) == generation
     (lab.folder / "finish").touch()
@@ -211,43 +165,14 @@ def test_a_closed_terminal_ends_nothing(lab: Lab) -> None:
     assert "the run finished" in next((lab.folder / "state-lab2").glob("hosts/*/lab2.log")).read_text()
 
 
-def test_a_second_ctrl_c_kills_the_workers(lab: Lab) -> None:
-    hosts = ",".join(map(lab.machines.address, LABS[:2]))
-    terminal = lab.type("--shutdown-timeout", "1000", hosts=hosts, blind=True)
-    lab.wait_training(2)
-    terminal.press_ctrl_c()
-    terminal.wait_text("Ctrl-C again kills")
-    terminal.press_ctrl_c()
-    assert terminal.wait() == ExitCode.INTERRUPTED, terminal.text()
-    lab.wait_empty("lab1", "lab2")
-
-
-def test_a_host_that_is_down_is_one_line(lab: Lab) -> None:
-    lab.kill("lab3")
-    terminal = lab.type("--nnodes", "3")
-    assert terminal.wait() == ExitCode.TOO_FEW_NODES
-    lines = terminal.text().splitlines()
-    assert lines[0].startswith("elastic-agent: lab3 cannot be reached: ssh: connect to host")
-    assert lines[1].startswith(
-        "elastic-agent: nothing started: 2 of 3 hosts can be used; expected 3 (--nnodes)"
-    )
-    lab.wait_empty("lab1", "lab2")
-
-    terminal = lab.type()
-    lab.wait_training(3)
-    terminal.press_ctrl_c()
-    assert terminal.wait() == ExitCode.STOPPED, terminal.text()
-    lab.wait_empty("lab1", "lab2")
-
-
 def test_a_host_that_dies_is_one_line_and_the_others_go_on(lab: Lab) -> None:
-    terminal = lab.type("--lease-ttl", "4")
-    first = lab.wait_training(4)
-    lab.kill("lab3")
-    lab.wait_training(3, after=first)
-    terminal.wait_text("elastic-agent: the connection to lab3 was lost; the run goes on")
-    (lab.folder / "finish").touch()
-    assert terminal.wait() == ExitCode.FINISHED, terminal.text()
+    with lab.type("--lease-ttl", "4") as terminal:
+        first = lab.wait_training(4)
+        lab.kill("lab3")
+        lab.wait_training(3, after=first)
+        terminal.wait_shown("elastic-agent: the connection to lab3 was lost; the run goes on")
+        (lab.folder / "finish").touch()
+        assert terminal.ended() == ExitCode.FINISHED, terminal.shown
     lab.wait_empty("lab1", "lab2")
 
 
@@ -257,7 +182,7 @@ def test_a_folder_that_a_host_does_not_have_is_one_line(lab: Lab, tmp_path: Path
     done = subprocess.run(
         [
             *(*lab.machines.within("desk"), "sh", "-c", mount, "sh", str(lab.folder / "only-here")),
-            *(sys.executable, "-m", "elastic_agent", "--hosts", "lab1", "t.py"),
+            *(*COMMAND, "--hosts", "lab1", "t.py"),
         ],
         env=clean_environment({"PATH": f"{lab.folder}/bin:{os.environ['PATH']}"}),
         capture_output=True,

@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=Path())
     options = parser.parse_args()
     options.checkpoints.mkdir(parents=True, exist_ok=True)
+    sys.path.insert(0, str(TRAINING.parent))  # of the modules beside it
     sys.argv = [str(TRAINING), "--folder", str(options.checkpoints)]
     runpy.run_path(str(TRAINING), run_name="__main__")
 
