@@ -124,6 +124,8 @@ def test_the_error_names_the_variable_or_the_key_in_the_file(shell: Shell) -> No
         (["--max", "2"], "did you mean --max-restarts?"),
         (["--standalone=yes"], "--standalone: takes no value"),
         (["--hostfile", "hosts"], "use --hosts lab1,lab2:4"),
+        (["--etcd-password", "hunter2"], "did you mean --etcd-password-file?"),
+        (["--secret", "hunter2"], "did you mean --secret-file?"),
         (["--use_env"], "workers always find their local rank in LOCAL_RANK"),
         (["--num_gpus=2"], "use --nproc-per-node"),
         (["-m", "--no-python"], "--module and --no-python are mutually exclusive"),
@@ -158,23 +160,6 @@ def test_unknown_names_are_reported_with_a_suggestion(shell: Shell, argv: list[s
 def test_a_password_in_an_error_is_masked(shell: Shell, argv: list[str]) -> None:
     assert "hunter2" not in complaint(shell, argv)
     assert "hunter2" not in complaint(shell, ["--rdzv-backend", "etcd", *argv])
-
-
-def test_a_password_on_the_command_line_suggests_the_password_file(shell: Shell) -> None:
-    assert "did you mean --etcd-password-file?" in complaint(shell, ["--etcd-password", "hunter2"])
-    assert "did you mean --secret-file?" in complaint(shell, ["--secret", "hunter2"])
-
-
-def test_ports_for_workers_do_not_include_those_of_the_members(shell: Shell) -> None:
-    line = complaint(shell, ["--rdzv-endpoint=a,b,c", "--nnodes=2", "--port-range=29401:29500", "train.py"])
-    assert "--port-range" in line
-    assert "port 29401 of --rdzv-endpoint" in line
-
-
-def test_workers_that_keep_their_processes_need_our_own_logs(shell: Shell) -> None:
-    line = complaint(shell, ["--survive=keep", "--logs-specs=mine", "train.py"])
-    assert "--logs-specs has a folder of its own" in line
-    assert "expected restart, or no --logs-specs" in line
 
 
 def test_an_option_without_its_value_is_an_error(shell: Shell) -> None:

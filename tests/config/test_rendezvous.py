@@ -169,6 +169,14 @@ def test_a_password_for_etcd_is_encrypted_with_a_secret(shell: Shell) -> None:
         ([*ETCD, "--etcd-key", "/k"], "requires --etcd-cert"),
         ([*ETCD, "--etcd-ca", "/no-such.pem"], "is not readable"),
         ([*ETCD, "--rdzv-endpoint", "a:0"], "port 0 cannot be connected to"),
+        (
+            ["--rdzv-endpoint=a,b,c", "--nnodes=2", "--port-range=29401:29500"],
+            "--port-range: .* port 29401 of --rdzv-endpoint",
+        ),
+        (
+            ["--survive=keep", "--logs-specs=mine"],
+            "--logs-specs has a folder of its own.*; expected restart, or no --logs-specs",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_each_other_are_refused(shell: Shell, options: list[str], said: str) -> None:

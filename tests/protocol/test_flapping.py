@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from elastic_agent.protocol.cluster_view import PROGRESS_S
-from elastic_agent.protocol.records import Cause, Failure, FailureKind, Lease, Phase, State, StopRequest
+from elastic_agent.protocol.records import Failure, FailureKind, Lease, Phase, State
 from elastic_agent.protocol.running import EXPLAIN_S
 from tests.protocol.support import (
     CRASH,
@@ -21,6 +21,7 @@ from tests.protocol.support import (
     policy,
     running,
 )
+from tests.protocol.test_notices import asks, leave
 
 INTERRUPTED = Failure(FailureKind.INTERRUPTED, "a worker was terminated by SIGTERM")
 NO_BOOTSTRAP = Failure(FailureKind.BOOTSTRAP, "a:29500 could not be reached", unreachable_node="a")
@@ -62,15 +63,10 @@ def test_a_loss_detected_while_the_next_world_forms_counts() -> None:
 ENDINGS: dict[str, Callable[[Table], None]] = {
     "failure": lambda table: table.says("a", State.FAILED, failure=CRASH),
     "growth": lambda table: (table.comes("d"), table.wait(2 * SETTLE_S)),
-    "notice": lambda table: leave(table, "b", State.RUNNING),
+    "notice": lambda table: asks(table, "b", leave("b")),
     "saved without a notice": lambda table: table.says("a", State.SAVED),
     "signal": lambda table: (table.says("a", State.RUNNING, failure=INTERRUPTED), table.wait(EXPLAIN_S)),
 }
-
-
-def leave(table: Table, node: str, state: State) -> None:
-    stop_request = StopRequest(1, Cause.DRAIN, 10.0, f"{node} leaves", leaver=node, life=1)
-    table.says(node, state, stop_request=stop_request)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -145,14 +145,8 @@ def drained(node: Node) -> Node:
     return node
 
 
-def asked_to_stop() -> Node:
-    node = Node("c-1")
-    node.request_stop(STOP)
-    return node
-
-
 Story = tuple[Callable[[], Node], list[tuple[Any, ...]]]
-"""How it begins, and for each event: its name, its arguments, and the actions that follow."""
+"""How it begins, and for each event: its name, its arguments (those by name in a dict), and the actions that follow."""
 
 STARTS: dict[str, Story] = {
     "workers are started once, after lease, plan and bootstrap store were checked": (
@@ -421,8 +415,11 @@ ENDS_OF_A_NODE: dict[str, Story] = {
         [("plan_changed", ended(Phase.STOPPED), departs(Outcome.STOPPED))],
     ),
     "stopped, also who asked for it and comes late": (
-        asked_to_stop,
-        [("plan_changed", ended(Phase.STOPPED), departs(Outcome.STOPPED))],
+        lambda: Node("c-1"),
+        [
+            ("request_stop", STOP, []),
+            ("plan_changed", ended(Phase.STOPPED), departs(Outcome.STOPPED)),
+        ],
     ),
     "not stopped: a node that comes after the stop resumes the run": (
         lambda: Node("c-1"),
@@ -492,15 +489,6 @@ REQUESTS: dict[str, Story] = {
         ],
     ),
 }
-
-
-@pytest.mark.parametrize("story", [*STARTS.values(), *STOPS.values(), *ENDS_OF_A_NODE.values(), *REQUESTS.values()],
-                         ids=[*STARTS, *STOPS, *ENDS_OF_A_NODE, *REQUESTS])  # fmt: skip
-def test_what_a_node_does(story: Story) -> None:
-    begin, steps = story
-    node = begin()
-    for event, *arguments, actions in steps:
-        assert getattr(node, event)(*arguments) == actions, event
 
 
 ALL_PARKED, SOME_PARKED = {"parked": True, "all_parked": True}, {"parked": True, "all_parked": False}
@@ -651,16 +639,16 @@ APART: dict[str, Story] = {
 }
 
 
-@pytest.mark.parametrize("story", [*PARKED.values(), *APART.values()], ids=[*PARKED, *APART])
-def test_what_a_node_does_with_parked_workers(story: Story) -> None:
+STORIES = STARTS | STOPS | ENDS_OF_A_NODE | REQUESTS | PARKED | APART
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_what_a_node_does(story: Story) -> None:
     begin, steps = story
     node = begin()
     for event, *arguments, actions in steps:
         facts = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
         assert getattr(node, event)(*arguments, **facts) == actions, event
-
-
-# -- the table of transitions -----------------------------------------------------------------------
 
 
 def test_a_restarted_node_goes_by_the_plan_on_its_disk() -> None:

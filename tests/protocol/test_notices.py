@@ -190,17 +190,6 @@ def test_at_the_deadline_the_next_world_forms_even_if_workers_still_save() -> No
     )
 
 
-def test_a_failure_during_a_notice_is_charged_and_the_leaver_still_leaves() -> None:
-    table = handling_notices("a", "b", "c")
-    asks(table, "b", leave("b"))
-    table.says("c", State.FAILED, failure=CRASH)
-    assert table.stand == (FORMING, 2)
-    assert table.plan.leaving == ("b-1",)
-    table.all_say(State.READY, "a", "c")
-    table.says("b", State.LEFT)
-    assert (table.stand, table.world, table.plan.notice) == ((RUNNING, 2), ["a", "c"], None)
-
-
 def requests_to_drain_a_node_without_a_lease() -> Table:
     """c has lost its lease, and a requests that c leaves."""
     table = handling_notices("a", "b", "c")

@@ -75,12 +75,6 @@ def test_a_node_with_a_longer_lease_takes_no_part_before_it_is_refused() -> None
     assert (table.stand, table.world) == ((RUNNING, 1), ["a", "z"])
 
 
-@pytest.mark.parametrize("version", [0, 2**53 + 1, 10**30])
-def test_a_plan_of_an_impossible_version_is_refused(version: int) -> None:
-    with pytest.raises(ValueError, match=r"\$\.version"):
-        decode(Plan, encode(plan(FORMING, 1, version)))
-
-
 @pytest.mark.parametrize("of", [None, 1, 3])
 def test_a_running_plan_without_a_world_is_refused(of: int | None) -> None:
     with pytest.raises(RecordError, match="generation 2 runs without a world"):

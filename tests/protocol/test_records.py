@@ -89,7 +89,7 @@ def test_an_oversized_record_is_refused_with_its_size_and_the_limit(kind: Any, l
         (member("a", policy=Policy(lease_ttl_s=0.4)), r"at `\$\.policy\.lease_ttl_s`"),
         (member("a", stop_s=-1.0), r"at `\$\.stop_s`"),
         (member("a", replaces=("b",) * 65), r"at `\$\.replaces`"),
-        (plan(Phase.FORMING, 1, 0), r"at `\$\.version`"),
+        *((plan(Phase.FORMING, 1, version), r"at `\$\.version`") for version in (0, 2**53 + 1, 10**30)),
         (plan(Phase.FORMING, -1, 1), r"at `\$\.generation`"),
         (plan(Phase.FORMING, 1, 1, reason="x" * 513), r"at `\$\.reason`"),
     ],

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.logs import setup
+from elastic_agent.values import Endpoint
+from tests.ports import free_port
 
 from .torchruns import Stage
 
@@ -17,6 +19,11 @@ from .torchruns import Stage
 def stage(tmp_path: Path) -> Iterator[Stage]:
     with Stage(tmp_path) as opened:
         yield opened
+
+
+@pytest.fixture
+def endpoint() -> Endpoint:
+    return Endpoint("127.0.0.1", free_port())
 
 
 @pytest.fixture(autouse=True)

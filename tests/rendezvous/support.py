@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
 from elastic_agent.rendezvous.bootstrap_offers import StoreDialer
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.transport import c10d
+from elastic_agent.transport import CoordinatorRecords, c10d
 from elastic_agent.values import Endpoint
 from tests.processes import Forked
 
@@ -67,14 +68,10 @@ class HostProcess(Forked):
 
 def _host(pipe: Connection, endpoint: Endpoint, state_dir: Path) -> None:
     async def host() -> None:
-        hosted = await c10d.find_or_host(endpoint, PATIENCE_S)
-        assert hosted is not None
-        coordinator = StoreCoordinator(hosted.inbox, RunHistoryStore(state_dir))
-        coordination = asyncio.create_task(coordinator.run())
-        pipe.send("hosting")
-        with contextlib.suppress(EOFError):
-            await asyncio.to_thread(pipe.recv)
-        coordination.cancel()
+        async with coordinated(endpoint, RunHistoryStore(state_dir)):
+            pipe.send("hosting")
+            with contextlib.suppress(EOFError):
+                await asyncio.to_thread(pipe.recv)
 
     asyncio.run(host())
     os._exit(0)
@@ -88,6 +85,34 @@ def hosted(endpoint: Endpoint, state_dir: Path) -> Iterator[HostProcess]:
         yield host
     finally:
         host.kill()
+
+
+@asynccontextmanager
+async def coordinated(
+    endpoint: Endpoint,
+    history_store: RunHistoryStore,
+    open_records: Callable[
+        [c10d.C10dInbox, str], Awaitable[CoordinatorRecords | None]
+    ] = c10d.C10dInbox.records,
+    **how: Any,
+) -> AsyncIterator[StoreCoordinator]:
+    """A store and its coordinator in this process; ``how``: more of what the coordinator is given."""
+    host = await c10d.find_or_host(endpoint, PATIENCE_S)
+    assert host is not None
+
+    async def open_inbox() -> c10d.C10dInbox:
+        inbox = await host.inbox()
+        inbox.records = partial(open_records, inbox)  # type: ignore[method-assign]
+        return inbox
+
+    coordinator = StoreCoordinator(open_inbox, history_store, **how)
+    task = asyncio.create_task(coordinator.run())
+    try:
+        yield coordinator
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        host.close()
 
 
 def policy(least: int, most: int, **changes: float) -> Policy:

@@ -5,100 +5,47 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from elastic_agent.protocol.records import Phase, Plan
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import CoordinatorRecords, c10d
 from elastic_agent.transport.blocking_call import DiskThread
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
-from tests.ports import free_port
 from tests.protocol.support import on_disk
 from tests.transport.support import life_keys
 
-from .support import PATIENCE_S, Participant, hosted, participants, policy, run
+from .support import PATIENCE_S, Participant, coordinated, hosted, participants, policy, run
+
+Lines = list[MutableMapping[str, Any]]
 
 
 @pytest.fixture
-def endpoint() -> Endpoint:
-    return Endpoint("127.0.0.1", free_port())
+def logged() -> Iterator[Lines]:
+    with capture_logs() as lines:
+        yield lines
 
 
-class Notes(logging.Handler):
-    """What was logged as a warning or worse."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-@pytest.fixture
-def notes() -> Iterator[Notes]:
-    import io
-
-    import structlog
-
-    from elastic_agent.logs import configure_logging
-
-    root = logging.getLogger()
-    before, level = root.handlers, root.level
-    configure_logging("json", "warning", io.StringIO())
-    handler = Notes()
-    root.handlers = [handler]
-    yield handler
-    root.handlers = before
-    root.setLevel(level)
-    logging.captureWarnings(False)
-    structlog.reset_defaults()
-
-
-@asynccontextmanager
-async def coordinated(
-    endpoint: Endpoint,
-    history_store: RunHistoryStore,
-    open_records: Callable[
-        [c10d.C10dInbox, str], Awaitable[CoordinatorRecords | None]
-    ] = c10d.C10dInbox.records,
-    **patience: float,
-) -> AsyncIterator[StoreCoordinator]:
-    """A store and its coordinator in this process."""
-    host = await c10d.find_or_host(endpoint, PATIENCE_S)
-    assert host is not None
-
-    async def open_inbox() -> c10d.C10dInbox:
-        inbox = await host.inbox()
-        inbox.records = partial(open_records, inbox)  # type: ignore[method-assign]
-        return inbox
-
-    coordinator = StoreCoordinator(open_inbox, history_store, **patience)
-    task = asyncio.create_task(coordinator.run())
-    try:
-        yield coordinator
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        host.close()
+def warnings_with(words: str, logged: Lines) -> list[str]:
+    """Return the warnings, or worse, that contain these words."""
+    found = [str(line) for line in logged if line["log_level"] in ("warning", "error", "critical")]
+    return [line for line in found if words in line]
 
 
 # -- the disk ---------------------------------------------------------------------------------------
 
 
 def test_an_unwritable_state_directory_is_logged_once_and_stops_no_run(
-    endpoint: Endpoint, tmp_path: Path, notes: Notes
+    endpoint: Endpoint, tmp_path: Path, logged: Lines
 ) -> None:
     state = tmp_path / "state"
     state.mkdir()
@@ -114,9 +61,8 @@ def test_an_unwritable_state_directory_is_logged_once_and_stops_no_run(
             second = await a.running("a", above=first.generation)
             a.fail()
             await a.running("a", above=second.generation)
-        complaints = [line for line in notes.lines if "cannot write the state directory" in line]
-        assert len(complaints) == 1
-        assert "generations may repeat" in complaints[0], "it says what is not promised any more"
+        (complaint,) = warnings_with("cannot write the state directory", logged)
+        assert "generations may repeat" in complaint, "it says what is not promised any more"
 
     run(story())
 
@@ -136,7 +82,7 @@ class HangingRunHistoryStore(RunHistoryStore):
 
 
 def test_a_hanging_state_directory_delays_no_generation_and_gets_the_newest_history_later(
-    endpoint: Endpoint, tmp_path: Path, notes: Notes
+    endpoint: Endpoint, tmp_path: Path, logged: Lines
 ) -> None:
     disk, written = HangingRunHistoryStore(tmp_path / "state"), Blocking(RunHistoryStore(tmp_path / "state"))
 
@@ -153,9 +99,8 @@ def test_a_hanging_state_directory_delays_no_generation_and_gets_the_newest_hist
             while (known := written.load("run")) is None or known.generation < second.generation:
                 assert await asyncio.to_thread(disk.written.wait, PATIENCE_S)
                 disk.written.clear()
-        complaints = [line for line in notes.lines if "cannot write the state directory" in line]
-        assert len(complaints) == 1
-        assert "the disk did not answer within 1 s" in complaints[0]
+        (complaint,) = warnings_with("cannot write the state directory", logged)
+        assert "the disk did not answer within 1 s" in complaint
 
     try:
         run(story())
@@ -167,7 +112,7 @@ def test_a_hanging_state_directory_delays_no_generation_and_gets_the_newest_hist
 
 
 def test_an_error_with_one_run_does_not_affect_another(
-    endpoint: Endpoint, tmp_path: Path, notes: Notes
+    endpoint: Endpoint, tmp_path: Path, logged: Lines
 ) -> None:
     async def story() -> None:
         trouble = True
@@ -189,7 +134,7 @@ def test_an_error_with_one_run_does_not_affect_another(
                 await sound.running("s", above=generation)
                 assert not troubled.of(events.PlanSeen)
                 assert coordinator.busy_with == ["sound", "troubled"], "the store is still needed for it"
-                assert any("too many open files" in line for line in notes.lines)
+                assert warnings_with("too many open files", logged)
                 trouble = False
                 await troubled.running("t")
                 assert not coordinator.failed

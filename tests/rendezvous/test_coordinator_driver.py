@@ -11,21 +11,12 @@ import msgspec
 import pytest
 import structlog
 
-from elastic_agent.protocol.records import (
-    RECORD_VERSION,
-    Address,
-    Lease,
-    Member,
-    Phase,
-    Plan,
-    Policy,
-    State,
-)
+from elastic_agent.protocol.records import Lease, Member, Phase, Plan, Policy, State
 from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport.base import Snapshot
 from elastic_agent.transport.coordinator_records import CoordinatorRecords
-from tests.protocol.support import on_disk, world
+from tests.protocol.support import member, on_disk, world
 
 LEASE_S = 10.0
 RULES = Policy(min_nodes=1, max_nodes=2, lease_ttl_s=LEASE_S, settle_s=0.5, fence_margin_s=1.0)
@@ -128,9 +119,7 @@ class Run(Store):
 
     def come(self, name: str, **fields: Any) -> str:
         """A node writes its record."""
-        member = Member(RECORD_VERSION, name, f"{name}-1", "10.0.0.1", 1, State.READY, 0, RULES)
-        member = msgspec.structs.replace(member, bootstrap=Address("10.0.0.1", 4000), **fields)
-        self.members[f"{name}-1"] = member
+        self.members[f"{name}-1"] = member(name, **{"generation": 0, "policy": RULES, **fields})
         self.leases.setdefault(f"{name}-1", Lease(f"{name}-1", LEASE_S))
         return f"{name}-1"
 

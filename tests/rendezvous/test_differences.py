@@ -7,23 +7,14 @@ from collections.abc import Mapping
 import pytest
 
 from elastic_agent.diagnosis.differences import NO_RUN_ID, RUN_ID, differences, member_facts, policy_facts
-from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
+from elastic_agent.protocol.records import Fingerprint, Member, Policy
+from tests.protocol import support
 
 SAME = Fingerprint("abc", "3.11.7", "2.13.0", "0.1.0", "train.py")
 
 
 def member(name: str, fingerprint: Fingerprint = SAME, policy: Policy | None = None) -> Member:
-    return Member(
-        RECORD_VERSION,
-        name,
-        f"{name}-life",
-        "127.0.0.1",
-        1,
-        State.READY,
-        0,
-        policy or Policy(),
-        fingerprint=fingerprint,
-    )
+    return support.member(name, policy=policy or Policy(), fingerprint=fingerprint)
 
 
 def texts(

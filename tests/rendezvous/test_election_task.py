@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastic_agent.protocol.records import RECORD_VERSION, Lease, Member, Phase, Plan, Policy, State
+from elastic_agent.protocol.records import Lease, Phase, Plan, Policy
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election import Election
 from elastic_agent.rendezvous.run_history import RunHistoryStore
@@ -23,7 +23,7 @@ from elastic_agent.transport.etcd.api import delete
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, set_up_long_ago
 from tests.loop_thread import Blocking, in_loop
-from tests.protocol.support import on_disk
+from tests.protocol.support import member, on_disk
 from tests.transport.support import life_keys
 from tests.waiting import wait_for
 
@@ -91,13 +91,11 @@ def table_of(members: Members) -> EtcdTable:
     return EtcdTable(client, members.root, lease=KeptLease.of_node(LEASE_S))
 
 
-def node(members: Members, name: str, **fields: object) -> Any:
+def node(members: Members, name: str) -> Any:
     """A node that came to the run."""
     link = Blocking(in_loop(NodeRecords.open(table_of(members), RUN)))
     rules = Policy(lease_ttl_s=LEASE_S, fence_margin_s=MARGIN_S)
-    member = Member(RECORD_VERSION, name, f"{name}-1", "127.0.0.1", 1, State.READY, 0, rules)
-    member = msgspec.structs.replace(member, **fields)
-    assert link.register(member, Lease(f"{name}-1", LEASE_S)) is not None
+    assert link.register(member(name, generation=0, policy=rules), Lease(f"{name}-1", LEASE_S)) is not None
     return link
 
 

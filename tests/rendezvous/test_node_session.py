@@ -12,12 +12,12 @@ import pytest
 
 from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.node import Announce
-from elastic_agent.protocol.records import RECORD_VERSION, Address, Lease, Member, Phase, Plan, State
+from elastic_agent.protocol.records import Address, Lease, Member, Phase, Plan, State
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.bootstrap_offers import StoreDialer
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
-from tests.protocol.support import plan, world
+from tests.protocol.support import member, plan, world
 from tests.simulator.kernel import Inbox, Kernel
 from tests.simulator.machine import Machine
 from tests.simulator.waits import SimulatedWaits, take
@@ -116,10 +116,9 @@ class Node(SimulatedWaits):
         self.handles: list[Handle] = []
         self.requests: list[tuple[Any, ...]] = []
         rules = policy(1, 1, lease_s=LEASE_S)
-        member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, rules)
         self.session = Session(
             cast(StoreDialer, self),
-            member,
+            member("a", generation=0, policy=rules, bootstrap=None),
             LEASE_S,
             join_timeout_s=JOIN_S,
             clock=machine.clock,

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.protocol.records import Address, FailureKind, Lease, Member, Phase, Plan
+from elastic_agent.protocol.records import Address, FailureKind, Lease, Member, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.bootstrap_offers import StoreDialer
 from elastic_agent.transport import NodeRecords
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.values import Endpoint
-from tests.ports import free_port
 from tests.processes import no_descriptors_left
 from tests.protocol.support import on_disk, world
 from tests.relay import Relay
@@ -28,60 +27,6 @@ from .support import (
     policy,
     run,
 )
-
-
-@pytest.fixture
-def endpoint() -> Endpoint:
-    return Endpoint("127.0.0.1", free_port())
-
-
-def test_a_new_store_gets_the_history_and_keeps_a_running_world(endpoint: Endpoint, tmp_path: Path) -> None:
-    async def story() -> None:
-        rules = policy(2, 2)
-        with hosted(endpoint, tmp_path / "host"):
-            nodes = participants("a", "b", endpoint=endpoint, rules=rules, folder=tmp_path)
-            a, b = await nodes.__aenter__()
-            first = await a.running("a", "b")
-            a.fail()
-            second = await b.running("a", "b", above=first.generation)
-            await a.running("a", "b", above=first.generation)
-        try:  # that store is gone
-            heard, heard_by_b = len(a.told), len(b.told)
-            with hosted(endpoint, tmp_path / "another"):  # a state directory that knows nothing
-                connected = await a.hear(events.Connected, after=heard)
-                assert connected.replaced
-                await a.hear(events.Registered, after=heard)
-                adopted = await a.plan(Phase.RUNNING, after=heard)
-                assert (adopted.generation, adopted.world) == (second.generation, second.world)
-                assert adopted.charged == 1
-                assert "continues without a restart" in adopted.reason
-                assert (await b.plan(Phase.RUNNING, after=heard_by_b)).world == second.world
-            assert not a.of(events.LeaseLost)
-            assert not b.of(events.LeaseLost)
-        finally:
-            await nodes.__aexit__(None, None, None)
-
-    run(story())
-
-
-def test_a_frozen_store_costs_the_lease_and_a_new_incarnation_joins(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
-    async def story() -> None:
-        with hosted(endpoint, tmp_path / "host") as host:
-            rules = policy(1, 1, lease_s=LEASE_S)
-            async with participants("a", endpoint=endpoint, rules=rules, folder=tmp_path) as (a,):
-                first = await a.running("a")
-                assert first.world is not None
-                host.freeze()
-                await a.hear(events.LeaseLost)
-                host.thaw()
-                again = await a.running("a", above=first.generation)
-                assert again.world is not None
-                assert again.world.seats[0].incarnation != first.world.seats[0].incarnation
-                assert again.charged == 0
-
-    run(story())
 
 
 def test_an_error_while_handling_a_lost_lease_ends_the_session(endpoint: Endpoint, tmp_path: Path) -> None:

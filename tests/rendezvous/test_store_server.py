@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from torch.distributed import TCPStore
 
-from elastic_agent.protocol.records import (
-    RECORD_VERSION,
-    Address,
-    Lease,
-    Member,
-    Phase,
-    Plan,
-    State,
-    World,
-)
-from elastic_agent.rendezvous.backends.c10d.coordinator import StoreCoordinator
+from elastic_agent.protocol.records import Address, Lease, Phase, Plan, Policy, State, World
 from elastic_agent.rendezvous.run_history import KEPT_RUNS, RunHistoryStore
 from elastic_agent.transport import begun_runs, c10d
 from elastic_agent.transport.base import StoreLostError
@@ -33,10 +23,10 @@ from elastic_agent.transport.c10d import host as c10d_host
 from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
-from tests.protocol.support import on_disk
+from tests.protocol.support import member, on_disk
 from tests.waiting import wait_for
 
-from .support import LONG_LEASE_S, PATIENCE_S, policy
+from .support import PATIENCE_S, coordinated, policy
 
 RULES = policy(1, 1)
 _numbers = itertools.count()
@@ -47,20 +37,17 @@ class Served:
 
     def __init__(self, state_dir: Path, keep_over_s: float) -> None:
         self.endpoint = Endpoint("127.0.0.1", free_port())
-        host = in_loop(c10d.find_or_host(self.endpoint, PATIENCE_S))
-        assert host is not None
-        self.host = host
         self.ended: list[str] = []
-        self.coordinator = StoreCoordinator(
-            host.inbox,
-            RunHistoryStore(state_dir),
-            on_plan=self._on_plan,
-            keep_over_s=keep_over_s,
+        self._opened = AsyncExitStack()
+        coordinating = coordinated(
+            self.endpoint, RunHistoryStore(state_dir), on_plan=self._on_plan, keep_over_s=keep_over_s
         )
-        self._task = in_loop(self._begin())
+        self.coordinator = in_loop(self._opened.enter_async_context(coordinating))
         self._reader = in_loop(c10d.open_table(self.endpoint, PATIENCE_S))
         patience = timedelta(seconds=PATIENCE_S)
-        self._counter = TCPStore("127.0.0.1", host.port, None, False, patience, wait_for_workers=False)
+        self._counter = TCPStore(
+            "127.0.0.1", self.endpoint.port, None, False, patience, wait_for_workers=False
+        )
 
     def _on_plan(self, run_id: str, plan: Plan) -> None:
         if plan.is_terminal:
@@ -82,16 +69,8 @@ class Served:
         return {*self.coordinator._runs}
 
     def close(self) -> None:
-        in_loop(self._end())
-        self.host.close()
-
-    async def _begin(self) -> asyncio.Task[None]:
-        return asyncio.create_task(self.coordinator.run())
-
-    async def _end(self) -> None:
-        self._reader.close()
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        Blocking(self._reader).close()
+        in_loop(self._opened.aclose())
 
 
 @contextmanager
@@ -106,15 +85,16 @@ def served(state_dir: Path, keep_over_s: float = 0.0) -> Iterator[Served]:
 class QuickNode:
     """A node of one slot without workers, on one connection."""
 
-    def __init__(self, store: Served, run_id: str, lease_s: float = LONG_LEASE_S) -> None:
+    def __init__(self, store: Served, run_id: str, rules: Policy = RULES) -> None:
         self.name = f"i{next(_numbers)}"
         self.records = Blocking(in_loop(c10d.dial(store.endpoint, run_id, PATIENCE_S)))
-        self.lease_s = lease_s
-        self.member = Member(RECORD_VERSION, "n", self.name, "127.0.0.1", 1, State.READY, 0, RULES)
+        self.member = member("n", self.name, generation=0, policy=rules, bootstrap=None)
         self.plan: Plan | None = None
 
     def register(self) -> None:
-        assert self.records.register(self.member, Lease(self.name, self.lease_s)) is not None
+        assert (
+            self.records.register(self.member, Lease(self.name, self.member.policy.lease_ttl_s)) is not None
+        )
 
     def hear(self) -> Plan:
         """The next plan."""
@@ -125,10 +105,7 @@ class QuickNode:
 
     def say(self, state: State, generation: int) -> None:
         bootstrap = Address("127.0.0.1", 4000) if state is State.READY else None
-        said = {"state": state, "generation": generation, "bootstrap": bootstrap}
-        self.records.write(
-            Member(**{**{f: getattr(self.member, f) for f in Member.__struct_fields__}, **said})
-        )
+        self.records.write(replace(self.member, state=state, generation=generation, bootstrap=bootstrap))
 
     def run(self) -> World:
         """From the first plan to the verdict; the world that it was."""
@@ -254,9 +231,7 @@ def test_a_node_that_missed_the_removal_detects_it_and_starts_a_new_run_above_it
 
 def test_a_run_whose_nodes_are_all_lost_ends_and_is_removed(tmp_path: Path) -> None:
     with served(tmp_path) as store:
-        rules = policy(1, 1, lease_s=0.5, join_s=0.5)
-        node = QuickNode(store, "abandoned", lease_s=0.5)
-        node.member = Member(RECORD_VERSION, "n", node.name, "127.0.0.1", 1, State.READY, 0, rules)
+        node = QuickNode(store, "abandoned", policy(1, 1, lease_s=0.5, join_s=0.5))
         node.register()
         node.hear()
         node.records.close()

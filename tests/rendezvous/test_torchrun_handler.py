@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import socketserver
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from elastic_agent.torchrun.handler import ElasticRendezvous
 from elastic_agent.torchrun.plugin import elastic_handler
 from elastic_agent.transport.c10d import BootstrapStore, StoreServers
 from tests.ports import free_port
+from tests.transport.support import program, says
 from tests.waiting import wait_for
 
 
@@ -96,22 +95,12 @@ def test_bootstrap_stores_are_on_the_ports_of_rdzv_conf(
 
 
 def test_a_port_of_another_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ssh(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.sendall(b"SSH-2.0-something\r\n")
-            self.request.recv(64)
-
-    port = free_port()
-    with socketserver.ThreadingTCPServer(("127.0.0.1", port), Ssh) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            with (
-                handlers(1, tmp_path, monkeypatch, port) as (handler,),
-                pytest.raises(RendezvousConnectionError, match="is used by another program"),
-            ):
-                handler.next_rendezvous()
-        finally:
-            server.shutdown()
+    with (
+        program(says(b"SSH-2.0-something\r\n", first=True)) as endpoint,
+        handlers(1, tmp_path, monkeypatch, endpoint.port) as (handler,),
+        pytest.raises(RendezvousConnectionError, match="is used by another program"),
+    ):
+        handler.next_rendezvous()
 
 
 def test_an_internal_error_is_logged_and_ends_the_rendezvous(

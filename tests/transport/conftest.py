@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_agent.transport import Secret
-from elastic_agent.transport.c10d import dialling, host
+from elastic_agent.transport.c10d import BootstrapStore, PortPicker, dialling, host
 from tests.etcd import EtcdCluster
 
 from .support import PATIENCE_S, C10dScene, Scene
@@ -38,6 +39,14 @@ def own_etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
     """Run one member, for a test that stops it or changes its data."""
     with EtcdCluster(tmp_path) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def store() -> Iterator[BootstrapStore]:
+    """Serve a bootstrap store on a loopback address."""
+    opened = BootstrapStore.open("127.0.0.1", PortPicker(None, 0.0))
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
@@ -70,6 +79,13 @@ def own_etcd_scene(own_etcd: EtcdCluster) -> Iterator[EtcdScene]:
         yield scene
 
 
+@pytest.fixture
+def stopping_etcd_scene(own_etcd_scene: EtcdScene) -> EtcdScene:
+    """Return one that is lost by SIGTERM, as from a service manager: etcd ends what is under way in good order."""
+    own_etcd_scene.stop_signal = signal.SIGTERM
+    return own_etcd_scene
+
+
 def _scene(request: pytest.FixtureRequest) -> Scene:
     scene = request.getfixturevalue(request.param)
     assert isinstance(scene, Scene)
@@ -84,6 +100,8 @@ scene = pytest.fixture(
 """Each kind of store: what holds for one holds for the other."""
 
 scene_to_lose = pytest.fixture(
-    params=["c10d_scene", "own_etcd_scene"], ids=["c10d", "etcd"], name="scene_to_lose"
+    params=["c10d_scene", "own_etcd_scene", "stopping_etcd_scene"],
+    ids=["c10d", "etcd", "etcd-that-is-stopped"],
+    name="scene_to_lose",
 )(_scene)
 """The same, for a test that ends the store."""

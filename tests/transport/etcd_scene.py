@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, contextmanager
 from typing import Any, TypeVar
 
+import pytest
+
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election import keep_leading
 from elastic_agent.rendezvous.waits import Signal
 from elastic_agent.transport import CoordinatorRecords, LifeKeys, ReportRecords, RunKeys, Secret
-from elastic_agent.transport.base import UnreachableError
+from elastic_agent.transport.base import TransportError, UnreachableError
 from elastic_agent.transport.etcd import (
     EtcdTable,
     KeptLease,
@@ -85,6 +88,8 @@ class EtcdScene(Scene):
         self.prefix = root_of(self.access.prefix)
         """Of all keys of elastic-agent."""
         self.kept = KeptLease.of_node(LEASE_TTL_S)
+        self.stop_signal = signal.SIGKILL
+        """With which the store is lost."""
         self._terms: dict[str, Term] = {}
         self._open = ExitStack()
 
@@ -159,7 +164,8 @@ class EtcdScene(Scene):
 
     def lose_store(self) -> None:
         for server in self.cluster.members:
-            server.kill()
+            assert server.process is not None
+            server.process.send_signal(self.stop_signal)
 
 
 class EtcdStranger:
@@ -201,6 +207,27 @@ def endpoint_of(cluster: EtcdCluster) -> Endpoint:
     """Return the endpoint of all members, as in the settings."""
     first, *others = (Endpoint("127.0.0.1", server.client_port) for server in cluster.members)
     return Endpoint(first.host, first.port, tuple(others))
+
+
+def answer(
+    endpoint: Endpoint, access: EtcdAccess, secret: Secret | None = None, timeout_s: float = PATIENCE_S
+) -> tuple[type[Exception], str]:
+    """Return the error with which the dialling ends."""
+    with pytest.raises(TransportError) as caught:
+        in_loop(Members(endpoint, access, timeout_s, secret).dial())
+    text = str(caught.value)
+    assert text.isprintable(), "one line"
+    assert len(text) < 400
+    return type(caught.value), text
+
+
+def add_user(cluster: EtcdCluster, name: str, password: str, *permissions: tuple[str, str]) -> None:
+    """Add a user with (what, key prefix) permissions."""
+    cluster.ctl("user", "add", name, "--new-user-password", password)
+    cluster.ctl("role", "add", name)
+    cluster.ctl("user", "grant-role", name, name)
+    for what, where in permissions:
+        cluster.ctl("role", "grant-permission", name, "--prefix=true", what, where)
 
 
 @contextmanager

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -14,21 +17,11 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+import pytest
 from torch.distributed import TCPStore
 
 from elastic_agent.protocol import encode
-from elastic_agent.protocol.records import (
-    RECORD_VERSION,
-    Address,
-    Lease,
-    Member,
-    Phase,
-    Plan,
-    Policy,
-    Seat,
-    State,
-    World,
-)
+from elastic_agent.protocol.records import Address, Lease, Member, Phase, Plan, Policy, Seat, World
 from elastic_agent.transport import (
     CoordinatorRecords,
     LifeKeys,
@@ -45,6 +38,7 @@ from elastic_agent.values import Endpoint
 from tests.loop_thread import Blocking, in_loop
 from tests.ports import free_port
 from tests.processes import Forked
+from tests.protocol import support as protocol
 
 PATIENCE_S = 100.0
 """A time that nothing takes unless something is broken."""
@@ -54,17 +48,8 @@ T = TypeVar("T")
 
 
 def member(name: str, **changes: Any) -> Member:
-    said: dict[str, Any] = {
-        "version": RECORD_VERSION,
-        "node_id": f"node-{name}",
-        "incarnation": name,
-        "address": "127.0.0.1",
-        "slots": 2,
-        "state": State.READY,
-        "generation": 1,
-        "policy": Policy(),
-    }
-    return Member(**(said | changes))
+    said = {"address": "127.0.0.1", "slots": 2, "policy": Policy(), "bootstrap": None}
+    return protocol.member(f"node-{name}", name, **(said | changes))
 
 
 def lease(name: str, **changes: Any) -> Lease:
@@ -77,15 +62,8 @@ def world(nodes: int, generation: int = 1) -> World:
 
 
 def plan(version: int, reason: str = "because", **changes: Any) -> Plan:
-    said: dict[str, Any] = {
-        "format": RECORD_VERSION,
-        "version": version,
-        "phase": Phase.FORMING,
-        "generation": version,
-        "reason": reason,
-        "policy": Policy(),
-    }
-    return Plan(**(said | changes))
+    said = {"phase": Phase.FORMING, "generation": version, "reason": reason, "policy": Policy()} | changes
+    return protocol.plan(said.pop("phase"), said.pop("generation"), version, **said)
 
 
 def forge(store: Any, folder: str, *plans: Plan) -> None:
@@ -319,6 +297,19 @@ def says(text: bytes, *, first: bool = False) -> Callable[[socket.socket], None]
 
 
 # -- other processes -----------------------------------------------------------------------------
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"
+)
+
+
+def in_a_namespace(script: str, *arguments: str) -> str:
+    """Run a shell script, as ``$0`` with this Python, on a network of its own; return what it prints."""
+    command = ["unshare", "--net", "--mount", "sh", "-c", script, sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
 
 # Forked from a server that has imported torch once: a second each would be most of these tests' time.
 _processes = multiprocessing.get_context("forkserver")

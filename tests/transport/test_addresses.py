@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +17,7 @@ from elastic_agent.transport.addresses import (
 from elastic_agent.transport.base import UnreachableError
 from tests.processes import no_descriptors_left
 
-from .support import PATIENCE_S
+from .support import PATIENCE_S, in_a_namespace, needs_namespaces
 
 
 def has_ipv6() -> bool:
@@ -54,21 +50,12 @@ def test_loopback_endpoints_are_recognised(host: str) -> None:
     assert is_loopback_name(host) is (host in LOOPBACK)
 
 
-def test_a_host_name_that_resolves_to_loopback_is_served_on_all_interfaces() -> None:
+@pytest.mark.parametrize("address", ["127.0.1.1", "127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_host_name_that_resolves_to_loopback_is_served_on_all_interfaces(address: str) -> None:
     """Debian's /etc/hosts gives a machine's own name the address 127.0.1.1: only on that machine."""
     with listen("node1", 0) as sock:
         assert sock.getsockname()[0] in ("::", "0.0.0.0")
-        port = int(sock.getsockname()[1])
-        connect("127.0.1.1", port, PATIENCE_S).close()
-        connect("127.0.0.1", port, PATIENCE_S).close()
-
-
-@needs_ipv6
-def test_a_store_on_all_interfaces_accepts_ipv4_and_ipv6() -> None:
-    with listen("node1", 0) as sock:
-        port = int(sock.getsockname()[1])
-        connect("::1", port, PATIENCE_S).close()
-        connect("127.0.0.1", port, PATIENCE_S).close()
+        connect(address, int(sock.getsockname()[1]), PATIENCE_S).close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", pytest.param("::1", marks=needs_ipv6)])
@@ -93,7 +80,7 @@ def test_an_invalid_host_name_is_reported_as_such(host: str) -> None:
 
 
 # One machine with an interface of its own and no way out, as compute nodes often are.
-IN_A_NAMESPACE = """
+WITHOUT_A_ROUTE = """
 set -e
 ip link set lo up
 ip link add eth0 type veth peer name eth1
@@ -123,16 +110,9 @@ print(json.dumps(facts))
 
 
 @pytest.mark.prove
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+@needs_namespaces
 def test_a_machine_without_a_route_finds_its_own_addresses() -> None:
-    done = subprocess.run(
-        ["unshare", "--net", "sh", "-c", IN_A_NAMESPACE, sys.executable],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    facts = json.loads(in_a_namespace(WITHOUT_A_ROUTE))
     assert facts["local"] == [True, True, True, False, False]
     assert facts["advertised"] == ["10.9.8.7", "10.9.8.7"]
     assert facts["local though all can be bound"][2:] == [True, False, False]
@@ -168,12 +148,10 @@ tell 10.9.8.1
 
 
 @pytest.mark.prove
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+@needs_namespaces
 def test_a_machine_whose_own_network_fails_says_so() -> None:
-    command = ["unshare", "--net", "sh", "-c", WITH_A_NETWORK_THAT_FAILS, sys.executable]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    no_loopback, refused, elsewhere, silent, unplugged, down = done.stdout.splitlines()
+    said = in_a_namespace(WITH_A_NETWORK_THAT_FAILS).splitlines()
+    no_loopback, refused, elsewhere, silent, unplugged, down = said
     assert no_loopback.endswith("the loopback interface of this machine is down (as root: ip link set lo up)")
     assert refused.startswith("REFUSED ")
     assert "no route to the network (an interface of this machine is down" in elsewhere
@@ -244,25 +222,9 @@ os._exit(0)
 
 
 @pytest.mark.prove
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+@needs_namespaces
 def test_a_store_listens_only_on_the_address_of_its_endpoint(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            "unshare",
-            "--net",
-            "--mount",
-            "sh",
-            "-c",
-            WITH_SEVERAL_ADDRESSES,
-            sys.executable,
-            str(tmp_path / "hosts"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    facts = json.loads(in_a_namespace(WITH_SEVERAL_ADDRESSES, str(tmp_path / "hosts")))
     everywhere = ["10.9.8.7", "10.9.8.6", "127.0.0.1", "fd00::7", "::1"]
     assert facts["reached"] == {
         "10.9.8.7": ["10.9.8.7"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,19 +16,8 @@ from tests.loop_thread import Blocking, background_loop
 from .support import PATIENCE_S
 
 
-@pytest.fixture
-def store() -> Iterator[BootstrapStore]:
-    opened = BootstrapStore.open("127.0.0.1", PortPicker(None, 0.0))
-    yield opened
-    opened.close()
-
-
-def gathering(store: BootstrapStore, size: int, rank: int = 0) -> Blocking:
-    return Blocking(Gathering(store.address, size, rank))
-
-
 def arrive(store: BootstrapStore, size: int) -> list[Blocking]:
-    return [gathering(store, size, rank) for rank in range(size)]
+    return [Blocking(Gathering(store.address, size, rank)) for rank in range(size)]
 
 
 def cancel(node: Blocking) -> None:

@@ -7,7 +7,6 @@ import resource
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
@@ -284,26 +283,6 @@ def test_after_a_restart_of_etcd_the_run_continues(own_etcd_scene: EtcdScene) ->
     assert again.renew(lease("a"), lease("a").renewed())
     scene.coordinator().publish(plan(2))  # the office is still its own
     assert again.next_plan(1, PATIENCE_S) == plan(2)
-
-
-def test_a_waiting_call_detects_that_etcd_was_stopped(own_etcd_scene: EtcdScene) -> None:
-    """SIGTERM, as a service manager stops it: it ends what is under way in good order."""
-    scene = own_etcd_scene
-    node, leadership = scene.joined("a"), scene.leadership()
-    waiting: list[Future[Any]] = [
-        begin(node.records.next_plan(0, 10 * PATIENCE_S)),
-        begin(leadership.leadership.wait(10 * PATIENCE_S)),
-    ]
-    assert scene.client().get(b"/") is None
-    (server,) = scene.cluster.members
-    assert server.process is not None
-    server.process.terminate()
-    for call in waiting:
-        with pytest.raises(StoreLostError) as caught:
-            call.result(PATIENCE_S)
-        assert str(caught.value).isprintable()
-    with pytest.raises(StoreLostError):
-        node.renew(lease("a"), lease("a").renewed())
 
 
 def test_a_cancelled_call_ends_as_such_and_the_connection_goes_on(etcd_scene: EtcdScene) -> None:

@@ -76,20 +76,18 @@ def provided(version: str, folder: Path) -> dict[str, str]:
     return here | {"PYTHONPATH": os.pathsep.join((str(folder), here["PYTHONPATH"]))}
 
 
+def executed(program: str, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("version", ["installed", *OTHER_VERSIONS])
 def test_the_etcd_api_works_with_every_protobuf(
     shared_etcd: EtcdCluster, tmp_path: Path, version: str
 ) -> None:
-    environment = provided(version, tmp_path)
     port = str(shared_etcd.members[0].client_port)
-    done = subprocess.run(
-        [sys.executable, "-c", USE, port, f"/tests/protobuf/{version}"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = executed(USE, port, f"/tests/protobuf/{version}", environment=provided(version, tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     said = json.loads(done.stdout)
@@ -109,13 +107,7 @@ def test_another_package_named_etcd3_is_reported(tmp_path: Path) -> None:
     (tmp_path / "etcd3" / "__init__.py").touch()
     environment = provided("installed", Path())
     environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
-    done = subprocess.run(
-        [sys.executable, "-c", "import elastic_agent.transport.etcd"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = executed("import elastic_agent.transport.etcd", environment=environment)
     assert f"{generated} contains no serialized descriptor; expected etcd3 0.12" in done.stderr
 
 
@@ -136,12 +128,7 @@ async def provoke():
 
 asyncio.run(provoke())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", provoke, shared_etcd.members[0].endpoint],
-        env=provided("installed", Path()),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    installed = provided("installed", Path())
+    done = executed(provoke, shared_etcd.members[0].endpoint, environment=installed)
     assert done.stdout == "UNAVAILABLE\n"
     assert done.stderr == ""

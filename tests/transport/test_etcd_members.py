@@ -119,19 +119,6 @@ def test_a_frozen_member_is_given_up_for_another_one(three: EtcdCluster) -> None
             Blocking(client).close()
 
 
-def test_the_loss_of_etcds_leader_is_tolerated(three: EtcdCluster) -> None:
-    leader, renewed = three.leader(), lease("a").renewed()
-    with etcd_scene(three) as scene:
-        node = first_answer(lambda: scene.joined("a"))
-        first_answer(lambda: scene.coordinator().publish(plan(1)))
-        with dead(three, leader):
-            assert first_answer(lambda: scene.node().store_id) == node.store_id
-            assert first_answer(lambda: scene.node().read_plan()) == plan(1)
-            # The first attempt may count although no answer comes.
-            first_answer(lambda: scene.node().renew(lease("a"), renewed))
-            assert first_answer(lambda: scene.node().read_lease("a")) == renewed
-
-
 # -- no majority ----------------------------------------------------------------------------------
 
 NO_MAJORITY = r"no majority|no leader"

@@ -14,7 +14,6 @@ from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.transport import (
     NotAStoreError,
     Secret,
-    TransportError,
     UnreachableError,
     WrongKeyError,
 )
@@ -23,7 +22,8 @@ from tests.etcd import EtcdCluster
 from tests.loop_thread import Blocking, in_loop
 from tests.names import unique
 
-from .etcd_scene import endpoint_of, etcd_scene
+from . import etcd_scene as etcd
+from .etcd_scene import add_user, endpoint_of, etcd_scene
 from .support import PATIENCE_S, plan
 from .test_addresses import LOOPBACK_HOSTS
 from .test_etcd_tls import Papers
@@ -67,13 +67,7 @@ def closed_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluste
 def answer(
     cluster: EtcdCluster, secret: Secret | None, access: EtcdAccess | None = None
 ) -> tuple[type[Exception], str]:
-    """Return how the dialling ends."""
-    with pytest.raises(TransportError) as caught:
-        in_loop(Members(endpoint_of(cluster), access or EtcdAccess(PREFIX), PATIENCE_S, secret).dial())
-    text = str(caught.value)
-    assert text.isprintable(), "one line"
-    assert len(text) < 400
-    return type(caught.value), text
+    return etcd.answer(endpoint_of(cluster), access or EtcdAccess(PREFIX), secret)
 
 
 def test_agents_with_the_secret_read_and_write(closed_etcd: EtcdCluster) -> None:
@@ -192,10 +186,7 @@ def test_a_secret_is_replaced_in_three_steps_while_the_run_goes_on(tmp_path: Pat
 
 def test_users_and_passwords_of_etcd_work_with_a_secret(tmp_path: Path) -> None:
     with etcd_of(tmp_path / "ours", OURS) as cluster:
-        cluster.ctl("role", "add", "trainer")
-        cluster.ctl("role", "grant-permission", "trainer", "--prefix=true", "readwrite", PREFIX)
-        cluster.ctl("user", "add", "trainer", "--new-user-password", "password")
-        cluster.ctl("user", "grant-role", "trainer", "trainer")
+        add_user(cluster, "trainer", "password", ("readwrite", PREFIX))
         cluster.enable_auth()
         access = EtcdAccess(PREFIX, user="trainer", password="password")
         with etcd_scene(cluster, access, OURS) as scene:

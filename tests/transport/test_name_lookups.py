@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"
-)
-
+from .support import in_a_namespace, needs_namespaces
 
 PREPARE = """
 set -e
@@ -65,18 +58,7 @@ except BlockingIOError:
 
 def seen_with_a_silent_name_server(script: str, folder: Path) -> list[str]:
     """Return what the script prints, line by line."""
-    done = subprocess.run(
-        [
-            *("unshare", "--net", "--mount", "sh", "-c", PREPARE, sys.executable),
-            SILENT_SERVER + script,
-            str(folder / "resolv.conf"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return in_a_namespace(PREPARE, SILENT_SERVER + script, str(folder / "resolv.conf")).splitlines()
 
 
 @pytest.mark.prove

@@ -8,7 +8,6 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -25,13 +24,6 @@ from tests.other_users import OTHER_UID, SPEAKS_TO_THE_STORE, is_refused, needs_
 from tests.waiting import wait_for
 
 from .support import PATIENCE_S, in_another_process, raw_client
-
-
-@pytest.fixture
-def store() -> Iterator[BootstrapStore]:
-    opened = BootstrapStore.open("127.0.0.1", PortPicker(None, 0.0))
-    yield opened
-    opened.close()
 
 
 def client(store: BootstrapStore) -> TCPStore:
