@@ -14,14 +14,7 @@ from torch.utils.data import DataLoader
 from elastic_agent import survive
 from elastic_agent.data import ElasticBatchSampler, ElasticSampler
 
-from .support import Node, build, node, step, values
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Node]:
-    """A node with one worker."""
-    with node(tmp_path) as made:
-        yield made
+from .support import Node, build, step, values
 
 
 class SharedNorm(nn.Module):
@@ -132,11 +125,10 @@ def train_with_default_device(steps: int) -> int:
     return train()
 
 
-def test_a_default_device_changes_nothing(tmp_path: Path) -> None:
-    with node(tmp_path, 2) as two:
-        assert two.run(train_with_default_device, 3, size=1)[0].said == 0
-        workers = two.run(train_with_default_device, 5, size=2)
-        assert [worker.said for worker in workers] == [3, 3], workers
+def test_a_default_device_changes_nothing(two: Node) -> None:
+    assert two.run(train_with_default_device, 3, size=1)[0].said == 0
+    workers = two.run(train_with_default_device, 5, size=2)
+    assert [worker.said for worker in workers] == [3, 3], workers
 
 
 @pytest.mark.parametrize(
