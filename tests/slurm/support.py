@@ -29,15 +29,15 @@ def steps(folder: Path) -> list[Note]:
     return [one for one in notes(folder, "step") if one["rank"] == 0]
 
 
-def wait_steps(job: Job, count: int = 5, after: int = 0) -> list[Note]:
-    """Until so many steps were taken in generations above ``after``; those steps."""
+def wait_steps(job: Job, after: int = 0) -> list[Note]:
+    """Until five steps were taken in generations above ``after``; those steps."""
 
     def look() -> list[Note] | None:
         assert job.state != "FAILED", job.output
         taken = [one for one in steps(job.folder) if one["generation"] > after]
-        return taken if len(taken) >= count else None
+        return taken if len(taken) >= 5 else None
 
-    return job.wait(f"{count} steps in a generation above {after}", look)
+    return job.wait(f"five steps in a generation above {after}", look)
 
 
 def nodes_of(born: list[Note], generation: int) -> dict[str, int]:
@@ -50,3 +50,16 @@ def finish(job: Job) -> None:
     """Let the training end, and the job with it, in good order."""
     (job.folder / "finish").touch()
     assert job.wait_state("COMPLETED", "FAILED") == "COMPLETED", job.output
+
+
+def requeue(job: Job) -> None:
+    """Announce the end of the job's time, by scancel: Slurm's own clock for it goes by half minutes; begin again."""
+    job.slurm.ask("scancel", "--signal=USR1", job.id)
+    job.wait_state("PENDING")
+    job.start_soon()
+
+
+def check_each_step_once(folder: Path) -> None:
+    """Check that no step was lost or trained twice."""
+    taken = [one["step"] for one in steps(folder)]
+    assert taken == list(range(1, len(taken) + 1))
