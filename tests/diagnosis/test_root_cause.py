@@ -394,8 +394,8 @@ def end_of_connection(peer: str) -> End:
     return End(1, 0.0, scene("sigkill")[1].stderr.replace("[127.0.0.1]", f"[{peer}]"))
 
 
-def broken(rank: int, peer: str = "10.0.0.2", failed_s: float = 1e9) -> NodeReport:
-    return report(rank, worker(0, rank, end_of_connection(peer), failed_s))
+def broken(rank: int, peer: str = "10.0.0.2") -> NodeReport:
+    return report(rank, worker(0, rank, end_of_connection(peer), 1e9))
 
 
 def test_a_lost_node_is_the_cause_of_broken_connections() -> None:
