@@ -53,11 +53,6 @@ class Job:
     """Other commands for each slot; agents have the same for all."""
 
     @property
-    def redirects(self) -> str:
-        """torchrun's word for which of stdout and stderr go to files."""
-        return "0" if self.terminal else "3"
-
-    @property
     def command(self) -> list[Argument]:
         """Return what comes after the launcher's own options."""
         return [*(["-m"] if self.module else []), self.script, *self.args]
@@ -135,21 +130,18 @@ class BarePython:
 class Agent:
     """``elastic-agent``, which starts its workers cold or warm."""
 
-    start: str
-
-    @property
-    def name(self) -> str:
-        return self.start
+    name: str
+    """How it starts them."""
 
     def run(self, job: Job, folder: Path) -> Outcome:
         run_id = unique("conformance")
         own = [
             *("--standalone", "--nproc-per-node", str(job.slots), "--max-restarts", str(job.restarts)),
             *("--restart-window", "0.001"),  # as with torchrun, attempts follow each other at once
-            *("--redirects", job.redirects, "--log-dir", str(folder / "logs")),
+            *("--redirects", "0" if job.terminal else "3", "--log-dir", str(folder / "logs")),
             *("--state-dir", str(folder / "state"), "--event-journal", str(folder / "journal")),
             *("--rdzv-id", run_id, "--node-id", "here", "--shutdown-timeout", "60", "--lease-ttl", "60"),
-            *("--worker-start", self.start),
+            *("--worker-start", self.name),
             *("--start-timeout", "600"),  # never cold because the machine is busy
         ]
         said = _run_and_read([*COMMAND, *own, *job.command], job, folder)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+
+from elastic_agent.testing.processes import Line, Lines
 
 from .cluster import ROOT, Job
 
@@ -12,27 +12,21 @@ DEPLOY = ROOT / "deploy" / "slurm"
 SMALL = ("--gpus-per-node=1", "--cpus-per-task=1", "--time=10")
 """The job scripts are written for larger nodes."""
 
-Note = dict[str, Any]
 
-
-def notes(folder: Path, kind: str) -> list[Note]:
+def notes(folder: Path, kind: str) -> list[Line]:
     """What the workers noted down so far (see tests/faults/handling_notices.py)."""
-    file = folder / "steps.jsonl"
-    if not file.exists():
-        return []
-    lines = [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [line for line in lines if line["kind"] == kind]
+    return Lines(folder / "steps.jsonl").of(kind)
 
 
-def steps(folder: Path) -> list[Note]:
+def steps(folder: Path) -> list[Line]:
     """The steps of rank 0, which are those of all."""
     return [one for one in notes(folder, "step") if one["rank"] == 0]
 
 
-def wait_steps(job: Job, after: int = 0) -> list[Note]:
+def wait_steps(job: Job, after: int = 0) -> list[Line]:
     """Until five steps were taken in generations above ``after``; those steps."""
 
-    def look() -> list[Note] | None:
+    def look() -> list[Line] | None:
         assert job.state != "FAILED", job.output
         taken = [one for one in steps(job.folder) if one["generation"] > after]
         return taken if len(taken) >= 5 else None
@@ -40,7 +34,7 @@ def wait_steps(job: Job, after: int = 0) -> list[Note]:
     return job.wait(f"five steps in a generation above {after}", look)
 
 
-def nodes_of(born: list[Note], generation: int) -> dict[str, int]:
+def nodes_of(born: list[Line], generation: int) -> dict[str, int]:
     """How many workers each node had in a generation."""
     nodes = [one["node_id"] for one in born if one["generation"] == generation]
     return {node: nodes.count(node) for node in sorted(set(nodes))}

@@ -22,14 +22,17 @@ Event = TypeVar("Event")
 
 SLEEP = ("sleep", "1000")
 
-DAEMONISE = """
-import os, sys, time
+TELL = """
+import os, signal, sys, time
 
 def tell(text):
     fd = os.open(sys.argv[1], os.O_WRONLY)
     os.write(fd, f"{text}\\n".encode())
     os.close(fd)
+"""
+"""For programs whose first argument is the path of a `News`."""
 
+DAEMONISE = f"""{TELL}
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -42,21 +45,15 @@ exec(sys.argv[3])
 """
 
 
-DEAF = """
-import signal, sys, time
+DEAF = f"""{TELL}
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(sys.argv[1], "w").write("deaf\\n")
+tell("deaf")
 time.sleep(1000)
 """
 
-FAMILY = """
-import os, signal, sys, time
-
-def tell(text):
-    fd = os.open(sys.argv[1], os.O_WRONLY)
-    os.write(fd, f"{text}\\n".encode())
-    os.close(fd)
-
+FAMILY = (
+    TELL
+    + """
 def handle(name, then=lambda signum: None):
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(signum, lambda signum, frame: (tell(f"{name} {signal.Signals(signum).name}"), then(signum)))
@@ -90,6 +87,7 @@ tell("ready")
 while True:
     time.sleep(0.01)
 """
+)
 """A worker with a child in its process group, both of which tell the signals that they get. A worker that "handles"
 signals ends then, and its child on the next SIGTERM; a worker that "stays" goes on."""
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -189,16 +190,9 @@ def holder(cleanup: Cleanup, hold: MakeHolder) -> Holder:
 
 
 def clear(cleanup: Cleanup, unkillable: Collection[int] = ()) -> SweepReport:
-    done = threading.Event()
-    found = []
-
-    def take(report: SweepReport) -> None:
-        found.append(report)
-        done.set()
-
-    cleanup.clear(take, unkillable)
-    assert done.wait(GUARD_S)
-    return found[0]
+    reports: SimpleQueue[SweepReport] = SimpleQueue()
+    cleanup.clear(reports.put, unkillable)
+    return reports.get(timeout=GUARD_S)
 
 
 @pytest.mark.parametrize("is_announced", [True, False], ids=["before a stop", "from time to time"])
