@@ -130,9 +130,12 @@ def test_the_second_training_of_a_process_is_not_the_first_one(two: Node) -> Non
 
 
 def pretrain_and_finetune(is_pretrained: bool) -> int:
+    def pretrain(world: survive.World) -> None:
+        step(first)
+
     first, second = build(), build()
     if not is_pretrained:
-        train_until(first, 1)
+        survive.train(first)(pretrain)()
     return train_until(second, 3)
 
 
