@@ -21,10 +21,10 @@ class Kept(Cluster):
         """Nothing is started yet; ``options`` are those of all agents."""
         super().__init__(folder, "1:2", ("--survive", "keep", *options), lease_s=lease_s)
 
-    def begin(self, node: str, slots: int = 2, steps: int = ENDLESS, how: str = "", *options: str) -> None:
+    def begin(self, node: str, slots: int = 2, steps: int = ENDLESS, how: str = "") -> None:
         """Start an agent whose workers train."""
         arguments = (str(self.folder), str(steps), how)
-        self.start(node, slots, *options, state=f"state-{node}", script=TRAINING, arguments=arguments)
+        self.start(node, slots, state=f"state-{node}", script=TRAINING, arguments=arguments)
 
     def of(self, worker: str, kind: str, key: str) -> list[Any]:
         """Return one value of all notes of a kind, over all processes of the worker."""
